@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from loopwright import Callback, Trainer
 from loopwright.callbacks import Checkpoints
 from tests.forked import call_forked
-from tests.training.compiled_runs import DATA, Net, X, assert_close, assert_same, build
+from tests.training.compiled_runs import DATA, Net, X, assert_close, build
 
 EVEN = X[:32], DATA[1][:32]
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -68,6 +68,7 @@ def test_a_killed_run_continues_as_if_nothing_had_happened_to_the_last_bit(tmp_p
 
 @pytest.mark.parametrize("name", ["W1", *(pytest.param(n, marks=pytest.mark.long) for n in ("W2", "W3"))])
 def test_a_hundred_steps_have_the_losses_of_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses are what is promised: weights, which Adam changes by quotients of small numbers, differ by up to 1e-4."""
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     from workloads import WORKLOADS
 
@@ -79,4 +80,10 @@ def test_a_hundred_steps_have_the_losses_of_eager_ones(name: str, monkeypatch: p
     for trainer in trainers:
         trainer.loss_fn = work.loss_fn
         trainer.train(data, num_updates=100, batch_size=work.batch_size)
-    assert_same(*trainers)
+    eager, compiled = trainers
+    assert compiled.run.compiled is not None
+    assert compiled.run.compiled.choice == "compiled", compiled.run.compiled.reason
+    assert compiled.progress.update == 100
+    assert_close(eager.history, compiled.history, 1e-5)
+    for name, value in eager.model.state_dict().items():
+        torch.testing.assert_close(compiled.model.state_dict()[name], value, atol=1e-4, rtol=0.0)

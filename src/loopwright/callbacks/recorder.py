@@ -245,6 +245,8 @@ class RunRecorder(Callback):
             else:
                 add = partial(metrics.add_event, note.kind, note.text, place=note.place, wall=note.wall)
                 self._add(partial(add, detail=note.detail))
+            if note.kind == "compiled":
+                self._note(facts={"compiled": dict(note.detail)})
 
     def _directions(self, trainer: Trainer, metrics: Iterable[str]) -> dict[str, Any]:
         """What readers have to know to rank by these metrics: which values are better, and what evaluations are."""

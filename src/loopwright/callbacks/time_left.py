@@ -15,19 +15,21 @@ class TimeLeft:
     """Estimates the time that the `train` call and its epoch still take.
 
     Training and evaluations are estimated apart. Training goes on as fast as since the call began in this process, so
-    an earlier process on another machine does not count. Evaluations at the end of an epoch take as long as those
-    before, and come once for each epoch that is left; those inside epochs keep their share of the time.
+    an earlier process on another machine does not count; compiling and a slow first update do not, either. Evaluations
+    at the end of an epoch take as long as those before, and come once for each epoch that is left; those inside epochs
+    keep their share of the time.
 
     Call `log` at log points, `begin_epoch` and `end_epoch` at the ends of epochs.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         progress = trainer.progress
-        self._done = done_of(trainer) or 0.0
         self._seconds = progress.seconds
+        self._update = progress.update
+        self._from = (done_of(trainer) or 0.0, progress.seconds)  # where the speed of training is measured from
         self._epoch = progress.epoch
         self._epochs_ended_at = progress.seconds  # the training time at the end of the last epoch
-        self._evaluated = trainer.run.eval_seconds
+        self._evaluated = _evaluated(trainer)
         self._inside = self._at_ends = 0.0  # seconds in evaluations inside epochs, and at their ends
         self.begin_epoch(trainer)
 
@@ -37,14 +39,22 @@ class TimeLeft:
         self._first = (progress.epoch_step, progress.sample, progress.seconds)
 
     def log(self, trainer: Trainer) -> None:
-        """Note the evaluations since the last call, which were inside the epoch."""
-        self._inside += trainer.run.eval_seconds - self._evaluated
-        self._evaluated = trainer.run.eval_seconds
+        """Note the evaluations since the last call, which were inside the epoch; leave out a slow first update.
+
+        A log point after a single update comes of one that took long: workers start in it, kernels are chosen,
+        `torch.compile` compiles.
+        """
+        self._inside += _evaluated(trainer) - self._evaluated
+        self._evaluated = _evaluated(trainer)
+        if trainer.progress.update == self._update + 1:
+            self._from = (done_of(trainer) or 0.0, trainer.progress.seconds)
+            if trainer.progress.epoch_step != trainer.run.epoch_length():
+                self.begin_epoch(trainer)
 
     def end_epoch(self, trainer: Trainer) -> None:
         """Note the evaluations since the last log point, which were at the end of the epoch."""
-        self._at_ends += trainer.run.eval_seconds - self._evaluated
-        self._evaluated = trainer.run.eval_seconds
+        self._at_ends += _evaluated(trainer) - self._evaluated
+        self._evaluated = _evaluated(trainer)
         self._epochs_ended_at = trainer.progress.seconds
 
     def samples_per_second(self, trainer: Trainer) -> float | None:
@@ -81,13 +91,14 @@ class TimeLeft:
     def _training_left(self, trainer: Trainer) -> float | None:
         progress, limits = trainer.progress, trainer.run.limits
         by_time = None if limits.seconds is None else max(limits.seconds - progress.seconds, 0.0)
-        done, seconds = done_of(trainer), progress.seconds - self._seconds
+        done, seconds = done_of(trainer), progress.seconds - self._from[1]
         if done is None:
             return by_time
         if limits.epochs is not None and limits.updates is limits.samples is None and not _has_length(trainer):
             by_count = self._left_of_epochs(trainer, limits.epochs)
         else:
-            by_count = None if done <= self._done or seconds <= 0 else seconds * (1 - done) / (done - self._done)
+            part = done - self._from[0]
+            by_count = None if part <= 0 or seconds <= 0 else seconds * (1 - done) / part
         known = [left for left in (by_time, by_count) if left is not None]
         return min(known) if known else None
 
@@ -109,6 +120,11 @@ class TimeLeft:
         one = (self._epochs_ended_at - self._seconds) / ended if ended > 0 else 0.0
         inside = progress.seconds - self._epochs_ended_at
         return ceil((training + inside) / one - 1e-6) if one > 0 else 0  # the last one may be cut short
+
+
+def _evaluated(trainer: Trainer) -> float:
+    """Seconds of evaluations; the time of compiling comes once, and says nothing of what is to come."""
+    return trainer.run.eval_seconds - trainer.run.compile_seconds
 
 
 def _has_length(trainer: Trainer) -> bool:

@@ -47,7 +47,7 @@ FACTS = {  # entries of the manifest that have a line of their own
         "python",
         "torch",
     ),
-    *("door", "arguments", "num_parameters", "planned"),
+    *("door", "arguments", "num_parameters", "planned", "compiled"),
     "loopwright",
 }
 MAX_TEXT = 200
@@ -139,6 +139,7 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         "seed": number_text(manifest.get("seed")),
         "device": _text(manifest.get("device")),
         "door": _text(manifest.get("door")),
+        "compile": _compile_text(manifest.get("arguments"), manifest.get("compiled")),
         "parameters": _size_text(manifest.get("num_parameters")),
         "versions": ", ".join(f"{key} {manifest[key]}" for key in ("loopwright", "torch", "python") if key in manifest)
         or None,
@@ -217,6 +218,16 @@ def _size_text(noted: object) -> str | None:
     if type(total) is not int or type(trainable) is not int:
         return None
     return f"{total:,}" + ("" if trainable == total else f" ({trainable:,} trainable)")
+
+
+def _compile_text(arguments: object, noted: object) -> str | None:
+    """ "step: eager (not faster: ...); graphs 1, recompilations 0, seconds of compiling 8.1", or "model"."""
+    given = arguments.get("compile") if isinstance(arguments, dict) else None
+    if not isinstance(noted, dict) or not noted.get("choice"):
+        return _text(given)
+    numbers = {"graphs": "graphs", "recompilations": "recompilations", "seconds of compiling": "seconds"}
+    counts = ", ".join(f"{title} {noted.get(name, 0)}" for title, name in numbers.items())
+    return f"{given or 'step'}: {noted['choice']} ({noted.get('reason')}); {counts}"
 
 
 def _metrics_as_json(run: RunView) -> dict[str, Any]:

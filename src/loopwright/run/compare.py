@@ -14,6 +14,7 @@ from .changes import Change, find_changes, flatten, is_identical
 from .directory import FOLDERS
 from .metrics_view import MetricsView
 from .reading import RunView
+from .settings import compile_choice
 
 if TYPE_CHECKING:
     from .curves import Array
@@ -86,7 +87,7 @@ def described_parts(run: RunView) -> dict[str, dict[str, object]]:
 
 
 def _config(run: RunView) -> object:
-    given = run.settings if run.config is None else run.config
+    given = run.settings if run.config is None else {**run.config, **compile_choice(run.manifest)}
     return {key: value for key, value in given.items() if key not in OWN}
 
 

@@ -28,7 +28,7 @@ OPTIONAL = frozenset(
     (
         *("git_commit", "git_dirty", "reason", "progress", "format", "name", "tags", "packages", "hardware", "data"),
         *("metric_modes", "eval_keys", "watched", "fingerprint", "changes"),
-        *("door", "config", "arguments", "num_parameters", "planned"),
+        *("door", "config", "arguments", "num_parameters", "planned", "compiled"),
     )
 )
 
@@ -77,6 +77,9 @@ class RunManifest:
     arguments: dict[str, Any] = field(default_factory=dict)  # of the trainer, that the fingerprint does not have
     num_parameters: dict[str, int] = field(default_factory=dict)  # "total" and "trainable"
     planned: dict[str, Any] = field(default_factory=dict)  # "limit" as [unit, number], and the totals it amounts to
+    compiled: dict[str, Any] = field(
+        default_factory=dict
+    )  # with `compile="step"`: "choice", "reason", "graphs" and so on
 
     @classmethod
     def collect(
@@ -185,6 +188,7 @@ class RunFacts(TypedDict, total=False):
     arguments: dict[str, Any]
     num_parameters: dict[str, int]
     planned: dict[str, Any]
+    compiled: dict[str, Any]
 
 
 class ManifestChanges(TypedDict, total=False):

@@ -20,12 +20,19 @@ def settings_of(manifest: Mapping[str, Any], config: Mapping[str, Any] | None) -
     argument and another value is called `config.<name>`.
     """
     if config is not None:
-        return {key: value for key, value in flatten(config).items() if _is_short(value)}
+        return {key: value for key, value in flatten(config).items() if _is_short(value)} | compile_choice(manifest)
     own = manifest.get("config")
     given = flatten(own) if isinstance(own, dict) and own else {}
     program = _of_program(manifest)
     differing = {key for key, value in given.items() if key in program and program[key] != value}
-    return program | {f"config.{key}" if key in differing else key: value for key, value in given.items()}
+    given = {f"config.{key}" if key in differing else key: value for key, value in given.items()}
+    return program | given | compile_choice(manifest)
+
+
+def compile_choice(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the steps of a run with `compile="step"` were compiled, which changes the last bits of its results."""
+    noted = manifest.get("compiled")
+    return {"compile.choice": noted["choice"]} if isinstance(noted, dict) and noted.get("choice") else {}
 
 
 def _of_program(manifest: Mapping[str, Any]) -> dict[str, Any]:

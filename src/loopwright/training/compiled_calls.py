@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .._torch_compat import foreach_div_, mark_stepped
+from .._torch_compat import mark_stepped
 from .._torch_compat.compiling import failed_to_compile
 from ..metrics.result import StepResult
 from .compiled_graph import NUM_SETTINGS, Applied, Measured, Plan, StepGraphs
@@ -35,10 +35,6 @@ class CompiledCalls:
         self._run, self._on_compile, self._most_graphs = run, on_compile, most_graphs
         self._graphs: dict[Any, StepGraphs] = {}
         self._update: OptimizerUpdate | None = None
-        self._sums: dict[nn.Parameter, Tensor] = {}  # gradients of the window so far
-        self._is_used: dict[nn.Parameter, bool] = {}
-        self._count: Any = None
-        self._loss: Any = None  # the sum over the window, to see whether all are finite
         self._seen: Tensor | None = None  # on a device: above 0 once an update was left out
         self._states: list[dict[str, Any]] = []
         self._new_states: dict[nn.Parameter, dict[str, Any]] = {}  # of parameters that had none
@@ -57,17 +53,9 @@ class CompiledCalls:
         loss, metrics, losses, count, outputs, *_ = measured
         return StepResult(loss, run.window.size, metrics, count, outputs, losses)
 
-    def leave(self) -> None:
-        """Give the gradients of the window so far to the parameters, where eager steps take over."""
-        update = next(iter(self._run.updates.by_name.values()))
-        for param, total in self._sums.items():
-            param.grad = total if self._is_used.get(param) else None
-        update._count = self._count
-        self._sums, self._count, self._loss = {}, None, None
-
     def forget(self) -> None:
         """Forget the state of a trial; the graphs stay."""
-        self._sums, self._count, self._loss, self._seen, self._update = {}, None, None, None, None
+        self._update = self._seen = None
 
     # What is prepared when something changed
 
@@ -163,10 +151,8 @@ class CompiledCalls:
 
     def _whole(self, update: OptimizerUpdate, inputs: Any, targets: Any) -> Measured:
         """One step that ends in an update, as one graph."""
-        call = self._current_graphs.whole
-        measured: Measured = self._computed(
-            call, inputs, targets, self._params, self._states, self._numbers, self._flag(update)
-        )
+        args = (self._params, self._states, self._numbers, self._flag(update))
+        measured: Measured = self._computed(self._current_graphs.whole, inputs, targets, *args)
         self._count_call(update)
         update.norm = measured[6]
         if not update.num_updates and not any(measured[5]):
@@ -176,84 +162,99 @@ class CompiledCalls:
         return measured
 
     def _split(self, update: OptimizerUpdate, inputs: Any, targets: Any) -> Measured:
-        """One step of a window; its update, if it is the last, is a graph of its own."""
-        if not self._sums:
-            self._sums = {p: torch.zeros_like(p, requires_grad=False) for p in self._params}
-            self._is_used = {}
-        sums = [self._sums[p] for p in self._params]
-        call = self._current_graphs.gradients
-        measured: Measured = self._computed(call, inputs, targets, self._params, sums, self._numbers)
+        """One step of a window; its update, if it is the last, is a graph of its own.
+
+        Between steps the gradients so far are where eager steps have them, in `param.grad`: whatever ends a window
+        early, or completes it without graphs, finds them there.
+        """
+        taken = self._taken_gradients()
+        used = [grad is not None for grad in taken]
+        sums = [
+            torch.zeros_like(p, requires_grad=False) if g is None else g
+            for p, g in zip(self._params, taken, strict=True)
+        ]
+        try:
+            measured: Measured = self._computed(
+                self._current_graphs.gradients, inputs, targets, self._params, sums, self._numbers
+            )
+            used = [before or now for before, now in zip(used, measured[5], strict=True)]
+        finally:
+            for param, total, is_used in zip(self._params, sums, used, strict=True):
+                param.grad = total if is_used else None
         self._count_call(update)
-        self._is_used |= {p: True for p, used in zip(self._params, measured[5], strict=True) if used}
         if not self._is_fine(update, measured[0]):
             update.is_skipped = True
-        self._loss = measured[0] if self._loss is None else self._loss + measured[0]
+        if update.guard is not None and not self._reads:
+            update.flag_nonfinite(measured[0])
         if measured[3] is not None:
-            self._count = measured[3] if self._count is None else self._count + measured[3]
+            update._count = measured[3] if update._count is None else update._count + measured[3]
         if self._run.window.is_last:
             self._finish(update)
         return measured
+
+    def _taken_gradients(self) -> list[Tensor | None]:
+        """Take the gradients away from the parameters, since a graph would be made for parameters with gradients."""
+        grads = [p.grad for p in self._params]
+        for param in self._params:
+            param.grad = None
+        return grads
 
     def _finish(self, update: OptimizerUpdate) -> None:
         """End a window: listeners, clipping, step, schedules; or drop the gradients of a skipped update."""
         if update.is_skipped:
             update.reset()
+            return
+        if update.listeners and update._count is not None:
+            update._divide_by_count()
+        update.start_step()
+        grads = self._taken_gradients()
+        args = (update._flag, update._count, self._params, grads, self._states, self._numbers, self._flag(update))
+        try:
+            update.norm = self._current_graphs.apply(*args)
+        except Exception as error:
+            if not failed_to_compile(error):
+                self._run.window.has_stepped = True  # some weights may have changed
+                raise
+            self.failure = error
+            self._finish_eagerly(update, grads)
         else:
-            grads = self._gradients(update)
-            args = (self._loss, self._count, self._params, grads, self._states, self._numbers, self._flag(update))
-            try:
-                update.norm = self._computed(self._current_graphs.apply, *args)
-            except Exception as error:
-                if not failed_to_compile(error):
-                    raise
-                self.failure = error
-                self._finish_eagerly(update, grads)
-            else:
-                if self._has_fine_norm(update):
-                    self._count_update(update, tuple(grad is not None for grad in grads))
-            update.zero()
-        self._sums, self._count, self._loss = {}, None, None
+            if self._has_fine_norm(update):
+                self._count_update(update, tuple(grad is not None for grad in grads))
+        update.zero()
+        update._count = update._flag = None
 
     def _finish_eagerly(self, update: OptimizerUpdate, grads: list[Tensor | None]) -> None:
         """Take the step that could not be compiled with the gradients that graphs have computed."""
         for param, grad in zip(self._params, grads, strict=True):
             param.grad = grad
-        if self._count is not None:
-            update._count = self._count
+        if not update.read_flag():
+            return
+        if update._count is not None:
             update._divide_by_count()
         if update.clip():
             update.step()
             update.schedule()
 
-    def _gradients(self, update: OptimizerUpdate) -> list[Tensor | None]:
-        """The gradients of the window, which listeners see, and may change, as `param.grad`."""
-        grads = [self._sums[p] if self._is_used.get(p) else None for p in self._params]
-        if not update.listeners:
-            if not update.num_updates and not any(self._is_used.values()):
-                check_reached(update.params, update.name)
-            return grads
-        if self._count is not None:
-            count = self._count.clamp(min=1) if isinstance(self._count, Tensor) else max(self._count, 1)
-            foreach_div_([grad for grad in grads if grad is not None], count)
-            self._count = None
-        for param, grad in zip(self._params, grads, strict=True):
-            param.grad = grad
-        update.start_step()
-        return [p.grad for p in self._params]
-
-    def _computed(self, call: Callable[..., Any], *args: Any) -> Any:
+    def _computed(self, graph: Callable[..., Any], inputs: Any, targets: Any, *args: Any) -> Any:
         try:
-            return call(*args)
+            return graph(inputs, targets, *args)
         except Exception as error:
-            if not failed_to_compile(error) and not isinstance(error, torch.OutOfMemoryError) and len(args) > 4:
-                self._raise_as_eager(args[0], args[1])
+            if failed_to_compile(error):
+                raise
+            if graph is self._current_graphs.whole:
+                self._run.window.has_stepped = True  # some weights may have changed
+            if not isinstance(error, torch.OutOfMemoryError):
+                self._raise_as_eager(inputs, targets)
             raise
 
     def _raise_as_eager(self, inputs: Any, targets: Any) -> None:
         """Let the model's own error be raised, from the user's line, in place of that of a kernel."""
         program: Any = self._run.program
-        with torch.no_grad():
-            program.compute_loss(program.forward(inputs), targets)
+        try:
+            with torch.no_grad():
+                program.compute_loss(program.forward(inputs), targets)
+        except Exception as error:
+            raise error from None
 
     # After a graph
 

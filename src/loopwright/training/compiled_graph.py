@@ -154,7 +154,8 @@ def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Call
     def whole(inputs: Any, targets: Any, params: Any, states: Any, numbers: Any, seen: Any) -> Any:
         grads, measured = differentiate(inputs, targets, params, numbers, True)
         with torch.no_grad(), torch.autocast(plan.device, enabled=False):
-            return (*measured, _change(plan, measured[0], params, grads, states, numbers, seen))
+            is_fine = torch.isfinite(measured[0]).reshape(()) if plan.has_guard else None
+            return (*measured, _change(plan, is_fine, params, grads, states, numbers, seen))
 
     def gradients(inputs: Any, targets: Any, params: Any, sums: Any, numbers: Any) -> Any:
         grads, measured = differentiate(inputs, targets, params, numbers, False)
@@ -164,31 +165,30 @@ def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Call
                     total.add_(grad)
         return (*measured, None)
 
-    def apply(loss: Any, count: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any) -> Any:
+    def apply(flag: Any, count: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any) -> Any:
         with torch.no_grad(), torch.autocast(plan.device, enabled=False):
             if count is not None:
                 grads = [g if g is None else g / _at_least_one(count) for g in grads]
-            return _change(plan, loss, params, grads, states, numbers, seen)
+            is_fine = None if flag is None else flag == 0  # without a flag, losses were checked in each step
+            return _change(plan, is_fine, params, grads, states, numbers, seen)
 
     return whole, gradients, apply
 
 
-def _change(plan: Plan, loss: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any) -> Any:
+def _change(plan: Plan, is_fine: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any) -> Any:
     """Clip and step; where a value is not finite, everything keeps its old value. Returns the norm before clipping."""
-    norm, is_fine = None, None
+    norm = None
     if plan.clips_value:
         grads = [g if g is None else g.clamp(-numbers[2].to(g.dtype), numbers[2].to(g.dtype)) for g in grads]
     if plan.clips_norm:
         norm = get_total_norm([g for g in grads if g is not None])
         factor = (numbers[1].to(norm.dtype) / (norm + 1e-6)).clamp(max=1.0)
         grads = [g if g is None else g * factor.to(g.dtype) for g in grads]
-    if plan.has_guard:
-        is_fine = torch.isfinite(loss).reshape(())
-        if norm is not None:
-            is_fine = is_fine & torch.isfinite(norm)
-        if seen is not None:
-            is_fine = is_fine & (seen == 0) if plan.is_final else is_fine
-            seen.copy_(torch.maximum(seen, (~is_fine).to(seen.dtype)))
+    if plan.has_guard and norm is not None:
+        is_fine = torch.isfinite(norm) if is_fine is None else is_fine & torch.isfinite(norm)
+    if seen is not None:
+        is_fine = is_fine & (seen == 0) if plan.is_final else is_fine
+        seen.copy_(torch.maximum(seen, (~is_fine).to(seen.dtype)))
     for param, grad, state, rule in zip(params, grads, states, plan.rules, strict=True):
         if grad is not None:
             _change_one(param, grad, state, numbers, rule, is_fine)

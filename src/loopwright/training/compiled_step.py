@@ -44,10 +44,11 @@ class CompiledStep:
 
     def __init__(self) -> None:
         self.choice: Literal["compiled", "eager"] | None = None
-        self.reason = ""  # why eager
+        self.reason = ""  # for the choice
         self.graphs: list[str] = []  # the function and a digest of each graph of this run, also of earlier processes
-        self.seconds = 0.0  # of compiling, in this process
+        self.seconds = 0.0  # of compiling in this run, also in earlier processes
         self._calls: CompiledCalls | None = None
+        self._num_compiled = 0  # in this process
         self._num_reported = 0
 
     @property
@@ -69,7 +70,7 @@ class CompiledStep:
             self._begin(run, batch)
         if self.choice == "eager" or self._calls is None:
             return run.program.train_step(batch)
-        before, began = self.num_graphs, monotonic()
+        before, began = self._num_compiled, monotonic()
         try:
             result = self._calls(batch)
         except Exception as error:
@@ -77,7 +78,7 @@ class CompiledStep:
                 raise
             self._give_up(run, reason_of(error))
             return run.program.train_step(batch)
-        if self.num_graphs != before:
+        if self._num_compiled != before:
             self._note_graph(run, monotonic() - began)
         if self._calls is not None and self._calls.failure is not None:
             self._give_up(run, reason_of(self._calls.failure))
@@ -97,7 +98,7 @@ class CompiledStep:
             self._measure(run, calls, batch)
         if self.choice == "compiled":
             self._calls = calls
-        run.eval_seconds += monotonic() - began  # no time of training
+        _leave_out(run, monotonic() - began)
 
     def _measure(self, run: TrainingRun, calls: CompiledCalls, batch: Any) -> None:
         from .compiled_trial import time_both
@@ -121,24 +122,23 @@ class CompiledStep:
             return
         calls.forget()
         self.seconds = timed.compiling
-        pair = f"{_time(timed.compiled)} per update compiled, {_time(timed.eager)} without compiling"
-        times = f"{pair} (compiled in {self.seconds:.1f} s)"
+        times = f"{_time(timed.compiled)} per update compiled, {_time(timed.eager)} without compiling"
         if timed.compiled < FASTER * timed.eager and timed.ratio < FASTER:
-            self.choice = "compiled"
-            run.say(f"The step is compiled: {times}.")
+            self.choice, self.reason = "compiled", times
+            run.say(f"The step is compiled: {times} (compiled in {self.seconds:.1f} s).")
+            self._note(run, f"compiled: {times}")
         else:
-            self.choice, self.reason = "eager", "compiling does not make it faster"
-            run.say(f"The step is not compiled, because that would not be faster: {times}.")
-        run.note("compiled", f"{self.choice}: {times}", choice=self.choice)
+            self._give_up(run, f"that would not be faster ({times})")
 
     def _add_graph(self, graph: str) -> None:
+        self._num_compiled += 1
         if graph not in self.graphs:
             self.graphs.append(graph)
 
     def _note_graph(self, run: TrainingRun, seconds: float) -> None:
         self.seconds += seconds
-        run.eval_seconds += seconds
-        run.note("compiled", f"graph {self.num_graphs} in {seconds:.1f} s", graphs=self.num_graphs)
+        _leave_out(run, seconds)
+        self._note(run, f"graph {self.num_graphs} in {seconds:.1f} s")
         if self.num_recompilations > MOST_RECOMPILATIONS:
             again = counted(self.num_recompilations, "time")
             self._give_up(
@@ -149,12 +149,18 @@ class CompiledStep:
             )
 
     def _give_up(self, run: TrainingRun, reason: str) -> None:
-        """Take all further steps without graphs, and say why."""
-        if self._calls is not None:
-            self._calls.leave()
+        """Take all further steps without graphs, and say why; the gradients of the window so far are kept."""
         self.choice, self.reason, self._calls = "eager", reason, None
         run.say(f"compile='step': the step is not compiled: {reason}.")
-        run.note("compiled", f"eager: {reason}", choice="eager")
+        self._note(run, f"eager: {reason}")
+
+    def _note(self, run: TrainingRun, what: str) -> None:
+        run.note("compiled", what, **self.facts())
+
+    def facts(self) -> dict[str, Any]:
+        """The choice as the run's manifest has it."""
+        numbers = {"graphs": self.num_graphs, "recompilations": self.num_recompilations}
+        return {"choice": self.choice, "reason": self.reason, **numbers, "seconds": round(self.seconds, 1)}
 
     def report(self, run: TrainingRun) -> None:
         """Say how many graphs there are, if there are new ones since the last time."""
@@ -164,12 +170,20 @@ class CompiledStep:
         self._num_reported = self.num_graphs
 
     def state_dict(self) -> dict[str, Any]:
-        return {"choice": self.choice, "reason": self.reason, "graphs": list(self.graphs)}
+        graphs = list(self.graphs)
+        return {"choice": self.choice, "reason": self.reason, "graphs": graphs, "seconds": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["choice"] != self.choice:
             self._calls = None
         self.choice, self.reason, self.graphs = state["choice"], state["reason"], list(state["graphs"])
+        self.seconds = max(self.seconds, state.get("seconds", 0.0))
+
+
+def _leave_out(run: TrainingRun, seconds: float) -> None:
+    """Let time of compiling count neither as time of training nor, in estimates, as that of evaluations."""
+    run.eval_seconds += seconds
+    run.compile_seconds += seconds
 
 
 def find_obstacle(run: TrainingRun) -> str | None:
@@ -194,7 +208,7 @@ def find_obstacle(run: TrainingRun) -> str | None:
 
 def _obstacle_in_torch(run: TrainingRun) -> str | None:
     if not can_trace_backward():
-        return f"torch {torch.__version__} cannot compile backward passes into a graph: install torch 2.13 or newer"
+        return f"torch {torch.__version__} cannot compile backward passes into a graph: install torch 2.11 or newer"
     compilers = (*([os.environ["CXX"]] if os.environ.get("CXX") else []), *COMPILERS)
     if run.runtime.is_host and not any(map(shutil.which, compilers)):
         return "there is no C++ compiler, which torch.compile needs: install g++ or clang++"

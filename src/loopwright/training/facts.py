@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 def collect_facts(run: TrainingRun) -> RunFacts:
     """Return the entries of the manifest that describe a run whose data is open and whose limits are set."""
+    compiled = run.compiled.facts() if run.compiled is not None and run.compiled.choice is not None else None
     return {
         **run.program._label,
+        **({} if compiled is None else {"compiled": compiled}),
         "door": run.program._door,
         "arguments": describe_arguments(run),
         "num_parameters": run.components.count_parameters(),

@@ -36,8 +36,8 @@ class StepChoice(Protocol):
     """What a run with `compile="step"` has decided (`compiled_step.CompiledStep`)."""
 
     choice: Literal["compiled", "eager"] | None
-    reason: str  # why eager
-    seconds: float  # of compiling, in this process
+    reason: str  # for the choice
+    seconds: float  # of compiling
 
     @property
     def num_graphs(self) -> int: ...
@@ -45,6 +45,7 @@ class StepChoice(Protocol):
     def num_recompilations(self) -> int: ...
     def step_function(self, run: TrainingRun) -> Callable[[Any], Any]: ...
     def report(self, run: TrainingRun) -> None: ...
+    def facts(self) -> dict[str, Any]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
@@ -86,7 +87,8 @@ class TrainingRun:
         self.limits = Limits()
         self.num_calls = 0  # of `train`, in this program
         self.is_trial = is_trial  # whether it is an experiment of a finder, of which nothing stays
-        self.eval_seconds = 0.0  # in evaluations, which training time excludes
+        self.eval_seconds = 0.0  # in evaluations and compiling, which training time excludes
+        self.compile_seconds = 0.0  # those of them in compiling, of `compile="step"`
         self.media = MediaLog()
         # The current update
         self.window = Window()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from .state_mismatch import (
     compare_components,
     compare_rest,
     listed,
+    wrong_fields,
     wrong_history,
     wrong_meter,
     wrong_rng,
@@ -139,7 +141,7 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
             load_model(model, tree["models"][name])
     restore_position(run, small)
     run.meter.computed = metrics_at(small["computed"], owners)
-    for line in unused_states(callbacks, small, source):
+    for line in (*unused_states(callbacks, small, source), *_unused_choice(run, small["compiled"], source)):
         run.say(line)
 
 
@@ -201,7 +203,35 @@ def compare_run(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
         *wrong_history(small["history"]),
         *wrong_meter(own_process(run, small["meter"])),
         *wrong_positions(run, small),
+        *_wrong_choice(small.get("compiled")),
         *wrong_rng(small["rng"], lambda: set_rng_state(own_rng(small["rng"], run))),
+    ]
+
+
+def _wrong_choice(saved: Any) -> list[str]:
+    """Return what is wrong with the saved choice of `compile="step"`; None is that of a run without it."""
+    if saved is None:
+        return []
+    problems = list(wrong_fields("compiled", saved, ("choice", "reason", "graphs"), ("seconds",)))
+    if problems:
+        return problems
+    choice, reason, graphs, seconds = saved["choice"], saved["reason"], saved["graphs"], saved.get("seconds", 0.0)
+    if choice not in (None, "compiled", "eager") or not isinstance(reason, str):
+        problems.append(f"compiled: its choice is {choice!r:.40} ({reason!r:.40}) instead of 'compiled' or 'eager'")
+    if not isinstance(graphs, list) or not all(isinstance(graph, str) and len(graph.split()) == 2 for graph in graphs):
+        problems.append(f"compiled: its graphs are {graphs!r:.40} instead of a list of names")
+    if type(seconds) not in (int, float) or not 0 <= seconds < inf:
+        problems.append(f"compiled: its seconds of compiling are {seconds!r:.40}")
+    return problems
+
+
+def _unused_choice(run: TrainingRun, saved: Any, source: str) -> list[str]:
+    """Return the line that says that steps were compiled and are not any more."""
+    if run.compiled is not None or saved is None or saved["choice"] != "compiled":
+        return []
+    return [
+        f"The steps before {source} were compiled (compile='step'), and those of this trainer are not: results may "
+        "differ in the last bits. Pass compile='step' to go on as before."
     ]
 
 
