@@ -258,18 +258,16 @@ def run_schema(
     ['model', 'datasets', 'trainer']
     """
     entries = {
-        "name": Entry(str | None, description="The name of the run; its directory is runs/<name>/<id>."),
+        "name": Entry(str | None, description="The name of the run; its directory is `runs/<name>/<id>`."),
         "seed": Entry(int | None, description="The seed of all randomness: 0 is a seed, null is none."),
-        "output_path": Entry(Path | None, description="The run directory; otherwise a new one in runs/<name>."),
-        "tags": Entry(list[str], description="Words by which to find the run."),
+        "output_path": Entry(Path | None, description="The run directory. Default: a new one in `runs/<name>`."),
+        "tags": Entry(list[str], description="Words to find the run by."),
         "resume": Entry(
-            bool | str | None, description="true or auto to resume, false to start a new run, or the path of a run."
+            bool | str | None, description="true or auto to continue, false to start anew, or the path of a run."
         ),
-        "vars": Entry(DATA, description="Values to use elsewhere in the file as ${vars.name}."),
-        "defaults": Entry(list[Any] | str, description="Files to include; the keys of this file take precedence."),
-        "modules": Entry(
-            str, description="The folder of the modules that `kind:` names: this folder, or one above it."
-        ),
+        "vars": Entry(DATA, description="Values to use elsewhere in the file as `${vars.name}`."),
+        "defaults": Entry(list[Any] | str, description="Files to include; this file's keys win over theirs."),
+        "modules": Entry(str, description="The folder of your modules: that of the file, or one above it."),
         "sweep": Entry(DATA, description="Keys with lists of values, one run for each combination."),
         "model": Entry(one_of_kind(model), True, model.description or "The model that is trained."),
         "datasets": Entry(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loopwright.doors.adversarial import Config, Trainer, load_config
-from loopwright.doors.adversarial.config import Group
+from loopwright.doors.adversarial.data_config import Group
 from loopwright.doors.adversarial.reading import export_config
 from loopwright.errors import ConfigurationError
 

@@ -25,7 +25,7 @@ from loopwright.doors.adversarial import (
     load_config,
     reading,
 )
-from loopwright.doors.adversarial.config import PairAugmentation
+from loopwright.doors.adversarial.data_config import PairAugmentation
 from loopwright.doors.adversarial.pix2pix.dataset import pair_changes
 from loopwright.errors import ConfigurationError
 

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import field_validator
 
 from ...errors import ConfigurationError
 from ...runtime import Runtime
 from ...runtime.base import is_launched
 from ...runtime.environment import Launch
-
-Chance = Field(default=0.0, ge=0.0, le=1.0)
-
-
-def without_effect(default: Any, why: str) -> Any:
-    """A setting that configs of the published program have and that changes nothing here; `why` is said once."""
-    return Field(default=default, json_schema_extra={"why": why})
-
-
-class Group(BaseModel):
-    """A group of settings; unknown names and wrong types are mistakes, when it is read and when it is changed."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, validate_assignment=True, allow_inf_nan=False)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        try:
-            super().__setattr__(name, value)
-        except ValidationError as error:
-            wrong = ", or: ".join(found["msg"][0].lower() + found["msg"][1:] for found in error.errors())
-            near = difflib.get_close_matches(name, type(self).model_fields, n=1)
-            hint = f" Did you mean {near[0]}?" if near and near[0] != name else ""
-            raise ConfigurationError(f"The setting {name} cannot be {value!r}: {wrong}.{hint}") from None
+from .data_config import Dataloader, Group, setting, without_effect
 
 
 class Cudnn(Group):
@@ -53,123 +30,25 @@ class Common(Group):
     `experiment_name`, as templates have it, is the default.
     """
 
-    device: str = "auto"
-    gpu_ids: list[int] = [0]
+    device: str = setting("auto", '"auto" is CUDA, else MPS, else the CPU; or a device such as "cuda:1".')
+    gpu_ids: list[int] = setting([0], 'Which GPUs "cuda" means; with several processes, one for each.')
     cudnn: Cudnn = Cudnn()
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    seed: int | None = 0
-    output_directory: str = "runs"
-    experiment_name: str = Field(default="pix2pix", min_length=1, pattern=r"^[^/\\]+$")
-    experiment_version: int = Field(default=1, ge=1)
+    precision: Literal["fp32", "bf16", "fp16"] = setting(
+        "fp32", "The precision of forward passes; each network has a loss scaler of its own."
+    )
+    seed: int | None = setting(0, "The seed of weights, order and augmentation; null takes another one in every run.")
+    output_directory: str = setting("runs", "The folder of the experiments.")
+    experiment_name: str = setting(
+        "pix2pix", "The experiment is `{name}_v{version}` in that folder.", min_length=1, pattern=r"^[^/\\]+$"
+    )
+    experiment_version: int = setting(
+        1, "The version that is continued; a new experiment gets the next free one.", ge=1
+    )
 
     @field_validator("experiment_name", mode="before")
     @classmethod
     def _named(cls, value: Any) -> Any:
         return "pix2pix" if value == "" else value
-
-
-class ImageSizes(Group):
-    """Images are scaled to `load_size` and cut to `crop_size`: at random for training, from the middle otherwise."""
-
-    input_nc: Literal[1, 3] = 3
-    load_size: int = Field(default=256, ge=1)
-    crop_size: int = Field(default=256, ge=1)
-
-
-class ColorJitter(Group):
-    """Brightness, contrast and saturation are factors, where 1 changes nothing; hue is turned by a part of a circle."""
-
-    colorjitter_chance: float = Chance
-    colorjitter_min_brightness: float = Field(default=0.8, ge=0.0)
-    colorjitter_max_brightness: float = Field(default=1.2, ge=0.0)
-    colorjitter_min_contrast: float = Field(default=1.0, ge=0.0)
-    colorjitter_max_contrast: float = Field(default=1.0, ge=0.0)
-    colorjitter_min_saturation: float = Field(default=1.0, ge=0.0)
-    colorjitter_max_saturation: float = Field(default=1.0, ge=0.0)
-    colorjitter_min_hue: float = Field(default=0.0, ge=-0.5, le=0.5)
-    colorjitter_max_hue: float = Field(default=0.0, ge=-0.5, le=0.5)
-
-
-class PairAugmentation(ColorJitter):
-    """Augmentations of input and target together."""
-
-    h_flip_chance: float = Field(default=0.5, ge=0.0, le=1.0)
-    v_flip_chance: float = Chance
-    rot90_chance: float = Chance
-    elastic_transform_chance: float = Chance
-    elastic_transform_alpha: float = 1.0
-    elastic_transform_sigma: float = Field(default=50.0, gt=0.0)
-    optical_distortion_chance: float = Chance
-    optical_distortion_min: float = -0.05
-    optical_distortion_max: float = 0.05
-    optical_distortion_mode: Literal["camera", "fisheye"] = "camera"
-    coarse_dropout_chance: float = Chance
-    coarse_dropout_holes_min: int = Field(default=1, ge=0)
-    coarse_dropout_holes_max: int = Field(default=2, ge=0)
-    coarse_dropout_height_min: float = Field(default=0.1, ge=0.0, le=1.0)
-    coarse_dropout_height_max: float = Field(default=0.2, ge=0.0, le=1.0)
-    coarse_dropout_width_min: float = Field(default=0.1, ge=0.0, le=1.0)
-    coarse_dropout_width_max: float = Field(default=0.2, ge=0.0, le=1.0)
-
-
-class ImageAugmentation(ColorJitter):
-    """What is done to one of the two images."""
-
-    gaussnoise_chance: float = Chance
-    gaussnoise_min: float = Field(default=0.2, ge=0.0)
-    gaussnoise_max: float = Field(default=0.44, ge=0.0)
-    motionblur_chance: float = Chance
-    motionblur_limit: int = Field(default=7, ge=3)
-    randgamma_chance: float = Chance
-    randgamma_min: float = Field(default=80.0, gt=0.0)
-    randgamma_max: float = Field(default=120.0, gt=0.0)
-    grayscale_chance: float = Chance
-    grayscale_method: Literal["weighted_average", "average"] = "weighted_average"
-    compression_chance: float = Chance
-    compression_type: Literal["jpeg"] = "jpeg"
-    compression_quality_min: int = Field(default=99, ge=1, le=100)
-    compression_quality_max: int = Field(default=100, ge=1, le=100)
-
-
-class Augmentations(Group):
-    both: PairAugmentation = PairAugmentation()
-    input: ImageAugmentation = ImageAugmentation()
-    target: ImageAugmentation = ImageAugmentation()
-
-
-class Masking(Group):
-    """Losses that look at parts of the images only, which is not supported; `enable` must be false."""
-
-    enable: bool = False
-    mask_directory: str = without_effect("", "masks are not supported")
-    mask_channel: int = without_effect(0, "masks are not supported")
-    combination_type: str = without_effect("single_channel", "masks are not supported")
-    blend_channel: int = without_effect(1, "masks are not supported")
-    blend_amount: float = without_effect(0.5, "masks are not supported")
-    visdom_overlay_mask: bool = without_effect(True, "masks are not supported")
-    visdom_mask_color: list[float] = without_effect([1.0, 0.0, 0.0], "masks are not supported")
-    visdom_mask_opacity: float = without_effect(0.5, "masks are not supported")
-
-    @field_validator("enable")
-    @classmethod
-    def _check(cls, is_wanted: bool) -> bool:
-        if is_wanted:
-            raise PydanticCustomError(
-                "masking", "masked losses are not supported: set it to false, or override forward_G with such a loss"
-            )
-        return is_wanted
-
-
-class Dataloader(Group):
-    """`dataroot` has the folders train, val and test; in an image file A is the left half and B the right one."""
-
-    dataroot: str = "data"
-    direction: Literal["AtoB", "BtoA"] = "AtoB"
-    batch_size: int = Field(default=1, ge=1)
-    num_workers: int = Field(default=0, ge=0)
-    load: ImageSizes = ImageSizes()
-    masking: Masking = Masking()
-    augmentations: Augmentations = Augmentations()
 
 
 class Continuing(Group):
@@ -179,40 +58,44 @@ class Continuing(Group):
     An experiment whose networks, optimizers or settings were others is refused, unless `accept_changes`.
     """
 
-    continue_train: bool | Literal["auto"] = False
-    accept_changes: bool = False
-    load_epoch: int | Literal["latest"] = "latest"
+    continue_train: bool | Literal["auto"] = setting(
+        False, 'Continue version `experiment_version`; "auto" does so if there is anything to continue from.'
+    )
+    accept_changes: bool = setting(False, "Continue although networks, optimizers or settings have changed.")
+    load_epoch: int | Literal["latest"] = setting("latest", "The saved epoch to continue from, or the newest state.")
 
 
 class LearningRate(Group):
     """`initial` for `epochs`, then in equal steps towards `target`, which the epoch after `epochs_decay` would have."""
 
-    epochs: int = Field(default=100, ge=0)
-    epochs_decay: int = Field(default=100, ge=0)
-    initial: float = Field(default=0.0002, ge=0.0)
-    target: float = Field(default=0.0, ge=0.0)
+    epochs: int = setting(100, "Epochs at the first learning rate.", ge=0)
+    epochs_decay: int = setting(100, "Epochs over which it then falls, in equal steps.", ge=0)
+    initial: float = setting(0.0002, "The first learning rate.", ge=0.0)
+    target: float = setting(0.0, "The learning rate that the epoch after the last would have.", ge=0.0)
 
 
 class AdamSettings(Group):
-    beta1: float = Field(default=0.5, ge=0.0, lt=1.0)
+    beta1: float = setting(0.5, "Adam's first beta; the second is 0.999.", ge=0.0, lt=1.0)
 
 
 class Generator(Group):
     """A UNet; `use_checkpointing` computes its blocks again in the backward pass, which needs less memory."""
 
-    features: int = Field(default=64, ge=1)
-    n_downs: int = Field(default=6, ge=0)
-    block_type: Literal["UnetBlock", "ResidualUnetBlock"] = "UnetBlock"
-    upsample_type: Literal["Transposed", "Bilinear"] = "Transposed"
-    use_checkpointing: bool = False
+    features: int = setting(64, "Channels of the first block of the UNet.", ge=1)
+    n_downs: int = setting(6, "Blocks between the first and the innermost one; each halves the image.", ge=0)
+    block_type: Literal["UnetBlock", "ResidualUnetBlock"] = setting("UnetBlock", "Plain or residual blocks.")
+    upsample_type: Literal["Transposed", "Bilinear"] = setting(
+        "Transposed", "Transposed convolutions, or bilinear scaling and a convolution."
+    )
+    use_checkpointing: bool = setting(False, "Compute blocks again in the backward pass, to save memory.")
     learning_rate: LearningRate = LearningRate()
     optimizer: AdamSettings = AdamSettings()
 
 
 class DiscriminatorSettings(Group):
-    n_layers: int = Field(default=3, ge=1)
-    base_channels: int = Field(default=64, ge=1)
-    max_channels: int = Field(default=512, ge=1)
+    n_layers: int = setting(3, "Layers of the PatchGAN.", ge=1)
+    base_channels: int = setting(64, "Channels of its first layer; each next one has twice as many.", ge=1)
+    max_channels: int = setting(512, "The largest number of channels.", ge=1)
     learning_rate: LearningRate = LearningRate()
     optimizer: AdamSettings = AdamSettings()
 
@@ -220,17 +103,19 @@ class DiscriminatorSettings(Group):
 class LossWeights(Group):
     """Weights of the generator's losses; `vgg_weights` is a file of VGG19 weights, for the sub-specs with +vgg."""
 
-    lambda_gan: float = 1.0
-    lambda_l1: float = 100.0
-    lambda_l2: float = 0.0
-    lambda_sobel: float = 0.0
-    lambda_laplacian: float = 0.0
-    lambda_vgg: float = 0.0
-    vgg_weights: str | None = None
+    lambda_gan: float = setting(1.0, "Weight of the discriminator's answer.")
+    lambda_l1: float = setting(100.0, "Weight of the mean absolute error.")
+    lambda_l2: float = setting(0.0, 'Weight of the mean squared error, in the sub-spec "extended".')
+    lambda_sobel: float = setting(0.0, 'Weight of the error of edges, in "extended".')
+    lambda_laplacian: float = setting(0.0, 'Weight of the error of second derivatives, in "extended".')
+    lambda_vgg: float = setting(0.0, 'Weight of the perceptual loss, in sub-specs with "+vgg".')
+    vgg_weights: str | None = setting(None, "A file of torchvision's VGG19 weights for it; never downloaded.")
 
 
 class Training(Group):
-    separate_lr_schedules: bool = False
+    separate_lr_schedules: bool = setting(
+        False, "Whether the discriminator has a learning rate of its own; otherwise the generator's is used."
+    )
     load: Continuing = Continuing()
     generator: Generator = Generator()
     discriminator: DiscriminatorSettings = DiscriminatorSettings()
@@ -240,14 +125,16 @@ class Training(Group):
 class Saving(Group):
     """Models and examples, which a training script saves between epochs, and resume points, which are automatic."""
 
-    save_model: bool = True
-    model_save_rate: int = Field(default=5, ge=1)
-    auto_increment_version: bool = True
-    save_examples: bool = True
-    example_save_rate: int = Field(default=1, ge=1)
-    num_examples: int = Field(default=1, ge=0)
-    resume_minutes: float | None = Field(default=5.0, gt=0.0)
-    resume_updates: int | None = Field(default=None, gt=0)
+    save_model: bool = setting(True, "For your script: whether to call `save_checkpoint`.")
+    model_save_rate: int = setting(5, "For your script: after every how many epochs.", ge=1)
+    auto_increment_version: bool = setting(
+        True, "Give a new experiment the next free version; with false, a version that exists is an error."
+    )
+    save_examples: bool = setting(True, "For your script: whether to call `save_examples`.")
+    example_save_rate: int = setting(1, "For your script: after every how many epochs.", ge=1)
+    num_examples: int = setting(1, "How many triplets `save_examples` writes.", ge=0)
+    resume_minutes: float | None = setting(5.0, "Minutes between checkpoints inside epochs.", gt=0.0)
+    resume_updates: int | None = setting(None, "Updates between checkpoints inside epochs.", gt=0)
 
 
 class Live(Group):
@@ -256,12 +143,12 @@ class Live(Group):
     They take Visdom's place, which needs a server.
     """
 
-    enable: bool = True
+    enable: bool = setting(True, "Write the newest triplet and the loss curves to the folder `live`.")
     env_name: str = without_effect("main", "pictures and curves are files in the experiment's folder live")
     server: str = without_effect("http://localhost", "pictures and curves are files in the experiment's folder live")
     port: int = without_effect(8097, "pictures and curves are files in the experiment's folder live")
-    image_size: int = Field(default=400, ge=1)
-    update_frequency: int = Field(default=40, ge=1)
+    image_size: int = setting(400, "The size of an image there, in pixels.", ge=1)
+    update_frequency: int = setting(40, "Show the losses and a triplet every so many batches.", ge=1)
 
 
 class Visualizer(Group):
@@ -276,7 +163,7 @@ class Config(Group):
     100.0
     """
 
-    config_type: Literal["pix2pix"] = "pix2pix"
+    config_type: Literal["pix2pix"] = setting("pix2pix", "The kind of config.")
     common: Common = Common()
     dataloader: Dataloader = Dataloader()
     train: Training = Training()

@@ -84,14 +84,14 @@ class LMLoss:
     history: LMHistory = field(default_factory=LMHistory)
 
     def weight(self, epoch: int, **weight_kwargs: Any) -> float:
-        """The schedule's value; without a schedule, or with one that says nothing, `loss_weight`."""
+        """Return the value of the schedule in an epoch; without one, `loss_weight`."""
         if self.schedule is None or self.schedule == Schedule():
             return self.loss_weight
         return self.schedule.value(epoch, **weight_kwargs)
 
 
 class LossManager:
-    """Computes registered losses and keeps what they were.
+    """Computes registered losses and keeps their values.
 
     `epoch` is the one under way, counted from 1; schedules of weights go by it. With `enable_logging`, values are kept
     and added to `loss_log.jsonl` in the experiment's directory by `update_loss_log`, or when `history_buffer_size` of
@@ -124,7 +124,7 @@ class LossManager:
     # Registering
 
     def init_from_spec(self, spec: Callable[..., Mapping[str, LMLoss]] | None, *args: Any, **kwargs: Any) -> None:
-        """Replace all losses by the losses that a spec, a function, returns by name."""
+        """Replace all losses by those that `spec`, a function, returns by name."""
         if spec is not None and not callable(spec):
             raise ConfigurationError(
                 f"init_from_spec was given {spec!r}; expected a function that returns a dict of LMLoss by name, as in "
@@ -146,7 +146,7 @@ class LossManager:
         schedule: Schedule | None = None,
         tags: Sequence[str] | None = None,
     ) -> None:
-        """Add a loss under a name of its own."""
+        """Register a loss under a new name, with a weight or a schedule of it, and tags."""
         if loss_name in self.loss_fns:
             raise ConfigurationError(f"A loss {loss_name!r} is already registered: choose another name.")
         if isinstance(loss_fn, type) or not callable(loss_fn):
@@ -169,7 +169,7 @@ class LossManager:
         epoch: int | None = None,
         loss_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Tensor:
-        """The loss of two tensors times its weight in that epoch, which is this one if nothing is said.
+        """Return the loss of two tensors, times its weight in `epoch`. Default: the current epoch.
 
         `loss_kwargs` may have "weight_kwargs", keywords for the function that is the schedule of the weight.
         """
@@ -191,7 +191,7 @@ class LossManager:
         self._step, self._size = {}, size
 
     def end_step(self) -> dict[str, Tensor]:
-        """What was computed since `start_step`, still on the device."""
+        """Return the losses since `start_step`, still on the device."""
         self._size = 1
         return dict(self._step)
 
@@ -209,7 +209,7 @@ class LossManager:
             self._keep(self._read())
 
     def settle_together(self, add_up: AddUp) -> None:
-        """Keep the means of what all processes computed, which call this at once; `add_up` adds sums and counts."""
+        """Keep the means over all processes, which all call this; `add_up` adds sums and counts."""
         values = self._read()
         sizes = [size for *_, size in self._pending]
         table = {str(at): (values[at] * size if size else 0.0, float(size)) for at, size in enumerate(sizes)}
@@ -236,7 +236,7 @@ class LossManager:
     # Asking
 
     def get_registered_losses(self, query: Query = None, strip: bool = True) -> dict[str, LMLoss]:
-        """The losses by name, all or those with one of the tags; without their histories, unless `strip` is False."""
+        """Return the losses by name, all or those with one of the tags; without their histories if `strip`."""
         self._settle()
         found = self._found(query)
         if not strip:
@@ -247,19 +247,19 @@ class LossManager:
         }
 
     def get_loss_values(self, query: Query = None, precision: int | None = 2) -> dict[str, float]:
-        """The last value of each loss."""
+        """Return the last value of each loss, all or those with one of the tags."""
         last = {name: loss.last_loss_map for name, loss in self._found(query).items()}
         values = {name: 0.0 if value is None else value.float().mean().item() for name, value in last.items()}
         return values if precision is None else {name: round(value, precision) for name, value in values.items()}
 
     def get_loss_tensors(self, query: Query = None) -> dict[str, Tensor]:
-        """What each loss function gave the last time, times its weight; zero before that."""
+        """Return the last tensor of each loss, times its weight; zero before the first."""
         losses = self._found(query)
         zero = torch.zeros(())
         return {n: zero if loss.last_loss_map is None else loss.last_loss_map for n, loss in losses.items()}
 
     def get_loss_weights(self, query: Query = None, precision: int | None = 2) -> dict[str, float]:
-        """The weight that each loss has in this epoch."""
+        """Return the weight of each loss in this epoch."""
         weights = {name: loss.weight(self.epoch) for name, loss in self._found(query).items()}
         return weights if precision is None else {name: round(value, precision) for name, value in weights.items()}
 
@@ -275,17 +275,17 @@ class LossManager:
         precision: int = 2,
         capture: bool = False,
     ) -> str | None:
-        """Print the last values, or return the line with `capture`."""
+        """Print the last values; with `capture`, return the line instead."""
         values = " ".join(f"{name}: {value}" for name, value in self.get_loss_values(precision=precision).items())
         return self._print(f"(epoch: {epoch}, iters: {iter}) Loss: {values}", capture)
 
     def print_weights(self, precision: int = 2, capture: bool = False) -> str | None:
-        """Print the weights of this epoch, or return the line with `capture`."""
+        """Print the weights of this epoch; with `capture`, return the line instead."""
         weights = " ".join(f"{name}: {value}" for name, value in self.get_loss_weights(precision=precision).items())
         return self._print(f"Loss weights: {weights}", capture)
 
     def update_loss_log(self, silent: bool = True, capture: bool = False) -> str | None:
-        """Add what was kept since the last time to the log; unless `silent`, say how long that took."""
+        """Write the losses since the last call to the log; unless `silent`, print how long that took."""
         started = perf_counter()
         self._settle()
         self._dump()
@@ -308,13 +308,13 @@ class LossManager:
     # For a run that goes on
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the log ends, and what is not in it yet."""
+        """Return the end of the log, and the values that are not in it yet."""
         self._settle()
         kept = {n: {"losses": [*h.losses], "weights": [*h.weights]} for n, h in self._histories().items()}
         return {"log": None if self.log is None else self.log.position, "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where a state was made; what the log has beyond that is replaced."""
+        """Restore what `state_dict` returned; later entries of the log are removed."""
         self._pending = []
         for name, history in self._histories().items():
             kept = state["kept"].get(name, {"losses": [], "weights": []})

@@ -28,7 +28,7 @@ _said: set[str] = set()  # settings without an effect that this process has warn
 
 
 class ConfigManager:
-    """A config: `data` are the settings as attributes, `raw` as a dict.
+    """Holds a config: `data` has the settings as attributes, `raw` as a dict.
 
     `Trainer` takes one as its config and then shares `data` with it.
 
@@ -51,7 +51,7 @@ class ConfigManager:
         return self.data.model_dump(mode="json")
 
     def export_config(self, output_directory: str | os.PathLike[str]) -> Path:
-        """Write a numbered copy; see `export_config`."""
+        """Write a numbered copy of the config as JSON and return its path."""
         return export_config(self.data, output_directory)
 
 

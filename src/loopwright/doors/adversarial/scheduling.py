@@ -25,7 +25,7 @@ EPSILON = 1e-9  # in the place of a 0 that an exponential curve comes from or go
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`initial_value` up to `start_epoch`, `target_value` from `end_epoch` on, and a way between them.
+    """A value that goes from `initial_value` at `start_epoch` to `target_value` at `end_epoch`.
 
     Epochs are counted from 1, as in `Trainer.current_epoch`. `schedule` is "linear", "cosine", "exponential", "step"
     (all at once, half way), or a function of the schedule and the epoch. The value is a pure function of the epoch,
@@ -64,7 +64,7 @@ class Schedule:
             )
 
     def value(self, epoch: int, **weight_kwargs: Any) -> float:
-        """The value in an epoch; `weight_kwargs` are keywords for a function that was given as the schedule."""
+        """Return the value in an epoch; `weight_kwargs` are keywords for a schedule that is a function."""
         if callable(self.schedule):
             return float(self.schedule(self, epoch, **weight_kwargs))
         unknown = sorted(weight_kwargs.keys() - KEYWORDS.get(self.schedule, set()))
@@ -106,7 +106,7 @@ class Scheduler:
         self.max_value = max(schedule.initial_value, schedule.target_value)
 
     def eval_schedule(self, timestep: int) -> float:
-        """The factor in an epoch counted from 0: 1 where the value is the largest one."""
+        """Return the factor in an epoch, from 0; 1 is the largest."""
         return self.schedule.value(timestep + 1) / self.max_value if self.max_value else 0.0
 
 
@@ -124,15 +124,15 @@ class ScheduledRate(LRScheduler):
         self._old_lr = self._new_lr
 
     def rates(self) -> list[float]:
-        """The learning rate of each group in the epoch that comes next."""
+        """Return the learning rate of each group in the next epoch."""
         return [self.schedule.value(self.last_epoch + 1) for _ in self.optimizer.param_groups]
 
     def get_lr(self) -> Any:
-        """(the last epoch's rate, the next one's); to torch, which asks while it steps, the rates."""
+        """Return (the rate of the last epoch, that of the next one)."""
         return self.rates() if self._is_stepping else (self._old_lr, self._new_lr)
 
     def step(self, epoch: int | None = None) -> None:
-        """Go to the next epoch, also where a loss scaler left out every step of this one, which torch warns about."""
+        """Go to the next epoch."""
         mark_stepped(self.optimizer)
         self._is_stepping = True
         super().step(epoch)
@@ -140,7 +140,7 @@ class ScheduledRate(LRScheduler):
         self._old_lr, self._new_lr = self._new_lr, self.optimizer.param_groups[0]["lr"]
 
     def go_to(self, epoch: int) -> None:
-        """Set the rates as they are after this number of epochs."""
+        """Set the rates of the epoch after this number of epochs."""
         self.last_epoch = epoch - 1
         self.step()
 

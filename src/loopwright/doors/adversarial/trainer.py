@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 class Trainer(LoggingTrainer):
-    """Trains on pairs of images, an epoch at a time. Override `on_epoch_start`, `train_step` and `on_epoch_end`.
+    """Trains on pairs of images, one epoch per call. Override `on_epoch_start`, `train_step` and `on_epoch_end`.
 
     Networks, optimizers and schedulers that a subclass assigns to self are saved and restored under those names.
 
     Args:
         config: A JSON or YAML file, a dict, a `Config`, a `ConfigManager`, or None for the defaults.
-        quicksetup: Whether to make the experiment's directory with a copy of the config, and a `LossManager`.
-        log_losses: Whether to write the losses of every epoch to a file in that directory.
+        quicksetup: Whether to create the experiment's directory with a copy of the config, and a `LossManager`.
+        log_losses: Whether to write the losses to `loss_log.jsonl` in that directory.
         callbacks: Trackers of `loopwright.trackers`, which follow the experiment until `finish` or the program's end.
     """
 
@@ -94,18 +94,18 @@ class Trainer(LoggingTrainer):
     # Setting up
 
     def init_config(self, config: ConfigSource) -> None:
-        """Read the config: `self.config` are its settings, `self.config_manager` has them too."""
+        """Read the config into `self.config`; `self.config_manager` holds it too."""
         self.config_manager = config if isinstance(config, ConfigManager) else ConfigManager(config, self.config_type)
         self.config = self.config_manager.data
 
     def quicksetup(self) -> None:
-        """The directory, the loss manager, and a copy of the config."""
+        """Create the directory and the loss manager, and write a copy of the config."""
         self.build_output_directory()
         self.init_loss_manager()
         self.export_config()
 
     def build_output_directory(self) -> None:
-        """Make the directory of a new experiment, or take the one of the experiment that goes on."""
+        """Create the directory of a new experiment, or use that of the experiment that continues."""
 
         def choose() -> tuple[Path, bool, int]:
             return *choose_directory(self.config), self.config.common.experiment_version
@@ -118,7 +118,7 @@ class Trainer(LoggingTrainer):
         self._engine.use_directory(self._directory(), self.config.save)
 
     def init_loss_manager(self, override: LossManager | None = None, history_buffer_size: int = 50_000) -> None:
-        """Make the loss manager, or take one that was made already."""
+        """Create the loss manager, or use the one given."""
         if override is not None:
             if not isinstance(override, LossManager):
                 raise ConfigurationError(
@@ -142,9 +142,9 @@ class Trainer(LoggingTrainer):
             export_config(self.config, self._directory())
 
     def build_dataloader(self, loader_type: str, is_train: bool | None = None) -> DataLoader[tuple[Tensor, Tensor]]:
-        """The images of a folder of `dataloader.dataroot`: shuffled and augmented if `is_train`, otherwise as they are.
+        """Return the loader of a folder in `dataloader.dataroot`: shuffled and augmented if `is_train`, else as it is.
 
-        By default those of "train" are for training, and those of "val" or "test" are not.
+        By default `is_train` is True for "train" alone.
         """
         settings = self.config.dataloader
         if not settings.dataroot:
@@ -162,7 +162,7 @@ class Trainer(LoggingTrainer):
         lr: float = 0.0002,
         beta1: float = 0.5,
     ) -> Optimizer:
-        """An optimizer of Adam's family for a network."""
+        """Return an optimizer of Adam's family for a network."""
         options: dict[str, Any] = {"lr": lr, "betas": (beta1, 0.999)}
         try:
             inspect.signature(optimizer).bind(network.parameters(), **options)
@@ -178,21 +178,21 @@ class Trainer(LoggingTrainer):
     # The hooks
 
     def on_epoch_start(self, **kwargs: Any) -> None:
-        """Before the first batch of an epoch; not again when a run goes on inside one."""
+        """Called before the first batch of an epoch; not again when a run continues inside one. The base raises."""
         raise NotImplementedError(f"{type(self).__name__} must override on_epoch_start, or pass it to train_paired.")
 
     def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Any:
-        """A batch of inputs and targets, the `idx`-th of its epoch from 0. Call `update` for each network."""
+        """Called for each batch with its number from 0; call `update` for each network here. The base raises."""
         raise NotImplementedError(f"{type(self).__name__} must override train_step, or pass it to train_paired.")
 
     def on_epoch_end(self, **kwargs: Any) -> None:
-        """After the last batch of an epoch."""
+        """Called after the last batch of an epoch. The base raises."""
         raise NotImplementedError(f"{type(self).__name__} must override on_epoch_end, or pass it to train_paired.")
 
     def update(
         self, loss: Tensor, optimizer: Optimizer | Sequence[Optimizer], *, retain_graph: bool | None = None
     ) -> None:
-        """Backward and a step of one optimizer, or of a list; gradients go to its parameters only, scaled as it needs.
+        """Run backward and step one optimizer, or a list of them; only their parameters get gradients.
 
         Of a list of optimizers all are stepped, after one backward pass that is scaled by the first one's scaler.
         Gradients that another backward pass left in those parameters are an error: see `check_gradients`.
@@ -211,10 +211,16 @@ class Trainer(LoggingTrainer):
         multithreaded: bool = True,
         callback_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Train for one epoch; `epoch` counts them from 0, and after a continued run's from where that stopped.
+        """Train for one epoch.
 
-        Hooks that are given take the place of the methods for this call. `callback_kwargs` has keywords for each hook
-        under its name. Pictures and curves are written from a thread of their own if `multithreaded`.
+        Args:
+            epoch: The number of the epoch, from 0; `current_epoch` becomes `1 + epoch`, plus the epochs before a
+                continued run.
+            on_epoch_start: A function to call in place of the method of that name, in this epoch.
+            train_step: The same.
+            on_epoch_end: The same.
+            multithreaded: Whether a thread of its own writes pictures and curves to the folder `live`.
+            callback_kwargs: Keyword arguments for the three hooks: `{"train_step": {"scale": 2.0}}`.
         """
         check_epoch(epoch)
         keywords = checked_keywords({} if callback_kwargs is None else callback_kwargs)
@@ -252,7 +258,7 @@ class Trainer(LoggingTrainer):
         return LiveView(self.experiment_dir / "live", image_size=settings.image_size, multithreaded=multithreaded)
 
     def show_live(self, x: Tensor, y_fake: Tensor, y: Tensor) -> None:
-        """Show a triplet and the losses so far in the experiment's folder `live`, if there is one to show them in."""
+        """Write a triplet and the loss curves to the experiment's folder `live`, unless the config turns it off."""
         if self.live is not None:
             self.live.update_images(x, y_fake, y)
             self._show_losses(self.live)
@@ -266,7 +272,7 @@ class Trainer(LoggingTrainer):
         live.update_losses(self.vis.points | {name: thinned(series[name], length) for name in names})
 
     def print_end_of_epoch(self, capture: bool = False) -> str | None:
-        """Print which epoch ended and how long it took, or return the text with `capture`."""
+        """Print the number and the duration of the epoch; with `capture`, return the text instead."""
         text = f"(End of epoch: {self.current_epoch}) Time: {self.last_epoch_time:.2f} s"
         return self._print(text, capture)
 
@@ -280,16 +286,16 @@ class Trainer(LoggingTrainer):
     # Files
 
     def state_dict(self) -> dict[str, Any]:
-        """What else a subclass needs in order to go on exactly: tensors, numbers, text, lists and dicts."""
+        """Return what else checkpoints must keep for a subclass: tensors, numbers, text, lists and dicts."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
     def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Path | str:
-        """Keep the complete state after this epoch; called in a hook, it waits for the epoch's end.
+        """Write the whole state to `epochs/epoch{n}`; a call inside a hook waits for the end of the epoch.
 
-        `mode` "both" is all there is, from which a run goes on exactly. `capture` returns a line that says where.
+        A run continues exactly from it. With `capture`, returns a line that says where it is.
         """
         if str(mode).lower() != "both":
             raise ConfigurationError(
@@ -308,7 +314,7 @@ class Trainer(LoggingTrainer):
         return path
 
     def continue_run(self) -> None:
-        """Go on exactly from `train.load.load_epoch`; call it when all networks and optimizers are there."""
+        """Continue exactly from `train.load.load_epoch`; call it when all networks and optimizers exist."""
         wanted = self.config.train.load.load_epoch
         checkpoint = self._stored_state()
         if checkpoint is None:
@@ -332,7 +338,7 @@ class Trainer(LoggingTrainer):
         return None if path is None else (own[0] if own else read_checkpoint(path))
 
     def remaining_epochs(self, total: int | None = None) -> int:
-        """Epochs left of a total, which by default is what the generator's learning rate is planned for."""
+        """Return how many epochs are left of `total`. Default: the epochs of the generator's learning rate."""
         self._total_epochs = total
         return max(self._planned_epochs - self.loaded_epoch, 0)
 
@@ -347,7 +353,7 @@ class Trainer(LoggingTrainer):
     ) -> None:
         """Load one network, and its optimizer if given, from `train.load.load_epoch` of this experiment.
 
-        What was recorded of the experiment stays, and what is trained from here on is added to it.
+        The record of the experiment stays, and training adds to it.
         """
         net_type = net_type.upper() if net_type in ("g", "d") else net_type
         names = [name for name, value in vars(self).items() if value is network]
@@ -364,7 +370,7 @@ class Trainer(LoggingTrainer):
         return path
 
     def save_xyz_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
-        """Write input, output and target of `save.num_examples` images, chosen anew for every epoch."""
+        """Write input, output and target of `save.num_examples` images, other ones in each epoch; return the paths."""
         check_network(network)
         write = partial(
             write_examples,
@@ -386,7 +392,7 @@ class Trainer(LoggingTrainer):
         return self._engine.run
 
     def finish(self) -> None:
-        """The experiment is over, as its run.json then says; when the program ends it is without this, too."""
+        """End the experiment: its run.json says `finished`. The end of the program does the same."""
         self._engine.finish()
 
     def _directory(self) -> Path:

@@ -43,7 +43,7 @@ OPTIMIZER = Place(
     given=("params",),
     default="torch.optim.AdamW",
     also=GROUPING,
-    description="The optimizer; the default is AdamW.",
+    description="What updates the weights. Default: AdamW.",
 )
 SCHEDULER = Place(
     "scheduler",
@@ -55,7 +55,7 @@ SCHEDULER = Place(
             Literal["update", "epoch"], description="How often a torch scheduler is stepped; a curve needs no steps."
         )
     },
-    description="How the learning rate changes: a curve over the run, or a torch scheduler.",
+    description="How the learning rate changes: a curve of `loopwright.schedules`, or a scheduler of torch.",
 )
 MODEL = Place(
     "model",
@@ -65,9 +65,9 @@ MODEL = Place(
         "scheduler": Entry(one_of_kind(SCHEDULER), description="How the learning rate changes."),
     },
     several=True,
-    description="The model, any torch.nn.Module; or several models by name, each with its optimizer.",
+    description="The model, any `torch.nn.Module`; or several by name, each with its optimizer.",
 )
-DATASET = Place("dataset", Dataset, description="A data set whose samples are dicts.")
+DATASET = Place("dataset", Dataset, description="Data sets by key, whose samples are dicts; `train` is trained on.")
 TRAINER = Place("trainer", BaseTrainer, given=DEPENDENCIES, description="The trainer and its settings.")
 
 

@@ -29,7 +29,13 @@ _ACCEPTED = (
 
 @dataclass(frozen=True, slots=True)
 class TrainerResult:
-    """What a step gives: the loss to optimise, the losses to log, and what callbacks are to see besides."""
+    """What a step returns.
+
+    Args:
+        total_loss: The loss to optimise.
+        losses_to_log: Named losses, each logged under its name.
+        additional_outputs: Anything else that callbacks need, such as logits; they find it in `result.outputs`.
+    """
 
     total_loss: Tensor
     losses_to_log: Mapping[str, Tensor] | None = None

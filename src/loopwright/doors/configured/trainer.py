@@ -16,19 +16,20 @@ from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...metrics.progress import Progress
 from ...training.program import Changes, Display
+from ...training.run import TrainingRun
 from ...training.supervised import call_model, describe
 from ...training.updates import OptimizerChoice
-from .._shared import is_overridden
+from .._shared import LoggingTrainer, is_overridden
 from .checks import check_methods, check_models, checked_config
 from .config import BaseTrainerConfig
 from .engine import Engine
 from .losses import TrainerResult, result_of
 
 
-class BaseTrainer:
+class BaseTrainer(LoggingTrainer):
     """Trains a model on the data set `train` as its config says. Override `loss_compute`, or the whole `train_step`.
 
-    Callbacks get this trainer. An attribute that it does not have is that of the core trainer, `engine`.
+    Callbacks get this trainer. Attributes that it does not have are looked up in the core trainer, `engine`.
 
     Args:
         trainer_config: The settings, a `BaseTrainerConfig` or a subclass.
@@ -89,16 +90,16 @@ class BaseTrainer:
     # The parts of a step
 
     def loss_compute(self, forward_output: Any, targets: dict[str, Any]) -> Any:
-        """The losses of a batch: a dict of them by name, one tensor, or a list or tuple of tensors.
+        """Return the losses of a batch: a dict of named losses, one tensor, or a list or tuple of tensors.
 
-        Together with a dict of additional outputs, which callbacks see, it is a pair: (losses, additional_outputs).
+        A pair (losses, additional_outputs) also passes a dict of additional outputs to the callbacks.
         """
         raise NotImplementedError(f"{type(self).__name__} has no `loss_compute`.")
 
     def train_step(self, batch: Any, model: Any) -> TrainerResult:
-        """One batch through the model and `loss_compute`; the total loss is what the weights are updated by.
+        """Call `_split_batch`, the model and `loss_compute` for one batch. The total loss is optimised.
 
-        `model` is the model, or a dict where there are several: then override this, with `self.update` for each.
+        `model` is the model, or a dict of several: then override this method and call `self.update` for each.
         """
         forward_batch, targets_batch = self._split_batch(batch)
         forward_output = call_model(model, forward_batch, split="_split_batch", forward="train_step")
@@ -113,11 +114,11 @@ class BaseTrainer:
         return result_of(losses)
 
     def eval_step(self, batch: Any, model: Any) -> TrainerResult:
-        """One batch of an evaluation, in eval mode and without gradients: what `train_step` gives, by default."""
+        """Measure one batch of an evaluation, in eval mode without gradients. Default: `train_step`."""
         return self.train_step(batch, model)
 
     def predict_step(self, batch: Any, model: Any) -> Any:
-        """What `predict` is to give for one batch: the model's outputs, by default."""
+        """Return the predictions for one batch. Default: the model's outputs."""
         if isinstance(model, Mapping):
             raise ConfigurationError(
                 f"{type(self).__name__} has several models ({', '.join(model)}), so it must define the predictions: "
@@ -126,7 +127,7 @@ class BaseTrainer:
         return call_model(model, self._split_batch(batch)[0], split="_split_batch", forward="predict_step")
 
     def _split_batch(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The parts of a batch that `forward_properties` and `target_properties` name."""
+        """Return (forward_batch, targets_batch): the entries that the two lists of properties name."""
         if not isinstance(batch, Mapping):
             raise ConfigurationError(
                 f"A batch is {describe(batch)}, but forward_properties and target_properties are keys of a dict: "
@@ -146,25 +147,31 @@ class BaseTrainer:
         }
 
     def update(self, loss: Tensor, optimizer: OptimizerChoice = None, *, retain_graph: bool | None = None) -> None:
-        """Update the weights from inside an own `train_step`, which is then not done again with its total loss.
+        """Update the weights inside your own `train_step`: backward, averages and the optimizer's step.
 
-        Where there are several optimizers, `optimizer` names one, `self.update(loss, "generator")`, or the optimizers
-        that share the loss, `self.update(loss, ["muon", "adamw"])`.
+        The total loss that the step returns is then only reported. With several optimizers, `optimizer` is the name of
+        one, `self.update(loss, "generator")`, or of those that share the loss, `self.update(loss, ["muon", "adamw"])`.
         """
         self._engine.update(loss, optimizer, retain_graph=retain_graph)
 
     # Running
 
     def train(self, *, resume: bool | str | Path = "auto", changes: Changes = "refuse") -> History:
-        """Train up to the limit in the config; `resume` and `changes` as in `loopwright.Trainer.train`."""
+        """Train up to the limit in the config and return the history.
+
+        Args:
+            resume: "auto" continues an unfinished run in `run_dir`, False starts anew, a path continues from it.
+            changes: "refuse" ends with an error if the program differs from the one that began the run; "accept"
+                continues with the new values.
+        """
         return self._engine.run_to_limit(resume, changes)
 
     def evaluate(self, dataset_key: Any) -> dict[str, float]:
-        """The mean losses over every sample of a data set: one of `datasets` by its key, or a data set or loader."""
+        """Return the mean losses over all samples of a data set, given by its key in `datasets` or as an object."""
         return self._engine.evaluate(self._engine.data_of(dataset_key))
 
     def eval(self) -> dict[str, float]:
-        """What the evaluation callbacks measure, once; without any, the losses on every data set but `train`."""
+        """Run the evaluation callbacks once and return what they measure; without any, evaluate all but `train`."""
         engine = self._engine
         engine.setup()
         callbacks = [(c, engine._trainer_for(c)) for c in engine.run.callbacks if isinstance(c, Periodic)]
@@ -175,40 +182,38 @@ class BaseTrainer:
         return {f"{key}_{name}": value for key in keys for name, value in self.evaluate(key).items()}
 
     def predict(self, dataset_key: Any) -> Any:
-        """What `predict_step` gives for all samples of a data set, in order."""
+        """Return what `predict_step` returns for all samples of a data set, in order."""
         return self._engine.predict(self._engine.data_of(dataset_key))
 
     def save(self, path: str | Path) -> None:
-        """Write the complete state to a checkpoint directory."""
+        """Write the whole state to a checkpoint directory."""
         self._engine.save(path)
 
     def load(self, path: str | Path) -> None:
-        """Take the complete state from a checkpoint."""
+        """Restore the whole state from a checkpoint."""
         self._engine.load(path)
 
     def export(self, path: str | Path) -> None:
-        """Write the weights alone, as safetensors (or `.pt`)."""
+        """Write the weights alone to one file, `.safetensors` or `.pt`."""
         self._engine.export(path)
 
     def stop(self, reason: str = "stop() was called") -> None:
-        """Ask for the end of training after the current update."""
+        """End training after the current update."""
         self._engine.stop(reason)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Add metrics to the evaluation or epoch under way."""
+        """Log metrics of the current epoch or evaluation."""
         self._engine.log(values)
 
     def log_step(self, values: Mapping[str, Any]) -> None:
-        """Add metrics to the training step that has just ended."""
+        """Log metrics of the training step that has just ended."""
         self._engine.log_step(values)
 
     # What there is
 
-    def _repr_html_(self) -> str:
-        """The trainer as a notebook shows it."""
-        from ...training.html import trainer_html
-
-        return trainer_html(self, self._engine.run)
+    @property
+    def _logged_run(self) -> TrainingRun:
+        return self._engine.run
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else a callback may want of a trainer: `runtime`, `run`, a model by its name, ..."""
@@ -238,7 +243,7 @@ class BaseTrainer:
 
     @property
     def model(self) -> Any:
-        """The model, or a dict of them where there are several."""
+        """The model, or a dict of several by name; can be assigned."""
         return self._engine.door_model
 
     @model.setter
@@ -252,7 +257,7 @@ class BaseTrainer:
 
     @property
     def datasets(self) -> dict[str, Any]:
-        """The data sets by their keys."""
+        """The data sets by key; can be assigned."""
         return self._engine.datasets
 
     @datasets.setter
@@ -261,7 +266,7 @@ class BaseTrainer:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The only optimizer; where there are several they are in `optimizers`."""
+        """The optimizer, if there is one only; can be assigned."""
         optimizers = self.optimizers
         if len(optimizers) != 1:
             raise ConfigurationError(
@@ -276,13 +281,13 @@ class BaseTrainer:
 
     @property
     def optimizers(self) -> dict[str, Optimizer]:
-        """The optimizers: by the names of their models, or one called `optimizer`."""
+        """The optimizers by the names of their models; a single one is called `optimizer`."""
         self._engine.setup()
         return self._engine.optimizers
 
     @property
     def scheduler(self) -> Any:
-        """The scheduler, or None."""
+        """The scheduler, or None; can be assigned."""
         self._engine.setup()
         schedule = self._engine.schedules.get("scheduler")
         return None if schedule is None else schedule.scheduler
@@ -293,14 +298,17 @@ class BaseTrainer:
 
     @property
     def device(self) -> torch.device:
+        """The device of the model and the batches."""
         return self._engine.runtime.device
 
     @property
     def progress(self) -> Progress:
+        """The counts of the run: `epoch`, `update`, `step` and `samples`."""
         return self._engine.progress
 
     @property
     def history(self) -> History:
+        """The metrics so far, by epoch and by step."""
         return self._engine.history
 
     def _callbacks(self, config: BaseTrainerConfig) -> list[Any]:

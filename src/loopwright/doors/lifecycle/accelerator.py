@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ..._torch_compat.compiling import uncompiled
+from ...errors import ConfigurationError
 from . import run_config
 
 if TYPE_CHECKING:
     from .trainer import Trainer
+
+PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
+PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
 
 class Accelerator:
@@ -106,3 +111,24 @@ def unwrapped(model: nn.Module, keep_torch_compile: bool) -> nn.Module:
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return unwrapped(model.module, keep_torch_compile)
     return model
+
+
+def checked_precision(given: str | None) -> str:
+    """The precision that was given, or else that of the environment; refuse one that there is not."""
+    source = "mixed_precision"
+    if given is None:
+        source, given = PRECISION_VARIABLE, os.environ.get(PRECISION_VARIABLE, "no")
+    if given not in PRECISIONS:
+        raise ConfigurationError(f"{source}={given!r}: use one of {', '.join(map(repr, PRECISIONS))}.")
+    return given
+
+
+def checked_accelerator(given: Any) -> Any:
+    """Refuse settings of an accelerator of the user's own, which nothing would go by."""
+    if not isinstance(given, Accelerator):
+        raise ConfigurationError(
+            f"`_create_accelerator` returned a {type(given).__module__}.{type(given).__name__}, whose settings would "
+            "not be used: leave the method out and pass `Trainer(..., mixed_precision='bf16')`; processes are those of "
+            "torchrun."
+        )
+    return given

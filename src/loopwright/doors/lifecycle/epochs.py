@@ -83,7 +83,7 @@ class Epochs(LoggingTrainer, Stages):
             raise
 
     def _run_training(self: Trainer) -> None:  # type: ignore[misc]
-        """A training run: its start, epochs until a limit is reached or it is stopped, and its end."""
+        """Run the start of a training run, its epochs up to a limit or a stop, and its end."""
         core, call = self._core, self.callback_handler.call_event
         with core.looking():
             self.training_run_start()
@@ -132,10 +132,7 @@ class Epochs(LoggingTrainer, Stages):
     # A training epoch
 
     def _run_train_epoch(self, train_dl: Any) -> bool:
-        """A training epoch; the mean loss of a sample is recorded as `train_loss_epoch`.
-
-        Returns whether `max_num_train_steps` is reached.
-        """
+        """Run a training epoch and record `train_loss_epoch`. Returns whether `max_num_train_steps` is reached."""
         core, call = self._core, self.callback_handler.call_event
         train_dl = prepared(core, train_dl, TrainingLoader)
         if core.begin_epoch(train_dl):
@@ -154,7 +151,7 @@ class Epochs(LoggingTrainer, Stages):
         return core.has_reached_max_steps
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
-        """The loss of a batch, and the gradients of its share of the update; what is reported is the loss itself."""
+        """Compute the loss of a batch, call `on_train_step_end`, then `backward_step` with the divided loss."""
         output = checked_output(self.calculate_train_batch_loss(batch), "calculate_train_batch_loss")
         self.callback_handler.call_event("on_train_step_end", self, batch=batch, batch_output=output, step=step)
         loss = output["loss"]
@@ -195,7 +192,7 @@ class Epochs(LoggingTrainer, Stages):
         self.optimizer_zero_grad()
 
     def _clip_gradients(self) -> None:
-        """Limit the gradients of a whole update, once before its step; called if there is a `gradient_clip_value`."""
+        """Clip the complete gradients, once before each step; only called in runs with a `gradient_clip_value`."""
         self._core.gradients.clip()
 
     def _is_scheduled(self) -> bool:
@@ -210,7 +207,7 @@ class Epochs(LoggingTrainer, Stages):
     # An evaluation
 
     def _run_evaluation(self) -> None:
-        """An evaluation run: its start, one epoch, and its end."""
+        """Run the start of an evaluation run, one epoch, and its end."""
         self.evaluation_run_start()
         self.callback_handler.call_event("on_evaluation_run_start", self)
         try:
@@ -221,7 +218,7 @@ class Epochs(LoggingTrainer, Stages):
         self.callback_handler.call_event("on_evaluation_run_end", self)
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
-        """An evaluation epoch; modes and random generators are afterwards what they were before."""
+        """Run an evaluation epoch; afterwards modes and random generators are what they were before."""
         core = self._core
         if is_intermediate and not core.is_intermediate:
             with core.intermediate():
@@ -233,12 +230,12 @@ class Epochs(LoggingTrainer, Stages):
     # Losses, for epochs of the user's own
 
     def _update_loss_tracker(self, batch_loss: Tensor, batch_size: int) -> None:
-        """Add the loss of a batch to those of the epoch, on this process."""
+        """Add the loss of a batch to the mean of the epoch, in an epoch of your own."""
         if not self._core.gathering.is_stand_in:
             self._loss_tracker.update(batch_loss.detach().mean().item(), batch_size)
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
-        """Record the mean of the losses that were added, or of the steps that were taken, over all processes."""
+        """Record the mean loss of the epoch over all processes, in an epoch of your own."""
         tracker = self._loss_tracker
         if tracker.is_reported:
             self.run_history.update_metric(metric_name, self._core.mean_loss())

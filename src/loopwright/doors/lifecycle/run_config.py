@@ -12,7 +12,27 @@ from torch import distributed as dist
 
 @dataclass(frozen=True, slots=True)
 class TrainerRunConfig:
-    """The settings of a run and the numbers that follow: the smaller limit, batch sizes, updates per epoch."""
+    """The settings of a run and the numbers that follow from them.
+
+    Args:
+        num_epochs: Epochs of the run; fewer than you asked for if `max_num_train_steps` ends it earlier.
+        train_per_device_batch_size: Samples in a training batch of each process.
+        train_dl_kwargs: The options of the training loader.
+        eval_per_device_batch_size: Samples in an evaluation batch of each process.
+        eval_dl_kwargs: The options of the evaluation loader.
+        gradient_accumulation_steps: Batches in an update.
+        gradient_clip_value: The largest absolute value of a gradient, or None.
+        train_total_batch_size: Samples in an update, over all processes and accumulated batches.
+        eval_total_batch_size: Samples in an evaluation step, over all processes.
+        num_update_steps_per_epoch: Updates in an epoch, or None if the data has no length.
+        num_local_update_steps_per_epoch: The same number, under the name of earlier releases.
+        max_num_train_steps: The limit of updates, or None.
+        is_local_process_zero: Whether this is the first process on its machine.
+        is_world_process_zero: Whether this is the first process of all.
+        is_distributed: Whether there are several processes.
+        mixed_precision: "no", "bf16" or "fp16".
+        num_processes: How many processes there are.
+    """
 
     num_epochs: int = 0
     train_per_device_batch_size: int | None = None
@@ -33,7 +53,7 @@ class TrainerRunConfig:
     num_processes: int = 1
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name; what the loaders were given is in it as it is, samplers and generators included."""
+        """Return the fields by name."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 

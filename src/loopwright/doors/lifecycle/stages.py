@@ -53,32 +53,35 @@ class Stages:
 
     @property
     def device(self) -> torch.device:
+        """The device of the model and the batches."""
         return self._runtime.device
 
     # Setup
 
     def create_train_dataloader(self, batch_size: int, train_dl_kwargs: DlKwargs = None) -> Any:
-        """Build the loader for training: the defaults, replaced by the user's options."""
+        """Return the training loader: a `DataLoader` with the default options and yours over them."""
         self._train_dl_kwargs = loader_options(
             self.train_dataset, self.get_default_train_dl_kwargs(batch_size), train_dl_kwargs, self.collate_fn
         )
         return build_loader(self.train_dataset, self._train_dl_kwargs)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
+        """Return the default options of the training loader: shuffled, no worker processes."""
         return {"shuffle": True, "pin_memory": self.device.type == "cuda", "batch_size": batch_size, "num_workers": 0}
 
     def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: DlKwargs = None) -> Any:
-        """Build the loader for evaluation: the defaults, replaced by the user's options."""
+        """Return the evaluation loader: a `DataLoader` with the default options and yours over them."""
         self._eval_dl_kwargs = loader_options(
             self.eval_dataset, self.get_default_eval_dl_kwargs(batch_size), eval_dl_kwargs, self.collate_fn
         )
         return build_loader(self.eval_dataset, self._eval_dl_kwargs)
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
+        """Return the default options of the evaluation loader: in order, no worker processes."""
         return {"shuffle": False, "pin_memory": self.device.type == "cuda", "batch_size": batch_size, "num_workers": 0}
 
     def create_scheduler(self) -> Any:
-        """The learning rate scheduler of this run, or None. Default: what `create_scheduler_fn` makes."""
+        """Return the scheduler of this run, or None. Default: what `create_scheduler_fn` makes."""
         if self.create_scheduler_fn is None:
             return None
         scheduler = build_scheduler(self.create_scheduler_fn, self.optimizer, placeholder_values(self))
@@ -93,64 +96,64 @@ class Stages:
     # Training run
 
     def training_run_start(self) -> None:
-        """A training run begins."""
+        """Called when a training run begins: loaders, run config and scheduler exist. Default: nothing."""
 
     def training_run_epoch_end(self) -> None:
-        """An epoch of the training run is over, evaluation included."""
+        """Called after each epoch and its evaluation. Default: nothing."""
 
     def training_run_end(self) -> None:
-        """The training run is over."""
+        """Called when the training run is over, also if it was stopped. Default: nothing."""
 
     # Training epoch
 
     def train_epoch_start(self) -> None:
-        """A training epoch begins: the model is in train mode, with its frozen parts as they were."""
+        """Called when a training epoch begins. Default: train mode; frozen parts stay in eval mode."""
         self._core.set_train_mode()
 
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-        """Forward pass and loss of a training batch; the loss is the mean over its samples."""
+        """Return `{"loss", "model_outputs", "batch_size"}` of a training batch; the loss is the mean of its samples."""
         return self._calculate_loss(batch)
 
     def backward_step(self, loss: Tensor) -> None:
-        """Add the gradients of a loss, which is this batch's share of the update already."""
+        """Compute the gradients of a loss, which is already divided for accumulation. Default: scaled for fp16."""
         self._core.gradients.backward(loss)
 
     def optimizer_step(self) -> None:
-        """Change the weights by the gradients of the whole update."""
+        """Step the optimizer, once per update. Default: `optimizer.step()`, unless the fp16 scaler skips it."""
         self._core.gradients.step()
 
     def scheduler_step(self) -> None:
-        """Step the scheduler, if there is one; left out after an update that the loss scaler left out."""
+        """Step the scheduler, after every update that was not left out. Default: `scheduler.step()` if there is one."""
         if self.scheduler is not None:
             self.scheduler.step()
 
     def optimizer_zero_grad(self) -> None:
-        """Drop the gradients of the update that is over."""
+        """Reset the gradients after an update."""
         self._core.gradients.zero()
 
     def train_epoch_end(self) -> None:
-        """All batches of a training epoch are through."""
+        """Called after the last batch of a training epoch; `train_loss_epoch` is recorded. Default: nothing."""
 
     # Evaluation epoch
 
     def eval_epoch_start(self) -> None:
-        """An evaluation epoch begins: the model is in eval mode."""
+        """Called when an evaluation epoch begins. Default: eval mode."""
         self._core.set_eval_mode()
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-        """Forward pass and loss of an evaluation batch, in eval mode and without gradients."""
+        """Return the same dict for an evaluation batch, in eval mode without gradients."""
         return self._calculate_loss(batch)
 
     def eval_epoch_end(self) -> None:
-        """All batches of an evaluation epoch are through."""
+        """Called after the last batch of an evaluation epoch; its loss is recorded. Default: nothing."""
 
     # Evaluation run
 
     def evaluation_run_start(self) -> None:
-        """An evaluation run begins."""
+        """Called when `evaluate` begins. Default: nothing."""
 
     def evaluation_run_end(self) -> None:
-        """The evaluation run is over."""
+        """Called when `evaluate` is over. Default: nothing."""
 
     # What the stages share
 

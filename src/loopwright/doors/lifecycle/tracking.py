@@ -30,17 +30,17 @@ class RunHistory(ABC):
 
     @abstractmethod
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
-        """Record another value, under the name with the prefix in front of it."""
+        """Record a value under this name, with the prefix in front of it."""
 
     def delete_metric(self, metric_name: str) -> None:
-        """Forget a metric and all its values."""
+        """Delete a metric with all its values."""
         raise ConfigurationError(
             f"{type(self).__name__} cannot delete a metric: add the method `delete_metric(metric_name)`."
         )
 
     @property
     def metric_name_prefix(self) -> str:
-        """What is put in front of the names of metrics when they are recorded."""
+        """The prefix of the names under which metrics are recorded."""
         return ""
 
     def set_metric_name_prefix(self, prefix: str = "") -> None:
@@ -68,14 +68,14 @@ class RunHistory(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget everything and go back to epoch 1."""
+        """Delete all values and go back to epoch 1."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a training state must hold of this history. Default: nothing."""
+        """Return what a training state must keep of this history. Default: nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027  (a history may keep nothing)
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
 
 class InMemoryRunHistory(RunHistory):

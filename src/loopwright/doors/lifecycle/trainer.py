@@ -14,7 +14,7 @@ from ...errors import ConfigurationError
 from ...runtime import resolve_runtime
 from .._shared import is_overridden
 from . import run_config, saving
-from .accelerator import Accelerator, unwrapped
+from .accelerator import PRECISIONS, Accelerator, checked_accelerator, checked_precision, unwrapped
 from .callbacks import CallbackHandler, CallbackLike, LimitBatchesCallback, TrainerCallback, get_default_callbacks
 from .checks import (
     call_by_name,
@@ -42,20 +42,20 @@ __all__ = [
 ]
 
 DEFAULT_CALLBACKS = get_default_callbacks()
-PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
-PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
 
 class Trainer(Epochs):
-    """Trains and evaluates a model on data sets. Every stage is a method that may be overridden.
+    """Trains and evaluates a model on data sets. Every stage of a run is a method that you may override.
 
     Args:
         model: The module to train.
-        loss_func: A function or module of (outputs, targets); None where `calculate_train_batch_loss` is overridden.
-        optimizer: A torch optimizer; None where `train_step` does without one.
-        callbacks: `TrainerCallback` objects or classes, and trackers. Default: `DEFAULT_CALLBACKS`.
+        loss_func: A function or module of (outputs, targets); None if you override `calculate_train_batch_loss` and
+            `calculate_eval_batch_loss`.
+        optimizer: A torch optimizer; None for a trainer that only evaluates.
+        callbacks: `TrainerCallback` classes or objects, and trackers of `loopwright.trackers`. Default:
+            `DEFAULT_CALLBACKS`, which print, log and stop at a loss that is not finite.
         run_history: Where metrics are recorded. Default: an `InMemoryRunHistory`.
-        mixed_precision: "no", "bf16" or "fp16". Default: the environment variable ACCELERATE_MIXED_PRECISION.
+        mixed_precision: "no", "bf16" or "fp16". Default: the variable ACCELERATE_MIXED_PRECISION, else "no".
 
     Example:
         >>> import torch
@@ -90,9 +90,9 @@ class Trainer(Epochs):
         self._eval_dataloader: Any = None
         self._train_dl_kwargs, self._eval_dl_kwargs = {}, {}
         self._loss_tracker = LossTracker()
-        self._mixed_precision = _checked_precision(mixed_precision)
+        self._mixed_precision = checked_precision(mixed_precision)
         self._runtime = resolve_runtime(None, PRECISIONS[self._mixed_precision])
-        self._accelerator = _checked_accelerator(self._create_accelerator())
+        self._accelerator = checked_accelerator(self._create_accelerator())
         self._core = Core(self, self._runtime)
         self._is_training = False
         self.callback_handler = CallbackHandler([*_limits_of_environment(), *_listed(callbacks)])
@@ -118,10 +118,22 @@ class Trainer(Epochs):
     ) -> None:
         """Train for `num_epochs` epochs or `max_num_train_steps` updates, whichever comes first.
 
-        `create_scheduler_fn` takes the optimizer and returns a scheduler, which is stepped after every update; it may
-        be a `functools.partial` with `TrainerPlaceholderValues` in it. `gradient_clip_value` limits each gradient's
-        absolute value. `resume_from` is a directory that `save_training_state` wrote: the run goes on from there, and
-        the limits count from where it began.
+        Args:
+            train_dataset: The data set to train on.
+            num_epochs: The number of epochs.
+            eval_dataset: The data set to evaluate after every epoch.
+            per_device_batch_size: Samples in a batch of each process.
+            max_num_train_steps: The number of updates; the smaller of the two limits ends the run.
+            gradient_accumulation_steps: Batches in one update.
+            gradient_clip_value: The largest absolute value of a gradient, above 0. Default: no clipping.
+            create_scheduler_fn: A function of the optimizer that returns a scheduler, which is stepped after every
+                update. A `functools.partial` may hold `TrainerPlaceholderValues`.
+            train_dataloader_kwargs: Options for the training `DataLoader`, over the defaults.
+            eval_dataloader_kwargs: Options for the evaluation `DataLoader`, over the defaults.
+            reset_run_history: Whether the run history starts empty.
+            collate_fn: Makes a batch of samples, for both loaders.
+            resume_from: A directory that `save_training_state` wrote. The run continues exactly there, and the limits
+                count from its beginning.
         """
         check_start(self, per_device_batch_size)
         check_limits(num_epochs, max_num_train_steps, gradient_accumulation_steps, gradient_clip_value)
@@ -155,9 +167,13 @@ class Trainer(Epochs):
         dataloader_kwargs: DlKwargs = None,
         collate_fn: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Run one evaluation epoch, on the data set given or on that of the last training run.
+        """Run one evaluation epoch and record its loss in the run history as `evaluation_loss`.
 
-        The loss is recorded in the run history as `evaluation_loss`.
+        Args:
+            dataset: The data set. Default: the evaluation data of the last training run.
+            per_device_batch_size: Samples in a batch of each process.
+            dataloader_kwargs: Options for the `DataLoader`, over the defaults.
+            collate_fn: Makes a batch of samples.
         """
         check_start(self, per_device_batch_size)
         if dataset is None and self.eval_dataset is None:
@@ -228,6 +244,7 @@ class Trainer(Epochs):
         return Accelerator(self)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
+        """Call the two methods that prepare the parts of a run."""
         self._prepare_model_and_optimizer()
         self._prepare_dataloaders()
 
@@ -236,7 +253,7 @@ class Trainer(Epochs):
         self._core.prepare()
 
     def _prepare_dataloaders(self) -> None:
-        """Take the loaders over: from here on the order of samples is a function of seed and epoch."""
+        """Prepare the loaders: from here on, seed and epoch alone decide the order of samples."""
         self._core.prepare_loaders()
 
     def _create_run_config(
@@ -247,7 +264,7 @@ class Trainer(Epochs):
         max_num_train_steps: int | None = None,
         gradient_clip_value: float | None = None,
     ) -> TrainerRunConfig:
-        """The settings of this run and the numbers that follow. The run uses what this method returns."""
+        """Return the settings of this run, which uses the epochs, updates, accumulation and clipping returned here."""
         check_limits(num_epochs, max_num_train_steps, gradient_accumulation_steps, gradient_clip_value)
         updates = planned_updates(length_of(self._train_dataloader), gradient_accumulation_steps)
         train_size = self._train_dl_kwargs.get("batch_size", per_device_batch_size)
@@ -301,7 +318,7 @@ class Trainer(Epochs):
         save_scheduler: bool = True,
         save_per_node: bool = True,
     ) -> None:
-        """Write the model, and by default optimizer and scheduler, to a checkpoint directory.
+        """Write the model, and by default its optimizer and scheduler, to a checkpoint directory.
 
         `checkpoint_kwargs` are kept beside them and come back from `load_checkpoint`.
         """
@@ -311,30 +328,30 @@ class Trainer(Epochs):
     def load_checkpoint(
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
     ) -> dict[str, Any]:
-        """Take the state from a checkpoint and return all it holds.
+        """Load a checkpoint into the model, its optimizer and scheduler, and return its content as a dict.
 
-        A scheduler exists only from the start of a run on; where there is none yet, its state is only returned.
+        A scheduler exists only once a run has started; before that, its state is returned and not loaded.
         """
         return saving.load_checkpoint_into(self, checkpoint_path, load_optimizer, load_scheduler)
 
     def save_training_state(self, output_dir: str | Path, checkpoint_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Write everything that `train(resume_from=output_dir)` needs to go on exactly here.
+        """Write the whole state of the run, from which `train(resume_from=output_dir)` continues exactly.
 
-        Called inside a training step, it waits until the update is through.
+        Called inside a training step, it waits for the end of the update.
         """
         self._core.after_update(lambda: saving.save_run(self, output_dir, checkpoint_kwargs))
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
-        """Take over model, optimizer, history and callbacks from a training state; its `checkpoint_kwargs` come back.
+        """Load model, optimizer, history and callbacks from a training state and return its `checkpoint_kwargs`.
 
-        To go on with the run itself, pass the directory to `train(resume_from=...)` instead.
+        To continue the run itself, pass the directory to `train(resume_from=...)` instead.
         """
         return saving.load_state_into(self, input_dir)
 
     # Helpers
 
     def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
-        """The rows of all processes, one after another: of a tensor, or of each in nested lists, tuples and dicts.
+        """Return the rows of all processes, one after another, of a tensor or of tensors in lists, tuples and dicts.
 
         Processes may have different numbers of rows; all of them have to call it. Where other dimensions differ, they
         are filled up with `padding_value`. Nothing else that was filled up comes back.
@@ -342,32 +359,12 @@ class Trainer(Epochs):
         return self._core.gathering.gather(tensor, padding_value)
 
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
-        """The model itself, without what was wrapped around it to train it on several devices (or to compile it)."""
+        """Return the model without its wrapper for several devices and, if you say so, without that of compiling."""
         return unwrapped(self.model, keep_torch_compile)
 
     def _overrides(self, name: str) -> bool:
         """Whether a subclass, or an assignment to this object, replaced a method of `Trainer`."""
         return is_overridden(self, name, Trainer)
-
-
-def _checked_precision(given: str | None) -> str:
-    source = "mixed_precision"
-    if given is None:
-        source, given = PRECISION_VARIABLE, os.environ.get(PRECISION_VARIABLE, "no")
-    if given not in PRECISIONS:
-        raise ConfigurationError(f"{source}={given!r}: use one of {', '.join(map(repr, PRECISIONS))}.")
-    return given
-
-
-def _checked_accelerator(given: Any) -> Any:
-    """Refuse settings of an accelerator of the user's own, which nothing would go by."""
-    if not isinstance(given, Accelerator):
-        raise ConfigurationError(
-            f"`_create_accelerator` returned a {type(given).__module__}.{type(given).__name__}, but its settings would "
-            "not be used: remove the method and pass `Trainer(..., mixed_precision='bf16')`; start several processes "
-            "with torchrun."
-        )
-    return given
 
 
 def _limits_of_environment() -> list[TrainerCallback]:

@@ -23,76 +23,76 @@ class Callback:
     """
 
     def on_fit_start(self, trainer: DreamTrainer) -> None:
-        """`fit` begins; models, optimizers and loaders are there, nothing is restored yet."""
+        """Called when `fit` begins: models, optimizers and loaders exist, nothing is restored yet."""
 
     def on_fit_end(self, trainer: DreamTrainer) -> None:
-        """`fit` has done what it was asked to; not called when a signal or an exception ended it."""
+        """Called when `fit` has reached a limit or a stop; not after a signal or an exception."""
 
     def on_train_start(self, trainer: DreamTrainer) -> None:
-        """The training loop begins; when a run is resumed, it is restored."""
+        """Called when the training loop begins; a resumed run is restored."""
 
     def on_train_end(self, trainer: DreamTrainer) -> None:
-        """The training loop was left, by a limit, a stop or a signal."""
+        """Called after the training loop, ended by a limit, a stop or a signal."""
 
     def on_epoch_start(self, trainer: DreamTrainer) -> None:
-        """An epoch begins (not again when a run is resumed inside one)."""
+        """Called when an epoch begins; not again when a run is resumed inside the epoch."""
 
     def on_epoch_end(self, trainer: DreamTrainer, metrics: Mapping[str, float]) -> None:
-        """An epoch is over, validation and schedulers included; `metrics` is its row in the history.
+        """Called after an epoch, its validation and its schedulers; `metrics` is its row in the history.
 
         `current_epoch` is the next one already, so that a checkpoint saved here goes on with that.
         """
 
     def on_train_epoch_start(self, trainer: DreamTrainer) -> None:
-        """The training batches of an epoch begin."""
+        """Called before the first training batch of an epoch."""
 
     def on_train_epoch_end(self, trainer: DreamTrainer) -> None:
-        """The training batches of an epoch are through; its validation, if there is one, comes next."""
+        """Called after the last training batch of an epoch, before its validation."""
 
     def on_train_batch_start(self, trainer: DreamTrainer, batch: Any, batch_idx: int) -> None:
-        """A batch is about to go through `training_step`."""
+        """Called before each `training_step`."""
 
     def on_train_batch_end(self, trainer: DreamTrainer, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A batch went through `training_step`, which returned `outputs`."""
+        """Called after each `training_step`; `outputs` is what it returned."""
 
     def on_optimizer_step_start(self, trainer: DreamTrainer, optimizer: str) -> None:
-        """The named optimizer's gradients are complete and unscaled; clipping and its step come next."""
+        """Called before clipping and stepping the named optimizer; its gradients are complete and unscaled."""
 
     def on_optimizer_step_end(self, trainer: DreamTrainer, optimizer: str) -> None:
-        """The named optimizer was stepped and its gradients are gone."""
+        """Called after the step of the named optimizer; its gradients are reset."""
 
     def on_update_start(self, trainer: DreamTrainer) -> None:
-        """The first batch of an accumulation window is about to come."""
+        """Called before the first batch of each accumulation window."""
 
     def on_update_end(self, trainer: DreamTrainer) -> None:
-        """An accumulation window is over, and with it every optimizer step in it."""
+        """Called after each accumulation window with all its optimizer steps."""
 
     def on_validation_start(self, trainer: DreamTrainer) -> None:
-        """A validation begins; models are in eval mode until it ends."""
+        """Called when a validation begins; models are in eval mode until it ends."""
 
     def on_validation_end(self, trainer: DreamTrainer, metrics: Mapping[str, float]) -> None:
-        """A validation is over; `metrics` is what it measured, over all processes."""
+        """Called after a validation; `metrics` are its means over all processes."""
 
     def on_validation_batch_start(self, trainer: DreamTrainer, batch: Any, batch_idx: int) -> None:
-        """A batch is about to go through `validation_step`."""
+        """Called before each `validation_step`."""
 
     def on_validation_batch_end(self, trainer: DreamTrainer, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A batch went through `validation_step`, which returned `outputs`."""
+        """Called after each `validation_step`; `outputs` is what it returned."""
 
     def on_save_start(self, trainer: DreamTrainer, path: str | Path) -> None:
-        """`save_checkpoint` was called."""
+        """Called before `save_checkpoint`."""
 
     def on_save_end(self, trainer: DreamTrainer, path: str | Path) -> None:
-        """The checkpoint is written, by all processes."""
+        """Called after `save_checkpoint`, when all processes have written their part."""
 
     def on_load_start(self, trainer: DreamTrainer, path: str | Path) -> None:
-        """`load_checkpoint` was called."""
+        """Called before `load_checkpoint`."""
 
     def on_load_end(self, trainer: DreamTrainer, path: str | Path) -> None:
-        """The checkpoint is loaded, by all processes."""
+        """Called after `load_checkpoint`, on all processes."""
 
     def on_exception(self, trainer: DreamTrainer, error: BaseException) -> None:
-        """An exception is leaving `fit`; it is raised again afterwards."""
+        """Called when an exception leaves `fit`; it is raised again afterwards."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold for this callback to go on exactly: tensors, numbers, strings, lists, dicts."""

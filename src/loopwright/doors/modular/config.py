@@ -24,19 +24,46 @@ STRATEGIES = ("auto", "single", "ddp", "fsdp", "hsdp")
 
 @dataclass(kw_only=True)
 class DreamTrainerConfig:
-    """Every setting has a default; make a subclass, a dataclass too, for fields of your own.
+    """Every setting has a default; for fields of your own make a subclass that is a dataclass, too.
 
-    `train_batch_size`, `val_batch_size`, `num_workers`, `learning_rate` and `weight_decay` are for your `configure_*`.
-    `n_epochs` counts from the beginning of the run, also where a checkpoint was loaded; `max_steps` counts updates.
-    Without `val_every_n_steps` there is a validation after every epoch, with it after every n updates instead.
-
-    `scheduler_interval` None steps schedulers once an epoch (OneCycleLR and CyclicLR after every update, as torch
-    documents them). `strategy` "auto" is DDP where several processes were started and one device elsewhere; "hsdp"
-    shards the model over `num_shards` processes (None: those of one host) and copies that over the others.
-
-    With `run_dir`, metrics and resume points go there, and the same program goes on where an earlier one was killed
-    (`resume` and `changes` as in `loopwright.Trainer.train`); the best model by `monitor` is kept there, too. With
-    `save_dir`, `save_checkpoint` is called with `<save_dir>/epoch_<n>` after every `save_every_n_epochs` epochs.
+    Args:
+        n_epochs: Epochs to train, counted from the beginning of the run, also after a checkpoint was loaded.
+        max_steps: Updates to train; the smaller of the two limits ends the run.
+        learning_rate: For your `configure_optimizers`.
+        weight_decay: For your `configure_optimizers`.
+        train_batch_size: For your `configure_dataloaders`.
+        val_batch_size: For your `configure_dataloaders`.
+        num_workers: For your `configure_dataloaders`.
+        gradient_clip_val: Clip the gradients of each optimizer to this norm.
+        gradient_accumulation_steps: Batches in an update.
+        scheduler_interval: Step schedulers every "epoch" or "update". None: every epoch; `OneCycleLR` and `CyclicLR`
+            every update, as torch documents them.
+        val_every_n_steps: Validate every n updates instead of after each epoch.
+        precision: "fp32", "bf16" or "fp16".
+        compile_model: Compile the models with `torch.compile`.
+        activation_checkpointing: Compute activations again in the backward pass instead of storing them.
+        strategy: How a model is placed on several processes: "single", "ddp" (copies), "fsdp" (shards), "hsdp" (copies
+            of shards), or a `Mesh`. "auto" is DDP under torchrun and one device elsewhere.
+        num_shards: With "hsdp", the number of processes that share one copy. None: those of one machine.
+        sync_batch_norm: Compute batch norm over all processes.
+        cpu_offload: With shards, keep parameters in host memory.
+        find_unused_parameters: With shards, allow processes to use different parameters in a step.
+        device: Such as "cuda:1". None: the best there is.
+        seed: The seed of weights, order and random numbers. None: another one in every run.
+        callbacks: Callbacks of this module or of `loopwright.callbacks`, trackers, or functions of (trainer, metrics).
+        run_dir: The folder of metrics and checkpoints. Start the program again to continue the run in it.
+        resume: "auto" continues an unfinished run in `run_dir`, False starts anew, a path is a checkpoint to continue.
+        changes: If the program differs from the one that began the run: "refuse", or "accept" the new values.
+        checkpoint_every_n_steps: Write a checkpoint to continue from every n updates.
+        checkpoint_every_n_epochs: The same every n epochs. "auto": every epoch, at most every 5 seconds.
+        checkpoint_every_n_minutes: The same every n minutes.
+        keep_checkpoints: How many of these checkpoints to keep.
+        monitor: The metric of the best model, and that `ReduceLROnPlateau` watches. None: "val_loss".
+        monitor_mode: Whether "min" or "max" values of it are better. "auto" goes by its name.
+        keep_best: How many best models to keep in `run_dir`.
+        save_dir: Call `save_checkpoint` with `<save_dir>/epoch_<n>`.
+        save_every_n_epochs: How often to do so.
+        progress: "bar", "lines" or "silent". "auto": a bar on a terminal, lines elsewhere.
     """
 
     n_epochs: int = 1

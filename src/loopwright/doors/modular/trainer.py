@@ -89,80 +89,81 @@ class DreamTrainer(LoggingTrainer, Hooks):
     # What a trainer is made of
 
     def configure_models(self) -> Any:
-        """Assign models to self, unless `__init__` did. They are placed and wrapped afterwards."""
+        """Assign models to self, unless `__init__` did, or return them by name. Each is then placed and wrapped."""
 
     def configure_optimizers(self) -> Any:
-        """Assign optimizers, and schedulers if you like, to self."""
+        """Assign optimizers, and schedulers if you like, to self, or return them by name."""
         if not any(isinstance(value, Optimizer) for value in vars(self).values()):
             raise ConfigurationError(f"{type(self).__name__} has no optimizers: override configure_optimizers.")
 
     def configure_schedulers(self) -> Any:
-        """Assign schedulers to self."""
+        """Assign schedulers to self, or return them by name."""
 
     def configure_metrics(self) -> Any:
-        """Assign metrics that keep their own state, such as torchmetrics', to self; steps may return them."""
+        """Assign metrics that keep their own state, such as those of torchmetrics, to self; steps may return them."""
 
     def configure_dataloaders(self) -> Any:
-        """(train_loader, val_loader); the second may be None."""
+        """Return `(train_loader, val_loader)`, `{"train": ..., "val": ...}` or one loader; `val_loader` may be None."""
         raise ConfigurationError(f"{type(self).__name__} has no data: override configure_dataloaders.")
 
     # Steps and loops
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """One batch: forward, `self.backward(loss)`; returns metrics to log."""
+        """Train on one batch: forward and `self.backward(loss)`. Returns a dict of metrics, the loss, or nothing."""
         raise ConfigurationError(f"{type(self).__name__} has no training_step(batch, batch_idx): override it.")
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """One batch in eval mode and without gradients; returns metrics to average over all samples."""
+        """Measure one batch in eval mode without gradients. Returns metrics, which are averaged over all samples."""
         raise ConfigurationError(f"{type(self).__name__} has no validation_step(batch, batch_idx): override it.")
 
     def training_loop(self) -> None:
-        """All epochs. One of your own iterates `self.train_loader` once for each epoch from `self.current_epoch` on."""
+        """Run all epochs. Your own iterates `self.train_loader` once for each epoch from `self.current_epoch` on."""
         self._engine.run_epochs()
 
     def validation_loop(self) -> Any:
-        """All validation batches, and the means of what they measure."""
+        """Run a whole validation and return its metrics."""
         return self._engine.validation.run()
 
     def should_validate(self) -> bool:
-        """Whether it is time for a validation: asked after every epoch, or every `val_every_n_steps` updates."""
+        """Return whether to validate now; called after every epoch, or after every update with `val_every_n_steps`."""
         every = self.config.val_every_n_steps
         if self._engine.loaders[1] is None:
             return False
         return every is None or self.global_step - self._engine.validation.done_at >= every
 
     def compute_metrics(self, outputs: Any, targets: Any) -> Mapping[str, Any]:
-        """Metrics of a batch. Steps may call it; for one that returns "outputs" and "targets" the trainer does."""
+        """Return metrics of a batch as a dict. The trainer calls it for steps that return "outputs" and "targets"."""
         return {}
 
     # What steps use
 
     def backward(self, loss: Tensor, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False) -> None:
-        """Gradients of the loss, scaled and divided as precision and accumulation need; to that optimizer only."""
+        """Compute gradients of the loss, scaled and divided as needed; with `optimizer`, for its parameters only."""
         self._engine.backward(loss, optimizer, retain_graph=retain_graph)
 
     def step(self, optimizer: Optimizer | str) -> None:
-        """Step an optimizer with the gradients of the backward passes since the last `step`, once they are complete.
+        """Step an optimizer, or the one of that name, with the gradients since the last `step`, at the window's end.
 
-        Gradients that these left in other optimizers' parameters are dropped before the next backward pass.
+        Gradients that the same backward passes left in the parameters of other optimizers are dropped before the next
+        backward pass.
         """
         self._engine.gradients.step(optimizer)
 
     def clip_gradients(self, optimizer: Optimizer | str, max_norm: float) -> None:
-        """Clip an optimizer's gradients by this norm, in place of `gradient_clip_val`, right before its step."""
+        """Clip the gradients of an optimizer to this norm right before its step, in place of `gradient_clip_val`."""
         check_clipping("max_norm", max_norm)
         self._engine.gradients.clip(optimizer, max_norm)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context of forward passes at the config's precision, which steps are in anyway."""
+        """Return the context of forward passes in the config's precision, for loops of your own; steps are in it."""
         return self._engine.runtime.autocast
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """The model, placed and wrapped for the processes there are; it is not done a second time."""
+        """Place and wrap a model for the processes there are, and return it; a second call changes nothing."""
         return self._engine.wrap(model)
 
     def log_metrics(self, metrics: Mapping[str, Any] | None) -> None:
-        """Log values of the step, validation or epoch under way; they are reduced over processes."""
+        """Log metrics of the current step, validation or epoch; they are averaged over processes."""
         self._engine.log_metrics(metrics)
 
     @property
@@ -170,32 +171,32 @@ class DreamTrainer(LoggingTrainer, Hooks):
         return self._engine.run
 
     def stop(self, reason: str = "stop() was called") -> None:
-        """Ask for the end of training after the current update."""
+        """End training after the current update."""
         self._engine.stop(reason)
 
     # Running
 
     def fit(self) -> History:
-        """Train for `n_epochs` and return the history; with `run_dir`, from where an earlier process was."""
+        """Train until `n_epochs` or `max_steps` and return the history; with `run_dir`, continue an earlier run."""
         return self._engine.fit()
 
     def setup(self) -> None:
-        """Build what `configure_*` describe, once; `fit`, `load_checkpoint` and `save_checkpoint` do it themselves."""
+        """Call the `configure_*` methods, once; `fit` and the checkpoint methods do it themselves."""
         self._engine.setup()
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write the complete state to a checkpoint directory; called inside an update, when that is over."""
+        """Write the whole state to a checkpoint directory; a call inside an update waits for its end."""
         self._engine.save_soon(path)
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Take the complete state from a checkpoint directory; `fit` then goes on exactly there."""
+        """Restore the whole state from a checkpoint directory; `fit` then continues exactly there."""
         self._engine.load(path)
 
     # Where the run is
 
     @property
     def device(self) -> torch.device:
-        """Where models and batches are; `DreamTrainerConfig(device=...)` says which."""
+        """The device of models and batches; choose it with `DreamTrainerConfig(device=...)`."""
         return self._engine.runtime.device
 
     @device.setter
@@ -206,23 +207,27 @@ class DreamTrainer(LoggingTrainer, Hooks):
 
     @property
     def world_size(self) -> int:
+        """The number of processes."""
         return self._engine.runtime.world
 
     @property
     def global_rank(self) -> int:
+        """The number of this process, from 0."""
         return self._engine.runtime.rank
 
     @property
     def is_distributed(self) -> bool:
+        """Whether there are several processes."""
         return self.world_size > 1
 
     @property
     def history(self) -> History:
+        """The metrics so far, by epoch and by step."""
         return self._engine.history
 
     @property
     def current_epoch(self) -> int:
-        """The epoch under way, or to come, counted from 0."""
+        """The current epoch, from 0; can be assigned."""
         return self._engine.progress.epoch
 
     @current_epoch.setter
@@ -231,7 +236,7 @@ class DreamTrainer(LoggingTrainer, Hooks):
 
     @property
     def global_step(self) -> int:
-        """Updates so far; the batches of an accumulation window all see the same number."""
+        """The number of updates so far; all batches of an accumulation window see the same one. Can be assigned."""
         return self._engine.progress.update
 
     @global_step.setter
@@ -240,11 +245,12 @@ class DreamTrainer(LoggingTrainer, Hooks):
 
     @property
     def is_accumulating_gradients(self) -> bool:
-        """Whether more batches of the accumulation window come before its step."""
+        """Whether more batches of the accumulation window come before the optimizer's step."""
         return not self._engine.run.window.is_last
 
     @property
     def train_loader(self) -> Loader | None:
+        """The training loader; iterating it is one epoch. Can be assigned."""
         return self._engine.train_loader
 
     @train_loader.setter
@@ -253,6 +259,7 @@ class DreamTrainer(LoggingTrainer, Hooks):
 
     @property
     def val_loader(self) -> Loader | None:
+        """The validation loader, or None. Can be assigned."""
         return self._engine.val_loader
 
     @val_loader.setter

@@ -21,7 +21,21 @@ NEAR = 0.75  # the similarity, from 0 to 1, from which on one name is a misspell
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`training.*` of a config; None where it says nothing."""
+    """The section `training` of a config; None where it has no value.
+
+    Args:
+        learning_rate: The learning rate of the default AdamW. With an optimizer of your own it is not used, and a line
+            says so if the two differ. Default: AdamW's.
+        weight_decay: The weight decay of the default AdamW, and of the parameter groups of your optimizer that have
+            their class's default; a line says which were changed. Default: the optimizer's.
+        max_grad_norm: Clip gradients to this norm before every step, above 0. Default: no clipping.
+        scheduler_step_per_batch: Step the scheduler after each update (True) or after each epoch (False). Default:
+            after each epoch; `OneCycleLR` and `CyclicLR` after each update.
+        gradient_accumulation_steps: The number of batches in an update; their gradients are those of one big batch.
+            Default: 1.
+        best_model_mode: Which values of `best_model_metric` are better. "auto" goes by its name: a loss, an error or a
+            perplexity falls; an accuracy, an F1 or an AUC rises; any other name needs "min" or "max".
+    """
 
     learning_rate: float | None = None
     weight_decay: float | None = None

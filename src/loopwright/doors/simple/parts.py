@@ -28,7 +28,7 @@ class Assignable:
 
     @property
     def model(self) -> nn.Module:
-        """The model that is trained; another one may be assigned, with an optimizer of its parameters."""
+        """The model. Assign another one together with an optimizer of its parameters."""
         return self._engine.model
 
     @model.setter
@@ -41,7 +41,7 @@ class Assignable:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer itself, also where a factory or nothing was given; None while all of the model is frozen."""
+        """The torch optimizer, also if you gave a factory or nothing; None while the whole model is frozen."""
         return self._engine.optimizers.get("optimizer")
 
     @optimizer.setter
@@ -54,7 +54,7 @@ class Assignable:
 
     @property
     def scheduler(self) -> Any:
-        """The scheduler, or None; one that is assigned is stepped as one given to the constructor."""
+        """The scheduler, or None. One that you assign is stepped like one given to the constructor."""
         schedule = self._engine.schedules.get("scheduler")
         return None if schedule is None else schedule.scheduler
 
@@ -65,7 +65,7 @@ class Assignable:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is and batches go; assigning another one moves the model there."""
+        """The device of the model and the batches. Assigning another one moves the model there."""
         return self._engine.runtime.device
 
     @device.setter
@@ -75,7 +75,7 @@ class Assignable:
 
     @property
     def loss_fn(self) -> Callable[..., Any] | None:
-        """A function of (outputs, targets), or None where the model's outputs carry their loss."""
+        """The loss function of (outputs, targets), or None if the model's outputs have a loss."""
         loss_fn: Callable[..., Any] | None = self._engine.loss_fn
         return loss_fn
 
@@ -90,7 +90,7 @@ class Assignable:
 
     @property
     def config(self) -> Any:
-        """The config as it was given. Its settings were read then; assign a config to have them read again."""
+        """The config as you gave it. Settings are read once: assign a config to have them read again."""
         return self._engine.config
 
     @config.setter

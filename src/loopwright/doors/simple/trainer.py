@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class Trainer(Assignable, LoggingTrainer):
-    """Trains a model in steps, epochs or whole runs; every method may be overridden, and then counts everywhere.
+    """Trains a model in steps, epochs or whole runs. A method that you override is used wherever the trainer needs it.
 
     Args:
         model: The module to train.
         optimizer: A torch optimizer, or a function of the parameters that makes one; None for AdamW.
         loss_fn: A function or module of (outputs, targets); None where the model returns its loss.
-        config: A mapping or object, of which the section `training` is read; docs/simple.md lists its settings.
-        device: Where to train. Default: a GPU if there is one, else the CPU.
+        config: A mapping or an object whose section `training` holds the settings.
+        device: Where to train. Default: CUDA if there is a GPU, else MPS, else the CPU.
         scheduler: A torch scheduler, or a function of the optimizer that makes one.
 
     Example:
@@ -76,7 +76,7 @@ class Trainer(Assignable, LoggingTrainer):
     # Steps
 
     def train_step(self, batch: Any) -> dict[str, float]:
-        """One batch, one update of the weights; the loss and whatever else was measured, as numbers.
+        """Train on one batch: forward, backward and one optimizer step. Returns the loss and other metrics as numbers.
 
         Gradients that were there before, of a backward() of your own, do not go into it.
         """
@@ -91,7 +91,7 @@ class Trainer(Assignable, LoggingTrainer):
         return _numbers(engine.learn_apart(batch))
 
     def eval_step(self, batch: Any) -> dict[str, float]:
-        """One batch in eval mode and without gradients; the loss and whatever else was measured, as numbers."""
+        """Measure one batch in eval mode without gradients. Returns the loss and other metrics as numbers."""
         self._engine.run.window.size = batch_size_of(batch)
         with self._engine.single_eval_mode(), torch.no_grad():
             return _numbers(self._engine.measure(batch))
@@ -104,9 +104,9 @@ class Trainer(Assignable, LoggingTrainer):
         eval_dataloader: Iterable[Any] | None = None,
         epoch: int = 0,
     ) -> dict[str, float]:
-        """All batches once, then an evaluation if there is a loader for it: `train_loss`, `eval_loss` and so on.
+        """Train on all batches once, then evaluate if there is an `eval_dataloader`. Returns the metrics of both.
 
-        `epoch` is shown beside the losses; the order of a shuffling loader follows the trainer's own count.
+        `epoch` is the number that is shown; the order of a shuffling loader follows the trainer's own count.
         """
         engine = self._engine
         if engine.is_running:
@@ -129,7 +129,7 @@ class Trainer(Assignable, LoggingTrainer):
         return ends[0]
 
     def evaluate(self, dataloader: Iterable[Any]) -> dict[str, float]:
-        """The means over all samples of what `eval_step` measures; modes stay as they were."""
+        """Evaluate a loader: the means over all samples of what `eval_step` returns. Modes stay as they were."""
         check_data(dataloader, "dataloader")
         return self._engine.evaluate(dataloader)
 
@@ -144,17 +144,24 @@ class Trainer(Assignable, LoggingTrainer):
         early_stopping_patience: int | None = None,
         callbacks: Iterable[EpochCallback | Track] | None = None,
     ) -> dict[str, list[float]]:
-        """Train for some epochs and return their metrics, a list for each; calling it again goes on from there.
+        """Train for `num_epochs` epochs and return the history: for each metric a list with one value per epoch.
 
-        Under `save_dir`, `best_model` is the best epoch by `best_model_metric` (without an evaluation "eval_loss" means
-        the training loss). Which values are better is what its name says, or `training.best_model_mode` of the config,
-        "min" or "max"; a name that does not say it is an error. `checkpoint_epoch_1` and so on are written every
-        `save_freq` epochs. Callbacks are called as `callback(trainer, epoch, metrics)` after each epoch, counted from
-        0; trackers of `loopwright.trackers` may be among them. SIGTERM, SIGINT and SIGUSR1 write `checkpoint_latest`,
-        inside an epoch too. `save_dir` also holds the record of the run, which `loopwright runs`, `show` and `ui` read.
+        A second call trains on from the weights that the first one left. After `load_checkpoint` the run that wrote
+        the checkpoint continues exactly: epochs are counted from there, and early stopping and the best model know
+        what came before.
 
-        After `load_checkpoint` the run that wrote it goes on, exactly: epochs are counted from there, early stopping
-        and the best model know what came before, and `num_epochs` is what is left.
+        Args:
+            train_dataloader: Batches to train on.
+            num_epochs: How many epochs to train; after `load_checkpoint`, how many more.
+            eval_dataloader: Batches to evaluate after each epoch.
+            save_dir: The folder of checkpoints and of the record that `loopwright runs`, `show` and `ui` read. SIGTERM,
+                SIGINT and SIGUSR1 write `checkpoint_latest` there, inside an epoch too.
+            save_freq: Write `checkpoint_epoch_<n>` every so many epochs.
+            best_model_metric: The metric that decides what `best_model` is, when training stops early and what
+                `ReduceLROnPlateau` watches. Without an evaluation, "eval_loss" means the training loss.
+            early_stopping_patience: Stop after this number of epochs without an improvement. Default: never.
+            callbacks: Functions `callback(trainer, epoch, metrics)`, called after each epoch, and trackers of
+                `loopwright.trackers`.
         """
         check_data(train_dataloader, "train_dataloader")
         check_epochs(num_epochs)
@@ -196,11 +203,11 @@ class Trainer(Assignable, LoggingTrainer):
     def load_checkpoint(
         self, path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
     ) -> dict[str, Any]:
-        """Load a checkpoint of this trainer, or a foreign `.pt` or `.safetensors`, and return what it holds.
+        """Load a checkpoint of this trainer, or any `.pt` or `.safetensors` file, and return its content as a dict.
 
-        What the file does not hold stays as it is. With the optimizer of a checkpoint of ours, everything else goes on
-        from there too: the order of shuffling loaders, random numbers, early stopping. Of the run so far there is
-        `num_epochs`, how many were complete, and `history`, as `train` returns it.
+        Parts that the file does not have stay as they are. With the optimizer of one of this trainer's checkpoints,
+        everything else continues too: the order of shuffling loaders, random numbers, early stopping. The dict also
+        has `num_epochs`, the number of complete epochs, and `history`, as `train` returns it.
         """
         content, going_on = load(self._engine, path, optimizer=load_optimizer, scheduler=load_scheduler)
         self._loaded = going_on or self._loaded
@@ -212,7 +219,7 @@ class Trainer(Assignable, LoggingTrainer):
         self._engine.export(path)
 
     def _save_checkpoint(self, path: str, epoch: int, metric_value: float | None = None) -> None:
-        """Write everything to a checkpoint directory, which appears complete or not at all.
+        """Write the whole state to a checkpoint directory, which appears complete or not at all.
 
         `model.safetensors` in it has the weights under the names of the state dict. A model that has `save_pretrained`
         can be loaded from it with `from_pretrained`.
@@ -238,7 +245,7 @@ class Trainer(Assignable, LoggingTrainer):
     # The parts of a step
 
     def _prepare_batch(self, batch: Any) -> tuple[Any, Any]:
-        """(inputs, targets) on the device: a pair is that, a tensor has no targets, a dict is all inputs.
+        """Move a batch to the device and split it: (inputs, targets). Targets are None for a tensor or a dict.
 
         With a loss function, the entry of a dict that is named like targets is the targets as well, and the model gets
         it only if it takes it.
@@ -255,7 +262,7 @@ class Trainer(Assignable, LoggingTrainer):
         return inputs, batch[name]
 
     def _forward_pass(self, inputs: Any) -> Any:
-        """The model's outputs; a dict of inputs goes in as keywords."""
+        """Call the model and return its outputs. A dict of inputs is passed as keyword arguments."""
         try:
             return call_model(self.model, inputs, split="_prepare_batch", forward="_forward_pass")
         except TypeError as error:
@@ -268,7 +275,10 @@ class Trainer(Assignable, LoggingTrainer):
             ) from error
 
     def _compute_loss(self, outputs: Any, targets: Any) -> Any:
-        """The loss that the outputs carry, as Hugging Face models' do, or the loss function's."""
+        """Return the loss: that of the outputs, as Hugging Face models have it, or `loss_fn(outputs, targets)`.
+
+        It is a tensor with one value, a dict of named losses, which are summed, or a pair of a sum and a count.
+        """
         loss_fn = self.loss_fn
         if targets is not None or loss_fn is None or not self._engine.loss_takes_targets:
             return loss_of(outputs, targets, loss_fn, override="_compute_loss")

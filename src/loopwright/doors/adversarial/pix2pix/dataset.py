@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from ....errors import ConfigurationError, DataError, MissingExtraError
-from ..config import Augmentations, ColorJitter, Config, ImageAugmentation, PairAugmentation
+from ..config import Config
+from ..data_config import Augmentations, ColorJitter, ImageAugmentation, PairAugmentation
 from ..images import SUFFIXES, read_image
 
 Change = Callable[[Tensor], Tensor]

@@ -65,7 +65,7 @@ Points = Mapping[str, list[tuple[float, float]]]
 
 
 class Curves:
-    """`Trainer.vis`: takes the calls that the published program makes of its Visdom client, for the folder `live`.
+    """Takes the calls of the published program to its Visdom client, and writes to the folder `live`.
 
     `points` are the curves it was given; what the loss manager has by the same name is shown in their place.
     """
@@ -75,7 +75,7 @@ class Curves:
         self.points: dict[str, list[tuple[float, float]]] = {}
 
     def update_images(self, x: Tensor, y: Tensor, z: Tensor, title: str = "", image_size: int | None = None) -> None:
-        """Show the first image of three batches side by side, if the experiment shows anything."""
+        """Write the first image of three batches side by side, unless the config turns it off."""
         if self._trainer.live is not None:
             self._trainer.live.image_size = image_size or self._trainer.live.image_size
             self._trainer.live.update_images(x, y, z)
@@ -93,14 +93,14 @@ class Curves:
             self._trainer.live.update_losses({name: list(line) for name, line in self.points.items()})
 
     def clear_env(self) -> None:
-        """Forget the curves."""
+        """Delete the curves."""
         self.points.clear()
 
     def start_thread(self) -> None:
-        """Nothing: `train_paired` starts the thread that writes."""
+        """Do nothing: `train_paired` starts the thread that writes."""
 
     def stop_thread(self) -> None:
-        """Nothing: `train_paired` ends the thread that writes."""
+        """Do nothing: `train_paired` ends the thread that writes."""
 
 
 class LiveView:

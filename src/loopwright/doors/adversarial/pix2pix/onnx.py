@@ -82,7 +82,7 @@ class ONNXConverter(Tester):
         output_names: Sequence[str] = ("output",),
         suppress_onnx_warnings: bool = True,
     ) -> Path:
-        """Write `epoch{n}.onnx` to the experiment's directory, checked against torch; the path.
+        """Write `epoch{n}.onnx` to the experiment's directory, compare it with torch, and return its path.
 
         The exporter folds constants and is quiet in any case: `do_constant_folding` and `suppress_onnx_warnings` are
         accepted as the published program has them.

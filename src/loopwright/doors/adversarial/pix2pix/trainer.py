@@ -121,13 +121,13 @@ class Pix2pixTrainer(Trainer):
     # Setting up
 
     def _init_lr_scheduling(self) -> None:
-        """Without separate schedules, the discriminator has the generator's: a copy, never the same object."""
+        """Give the discriminator a copy of the generator's learning rate, unless `separate_lr_schedules`."""
         train = self.config.train
         if not train.separate_lr_schedules:
             train.discriminator.learning_rate = train.generator.learning_rate.model_copy()
 
     def _init_generator(self) -> None:
-        """Make `gen`, `opt_gen` and `gen_lr_scheduler`; an override may leave out the scheduler."""
+        """Create `gen`, `opt_gen` and `gen_lr_scheduler`; your own may leave out the scheduler."""
         settings, load = self.config.train.generator, self.config.dataloader.load
         self.gen: nn.Module = UnetGenerator(
             input_size=load.crop_size,
@@ -145,7 +145,7 @@ class Pix2pixTrainer(Trainer):
         self.gen_lr_scheduler = ScheduledRate(self.opt_gen, rate_schedule(rate))
 
     def _init_discriminator(self) -> None:
-        """Make `disc`, `opt_disc` and `disc_lr_scheduler`; an override may leave out the scheduler."""
+        """Create `disc`, `opt_disc` and `disc_lr_scheduler`; your own may leave out the scheduler."""
         settings = self.config.train.discriminator
         self.disc: nn.Module = Discriminator(
             in_channels=self.config.dataloader.load.input_nc,
@@ -177,12 +177,12 @@ class Pix2pixTrainer(Trainer):
                 setattr(self, scheduler, TorchScheduler(getattr(self, optimizer), rate_schedule(rate)))
 
     def _init_dataloaders(self) -> None:
-        """Make `train_loader` and `val_loader`; any loader of (inputs, targets) will do."""
+        """Create `train_loader` and `val_loader`; any loader of (inputs, targets) will do."""
         self.train_loader = self.build_dataloader("train")
         self.val_loader = self.build_dataloader("val", is_train=False)
 
     def _init_gradscalers(self) -> None:
-        """Each network's own loss scaler, which `update` uses; one that does nothing where the precision needs none."""
+        """Create `g_scaler` and `d_scaler`, which `update` uses; they do nothing unless the precision is fp16."""
         self._engine.adopt()
         self.g_scaler = self._engine.scaler_of(self.opt_gen)
         self.d_scaler = self._engine.scaler_of(self.opt_disc)
@@ -218,49 +218,49 @@ class Pix2pixTrainer(Trainer):
     # A step
 
     def forward_D(self, x: Tensor, y: Tensor, y_fake: Tensor) -> dict[str, Tensor]:  # noqa: N802
-        """The discriminator's losses on real and generated images, and their mean."""
+        """Return `loss_D`, the mean of `loss_D_real` and `loss_D_fake`, and both, in a dict."""
         real, fake = self.disc(x, y), self.disc(x, y_fake.detach())
         loss_real = self.loss_manager.compute_loss_xy("D_real", real, torch.ones_like(real))
         loss_fake = self.loss_manager.compute_loss_xy("D_fake", fake, torch.zeros_like(fake))
         return {"loss_D": (loss_real + loss_fake) * 0.5, "loss_D_real": loss_real, "loss_D_fake": loss_fake}
 
     def backward_D(self, loss_D: Tensor) -> None:  # noqa: N802, N803
-        """Update the discriminator; what another backward pass left in it is dropped."""
+        """Update the discriminator; gradients of earlier backward passes are dropped."""
         self.opt_disc.zero_grad()
         self.update(loss_D, self.opt_disc)
 
     def compute_GAN_loss(self, x: Tensor, y_fake: Tensor) -> Tensor:  # noqa: N802
-        """What the discriminator thinks of generated images."""
+        """Return the loss of the discriminator's answer to generated images."""
         verdict = self.disc(x, y_fake)
         return self.loss_manager.compute_loss_xy("G_GAN", verdict, torch.ones_like(verdict))
 
     def compute_structure_loss(self, y: Tensor, y_fake: Tensor) -> tuple[Tensor, ...]:
-        """How far generated images are from the target: every other loss with the tag "G"."""
+        """Return the losses between generated images and targets: all others with the tag "G"."""
         names = [name for name in self.loss_manager.get_loss_weights(query=["G"]) if name != "G_GAN"]
         return tuple(self.loss_manager.compute_loss_xy(name, y_fake, y) for name in names)
 
     def forward_G(self, x: Tensor, y: Tensor, y_fake: Tensor) -> Tensor:  # noqa: N802
-        """The generator's loss: what the discriminator thinks of its images, and how far they are from the target."""
+        """Return the generator's loss: the sum of `compute_GAN_loss` and `compute_structure_loss`."""
         total = self.compute_GAN_loss(x, y_fake)
         for loss in self.compute_structure_loss(y, y_fake):
             total = total + loss
         return total
 
     def backward_G(self, loss_G: Tensor) -> None:  # noqa: N802, N803
-        """Update the generator; nothing of this loss reaches the discriminator."""
+        """Update the generator; the discriminator gets no gradients from its loss."""
         self.opt_gen.zero_grad()
         self.update(loss_G, self.opt_gen)
 
     # The hooks
 
     def on_epoch_start(self, **kwargs: Any) -> None:
-        """With `print_train_start`, say which epoch begins and with which weights."""
+        """Called before the first batch of an epoch: prints it if `print_train_start=True`."""
         if kwargs.get("print_train_start"):
             self._print(f"Beginning epoch: {self.current_epoch}", capture=False)
             self.loss_manager.print_weights()
 
     def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Mapping[str, Tensor] | None:
-        """Generate images, update the discriminator, then the generator, and now and then show how it goes."""
+        """Called for each batch: generates images, updates the discriminator, then the generator."""
         y_fake = self.gen(x)
         self.backward_D(_loss_D_in(self.forward_D(x, y, y_fake)))
         loss_G = self.forward_G(x, y, y_fake)  # noqa: N806
@@ -272,34 +272,34 @@ class Pix2pixTrainer(Trainer):
         return None
 
     def on_epoch_end(self, **kwargs: Any) -> None:
-        """Schedules go on, and the losses of the epoch go to the log."""
+        """Called after the last batch of an epoch: steps both schedules and writes the losses to the log."""
         self.update_schedulers()
         if self.log_losses:
             self.loss_manager.update_loss_log()
 
     def update_schedulers(self) -> None:
-        """Set both learning rates for the epoch that comes next."""
+        """Set both learning rates for the next epoch."""
         self.gen_lr_scheduler.step()
         self.disc_lr_scheduler.step()
 
     # Showing and saving
 
     def update_display(self, x: Tensor, y: Tensor, y_fake: Tensor, idx: int) -> None:
-        """Print the losses, and show a triplet and the curves in the folder `live`."""
+        """Print the losses, and write a triplet and the curves to the folder `live`."""
         self.loss_manager.print_losses(self.current_epoch or 0, idx)
         self.show_live(x, y_fake, y)
 
     def print_end_of_epoch(self, capture: bool = False, precision: int = 8) -> str | None:
-        """As the base, and the learning rates of the next epoch."""
+        """Print the number and the duration of the epoch, and both learning rates of the next one."""
         lines = [super().print_end_of_epoch(capture=True) or ""]
         for name, optimizer in (("G", self.opt_gen), ("D", self.opt_disc)):
             lines.append(f"Next learning rate ({name}): {round(optimizer.param_groups[0]['lr'], precision)}")
         return self._print("\n".join(lines), capture)
 
     def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Path | str:
-        """Keep the complete state ("both"), or only the generator ("g") or the discriminator ("d") and its optimizer.
+        """Write the whole state ("both"), or only the generator ("g") or the discriminator ("d") with its optimizer.
 
-        `capture` returns a line that says where. Only from a complete state does a run go on exactly.
+        With `capture`, returns a line that says where it is. Only from the whole state does a run continue exactly.
         """
         networks = {"g": (self.gen, self.opt_gen), "d": (self.disc, self.opt_disc)}
         kind = str(mode).lower()
@@ -311,7 +311,7 @@ class Pix2pixTrainer(Trainer):
         return f"Checkpoint saved ({kind.upper()}): {path}" if capture else path
 
     def save_examples(self, silent: bool = False, capture: bool = False) -> list[Path] | str:
-        """Triplets of the validation images; unless `silent`, a line says where, which `capture` returns instead."""
+        """Write triplets of validation images and print where, unless `silent`; `capture` returns that line."""
         paths = self.save_xyz_examples(network=self.gen, dataloader=self.val_loader)
         text = f"Saved example images: {self.examples_dir}"
         if capture:

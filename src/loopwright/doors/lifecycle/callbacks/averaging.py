@@ -150,7 +150,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
 
 class WSDCheckpointCallback(TrainerCallback):
-    """Saves before each decay of a `WSDLrScheduler` (a training state, to go on from) and after it (a checkpoint).
+    """Saves before each decay of a `WSDLrScheduler` (a training state to continue from) and after it (a checkpoint).
 
     `initial_checkpoint` is loaded when training starts: a training state from before a decay, or a checkpoint from
     after one; a path that does not exist is an error.

@@ -38,55 +38,60 @@ class TrainerCallback:
         return None
 
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """`Trainer.__init__` is through (a subclass's own may not be)."""
+        """Called at the end of `Trainer.__init__`; the `__init__` of a subclass may still be running."""
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """A training run begins; loaders and scheduler exist."""
+        """Called when a training run begins: loaders, run config and scheduler exist."""
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """A training epoch begins (not again when a run is resumed inside one)."""
+        """Called when a training epoch begins; not again when a run is resumed inside the epoch."""
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """A training step begins."""
+        """Called before each training batch goes through the model."""
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        """The loss of a training batch is computed; the backward pass and the update come next.
+        """Called when the loss of a training batch is computed, before its backward pass.
 
-        Also comes with `step`, the number of the batch in its epoch, from 0.
+        `batch_output` is the dict that `calculate_train_batch_loss` returned; its loss is not divided for accumulation.
+        A method that takes it also gets `step`, the number of the batch in its epoch, from 0.
         """
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """All batches of a training epoch are through, and `train_loss_epoch` is recorded."""
+        """Called after the last batch of a training epoch; `train_loss_epoch` is recorded."""
 
     def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """An evaluation epoch begins; modules are in eval mode until it ends.
+        """Called when an evaluation epoch begins; the model is in eval mode until it ends.
 
-        Also comes with `is_intermediate`, whether it is an extra one inside a training epoch.
+        A method that takes it also gets `is_intermediate`: whether the evaluation is inside a training epoch.
         """
 
     def on_eval_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """An evaluation step begins."""
+        """Called before each evaluation batch goes through the model."""
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        """The loss of an evaluation batch is computed."""
+        """Called when the loss of an evaluation batch is computed."""
 
     def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """All batches of an evaluation epoch are through, and its loss is recorded; with `is_intermediate`, too."""
+        """Called after the last batch of an evaluation epoch; its loss is recorded.
+
+        The name is `eval_loss_epoch` in training, `evaluation_loss` in `evaluate`, and `intermediate_eval_loss` with
+        `is_intermediate`, which a method that takes it gets too.
+        """
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """An epoch of the training run is over, evaluation included."""
+        """Called after each epoch and its evaluation."""
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """A training run is over, also when it was stopped."""
+        """Called when a training run is over, also if it was stopped."""
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """An evaluation run begins."""
+        """Called when `evaluate` begins."""
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """An evaluation run is over."""
+        """Called when `evaluate` is over."""
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
-        """A `StopTrainingError` has ended the training run."""
+        """Called when a `StopTrainingError` ended a training or evaluation run, before the event of its end."""
 
     def adapt_stream(self, stream: Stream, *, is_training: bool, is_intermediate: bool) -> Stream:
         """The stream that an epoch is to read instead of this one."""

@@ -126,7 +126,7 @@ class PrintMetricsCallback(LogMetricsCallback):
 
 
 class PrintProgressCallback(TrainerCallback):
-    """Prints where a run is: its beginning, its epochs and its end."""
+    """Prints the start of a run, its epochs and its end."""
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         trainer.print(f"\nTraining on {trainer.device}, epochs: {trainer.run_config.num_epochs}")
@@ -145,7 +145,7 @@ class PrintProgressCallback(TrainerCallback):
 
 
 class ProgressBarCallback(TrainerCallback):
-    """Draws a bar for the epoch under way on a terminal, a few times a second; elsewhere it draws nothing."""
+    """Draws a progress bar of the current epoch on a terminal; elsewhere it draws nothing."""
 
     _bars: Sequence[_Bar] = ()  # of subclasses that do not call `super().__init__()`, too
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TerminateOnNaNCallback(TrainerCallback):
-    """Ends training when a loss is NaN or infinite, before it can reach the weights.
+    """Ends training when a loss is NaN or infinite, before it reaches the weights; `train` raises `NonFiniteLossError`.
 
     On an accelerator, where reading every loss would hold the device up, a fused optimizer leaves such a step out by
     itself and training ends at the next log point; other optimizers cost a read before each step.
