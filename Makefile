@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test torture lint docs dist moving format bench bench-quick bench-peers bench-growth mistakes clean
+.PHONY: demo test torture coverage lint docs dist smoke moving format bench bench-quick bench-peers bench-growth mistakes clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python examples/digits.py
@@ -16,6 +16,14 @@ KILLS ?= 200
 torture: .venv/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash.torture --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+
+# Which lines no test runs, in build/coverage; half an hour. The tests of speed and of counted calls are left out.
+coverage: .venv/dev.stamp
+	rm -rf build/coverage && mkdir -p build/coverage
+	-OMP_NUM_THREADS=1 COVERAGE_CORE=sysmon $(BIN)/coverage run -m pytest --ignore tests/guards --ignore tests/benchmarks
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report --skip-covered
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
@@ -38,6 +46,10 @@ dist: .venv/dist.stamp
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/twine check --strict dist/*
+
+# The wheel in fresh environments, with no extra and with each one alone; some minutes.
+smoke: dist
+	$(BIN)/python tests/packaging/smoke.py dist/*.whl
 
 format: .venv/dev.stamp
 	$(BIN)/ruff format .

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+try:
+    import fcntl as _fcntl  # noqa: F401  (locks of files, which every POSIX system has)
+except ImportError:
+    raise ImportError(
+        "Loopwright needs the file locks and signals of Linux or macOS, and this system has none (no module `fcntl`). "
+        "On Windows, run it in WSL, the Windows Subsystem for Linux."
+    ) from None
+
 from ._lazy import lazily
 from ._version import __version__
 

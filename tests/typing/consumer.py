@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import loopwright
 from loopwright import Callback, History, Schedule, StepResult, StepRow, Trainer, callbacks, schedules, tuning
+from loopwright.doors import adversarial, configured, lifecycle, modular, simple
 
 x = torch.ones(8, 2)
 data = TensorDataset(x, x[:, :1])
@@ -95,3 +96,19 @@ callbacks.EarlyStopping("eval_loss", mode="lowest")  # type: ignore[arg-type]
 callbacks.NonFiniteGuard("ignore")  # type: ignore[arg-type]
 loopwright.Mesh(shard="two")  # type: ignore[arg-type]
 history.losses  # type: ignore[attr-defined]
+loopwright.trackers.TensorBord("events")  # type: ignore[attr-defined]
+configured.Experimnt  # type: ignore[attr-defined]
+
+
+def misspell_methods(
+    easy: simple.Trainer,
+    staged: lifecycle.Trainer,
+    described: configured.BaseTrainer,
+    several: modular.DreamTrainer,
+    paired: adversarial.Trainer,
+) -> None:
+    easy.trian(2)  # type: ignore[attr-defined]
+    staged.trian(data, 2)  # type: ignore[attr-defined]
+    described.trian()  # type: ignore[attr-defined]
+    several.fitt()  # type: ignore[attr-defined]
+    paired.trian()  # type: ignore[attr-defined]

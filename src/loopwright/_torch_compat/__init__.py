@@ -17,6 +17,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler
 
+from .._version import OLDEST_TORCH, __version__
+
+if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    raise ImportError(
+        f"Loopwright {__version__} needs torch {oldest} or newer, and here is torch {torch.__version__}: "
+        f"pip install 'torch>={oldest}'."
+    )
+
 # Operations on lists of tensors, one kernel for many of them
 
 foreach_copy_ = torch._foreach_copy_

@@ -60,7 +60,9 @@ class _Drawing:
         width = max(options.max_width - label_width - count_width - left_width - 3 * len(GAP), 1)
         for bar, label, count, left in rows:
             yield Segment(label + " " * (label_width - cell_len(label)) + GAP)
-            drawn = list(ProgressBar(bar.total, bar.done, width).__rich_console__(console, options) if bar.total else ())
+            drawn = list(
+                ProgressBar(bar.total, bar.done, width).__rich_console__(console, options) if bar.total else ()
+            )
             yield from drawn
             space = width - sum(segment.cell_length for segment in drawn if isinstance(segment, Segment))
             yield Segment(f"{' ' * space}{GAP}{count:>{count_width}}{GAP}{left:<{left_width}}")

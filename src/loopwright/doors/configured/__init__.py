@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BaseTrainer", "BaseTrainerConfig", "Experiment", "TrainerResult"]
 
+if not TYPE_CHECKING:  # for a type checker, every misspelt name would be there
 
-def __getattr__(name: str) -> Any:
-    """Import `Experiment` at its first use: a trainer that is put together in Python needs no YAML."""
-    if name != "Experiment":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; available: {', '.join(__all__)}")
-    from .experiment import Experiment
+    def __getattr__(name: str) -> Any:
+        """Import `Experiment` at its first use: a trainer that is put together in Python needs no YAML."""
+        if name != "Experiment":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; available: {', '.join(__all__)}")
+        from .experiment import Experiment
 
-    return Experiment
+        return Experiment

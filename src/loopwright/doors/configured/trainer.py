@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -215,21 +215,23 @@ class BaseTrainer(LoggingTrainer):
     def _logged_run(self) -> TrainingRun:
         return self._engine.run
 
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else a callback may want of a trainer: `runtime`, `run`, a model by its name, ..."""
-        if name.startswith("__"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        engine = vars(self).get("_engine")
-        if engine is None:
-            what = "used" if name == "_engine" else f"asked for `{name}`"
-            raise ConfigurationError(
-                f"{type(self).__name__} is {what} before it is initialised: in its `__init__`, call "
-                "`super().__init__(trainer_config, **kwargs)` first."
-            )
-        try:
-            return getattr(engine, name)
-        except AttributeError:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
+    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
+
+        def __getattr__(self, name: str) -> Any:
+            """Whatever else a callback may want of a trainer: `runtime`, `run`, a model by its name, ..."""
+            if name.startswith("__"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            engine = vars(self).get("_engine")
+            if engine is None:
+                what = "used" if name == "_engine" else f"asked for `{name}`"
+                raise ConfigurationError(
+                    f"{type(self).__name__} is {what} before it is initialised: in its `__init__`, call "
+                    "`super().__init__(trainer_config, **kwargs)` first."
+                )
+            try:
+                return getattr(engine, name)
+            except AttributeError:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
 
     @property
     def engine(self) -> Engine:

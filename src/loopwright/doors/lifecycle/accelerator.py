@@ -124,11 +124,11 @@ def checked_precision(given: str | None) -> str:
 
 
 def checked_accelerator(given: Any) -> Any:
-    """Refuse settings of an accelerator of the user's own, which nothing would go by."""
+    """Refuse settings of a user's own accelerator, which would not be used."""
     if not isinstance(given, Accelerator):
         raise ConfigurationError(
-            f"`_create_accelerator` returned a {type(given).__module__}.{type(given).__name__}, whose settings would "
-            "not be used: leave the method out and pass `Trainer(..., mixed_precision='bf16')`; processes are those of "
-            "torchrun."
+            f"`_create_accelerator` returned a {type(given).__module__}.{type(given).__name__}, but its settings would "
+            "not be used: remove the method and pass `Trainer(..., mixed_precision='bf16')`; start several processes "
+            "with torchrun."
         )
     return given

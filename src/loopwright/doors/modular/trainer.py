@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -79,12 +79,14 @@ class DreamTrainer(LoggingTrainer, Hooks):
             if function is not getattr(DreamTrainer, name) and not hasattr(function, "is_watched"):
                 setattr(cls, name, _watched(function, name, through))
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_engine", "_calls", "config"):
-            raise ConfigurationError(
-                f"{type(self).__name__}.__init__ has not called super().__init__(config): call it first."
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("_engine", "_calls", "config"):
+                raise ConfigurationError(
+                    f"{type(self).__name__}.__init__ has not called super().__init__(config): call it first."
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     # What a trainer is made of
 

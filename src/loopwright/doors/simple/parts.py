@@ -115,13 +115,15 @@ class Assignable:
                     "there, or assign it afterwards."
                 )
 
-    def __getattr__(self, name: str) -> Any:
-        early = vars(self).get("_early", {})
-        if name in early:
-            return early[name]
-        if "_engine" in vars(self) or name.startswith("__"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        raise NotBuiltError(
-            f"{type(self).__name__} has no {'model' if name == '_engine' else name} yet: call "
-            f"super().__init__(model, optimizer, loss_fn) first in {type(self).__name__}.__init__."
-        )
+    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
+
+        def __getattr__(self, name: str) -> Any:
+            early = vars(self).get("_early", {})
+            if name in early:
+                return early[name]
+            if "_engine" in vars(self) or name.startswith("__"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise NotBuiltError(
+                f"{type(self).__name__} has no {'model' if name == '_engine' else name} yet: call "
+                f"super().__init__(model, optimizer, loss_fn) first in {type(self).__name__}.__init__."
+            )
