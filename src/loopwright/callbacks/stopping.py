@@ -232,4 +232,4 @@ class TimeLimit(Callback):
 
     def on_update_end(self, trainer: Trainer) -> None:
         if trainer.progress.seconds >= self.seconds:
-            trainer.stop(f"the time limit of {timedelta(seconds=self.seconds)} is over")
+            trainer.stop(f"the time limit of {timedelta(seconds=self.seconds)} was reached")
