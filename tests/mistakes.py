@@ -33,10 +33,14 @@ SECTIONS = (
     "Door: modular",
     "Door: adversarial",
 )
-OPENING = """# Mistakes, and what is said
+HEADINGS = {"Up or down": "Which values of a metric are better"}  # where the page has another one
+OPENING = """# Errors by message
 
-Every row is a mistake that a test makes, with the message that the test read. `make mistakes` writes this page from the
-tests; a test fails when its message is no longer the one that stands here. Folders of the tests are shown as `...`.
+This page lists common mistakes with the message that each one prints. Search it for a part of a message to see what
+causes it, or read a section to see what Loopwright checks.
+
+Every message is taken from a test that makes the mistake. `make mistakes` writes this page from the tests, and a test
+fails if its message differs from this page. Temporary folders of the tests are shown as `...`.
 """
 
 
@@ -78,13 +82,18 @@ def text_of(row: dict[str, str]) -> str:
     return f"**{row['what']}**\n\n{quoted}\n"
 
 
+def heading_of(section: str) -> str:
+    """The heading of a section on the page."""
+    return HEADINGS.get(section, section.replace("Door: ", "Interface: "))
+
+
 def write_page(rows: list[dict[str, str]]) -> None:
     """Write the page: sections in their order, rows by name, each once."""
     parts = [OPENING]
     for section in SECTIONS:
         own = {row["what"]: row for row in rows if row["section"] == section}
         if own:
-            parts += [f"## {section}\n", *(text_of(own[what]) for what in sorted(own))]
+            parts += [f"## {heading_of(section)}\n", *(text_of(own[what]) for what in sorted(own))]
     PAGE.write_text("\n".join(parts), encoding="utf-8")
 
 

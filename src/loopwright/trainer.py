@@ -324,9 +324,9 @@ class Trainer(DefaultProgram):
         seconds: float = 2.0,
         only: Iterable[str] | None = None,
     ) -> Tuning:
-        """Try settings for their speed, and print what is worth it with the lines to change; nothing of it stays.
+        """Measure which settings make training faster, and print the lines to change; the trainer is not changed.
 
-        Each setting is trained with for some seconds in turns with the present ones; then those worth it together.
+        Trains with each setting for a few seconds, in turns with the current ones, and then with the best together.
 
         Args:
             data: Training data, as for `train`. Default: the data of `configure_data`.

@@ -83,7 +83,8 @@ def test_the_first_step_at_which_two_runs_part_is_said_with_its_values_and_marke
 def test_runs_that_are_the_same_are_said_to_be_the_same(visit: Open, pairs: Served):
     page = visit(address("first", "again"), port=pairs.port)
     expect(card(page, "again")).to_contain_text(
-        "is the same as first in all 40 steps that they have in common, bit for bit. One ends at step 40, the other at 60."
+        "is the same as first in all 40 steps that they have in common, bit for bit. "
+        "One ends at step 40, the other at 60."
     )
     expect(page.locator(".compare-table")).to_contain_text("All 3 settings are the same.")
 

@@ -187,7 +187,7 @@ class Clock(Callback):
 def test_the_run_stops_at_the_update_that_uses_up_its_time(points, limit):
     trainer = train(build_trainer([Clock, TimeLimit(limit)]), points)
     assert trainer.progress.update == 4
-    assert trainer.stop_reason == "the time limit of 0:04:00 is over"
+    assert trainer.stop_reason == "the time limit of 0:04:00 was reached"
 
 
 def test_time_before_an_interruption_counts(tmp_path, points):

@@ -45,7 +45,7 @@ def test_a_hook_nobody_calls_is_refused_with_the_events_there_are():
     class Odd(Callback):
         def on_quiz_xyz(self) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"Odd.on_quiz_xyz.*available: on_train_start, on_epoch_start"):
+    with pytest.raises(ConfigurationError, match=r"Odd.on_quiz_xyz.*the events are: on_train_start, on_epoch_start"):
         build_trainer([Odd])
 
 

@@ -155,7 +155,7 @@ def test_the_table_and_what_follows_it():
     tuning = Tuning(present, 100.0, rows, {"pin_memory": "there is no GPU to copy batches to"})
     assert str(tuning).splitlines() == [
         "tried              samples/s        ratio  worth it",
-        "present settings         100            1",
+        "current settings         100            1",
         "batch size 64            190  1.90 ± 0.05  yes",
         "2 threads                130  1.30 ± 0.04  yes",
         "1 worker                  60  0.60 ± 0.01  no, slower",

@@ -24,8 +24,8 @@ class BestMetric(Watching):
 
     Args:
         metric: The metric to watch.
-        mode: "min" or "max" for the values that are better. "auto" goes by the losses that steps return and by the
-            metric's name; a name that does not say it is an error before the first step.
+        mode: "min" or "max" for the values that are better. "auto" decides by the losses that steps return and by
+            the metric's name; if the name does not tell, that is an error before the first step.
         also: Metrics whose values at that moment are logged as `<name>_at_best_<metric>`.
         every_n_epochs: Look at the metric every n epochs; one of the three intervals may be given.
         every_n_updates: Look at the metric every n updates.
@@ -116,8 +116,8 @@ class BestCheckpoint(Watching):
 
     Args:
         metric: The metric to watch.
-        mode: "min" or "max" for the values that are better. "auto" goes by the losses that steps return and by the
-            metric's name; a name that does not say it is an error before the first step.
+        mode: "min" or "max" for the values that are better. "auto" decides by the losses that steps return and by
+            the metric's name; if the name does not tell, that is an error before the first step.
         tolerances: For each of these numbers, keep also the best weights that early stopping with this patience
             would have left: with 5, the best until the metric did not improve six times in a row.
         min_delta: An improvement is better than the best value so far by more than this.

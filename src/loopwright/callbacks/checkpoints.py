@@ -163,8 +163,8 @@ class BestModel(Callback):
 
     Args:
         metric: The metric to watch.
-        mode: "min" or "max" for the values that are better. "auto" goes by the losses that steps return and by the
-            metric's name; a name that does not say it is an error before the first step.
+        mode: "min" or "max" for the values that are better. "auto" decides by the losses that steps return and by
+            the metric's name; if the name does not tell, that is an error before the first step.
         keep: The number of models that stay.
         restore: Put the best weights back when training ends, and when a finished run is started again.
         required: Whether an epoch that does not measure the metric is an error.

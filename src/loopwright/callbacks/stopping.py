@@ -29,8 +29,8 @@ class EarlyStopping(Watching):
     Args:
         metric: The metric to watch.
         patience: Stop after this number of values without an improvement.
-        mode: "min" or "max" for the values that are better. "auto" goes by the losses that steps return and by the
-            metric's name; a name that does not say it is an error before the first step.
+        mode: "min" or "max" for the values that are better. "auto" decides by the losses that steps return and by
+            the metric's name; if the name does not tell, that is an error before the first step.
         min_delta: An improvement is better than the best value so far by more than this.
         every_n_epochs: Look at the metric every n epochs; one of the three intervals may be given.
         every_n_updates: Look at the metric every n updates.
@@ -86,7 +86,7 @@ class EarlyStopping(Watching):
         return self._so_far.num_bad
 
     def on_train_start(self, trainer: Trainer) -> None:
-        """Start counting anew in the call after the one that was stopped; a resumed call keeps its count."""
+        """Start counting again in the call after the one that was stopped; a resumed call keeps its count."""
         super().on_train_start(trainer)
         if self.has_stopped and trainer.stop_reason is None:
             self.has_stopped, self._so_far = False, replace(self._so_far, num_bad=0)
@@ -232,4 +232,4 @@ class TimeLimit(Callback):
 
     def on_update_end(self, trainer: Trainer) -> None:
         if trainer.progress.seconds >= self.seconds:
-            trainer.stop(f"the time limit of {timedelta(seconds=self.seconds)} is over")
+            trainer.stop(f"the time limit of {timedelta(seconds=self.seconds)} was reached")

@@ -88,7 +88,7 @@ def _add_diff(members: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _add_export(members: Any, common: argparse.ArgumentParser) -> None:
-    what = "Write the weights of a model to a file of their own."
+    what = "Write the weights of a model to a separate file."
     more = "The file is a torch file if OUT ends in .pt, .pth or .bin, and safetensors otherwise."
     example = "checkpoint export last digits.safetensors\ncheckpoint export weights.pt weights.safetensors"
     parser = add_command(members, common, "export", run=export_command, what=what, more=more, example=example)

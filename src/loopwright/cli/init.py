@@ -28,7 +28,7 @@ MORE = """\
 Writes a small program with synthetic data, a README with the commands, and a .gitignore. Existing files are never
 overwritten: README.md and .gitignore stay as they are; if any other file exists, nothing is written.
 
-A door is a style of writing a training program. All doors use the same trainer inside:
+A door is an interface: a style of writing a training program. All of them use the same trainer inside:
 
 """ + "\n".join(f"  {door:<12} {words}" for door, words in DOORS.items())
 EXAMPLE = """\

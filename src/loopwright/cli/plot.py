@@ -22,7 +22,7 @@ from .output import has_colours, number_text, print_json, printable
 from .selection import find_run, short_path
 
 MORE = """\
-Without --metric the training loss and the evaluation loss share one picture. Each --metric has a panel of its own, with
+Without --metric the training loss and the evaluation loss share one picture. Each --metric has its own panel, with
 a curve for every run. Curves are drawn over epochs once a run has two of them, before that over steps or updates; --by
 chooses. An existing picture is replaced."""
 EXAMPLE = """\

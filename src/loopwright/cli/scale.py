@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 MORE = """\
 Compares DDP, FSDP2, HSDP, tensor parallelism (TP) and FSDP2 with TP on each number of devices, each with the fastest
-settings that fit: steps per update, recomputed activations, sizes of the mesh. The model is that of a run file (CONFIG),
-or a transformer of --layers and --width. The memory of parameters, gradients and optimizer and the bytes of every
-collective are exact; activations and seconds are estimates from vendors' peak figures. Nothing is trained.
+settings that fit: steps per update, recomputed activations, sizes of the mesh. The model is that of a run file
+(CONFIG), or a transformer of --layers and --width. The memory of parameters, gradients and optimizer and the bytes of
+every collective are exact; activations and seconds are estimates from vendors' peak figures. Nothing is trained.
 Exit code 1: no strategy is sensible on any of these numbers of devices."""
 EXAMPLE = """\
 scale --params 7B --layers 32 --width 4096 --sequence 4096 --batch 1024 --devices 8,64,512,4096
@@ -25,9 +25,10 @@ scale run.yaml --device a100 --per-node 4 --between hdr --devices 4,8,16 --json"
 SUFFIXES = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 HEADER = ["DEVICES", "STRATEGY", "MESH", "MEMORY", "SENT", "COMM", "TIME", "TOKENS/S", "STEPS", "PROBLEM"]
 LEGEND = """\
-MESH: replicate x shard x tensor. MEMORY: per device. SENT: bytes that a device sends per update. COMM: the share of TIME
-spent waiting for communication. TIME: of one update. STEPS: per update; r: activations are recomputed. PROBLEM: memory
-(does not fit), samples (fewer than ranks), padding (more shards than rows), thin (narrow layers), waiting (high COMM)."""
+MESH: replicate x shard x tensor. MEMORY: per device. SENT: bytes that a device sends per update. COMM: the share of
+TIME spent waiting for communication. TIME: of one update. STEPS: per update; r: activations are recomputed. PROBLEM:
+memory (does not fit), samples (fewer than ranks), padding (more shards than rows), thin (narrow layers), waiting (high
+COMM)."""
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:

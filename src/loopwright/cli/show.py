@@ -68,7 +68,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("--config", action="store_true", help="print its config, which you can train from again")
     parser.add_argument("--all", action="store_true", help="print everything that run.json holds, at full length")
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON, with run.json and the config")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, with run.json and the config")
 
 
 def show_command(options: argparse.Namespace) -> int:

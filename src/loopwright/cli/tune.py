@@ -28,7 +28,7 @@ COMPILED = ("model",)  # the values of `compile` that a run file has a setting f
 IN_CODE = {
     "channels_last": "self.to(memory_format=torch.channels_last)  # at the end of the model's __init__",
     "fused": "fused: true  # among the settings of the optimizer in the run file",
-    "pin_memory": "pin_memory=True  # of a DataLoader of your own",
+    "pin_memory": "pin_memory=True  # in your own DataLoader",
 }
 
 

@@ -144,7 +144,7 @@ def media_file(run: Path, item: MediaItem) -> bytes:
     """The picture of an item; only files inside the run are read."""
     path = None if item.file is None else own_file(run, item.file)
     if path is None:
-        raise Refusal(404, f"The picture of {item.name!r} at step {item.step} is no longer there.")
+        raise Refusal(404, f"The picture of {item.name!r} at step {item.step} no longer exists.")
     return path.read_bytes()
 
 

@@ -56,7 +56,7 @@ class ResumeReport:
     def __str__(self) -> str:
         updates = counted(self.num_updates, "update")
         if self.ok:
-            return f"Resuming after {updates} is exact: after {updates} more, everything is identical."
+            return f"Resuming after {updates} is exact: nothing differs {updates} later."
         if self.irreproducible:
             first = "The run is not reproducible: two runs from the same start differ before anything is saved."
             return "\n".join([first, *_lines(self.irreproducible, "first run / second run"), f"  {_IRREPRODUCIBLE}"])

@@ -158,8 +158,8 @@ def _renamed(weights: Mapping[str, Tensor], rename: Mapping[str, str], label: st
                 raise ConfigurationError(f"rename {pattern!r} -> {replacement!r}: {error}.") from None
         if new in origin:
             raise ConfigurationError(
-                f"rename makes {new!r} of both {origin[new]!r} and {name!r} of {label}: change the patterns so that "
-                "the names differ, or `remove` one."
+                f"rename maps both {origin[new]!r} and {name!r} of {label} to {new!r}: change the patterns so that the "
+                "names differ, or `remove` one."
             )
         result[new], origin[new] = value, name
     return result

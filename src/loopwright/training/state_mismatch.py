@@ -108,7 +108,7 @@ def compare_model(model: nn.Module, saved: Any) -> list[str]:
     problems += [f"{key} {p}" for key in own if key in saved and (p := _misfit(own[key], saved[key])) is not None]
     metadata = state_dict_metadata(saved) or {}
     if not isinstance(metadata, Mapping) or not all(isinstance(entry, Mapping) for entry in metadata.values()):
-        problems.append("the versions noted with its weights are not a table")
+        problems.append("the versions recorded with its weights are not a table")
     return problems
 
 

@@ -260,7 +260,7 @@ def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def present_cells(speed: float | None) -> tuple[str, str, str, str, str]:
     """The first row of the table."""
-    return "present settings", "-" if speed is None else f"{speed:,.0f}", "1", "", ""
+    return "current settings", "-" if speed is None else f"{speed:,.0f}", "1", "", ""
 
 
 def summary_of(tuning: Tuning, lines_of: Callable[[Mapping[str, Any]], list[str]] | None = None) -> list[str]:

@@ -212,7 +212,7 @@ MISTAKES = {
         "Trainer(model, torch.optim.Adam(nn.Linear(2, 2).parameters()), loss_fn).train(data)",
         "holds 2 of 2 parameters that belong to none of the models",
     ),
-    "a single device": ("build(runtime='cpu').train(data)", "each process would train a model of its own"),
+    "a single device": ("build(runtime='cpu').train(data)", "each process would train its own model"),
     "a metric that is not measured": (
         "from loopwright.callbacks import EarlyStopping\n"
         "build(callbacks=[EarlyStopping('eval_acuracy')]).train(data, eval_data=data)",

@@ -100,8 +100,8 @@ class DryRunProbe(Callback):
         if not isinstance(mesh, Mesh):
             self.report.mistake(
                 "",
-                f"The trainer asks for one device ({runtime.device}), so each process would train a model of its own: "
-                "leave out `runtime=`, or use 'ddp', 'fsdp' or a Mesh.",
+                f"The trainer asks for one device ({runtime.device}), so each process would train its own model: leave "
+                "out `runtime=`, or use 'ddp', 'fsdp' or a Mesh.",
             )
             raise DryRunDone
         layout.mesh, layout.precision, layout.accumulate = mesh, runtime.precision, trainer.accumulate
@@ -275,7 +275,7 @@ def _split_lines(layout: Layout, split: Split) -> Iterator[str]:
     if split.how == "cut":
         yield f"A batch of {split.total} samples: {each} for each of {shares} data-parallel processes"
     else:
-        what = "takes a ready batch" if split.how == "ready batches" else "has data of its own, with batches"
+        what = "takes a ready batch" if split.how == "ready batches" else "has its own data, with batches"
         yield f"Each of {shares} processes {what} of {each}: {split.total} in a step"
     if layout.mesh is not None and layout.mesh.tensor > 1:
         yield f"(the {layout.mesh.tensor} processes that hold parts of the same layers see the same samples)"

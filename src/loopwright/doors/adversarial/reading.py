@@ -135,7 +135,7 @@ def config_copies(directory: Path) -> list[tuple[int, Path]]:
 
 def _read(path: Path) -> Node:
     if not path.is_file():
-        raise ConfigurationError(f"There is no config file at {path}: give a JSON or YAML file, a dict, or None.")
+        raise ConfigurationError(f"There is no config file at {path}: pass a JSON or YAML file, a dict, or None.")
     if path.suffix.lower() in (".yaml", ".yml"):
         return read_file(path)
     try:

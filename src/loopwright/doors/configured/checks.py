@@ -92,7 +92,7 @@ def _check_call(door: BaseTrainer, name: str, positional: Sequence[str], keyword
         call = ", ".join([*positional, *(f"{key}=..." for key in keywords)])
         wanted = ", ".join(["self", *positional, *keywords])
         raise ConfigurationError(
-            f"{type(door).__name__}.{name} takes {signature}, and is called as {name}({call}): write `def "
+            f"{type(door).__name__}.{name} takes {signature}, but is called as {name}({call}): write `def "
             f"{name}({wanted})`."
         ) from None
 
