@@ -6,6 +6,7 @@ Run it again: it sees that the run is finished. Stop it with Ctrl-C and run it a
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import partial
 
 import torch
@@ -72,8 +73,8 @@ def main() -> None:
     print(f"\nTest accuracy: {history.last('eval_accuracy'):.1%}")
     print(f"Curves:        {picture}")
     print(f"The run:       {trainer.run_dir} (metrics, checkpoints, the best model)")
-    print("Next:          train longer with   .venv/bin/python examples/digits.py --epochs 30")
-    print(f"               look inside with    .venv/bin/python -m loopwright checkpoint list {trainer.run_dir}")
+    print(f"Next:          train longer with   python {sys.argv[0]} --epochs {2 * options.epochs}")
+    print(f"               look inside with    loopwright show {trainer.run_dir}")
 
 
 if __name__ == "__main__":

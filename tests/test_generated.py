@@ -16,10 +16,9 @@ TRAINERS = {
     "modular.md": modular.DreamTrainer,
     "adversarial.md": adversarial.Pix2pixTrainer,
 }
-ELSEWHERE = {  # what other parts of a page have: events, properties without a table, names for the library itself
+ELSEWHERE = {  # what the text of a page has, and a name for the library itself
     "lifecycle.md": {"device"},
     "configured.md": {"overrides"},
-    "modular.md": {name for name in vars(modular.Callback) if name.startswith("on_")},
     "adversarial.md": {f"log_{kind}" for kind in ("image", "images", "histogram", "text", "table", "figure")},
 }
 

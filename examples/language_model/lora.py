@@ -47,7 +47,7 @@ def main() -> None:
         tokenizer, sequences, _ = read_sequences()
         base = LanguageModelTrainer(model, None, None)
         base.train(DataLoader(sequences, 16, shuffle=True, collate_fn=collate), 1)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = {name: value.cpu().clone() for name, value in model.state_dict().items()}
 
     adapter = LoraConfig(r=8, lora_alpha=16, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
     tuned = get_peft_model(model, adapter)
@@ -60,7 +60,7 @@ def main() -> None:
     print(f"perplexity on code after:  {math.exp(history['eval_loss'][-1]):.1f}")
 
     unchanged = tuned.unload().state_dict()
-    assert all(torch.equal(unchanged[name], value) for name, value in before.items())
+    assert all(torch.equal(unchanged[name].cpu(), value) for name, value in before.items())
     print("the model's own weights are as they were")
 
 

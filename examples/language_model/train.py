@@ -110,7 +110,7 @@ def main() -> None:
     print(f"untrained: {untrained:.0f}, token frequencies alone: {unigram_perplexity(train, test):.0f}")
     trainer.train(loaders[0], options.epochs, loaders[1], save_dir=options.save_dir, callbacks=[report])
 
-    start = torch.tensor([[0, *tokenizer.encode("The statement").ids]])
+    start = torch.tensor([[0, *tokenizer.encode("The statement").ids]], device=trainer.device)
     written = model.generate(start, attention_mask=torch.ones_like(start), max_new_tokens=40, do_sample=True, top_k=20)
     print(f"\n{tokenizer.decode(written[0, 1:].tolist())}")
 

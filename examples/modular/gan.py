@@ -1,6 +1,6 @@
 """A GAN that learns eight points on a circle: the discriminator takes every update, the generator every second.
 
-python gan.py --epochs 100 --run-dir run     (kill it and start it again: it goes on exactly where it was)
+python gan.py --epochs 100 --run-dir runs/gan     (kill it and start it again: it continues exactly there)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
@@ -69,9 +70,15 @@ def main() -> None:
     options = parser.parse_args()
     trainer = GAN(GANConfig(n_epochs=options.epochs, run_dir=options.run_dir))
     trainer.fit()
-    made = trainer.generator(torch.randn(1000, 4)).detach()
+    with torch.no_grad():
+        made = trainer.generator(torch.randn(1000, 4, device=trainer.device)).cpu()
     distances = torch.cdist(made, circle(1000)).min(dim=1).values
-    print(f"generated points: {(distances < 0.1).float().mean():.0%} are within 0.1 of a real one")
+    print(f"generated points: {(distances < 0.1).float().mean():.0%} are within 0.1 of a real one (gan.png)")
+    figure, axes = plt.subplots(figsize=(5, 5))
+    for points, label in ((circle(1000), "real"), (made, "generated")):
+        axes.scatter(*points.T, s=4, label=label)
+    axes.legend()
+    figure.savefig("gan.png")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def main() -> None:
     config.dataloader.dataroot, config.common.output_directory = str(root), str(options.out)
     trainer = Pix2pixTrainer(config)
     held_out = trainer.build_dataloader("test")
-    untrained = mean_l1(trainer.gen, held_out) if trainer.loaded_epoch == 0 else None
+    untrained = mean_l1(trainer.gen, held_out, trainer.device) if trainer.loaded_epoch == 0 else None
     for epoch in range(trainer.remaining_epochs(options.epochs)):
         trainer.train_paired(epoch, callback_kwargs={"on_epoch_start": {"print_train_start": True}})
         trainer.save_checkpoint()
@@ -46,16 +46,16 @@ def main() -> None:
     if untrained is not None:
         print(f"                        untrained generator {untrained:.3f}")
     print(f"                        mean image {mean_image_l1(trainer.train_loader, held_out):.3f}")
-    write_image(options.out / "triplets.jpg", triplets(trainer.gen, held_out))
+    write_image(options.out / "triplets.jpg", triplets(trainer.gen, held_out, trainer.device))
     print(f"Edges, output and photograph of some of them: {options.out / 'triplets.jpg'}")
 
 
 @torch.no_grad()
-def mean_l1(network: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]]) -> float:
+def mean_l1(network: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]], device: str) -> float:
     """The mean absolute error of a pixel, whose values are -1 to 1."""
     was_training = network.training
     network.eval()
-    errors = [nn.functional.l1_loss(network(x), y, reduction="none").mean((1, 2, 3)) for x, y in loader]
+    errors = [(network(x.to(device)).cpu() - y).abs().mean((1, 2, 3)) for x, y in loader]
     network.train(was_training)
     return torch.cat(errors).mean().item()
 
@@ -67,16 +67,16 @@ def mean_image_l1(training: DataLoader[tuple[Tensor, Tensor]], loader: DataLoade
 
 
 @torch.no_grad()
-def triplets(network: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]], columns: int = 4, rows: int = 6) -> Tensor:
+def triplets(network: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]], device: str) -> Tensor:
     """Held-out patches, evenly chosen: edges, what the generator makes of them, and the photograph."""
-    dataset = loader.dataset
+    dataset, columns, rows = loader.dataset, 4, 6
     was_training = network.training
     network.eval()
     chosen = torch.linspace(0, len(dataset) - 1, columns * rows).long().tolist()
     parts = []
     for index in chosen:
         x, y = dataset[index]
-        parts.append([x, network(x.unsqueeze(0))[0], y])
+        parts.append([x, network(x.unsqueeze(0).to(device))[0].cpu(), y])
     network.train(was_training)
     lines = [[image for part in parts[row * columns : (row + 1) * columns] for image in part] for row in range(rows)]
     return side_by_side(lines, scale=2)

@@ -23,12 +23,11 @@ MODULES = ("argparse", "ast", "calendar", "dataclasses", "datetime", "difflib", 
 
 
 def load_text() -> Tensor:
-    """The bytes of some modules of the standard library."""
+    """The bytes of some modules of the standard library, with a tab for each level of indentation."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = [folder / f"{name}.py" for name in MODULES]
-    return torch.frombuffer(
-        bytearray(b"\n".join(f.read_bytes() for f in files if f.exists())), dtype=torch.uint8
-    ).long()
+    text = b"\n".join(f.read_bytes() for f in files if f.exists()).replace(b"    ", b"\t")
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
 class Block(nn.Module):
@@ -61,7 +60,7 @@ class GPT(nn.Module):
         for _ in range(num_bytes):
             chances = (self(tokens[:, -LENGTH:])[:, -1] / temperature).softmax(-1)
             tokens = torch.cat([tokens, torch.multinomial(chances, 1)], dim=1)
-        return bytes(tokens[0].tolist()).decode(errors="replace")
+        return bytes(tokens[0].tolist()).decode(errors="replace").expandtabs(4)
 
 
 class Samples(Callback):

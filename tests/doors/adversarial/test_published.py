@@ -29,7 +29,6 @@ from loopwright.doors.adversarial.data_config import PairAugmentation
 from loopwright.doors.adversarial.pix2pix.dataset import pair_changes
 from loopwright.errors import ConfigurationError
 
-from .pages import PAGE, tables, written
 from .runs import SIZE, tiny, train
 
 # The keys of the seven config files that the project ships, as {group: names}; a later version added the second part.
@@ -167,12 +166,6 @@ def test_keys_without_an_effect_are_said_once(
 )
 def test_arguments_have_the_published_names_and_order(function: Any, names: str):
     assert list(inspect.signature(function).parameters)[1:][: len(names.split())] == names.split()
-
-
-def test_the_tables_of_the_page_are_those_of_the_code():
-    page = PAGE.read_text()
-    assert written(page) == page, "run `python -m tests.doors.adversarial.pages`"
-    assert all(not row.endswith("|  |") for table in tables().values() for row in table.splitlines())
 
 
 def test_a_config_manager_has_the_settings_and_is_a_config(data: Path, tmp_path: Path):

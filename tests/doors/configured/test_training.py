@@ -41,6 +41,19 @@ def train_by_hand(data, *, epochs=None, updates=None, batch_size=8, accumulate=1
     return model, optimizer
 
 
+@pytest.mark.parametrize("kind", ["list of samples", "dict of columns"])
+def test_data_that_is_no_dataset_is_put_into_batches_of_the_effective_size(kind):
+    points = Points(61)
+    rows = points.rows(torch.arange(61)) | {"labels": points.labels}
+    data = [points[index] for index in range(61)] if kind == "list of samples" else rows
+    settings = {"max_epochs": 2, "effective_batch_size": 8, "optimizer": adamw}
+    trainers = [build_trainer(datasets={"train": given, "test": given}, **settings) for given in (points, data)]
+    histories = [trainer.train() for trainer in trainers]
+    assert list(histories[0].steps["loss"]) == list(histories[1].steps["loss"])
+    assert len(list(histories[1].steps["loss"])) == 2 * 8
+    assert trainers[0].evaluate("test") == trainers[1].evaluate("test")
+
+
 @pytest.mark.parametrize(("effective", "largest"), [(8, None), (8, 4), (9, 4), (12, 5), (8, 100)])
 def test_training_is_the_hand_written_loop_bit_for_bit(effective, largest):
     data = Points(61)

@@ -17,6 +17,7 @@ from ...callbacks.losses import OnlineLoss
 from ...callbacks.measuring import ProgressLine
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...config.tree import near_names
+from ...data.open import as_dataset, is_samples
 from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...metrics.progress import Progress
@@ -302,10 +303,10 @@ class Engine(CoreTrainer):
 
     def training_data(self) -> Any:
         """The data set `train`, in a loader where workers read it."""
-        data = self.dataset("train")
-        if not isinstance(data, Dataset) or not self.config.num_workers:
+        data, num_workers = as_dataset(self.dataset("train")), self.config.num_workers
+        if not is_samples(data, self.config.batch_size) or not num_workers:
             return data
-        return self._loader(data, shuffle=True, num_workers=self.config.num_workers)
+        return self._loader(data, shuffle=not isinstance(data, IterableDataset), num_workers=num_workers)
 
     def data_of(self, given: Any) -> Any:
         """A data set by its key, or whatever data was given instead of a key."""
@@ -321,11 +322,11 @@ class Engine(CoreTrainer):
         return self.datasets[key]
 
     def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
-        """Data sets are cut into batches of the configured size, also where a callback evaluates one."""
+        """Samples are put into batches of the configured size, also where a callback evaluates them."""
+        data = as_dataset(data)
         if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and isinstance(data, Collating):
-            data = self._loader(data, shuffle=shuffle, batch_size=batch_size)
-            batch_size = None
-        elif isinstance(data, Dataset):
+            data, batch_size = self._loader(data, shuffle=shuffle, batch_size=batch_size), None
+        elif is_samples(data, self.config.batch_size):
             batch_size = batch_size or self.config.batch_size
         return super()._open(data, batch_size, shuffle=shuffle)
 
