@@ -65,7 +65,9 @@ class BaseTrainerConfig(BaseModel):
     track_every_n_samples: Positive | None = Field(None, description="Record the mean losses every n samples.")
     skip_nan_loss: StrictBool = Field(False, description="Leave out updates whose loss is not finite.")
     skip_nan_loss_max_count: Count = Field(100, description="How many updates may be left out before it is an error.")
-    use_torch_compile: StrictBool = Field(False, description="Compile the model with torch.compile.")
+    use_torch_compile: StrictBool | Literal["step"] = Field(
+        False, description="Compile the model with torch.compile; with `step` the whole training step as one graph."
+    )
     find_unused_params: StrictBool = Field(
         False, description="Name the parameters that the first update leaves without a gradient."
     )

@@ -173,6 +173,7 @@ class Components(CoreTrainer):
             callbacks=callbacks,
             accumulate=self.settings.gradient_accumulation_steps or 1,
             clip_norm=self.settings.max_grad_norm,
+            compile=self.settings.compile,
             runtime=device,
             seed=None,
         )
