@@ -71,10 +71,8 @@ def test_nothing_of_the_trial_is_seen_in_the_run(traced: None, monkeypatch: pyte
         trainer.train(DATA, num_epochs=2, batch_size=16)
     eager, measured = trainers
     assert measured.run.compiled is not None
-    assert (measured.run.compiled.choice, measured.run.compiled.reason) == (
-        "eager",
-        "compiling does not make it faster",
-    )
+    assert measured.run.compiled.choice == "eager"
+    assert measured.run.compiled.reason.startswith("that would not be faster (")
     assert_close(eager.history, measured.history, 0.0)
     for name, value in eager.model.state_dict().items():
         assert torch.equal(measured.model.state_dict()[name], value), name
@@ -83,7 +81,7 @@ def test_nothing_of_the_trial_is_seen_in_the_run(traced: None, monkeypatch: pyte
     assert measured.progress.seconds < 5
     said = lines_of(measured)
     assert said[0] == "Compiling the training step (the first time takes up to a minute) ..."
-    assert said[1].startswith("The step is not compiled, because that would not be faster: ")
+    assert said[1] == f"compile='step': the step is not compiled: {measured.run.compiled.reason}."
     assert said[1].count(" per update compiled, ") == 1
 
 
@@ -140,7 +138,7 @@ def test_a_run_that_keeps_recompiling_says_so_and_goes_on_without_graphs(
     for trainer, updates in zip(parts, (3, len(data)), strict=True):
         trainer.train(data, num_updates=updates)
     assert parts[1].run.compiled is not None
-    assert parts[1].run.compiled.state_dict() == compiled.state_dict()
+    assert {**parts[1].run.compiled.state_dict(), "seconds": 0.0} == {**compiled.state_dict(), "seconds": 0.0}
 
 
 class Branching(Net):

@@ -45,7 +45,7 @@ def set_compiled_call(module: nn.Module, call: Any) -> None:
 
 
 def can_trace_backward() -> bool:
-    """Whether `torch.compile` can have a backward pass inside the graph. Since 2.11, as far as we know."""
+    """Whether `torch.compile` can have a backward pass inside the graph. Since 2.11."""
     import torch._dynamo.config as settings
 
     return hasattr(settings, "trace_autograd_ops")
@@ -53,7 +53,7 @@ def can_trace_backward() -> bool:
 
 @contextmanager
 def tracing_backward(most_graphs: int) -> Iterator[None]:
-    """Meanwhile, compile backward passes into graphs, each for its own sizes and numbers. Since 2.11 or so."""
+    """Meanwhile, compile backward passes into graphs, each for its own sizes and numbers. Since 2.11."""
     import torch._dynamo.config as settings
     import torch._inductor.config as generation
 
@@ -71,14 +71,20 @@ def failed_to_compile(error: BaseException) -> bool:
     return any(kind.__module__ in ("torch._dynamo.exc", "torch._inductor.exc") for kind in type(error).__mro__)
 
 
-def has_own_steps(optimizer: Optimizer) -> bool:
-    """Whether an optimizer's `step` is replaced, but by a scheduler, or has hooks. Since 1.4; hooks since 1.13."""
+def has_own_steps(optimizer: Optimizer, ours: str) -> bool:
+    """Whether an optimizer's `step` is replaced, but by a scheduler, or has hooks, but of the module `ours`.
+
+    Since 1.4; hooks since 1.13.
+    """
     from torch.optim import optimizer as torchs
 
     replaced = vars(optimizer).get("step")
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     hooks_of_all = (torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks)
-    return any((*hooks, *hooks_of_all)) or (replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"))
+    own = [
+        hook for found in (*hooks, *hooks_of_all) for hook in found.values() if getattr(hook, "__module__", "") != ours
+    ]
+    return bool(own) or (replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"))
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

@@ -110,6 +110,6 @@ def overrides_for(settings: Mapping[str, Any], config: BaseTrainerConfig) -> lis
     if "precision" in settings:
         values["precision"] = settings["precision"]
     if "compile" in settings:
-        values["use_torch_compile"] = "false" if settings["compile"] is None else "true"
+        values["use_torch_compile"] = {None: "false", "step": "step"}.get(settings["compile"], "true")
     given = config.model_fields_set
     return [f"{'' if name in given else '+'}trainer.{name}={value}" for name, value in values.items()]

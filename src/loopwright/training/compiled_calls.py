@@ -50,8 +50,8 @@ class CompiledCalls:
         measured = (self._split if self._plan.is_split else self._whole)(update, inputs, targets)
         if run.window.is_last:
             run.window.has_stepped = True
-        loss, metrics, losses, count, outputs, *_ = measured
-        return StepResult(loss, run.window.size, metrics, count, outputs, losses)
+        loss, metrics, losses, count, outputs, _, size, _ = measured
+        return StepResult(loss, size or run.window.size, metrics, count, outputs, losses)
 
     def forget(self) -> None:
         """Forget the state of a trial; the graphs stay."""
@@ -154,7 +154,7 @@ class CompiledCalls:
         args = (self._params, self._states, self._numbers, self._flag(update))
         measured: Measured = self._computed(self._current_graphs.whole, inputs, targets, *args)
         self._count_call(update)
-        update.norm = measured[6]
+        update.norm = measured[7]
         if not update.num_updates and not any(measured[5]):
             check_reached(update.params, update.name)
         if self._is_fine(update, measured[0]) and self._has_fine_norm(update):

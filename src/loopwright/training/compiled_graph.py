@@ -72,6 +72,7 @@ class Measured(NamedTuple):
     count: Any
     outputs: Any
     used: tuple[bool, ...]  # which parameters have a gradient
+    size: int  # samples, where `compute_loss` has said so; else 0
     norm: Tensor | None
 
 
@@ -136,7 +137,7 @@ def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Call
 
     def differentiate(inputs: Any, targets: Any, params: Any, numbers: Any, is_whole: bool) -> Any:
         outputs = forward(inputs)
-        result = StepResult.of_loss(compute_loss(outputs, targets), 0)
+        result = StepResult.of_loss(compute_loss(outputs, targets), 0, outputs)
         with torch.autocast(plan.device, enabled=False):
             share: Any = result.loss
             if result.count is not None:
@@ -147,15 +148,16 @@ def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Call
             found = list(torch.autograd.grad(share, trained, allow_unused=True))
         grads = [found.pop(0) if p.requires_grad else None for p in params]
         metrics = {name: _detached(value) for name, value in result.metrics.items()}
-        kept = tree_map(_detached, outputs) if plan.keeps_outputs else None
+        kept = tree_map(_detached, result.outputs) if plan.keeps_outputs else None
         used = tuple([g is not None for g in grads])
-        return grads, (_detached(result.loss), metrics, tuple(result.losses), _detached(result.count), kept, used)
+        loss, count = _detached(result.loss), _detached(result.count)
+        return grads, (loss, metrics, tuple(result.losses), count, kept, used, result.size)
 
     def whole(inputs: Any, targets: Any, params: Any, states: Any, numbers: Any, seen: Any) -> Any:
         grads, measured = differentiate(inputs, targets, params, numbers, True)
         with torch.no_grad(), torch.autocast(plan.device, enabled=False):
             is_fine = torch.isfinite(measured[0]).reshape(()) if plan.has_guard else None
-            return (*measured, _change(plan, is_fine, params, grads, states, numbers, seen))
+            return *measured, _change(plan, is_fine, params, grads, states, numbers, seen)
 
     def gradients(inputs: Any, targets: Any, params: Any, sums: Any, numbers: Any) -> Any:
         grads, measured = differentiate(inputs, targets, params, numbers, False)
@@ -163,7 +165,7 @@ def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Call
             for total, grad in zip(sums, grads, strict=True):
                 if grad is not None:
                     total.add_(grad)
-        return (*measured, None)
+        return *measured, None
 
     def apply(flag: Any, count: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any) -> Any:
         with torch.no_grad(), torch.autocast(plan.device, enabled=False):

@@ -220,7 +220,7 @@ def _obstacle_in_update(run: TrainingRun) -> str | None:
     optimizer, modules = update.optimizer, run.components.modules.values()
     if update.scaler is not None:
         return "a loss scaler (precision='fp16') looks at gradients before each optimizer step: use 'bf16'"
-    if has_own_steps(optimizer):
+    if has_own_steps(optimizer, ours="loopwright.training.step_checks"):  # which look at steps outside of `update`
         return "functions are registered to run before or after the optimizer's steps"
     if any(map(has_backward_hooks, _all_modules(modules))):
         return "functions are registered to run in the backward pass"

@@ -78,7 +78,9 @@ class BaseTrainerConfig(BaseModel):
     track_every_n_samples: Positive | None = Field(None, description="The same every n samples.")
     skip_nan_loss: StrictBool = Field(False, description="Skip updates whose loss is not finite, instead of an error.")
     skip_nan_loss_max_count: Count = Field(100, description="How many updates a run may skip before it is an error.")
-    use_torch_compile: StrictBool = Field(False, description="Compile the model with torch.compile.")
+    use_torch_compile: StrictBool | Literal["step"] = Field(
+        False, description="Compile the model with torch.compile; with `step` the whole training step as one graph."
+    )
     find_unused_params: StrictBool = Field(
         False, description="List the parameters without a gradient in the first update."
     )

@@ -93,6 +93,7 @@ class Engine(CoreTrainer):
             callbacks=[*callbacks, *_settings_as_callbacks(config)],
             accumulate=config.accumulate,
             precision=config.core_precision,
+            compile="step" if config.use_torch_compile == "step" else None,
             runtime=_runtime_of(config, runtime),
             seed=seed,
             run_dir=run_dir,
@@ -124,6 +125,10 @@ class Engine(CoreTrainer):
     @property
     def _has_default_step(self) -> bool:
         return not self.door.overrides("train_step")
+
+    @property
+    def _has_default_update(self) -> bool:
+        return self._has_default_step  # which makes one, of the total loss
 
     def train_step(self, batch: Any) -> StepResult:
         """The door's step; schedulers that a step of the user's own steps are left to it."""
@@ -387,9 +392,9 @@ def _settings_as_callbacks(config: BaseTrainerConfig) -> list[Callback]:
 def _runtime_of(config: BaseTrainerConfig, given: Any) -> Any:
     """What the core is to run on: as given, unless there are settings that only a runtime of our own can have."""
     finds_unused = config.find_unused_params and given == "fsdp"  # copies of a model may differ in what they use
-    if isinstance(given, Runtime) or not (config.use_torch_compile or finds_unused):
+    compiled = "model" if config.use_torch_compile is True else None
+    if isinstance(given, Runtime) or not (compiled or finds_unused):
         return given
-    compiled = "model" if config.use_torch_compile else None
     if not is_launched():
         return Runtime(None if given in ("ddp", "fsdp") else given, config.core_precision, compile=compiled)
     from ...runtime.distributed import DistributedRuntime

@@ -184,6 +184,11 @@ def check_config(config: DreamTrainerConfig) -> None:
         raise ConfigurationError(f"scheduler_interval={config.scheduler_interval!r}: use 'epoch', 'update' or None.")
     if config.monitor_mode not in ("auto", "min", "max"):
         raise ConfigurationError(f"monitor_mode={config.monitor_mode!r}: use 'auto', 'min' or 'max'.")
+    if not isinstance(config.compile_model, bool):
+        raise ConfigurationError(
+            f"compile_model={config.compile_model!r}: use True or False. Models are compiled; a whole step is not, "
+            "since `training_step` is code of your own."
+        )
     _check_numbers(config)
     _check_device(config.device)
     if isinstance(config.callbacks, str) or not isinstance(config.callbacks, Iterable):

@@ -173,6 +173,7 @@ class Components(CoreTrainer):
             callbacks=callbacks,
             accumulate=self.settings.gradient_accumulation_steps or 1,
             clip_norm=self.settings.max_grad_norm,
+            compile=self.settings.compile,
             runtime=device,
             seed=None,
         )
@@ -190,6 +191,11 @@ class Components(CoreTrainer):
 
     def use(self, settings: Settings, config: Any) -> None:
         """Use another config from now on."""
+        if settings.compile != self.settings.compile:
+            raise ConfigurationError(
+                f"config: training.compile is {settings.compile!r} now and was {self.settings.compile!r}: it counts "
+                "when the trainer is built, so pass that config to Trainer(...)."
+            )
         self.settings, self.config = settings, config
         self.accumulate, self.clip_norm = settings.gradient_accumulation_steps or 1, settings.max_grad_norm
         for update in self.run.updates.by_name.values():

@@ -43,6 +43,7 @@ class Settings:
     scheduler_step_per_batch: bool | None = None
     gradient_accumulation_steps: int | None = None
     best_model_mode: Literal["auto", "min", "max"] = "auto"
+    compile: Literal["step"] | None = None
 
     @classmethod
     def of(cls, config: Any) -> Settings:
@@ -64,6 +65,7 @@ class Settings:
             _per_batch(training),
             _accumulation(training),
             mode or "auto",
+            _compiled(training),
         )
 
 
@@ -84,6 +86,13 @@ def _accumulation(training: Any) -> int | None:
     raise ConfigurationError(
         f"config: training.gradient_accumulation_steps is {value!r}; use the number of batches per update, 1 or more."
     )
+
+
+def _compiled(training: Any) -> Literal["step"] | None:
+    value = _entry(training, "compile")
+    if value is None or value == "step":
+        return None if value is None else "step"
+    raise ConfigurationError(f"config: training.compile is {value!r}; use 'step', or leave it out.")
 
 
 def _above_zero(training: Any, name: str, otherwise: str) -> float | None:

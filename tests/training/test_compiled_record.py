@@ -1,0 +1,208 @@
+"""The choice of a run with `compile="step"`: in its manifest, in a resumed run, and in the time that is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopwright import Callback, Trainer
+from loopwright.callbacks.time_left import TimeLeft
+from loopwright.checkpoint import read_checkpoint, write_checkpoint
+from loopwright.cli import main
+from loopwright.errors import CheckpointError
+from loopwright.run import RunView
+from loopwright.training import compiled_step, steps
+from tests.mistakes import Mistakes
+from tests.training.compiled_runs import DATA, Net, X, build, traced
+
+__all__ = ["traced"]  # a fixture
+pytestmark = pytest.mark.usefixtures("traced")
+EVEN = X[:32], DATA[1][:32]
+
+
+def train(folder: Path, **given: Any) -> Trainer:
+    trainer = build("step", measures=True, run_dir=folder, seed=0, **given)
+    trainer.train(DATA, num_epochs=1, batch_size=16)
+    return trainer
+
+
+def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The line of `loopwright show` about compiling."""
+    capsys.readouterr()
+    main(["show", str(folder)])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  compile ")]
+    return line.split(None, 1)[1]
+
+
+def test_the_manifest_names_the_choice_and_so_do_show_and_diff(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiled_step, "FASTER", 1e9)
+    fast = train(tmp_path / "fast")
+    monkeypatch.setattr(compiled_step, "FASTER", 0.0)
+    slow = train(tmp_path / "slow")
+    notes = [RunView(tmp_path / name).manifest["compiled"] for name in ("fast", "slow")]
+    for trainer, noted in zip((fast, slow), notes, strict=True):
+        assert trainer.run.compiled is not None
+        assert noted == trainer.run.compiled.facts()
+    assert (notes[0]["choice"], notes[0]["graphs"], notes[0]["recompilations"]) == ("compiled", 2, 1)
+    assert (notes[1]["choice"], notes[1]["graphs"]) == ("eager", 1)
+    line = shown(tmp_path / "fast", capsys)
+    assert line.startswith("step: compiled (")
+    assert "as it is); graphs 2, recompilations 1, seconds of compiling" in line
+    assert shown(tmp_path / "slow", capsys).startswith("step: eager (that would not be faster (")
+    main(["show", str(tmp_path / "fast"), "--json"])
+    assert json.loads(capsys.readouterr().out)["manifest"]["compiled"] == notes[0]
+    main(["diff", str(tmp_path / "fast"), str(tmp_path / "slow")])
+    out = capsys.readouterr().out
+    assert "config: compile.choice" in out or "  compile.choice: " in out, out
+    assert RunView(tmp_path / "fast").settings["compile.choice"] == "compiled"
+
+
+def test_a_resumed_run_keeps_what_its_manifest_says_and_adds_to_it(tmp_path: Path) -> None:
+    for updates in (2, 4):
+        trainer = build("step", run_dir=tmp_path / "run", seed=0)
+        trainer.train(EVEN, num_updates=updates, batch_size=16)
+        noted = RunView(tmp_path / "run").manifest["compiled"]
+        assert trainer.run.compiled is not None
+        assert noted == trainer.run.compiled.facts()
+    assert (noted["choice"], noted["graphs"], noted["recompilations"]) == ("compiled", 1, 0)
+    assert trainer.run.compiled.seconds > 0
+
+
+def test_a_run_without_the_argument_has_no_such_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(None, run_dir=tmp_path / "run").train(EVEN, num_epochs=1, batch_size=16)
+    assert RunView(tmp_path / "run").manifest["compiled"] == {}
+    main(["show", str(tmp_path / "run")])
+    assert "\n  compile " not in capsys.readouterr().out
+
+
+# Resuming
+
+
+def test_a_run_that_goes_on_without_graphs_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: Mistakes
+) -> None:
+    build("step", run_dir=tmp_path / "run", seed=0).train(EVEN, num_updates=2, batch_size=16)
+    capsys.readouterr()
+    build(None, run_dir=tmp_path / "run", seed=0, progress="lines").train(EVEN, num_updates=4, batch_size=16)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "were compiled" in line]
+    assert line.endswith("Pass compile='step' to go on as before.")
+    what = "A run of `compile='step'` that is resumed without it"
+    mistake.said("Checkpoints and resuming", what, line.replace(str(tmp_path), "..."))
+
+
+def saved_tree(folder: Path) -> dict[str, Any]:
+    """The state of a run with a compiled step, as it is in a checkpoint."""
+    trainer = build("step")
+    assert trainer.run.compiled is not None
+    trainer.run.compiled.load_state_dict({"choice": "compiled", "reason": "", "graphs": ["whole 0a"], "seconds": 2.0})
+    trainer.save(folder / "saved")
+    return dict(read_checkpoint(folder / "saved").tree)
+
+
+@pytest.mark.parametrize("given", [None, "step"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"choice": "both"}, "its choice is 'both' "),
+        ({"reason": 3}, "instead of 'compiled' or 'eager'"),
+        ({"graphs": ["whole"]}, r"its graphs are \['whole'\] instead of a list of names"),
+        ({"seconds": -1.0}, "its seconds of compiling are -1.0"),
+        ({"more": 1}, "'more' is in the checkpoint, and not known to this version"),
+        ("compiled", "compiled is 'compiled' .* instead of a table of choice, reason, graphs"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_malformed_choice_is_refused_and_nothing_is_loaded(
+    tmp_path: Path, change: Any, said: str, given: Any
+) -> None:
+    tree = saved_tree(tmp_path)
+    tree["compiled"] = {**tree["compiled"], **change} if isinstance(change, dict) else change
+    write_checkpoint(tmp_path / "edited", tree, {})
+    other = build(given, model=Net)
+    before = {name: value.clone() for name, value in other.model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=said) as caught:
+        other.load(tmp_path / "edited")
+    assert "nothing was loaded" in str(caught.value)
+    assert "or start a new run" in str(caught.value)
+    assert all(torch.equal(value, before[name]) for name, value in other.model.state_dict().items())
+
+
+def test_a_checkpoint_without_seconds_is_of_an_earlier_edition_and_loads(tmp_path: Path) -> None:
+    tree = saved_tree(tmp_path)
+    tree["compiled"] = {name: value for name, value in tree["compiled"].items() if name != "seconds"}
+    write_checkpoint(tmp_path / "earlier", tree, {})
+    other = build("step", measures=True)
+    other.load(tmp_path / "earlier")
+    assert other.run.compiled is not None
+    assert (other.run.compiled.choice, other.run.compiled.seconds) == ("compiled", 0.0)
+
+
+# The time that is left
+
+
+class Clock:
+    """Stands for the machine's: an update takes a second, and compiling a thousand."""
+
+    now = 0.0
+
+    def per_update(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def compile(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        self.now += 1000.0
+        return graph.forward
+
+
+class Estimates(Callback):
+    """Notes the estimate at each log point."""
+
+    def on_train_start(self, trainer: Any) -> None:
+        self.left, self.seen = TimeLeft(trainer), []
+
+    def on_log(self, trainer: Any, rows: Any) -> None:
+        self.left.log(trainer)
+        self.seen.append(self.left.of_run(trainer))
+
+
+@pytest.fixture
+def clock(traced: None, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(steps, "monotonic", clock.per_update)
+    monkeypatch.setattr(compiled_step, "monotonic", lambda: clock.now)
+    torch.compiler.set_default_backend(clock.compile)
+    return clock
+
+
+@pytest.mark.parametrize("measures", [True, False], ids=["with a trial", "resumed"])
+def test_the_time_of_compiling_is_no_part_of_the_time_that_is_left(
+    clock: Clock, measures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_step, "FASTER", 1e9)
+    trainer = build("step", measures=measures, callbacks=lambda: [Estimates()])
+    trainer.train(EVEN, num_updates=12, batch_size=16)
+    assert trainer.run.compile_seconds == pytest.approx(1000.0)
+    assert trainer.progress.seconds == pytest.approx(12.0)
+    assert [left for left in trainer.callbacks[0].seen if left is not None] == pytest.approx(
+        [*range(10, -1, -1)], abs=1
+    )
+
+
+def test_a_slow_first_update_is_no_part_of_it_either(clock: Clock) -> None:
+    class Slow(Net):
+        def forward(self, x: Any) -> Any:
+            if clock.now < 1000:
+                clock.now += 1000.0
+            return super().forward(x)
+
+    trainer = build(None, model=Slow, callbacks=lambda: [Estimates()])
+    trainer.train(EVEN, num_updates=12, batch_size=16)
+    assert trainer.progress.seconds > 1000
+    assert trainer.callbacks[0].seen[0] is None
+    assert trainer.callbacks[0].seen[1:] == pytest.approx([*range(10, -1, -1)], abs=1)
