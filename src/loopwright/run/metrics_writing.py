@@ -13,22 +13,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..checkpoint.atomic import staged_file, write_bytes
-from ..metrics.media import Histogram, Images, Media, Table
 from ..metrics.rows import Place, StepRow
 from .schema import CLOCK_AT, LEVELS, exact_bytes, summarize
 
 if TYPE_CHECKING:
     import sqlite3
 
+    from ..metrics.media import Media
+
 MOST_VALUES = 32_000  # of one statement; SQLite takes 32,766
 PAUSE_SECONDS = 0.05  # of time that is no training: the clock then notes the step after it too
 REMOVED_EVENTS = ("checkpoint", "best", "evaluation")  # that a run resumed before them has again
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Tables:
     """A connection and what the writer remembers of the file; forgotten where a transaction fails."""
 
@@ -81,8 +82,7 @@ class Tables:
 Job: TypeAlias = Callable[[Tables], None]
 
 
-@dataclass(frozen=True, slots=True)
-class LogPoint:
+class LogPoint(NamedTuple):
     """Rows of consecutive steps, and the time at which they were logged."""
 
     rows: list[StepRow]
@@ -133,8 +133,7 @@ def _clock(tables: Tables, point: LogPoint) -> Iterator[object]:
     tables.last_clock = last.seconds, point.wall
 
 
-@dataclass(frozen=True, slots=True)
-class Epoch:
+class Epoch(NamedTuple):
     """A job that writes the metrics of an epoch."""
 
     epoch: int
@@ -151,8 +150,7 @@ class Epoch:
         tables.connection.execute("INSERT OR REPLACE INTO epoch_clock VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A job that writes an event."""
 
     kind: str
@@ -167,8 +165,7 @@ class Event:
         tables.connection.execute(f"INSERT INTO events ({columns}) VALUES ({_marks(values)})", values)
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(NamedTuple):
     """A job that writes a line of the log."""
 
     level: str
@@ -180,8 +177,7 @@ class LogLine:
         tables.connection.execute(query, (self.wall, self.level, _unicode(self.text)))
 
 
-@dataclass(frozen=True, slots=True)
-class AddMedia:
+class AddMedia(NamedTuple):
     """A job that writes an item of media in the place of what had its name at its step, from its position on."""
 
     media: Media
@@ -198,6 +194,8 @@ class AddMedia:
 
 def _stored(media: Media, folder: Path) -> Iterator[tuple[str | None, str | None, str | None]]:
     """The file, the content and the caption of every row of an item; the files are written."""
+    from ..metrics.media import Histogram, Images, Table
+
     content = media.content
     if isinstance(content, Images):
         for image, caption in zip(content.files, content.captions, strict=True):
@@ -222,8 +220,7 @@ def _store_image(image: bytes, folder: Path) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class Truncate:
+class Truncate(NamedTuple):
     """A job that removes what is after a position, so that a run resumed there adds it once."""
 
     step: int
