@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from ..metrics.best import by_importance
 from .time_left import clock_text
@@ -17,8 +17,7 @@ HEADING = 16  # longer names are broken at their signs
 FACTS = ("time", "samples/s", "left")
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """One bar of the display: what it counts, how far that is, and the seconds that it still takes."""
 
     label: str
@@ -27,8 +26,7 @@ class Bar:
     left: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """What a live display shows at one moment."""
 
     epoch: Bar
@@ -39,8 +37,7 @@ class Moment:
     means: Mapping[str, float]  # of the losses, over the epoch so far
 
 
-@dataclass(frozen=True, slots=True)
-class EpochFacts:
+class EpochFacts(NamedTuple):
     """An epoch that has ended, as it is shown."""
 
     number: str  # "2/10"

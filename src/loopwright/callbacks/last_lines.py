@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..metrics.best import first_best, headline
@@ -59,10 +60,10 @@ def _places(path: Path) -> list[str]:
     from ..run.best import choose
     from ..run.directory import shown
 
-    try:
-        kept = choose(path)
-    except LoopwrightError:  # models by a metric of unknown mode: the run is complete all the same
-        kept = None
+    kept = None
+    if any((path / "kept").iterdir()):
+        with suppress(LoopwrightError):  # models by a metric of unknown mode: the run is complete all the same
+            kept = choose(path)
     lines = [] if kept is None else [f"Best model: {shown(kept.path)}"]
     run, folder = (shlex.quote(str(shown(place)) or ".") for place in (path, path.parent))
     return [*lines, f"To inspect it: loopwright show {run}, or loopwright ui {folder}"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from .interval import Periodic
-from .scheduling import done_of
+from .time_left import done_of
 from .time_left import TimeLeft
 
 if TYPE_CHECKING:

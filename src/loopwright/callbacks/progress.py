@@ -6,7 +6,6 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -78,14 +77,16 @@ class ProgressDisplay(Callback):
     # Events
 
     def on_train_start(self, trainer: Trainer) -> None:
-        from .epoch_table import EpochTable
-        from .time_left import TimeLeft
-
         self._spoken = self._call_began = self._epoch_began = monotonic()
         self._row, self._evaluation = {}, None
         self._is_resumed = trainer.progress.update > trainer.progress.call_update
-        self._table, self._left = EpochTable(self.columns), TimeLeft(trainer)
         self._style = _resolved(self.style)
+        if self._style == "silent":
+            return
+        from .epoch_table import EpochTable
+        from .time_left import TimeLeft
+
+        self._table, self._left = EpochTable(self.columns), TimeLeft(trainer)
         if self._style == "bar":
             self._live = _open_live()
             self._refresh(trainer, force=True)
@@ -158,7 +159,7 @@ class ProgressDisplay(Callback):
 
     def _moment(self, trainer: Trainer) -> Moment:
         from .epoch_table import Bar, Moment
-        from .scheduling import done_of
+        from .time_left import done_of
 
         assert self._left is not None
         evaluation, done = self._eval_bar(), self._done(trainer, done_of(trainer))
@@ -228,7 +229,7 @@ class ProgressDisplay(Callback):
             return
         epoch = self._ended(trainer, rows[-1])
         number = f"{self._epoch_number(trainer)} step {count_text(self._epoch_bar(trainer))}"
-        self._line(self._table.line(replace(epoch, number=number)))
+        self._line(self._table.line(epoch._replace(number=number)))
 
     def _line_now(self, trainer: Trainer) -> None:
         """Print where the run is, if the last line is long enough ago."""
@@ -256,10 +257,11 @@ class ProgressDisplay(Callback):
 
     def _last_lines(self, trainer: Trainer) -> list[str]:
         """The lines at the end of a `train` call: how it ended, the best epoch, and the commands to look at the run."""
+        if self._style == "silent":
+            return []
         from .last_lines import last_lines
 
-        seconds = monotonic() - self._call_began
-        return [] if self._style == "silent" else last_lines(trainer, seconds, is_resumed=self._is_resumed)
+        return last_lines(trainer, monotonic() - self._call_began, is_resumed=self._is_resumed)
 
     # Output
 

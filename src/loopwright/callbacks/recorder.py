@@ -66,6 +66,7 @@ class RunRecorder(Callback):
         self._metrics: MetricsStore | None = None
         self._is_open = False  # whether a `train` call is under way
         self._has_started = False
+        self._left: tuple[int, ...] | None = None  # the file and the position at the end of a `train` call
         self._tree: WorkTree | None = None  # while git is at work
         self._waiting: list[Callable[[], None]] = []
         self._modes: dict[str, Mode | None] = {}  # of the metrics that epochs have had so far
@@ -89,7 +90,7 @@ class RunRecorder(Callback):
         with directory.starting():
             self._write_manifest(trainer, directory)
         self._metrics = MetricsStore(directory.metrics_path)
-        if directory.metrics_path.exists():
+        if directory.metrics_path.exists() and _state_of(directory, trainer) != self._left:
             self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
         self._warn_of_gap(trainer, self._metrics)
         if trainer.progress.step and not self._has_started:
@@ -263,6 +264,8 @@ class RunRecorder(Callback):
         if self._metrics is not None:
             self._add(self._metrics.flush)
         self._close(trainer, "finished" if trainer.stop_reason is None else "stopped", trainer.stop_reason)
+        if self._directory is not None and self._directory.metrics_path.exists():
+            self._left = _state_of(self._directory, trainer)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if isinstance(error, (KeyboardInterrupt, Interrupted)):
@@ -334,6 +337,12 @@ class RunRecorder(Callback):
         if self._directory is not None:
             self._directory.unlock()
         self._directory = self._metrics = None
+
+
+def _state_of(directory: RunDirectory, trainer: Trainer) -> tuple[int, ...]:
+    """The position of the run, and the date and size of its metrics: where they are the same, nothing is after it."""
+    file = directory.metrics_path.stat()
+    return trainer.progress.step, trainer.progress.epoch, file.st_mtime_ns, file.st_size
 
 
 def _accepted(trainer: Trainer) -> dict[str, Any] | None:

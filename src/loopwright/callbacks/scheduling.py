@@ -10,10 +10,11 @@ from torch import Tensor
 from ..callback import Callback
 from ..errors import ConfigurationError
 from ..optim.schedules import Curve, Extent
+from .time_left import done_of
 
 if TYPE_CHECKING:
     from ..callback import Trainer
-    from ..metrics.progress import Limits, Progress
+    from ..metrics.progress import Limits
 
 
 class Scheduled(Callback):
@@ -150,34 +151,6 @@ def _per_epoch(trainer: Trainer) -> dict[str, float]:
     stream = trainer.run.train_stream
     batches, samples = (None, None) if stream is None else (stream.num_batches, stream.num_samples)
     return {"epoch": 1, "update": -(-(batches or 0) // trainer.accumulate), "sample": samples or 0}
-
-
-def done_of(trainer: Trainer) -> float | None:
-    """Return the completed fraction of the current `train` call, by the nearest limit; None without a limit."""
-    progress, until = trainer.progress, trainer.run.limits
-    parts = []
-    if until.epochs is not None:
-        inside = _inside_epoch(trainer, progress)
-        parts.append(_part(progress.epoch + inside - progress.call_epoch, until.epochs - progress.call_epoch))
-    if until.updates is not None:
-        parts.append(_part(progress.update - progress.call_update, until.updates - progress.call_update))
-    if until.samples is not None:
-        parts.append(_part(progress.sample - progress.call_sample, until.samples - progress.call_sample))
-    return max(parts) if parts else None
-
-
-def _part(amount: float, whole: float) -> float:
-    return min(amount / whole, 1.0) if whole > 0 else 1.0
-
-
-def _inside_epoch(trainer: Trainer, progress: Progress) -> float:
-    """Return the completed fraction of the epoch; 0 for data without a length."""
-    stream = trainer.run.train_stream
-    if stream is None:
-        return 0.0
-    if stream.num_samples:
-        return min(progress.epoch_sample / stream.num_samples, 1.0)
-    return min(progress.epoch_step / stream.num_batches, 1.0) if stream.num_batches else 0.0
 
 
 def is_limited(until: Limits) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from .scheduling import done_of
-
 if TYPE_CHECKING:
     from ..callback import Trainer
+    from ..metrics.progress import Progress
 
 
 class TimeLeft:
@@ -130,6 +129,34 @@ def _evaluated(trainer: Trainer) -> float:
 def _has_length(trainer: Trainer) -> bool:
     stream = trainer.run.train_stream
     return stream is not None and bool(stream.num_samples or stream.num_batches)
+
+
+def done_of(trainer: Trainer) -> float | None:
+    """Return the completed fraction of the current `train` call, by the nearest limit; None without a limit."""
+    progress, until = trainer.progress, trainer.run.limits
+    parts = []
+    if until.epochs is not None:
+        inside = _inside_epoch(trainer, progress)
+        parts.append(_part(progress.epoch + inside - progress.call_epoch, until.epochs - progress.call_epoch))
+    if until.updates is not None:
+        parts.append(_part(progress.update - progress.call_update, until.updates - progress.call_update))
+    if until.samples is not None:
+        parts.append(_part(progress.sample - progress.call_sample, until.samples - progress.call_sample))
+    return max(parts) if parts else None
+
+
+def _part(amount: float, whole: float) -> float:
+    return min(amount / whole, 1.0) if whole > 0 else 1.0
+
+
+def _inside_epoch(trainer: Trainer, progress: Progress) -> float:
+    """Return the completed fraction of the epoch; 0 for data without a length."""
+    stream = trainer.run.train_stream
+    if stream is None:
+        return 0.0
+    if stream.num_samples:
+        return min(progress.epoch_sample / stream.num_samples, 1.0)
+    return min(progress.epoch_step / stream.num_batches, 1.0) if stream.num_batches else 0.0
 
 
 def clock_text(seconds: float) -> str:

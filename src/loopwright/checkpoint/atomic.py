@@ -158,8 +158,9 @@ def clean_leftovers(directory: Path, wanted: str | None = None) -> list[str]:
     With `wanted`, only what they left of that file or directory.
     """
     cleaned = []
-    for path in sorted(directory.glob(".*-*-*")):
-        name, _, tail = path.name[1:].rpartition(".")
+    for hidden in sorted(name for name in os.listdir(directory) if name.startswith(".") and name.count("-") >= 2):
+        path = directory / hidden
+        name, _, tail = hidden[1:].rpartition(".")
         kind, *rest = tail.split("-")
         if wanted not in (None, name) or LEFTOVERS.get(kind) != len(rest) or not _is_abandoned(path, *rest[:2]):
             continue

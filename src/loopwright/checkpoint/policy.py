@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
+from typing import NamedTuple
 
 from ..errors import ConfigurationError
 from ..metrics.best import Mode, is_better, ranked
@@ -60,8 +61,7 @@ class ResumePolicy:
         return self.every_minutes is not None and minutes_since_last >= self.every_minutes
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A model that may be kept: its name, its metric, and the update it was taken at."""
 
     name: str

@@ -171,10 +171,10 @@ class _Copier:
         return [self.copy(item) for item in value]
 
     def copy_tuple(self, value: tuple[Tree, ...]) -> tuple[Tree, ...]:
-        return tuple(self.copy(item) for item in value)
+        return tuple([self.copy(item) for item in value])
 
     def copy_dict(self, value: dict[Tree, Tree]) -> dict[Tree, Tree]:
-        return {key: self.copy(item) for key, item in value.items()}
+        return {key: item if type(item) in ATOMS else self.copy(item) for key, item in value.items()}
 
     def copy_counter(self, value: Counter[Tree]) -> Counter[Tree]:
         return value.copy()

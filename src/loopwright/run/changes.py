@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from ..errors import ConfigurationError
 
@@ -20,8 +20,7 @@ OTHER_SAMPLES = "the samples have changed; random data without a seed is differe
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """A value that differs in the second description; `MISSING` where a description has none."""
 
     key: str

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..errors import CheckpointError
-from ..metrics.media import Media
 from ..metrics.rows import Place, StepRow
 from .metrics_writing import AddMedia, Epoch, Event, Job, LogLine, LogPoint, Tables, Truncate, json_text, write_steps
 from .schema import exact_value, open_for_reading, open_for_writing
 
 if TYPE_CHECKING:
     import sqlite3
+
+    from ..metrics.media import Media
 
 logger = logging.getLogger("loopwright")
 

@@ -14,22 +14,23 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..checkpoint.atomic import staged_file, write_bytes
-from ..metrics.media import Histogram, Images, Media, Table
 from ..metrics.rows import Place, StepRow
 from .schema import CLOCK_AT, LEVELS, exact_bytes, summarize
 
 if TYPE_CHECKING:
     import sqlite3
 
+    from ..metrics.media import Media
+
 MOST_ROWS = 4096  # of one statement; SQLite takes 32,766 values
 PAUSE_SECONDS = 0.05  # of time that is no training: the clock then notes the step after it too
 REMOVED_EVENTS = ("checkpoint", "best", "evaluation")  # that a run resumed before them has again
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Tables:
     """A connection and what the writer remembers of the file; forgotten where a transaction fails."""
 
@@ -90,8 +91,7 @@ def _replacing(table: str, row: str, num_rows: int) -> str:
 Job: TypeAlias = Callable[[Tables], None]
 
 
-@dataclass(frozen=True, slots=True)
-class LogPoint:
+class LogPoint(NamedTuple):
     """Rows of consecutive steps, and the time at which they were logged."""
 
     rows: list[StepRow]
@@ -142,8 +142,7 @@ def _clock(tables: Tables, point: LogPoint) -> Iterator[object]:
     tables.last_clock = last.seconds, point.wall
 
 
-@dataclass(frozen=True, slots=True)
-class Epoch:
+class Epoch(NamedTuple):
     """A job that writes the metrics of an epoch."""
 
     epoch: int
@@ -160,8 +159,7 @@ class Epoch:
         tables.connection.execute("INSERT OR REPLACE INTO epoch_clock VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A job that writes an event."""
 
     kind: str
@@ -176,8 +174,7 @@ class Event:
         tables.connection.execute(f"INSERT INTO events ({columns}) VALUES ({_marks(values)})", values)
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(NamedTuple):
     """A job that writes a line of the log."""
 
     level: str
@@ -189,8 +186,7 @@ class LogLine:
         tables.connection.execute(query, (self.wall, self.level, _unicode(self.text)))
 
 
-@dataclass(frozen=True, slots=True)
-class AddMedia:
+class AddMedia(NamedTuple):
     """A job that writes an item of media in the place of what had its name at its step, from its position on."""
 
     media: Media
@@ -207,6 +203,8 @@ class AddMedia:
 
 def _stored(media: Media, folder: Path) -> Iterator[tuple[str | None, str | None, str | None]]:
     """The file, the content and the caption of every row of an item; the files are written."""
+    from ..metrics.media import Histogram, Images, Table
+
     content = media.content
     if isinstance(content, Images):
         for image, caption in zip(content.files, content.captions, strict=True):
@@ -231,8 +229,7 @@ def _store_image(image: bytes, folder: Path) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class Truncate:
+class Truncate(NamedTuple):
     """A job that removes what is after a position, so that a run resumed there adds it once."""
 
     step: int

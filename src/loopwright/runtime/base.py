@@ -97,24 +97,25 @@ class Runtime:
 
     def place(self, module: nn.Module) -> None:
         """Move a module to the device; one on the meta device is initialised there."""
-        from .fsdp import check_values, is_meta, materialise
-
         if is_meta(module):
+            from .fsdp import check_values, materialise
+
             materialise(module, self.device)
             check_values(module)
         module.to(self.device)
 
     def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
         """Prepare a model for training; returns new parameters under the ids of the parameters that they replace."""
-        from .fsdp import checkpoint_activations, compile_parts
-
         if module in _wrapped:
             return {}  # by an earlier trainer
         _wrapped.add(module)
-        if self.activation_checkpointing:
-            checkpoint_activations(module)
-        if self.compile is not None:
-            compile_parts(module, self.compile)
+        if self.activation_checkpointing or self.compile is not None:
+            from .fsdp import checkpoint_activations, compile_parts
+
+            if self.activation_checkpointing:
+                checkpoint_activations(module)
+            if self.compile is not None:
+                compile_parts(module, self.compile)
         return {}
 
     def move(self, batch: Any) -> Any:
@@ -236,6 +237,11 @@ class Runtime:
 
     def finish_exchange(self) -> None:
         """Wait for the exchange in flight, if there is one."""
+
+
+def is_meta(module: nn.Module) -> bool:
+    """Whether a tensor of the model is on the meta device."""
+    return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
 
 
 def checked_device(given: str | torch.device) -> torch.device:

@@ -17,7 +17,7 @@ from .._torch_compat import foreach_div_
 from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
-from .base import Runtime, move_to
+from .base import Runtime, is_meta, move_to
 from .batch_norm import Part, SyncBatchNorm, convert
 from .consensus import HostConsensus, RequestConsensus
 from .ddp import BUCKET_BYTES, Averaging
@@ -29,7 +29,6 @@ from .fsdp import (
     broadcast_tensors,
     disable_unsupported_steps,
     find_bad_value,
-    is_meta,
     materialise,
     parallelize_layers,
     shard_module,

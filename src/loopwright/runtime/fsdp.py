@@ -23,11 +23,6 @@ from ..errors import ConfigurationError
 from .dtensor import Mesh, copy_into, group_by_mesh, local_tensor, mesh_of
 
 
-def is_meta(module: nn.Module) -> bool:
-    """Whether a tensor of the model is on the meta device."""
-    return any(tensor.is_meta for tensor in _tensors(module))
-
-
 def materialise(module: nn.Module, device: torch.device) -> None:
     """Allocate and initialise a model that was built on the meta device.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .components import as_plain
 
@@ -68,8 +67,7 @@ def planned_totals(run: TrainingRun) -> dict[str, Any]:
     return planned
 
 
-@dataclass(frozen=True, slots=True)
-class _Epoch:
+class _Epoch(NamedTuple):
     """How long an epoch is; None where that is not known."""
 
     steps: int | None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError
 from ..optim.build import CurveSchedule
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ..training.run import TrainingRun
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """The request of a `train` call: resume the newest checkpoint, a given one, or none; and accept changes or not."""
 
     path: Path | None = None
@@ -38,8 +37,7 @@ class Origin:
         return cls(path, resume is False, changes == "accept")
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(NamedTuple):
     """The checkpoint that a run continues from, the time it was written, and whether the program has changed since."""
 
     path: Path

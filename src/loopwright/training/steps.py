@@ -32,7 +32,7 @@ FLUSH_STEPS = 512
 FLUSH_SECONDS = 0.25
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Step:
     """A batch that is being trained on, at its position in the accumulation window.
 

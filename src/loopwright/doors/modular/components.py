@@ -122,7 +122,8 @@ def hidden_modules(owner: object) -> str | None:
 
 def initialise(module: nn.Module, device: torch.device) -> None:
     """Give a model on the meta device memory and call its `init_weights`, where it has that."""
-    from ...runtime.fsdp import allocate, is_meta
+    from ...runtime.base import is_meta
+    from ...runtime.fsdp import allocate
 
     if callable(init := getattr(module, "init_weights", None)) and is_meta(module):
         allocate(module, device)
