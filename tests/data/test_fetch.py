@@ -1,16 +1,20 @@
 """Randomness inside a data set is a function of (seed, epoch, index) and leaves the generators of training alone."""
 
 import random
+import sys
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, default_collate
 
-from loopwright.data import open_stream, rng_state, seed_everything
+from loopwright.data import open_stream, preserved_rng, rng_state, seed_everything, seed_sample
+from loopwright.data.fetch import SampleSeeds, as_number
+from loopwright.data.order import SAMPLE, derive_seed
 from loopwright.data.sharding import Shard
 from tests.data.example_data import Batched, Noisy, Numbers, add_noise, same, values
 
@@ -55,8 +59,104 @@ def test_workers_draw_the_same_numbers_in_later_epochs(persistent):
     stream.close()
 
 
-def test_a_sample_is_the_same_in_any_batch_and_any_order():
-    assert by_index(noisy(batch_size=4)) == by_index(noisy(batch_size=7, shuffle=False))
+def seeded_by_hand(epoch):
+    """The random numbers of each sample, each seeded alone."""
+    samples = []
+    with preserved_rng():
+        for index in range(18):
+            seed_sample(derive_seed(2, SAMPLE, epoch, index))
+            samples.append(default_collate([Noisy(18)[index]]))
+    return by_index(samples)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 8, 18])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_sample_is_the_same_in_any_batch_and_any_order(batch_size, shuffle):
+    for epoch in (0, 3):
+        assert by_index(noisy(epoch, batch_size, shuffle)) == seeded_by_hand(epoch)
+
+
+@many_workers
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_sample_of_a_large_batch_is_the_same_in_workers(workers):
+    loader = DataLoader(Noisy(18), batch_size=9, shuffle=True, num_workers=workers, persistent_workers=True)
+    stream = open_stream(loader, seed=2, shuffle=True)
+    for epoch in (0, 3):
+        assert by_index(values(stream, epoch)) == seeded_by_hand(epoch)
+    stream.close()
+
+
+large = st.sampled_from([SampleSeeds.MAX_TABLE - 1, SampleSeeds.MAX_TABLE, 2**40])
+keys = st.one_of(st.integers(-3, 70), st.booleans(), st.text(max_size=2), st.integers(0, 9).map(np.int64))
+batches = st.lists(st.integers(0, 70), min_size=8, max_size=20) | st.lists(keys | large, min_size=1, max_size=20)
+
+
+@settings(max_examples=20)
+@given(requests=st.lists(st.tuples(st.integers(0, 2), batches), max_size=4))
+def test_seeds_from_a_table_are_those_of_each_sample(requests):
+    seeds = SampleSeeds(5)
+    for epoch, indices in requests:
+        expected = [derive_seed(5, SAMPLE, epoch, as_number(index)) for index in indices]
+        assert seeds.of(epoch, indices) == expected
+
+
+class Keyed(Numbers):
+    def __getitem__(self, key):
+        return torch.rand(2), int(key[1:])
+
+
+def test_samples_with_names_draw_the_same_numbers_in_a_large_batch():
+    def drawn(batch_size):
+        batches = [names[start : start + batch_size] for start in range(0, 24, batch_size)]
+        stream = open_stream(DataLoader(Keyed(24), batch_sampler=batches), seed=2, shuffle=False)
+        return [part.tolist() for batch in values(stream) for part in batch[0]]
+
+    names = [f"n{number}" for number in range(24)]
+    assert drawn(24) == drawn(4) == drawn(1)
+
+
+def python_calls(next_batch):
+    counts = Counter()
+
+    def profile(frame, event, argument):
+        if event == "call":
+            counts[frame.f_code.co_qualname] += 1
+        elif event == "c_call":
+            counts[argument.__name__] += argument.__name__ == "manual_seed"
+
+    sys.setprofile(profile)
+    try:
+        next_batch()
+    finally:
+        sys.setprofile(None)
+    return counts
+
+
+class Augmented(Numbers):
+    def __getitem__(self, index):
+        return self.draw(), index
+
+    def draw(self):
+        return torch.rand(2)
+
+
+class Constant(Augmented):
+    def draw(self):
+        return torch.ones(2)
+
+
+@pytest.mark.parametrize(("data", "seeded"), [(Constant(256), 0), (Augmented(256), 64)], ids=["plain", "augmented"])
+def test_around_the_samples_a_batch_takes_a_third_of_the_calls_of_a_data_loader(data, seeded):
+    loader = DataLoader(data, batch_size=64, shuffle=True)
+    stream = open_stream(loader, seed=2, shuffle=True)
+    stream.begin(0)
+    stream.take(2)  # finds out what is drawn, and mixes the seeds of the epoch
+    by_torch = iter(loader)
+    next(by_torch)
+    ours, theirs = python_calls(lambda: stream.take(1)), python_calls(lambda: next(by_torch))
+    assert ours.pop("manual_seed", 0) == seeded
+    assert ours.total() - 128 <= 45, ours  # 64 samples are 128 calls
+    assert ours.total() - 128 < (theirs.total() - 128) / 3, (ours, theirs)
 
 
 def test_every_epoch_draws_anew():

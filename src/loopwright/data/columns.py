@@ -21,6 +21,9 @@ ACCEPTED = "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a l
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _DTYPES = frozenset(_FLOATS + _INTEGERS)
+_READ_ONLY = (
+    "_is_read_only"  # an attribute of tensors in such memory: torch would write there, and the process would end
+)
 
 
 class NamedColumns(Dataset[dict[str, Tensor]]):
@@ -236,7 +239,31 @@ def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
     """Return a tensor in the memory of an array, which may be read-only: batches are copies."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
+        tensor = torch.from_numpy(array)
+    if not array.flags.writeable:
+        setattr(tensor, _READ_ONLY, True)
+    return tensor
+
+
+def is_read_only(data: Any) -> bool:
+    """Whether samples of a data set of `from_columns` are in memory that must not be written, such as a mapped file."""
+    if isinstance(data, TensorDataset):
+        return any(map(is_read_only, data.tensors))
+    if isinstance(data, StackDataset):
+        datasets: Any = data.datasets
+        return any(map(is_read_only, datasets.values() if isinstance(datasets, dict) else datasets))
+    if isinstance(data, NamedColumns):
+        return any(map(is_read_only, data.columns.values()))
+    return isinstance(data, Tensor) and hasattr(data, _READ_ONLY)
+
+
+def copied(samples: Any) -> Any:
+    """Return samples, or one of them, with copies of their tensors."""
+    if isinstance(samples, Tensor):
+        return samples.clone()
+    if type(samples) is dict:
+        return {name: copied(part) for name, part in samples.items()}
+    return type(samples)(map(copied, samples)) if type(samples) in (list, tuple) else samples
 
 
 def is_plain_tensor(tensor: Tensor) -> bool:

@@ -29,7 +29,7 @@ from torch.utils.data import (
 )
 
 from .._torch_compat import collates_as_torch, pin_memory
-from .columns import BatchTransform, NamedColumns
+from .columns import BatchTransform, NamedColumns, copied, is_read_only
 from .order import COLLATE, SAMPLE, derive_seed, derive_seeds
 from .random import RngTracker, numpy_random
 from .stream import Batch, batch_size_of
@@ -63,6 +63,7 @@ class Fetcher:
         is_default = not index_is_batch and self._put_together is not collate
         self._selects = is_default and not self._is_random  # where the data set has columns
         self._is_arrow = is_default and is_arrow(self._data)
+        self._copies = not is_default and is_read_only(self._data)  # for a function that writes into its samples
         self._select: tuple[int, Callable[[Any], Any] | None] | None = None  # of an epoch
         self._rng, self._collate_rng = RngTracker(), RngTracker()
         self._seeds = SampleSeeds(seed)
@@ -94,6 +95,7 @@ class Fetcher:
         else:
             samples = self._rng.run(self._fetch, request) if self._is_random else self._fetch(request)
             put_together = self._put_together
+            samples = copied(samples) if self._copies else samples
         if self._collate_rng:
             self._collate_rng.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
         batch = put_together(samples)

@@ -58,9 +58,9 @@ def derive_seeds(seed: int, *parts: int, last: Sequence[int]) -> list[int]:
     for part in parts:
         state = _mix((state + part + _STRIDE) & _MASK)
     state += _STRIDE
-    if len(last) < _FEW or set(map(type, last)) != {int}:
+    numbers = _as_words(last)
+    if numbers is None:
         return [_mix((state + part) & _MASK) >> 1 for part in last]
-    numbers = np.array(last, dtype=np.int64).view(np.uint64)  # arrays of this type wrap at 64 bits, as the mask does
     numbers += np.uint64(state & _MASK)
     numbers ^= numbers >> _S30
     numbers *= _FIRST
@@ -69,6 +69,18 @@ def derive_seeds(seed: int, *parts: int, last: Sequence[int]) -> list[int]:
     numbers ^= numbers >> _S31
     seeds: list[int] = (numbers >> _S1).tolist()
     return seeds
+
+
+def _as_words(numbers: Sequence[int]) -> Any:
+    """Return an array of 64 bits for each number, which wraps as the mask does; None where Python is better."""
+    if isinstance(numbers, range):
+        return np.arange(numbers.start, numbers.stop, numbers.step, np.int64).view(np.uint64)
+    if len(numbers) < _FEW or set(map(type, numbers)) != {int}:
+        return None
+    try:
+        return np.array(numbers, dtype=np.int64).view(np.uint64)
+    except OverflowError:  # the numbers of keys have 64 bits without a sign
+        return None
 
 
 def permutation(seed: int, epoch: int, length: int) -> Tensor:
