@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import loopwright
 from loopwright import ConfigurationError, DataError, Trainer
@@ -293,3 +293,179 @@ def test_float64_of_numpy_is_named_where_the_model_has_float32(points):
     with pytest.raises(RuntimeError) as caught:
         build().train((inputs.double().numpy(), targets.numpy()), 1)
     assert "The inputs are float64, which numpy makes by default" in "".join(caught.value.__notes__)
+
+
+# Targets, samples and metrics that do not fit
+
+BINARY = nn.Linear(6, 1)
+NOTED: dict[str, tuple[Callable[[TensorDataset], Any], Any, Any, str]] = {
+    "class labels as floats": (lambda d: (d.tensors[0], d.tensors[1].float()), None, cross_entropy, "with `.long()`"),
+    "class labels of shape (n, 1)": (
+        lambda d: (d.tensors[0], d.tensors[1][:, None]),
+        None,
+        cross_entropy,
+        "`targets.squeeze(1)`",
+    ),
+    "class labels that begin with 1": (
+        lambda d: (d.tensors[0], d.tensors[1].clamp(max=0) + 3),
+        None,
+        cross_entropy,
+        "class labels are 0 to 2",
+    ),
+    "one-hot labels as whole numbers": (
+        lambda d: (d.tensors[0], nn.functional.one_hot(d.tensors[1], 3)),
+        None,
+        cross_entropy,
+        "with `.float()`",
+    ),
+    "`BCEWithLogitsLoss` with targets of shape (n,)": (
+        lambda d: (d.tensors[0], (d.tensors[1] > 0).float()),
+        BINARY,
+        nn.BCEWithLogitsLoss(),
+        "`targets.unsqueeze(1).float()`",
+    ),
+    "class labels as texts": (
+        lambda d: [(d.tensors[0][:2], ("cat", "dog"))],
+        None,
+        cross_entropy,
+        "number the classes 0, 1, 2",
+    ),
+    "inputs of whole numbers": (
+        lambda d: (d.tensors[0].long(), d.tensors[1]),
+        None,
+        cross_entropy,
+        "The inputs are whole numbers",
+    ),
+    "a data set of pictures without a transform": (
+        lambda d: ListDataset([(Picture(), 1)]),
+        None,
+        cross_entropy,
+        "value of type Picture: let it return tensors",
+    ),
+    "samples of different shapes": (
+        lambda d: ListDataset([(torch.zeros(size), 1) for size in (6, 7)]),
+        None,
+        cross_entropy,
+        "crop or pad them in the data set",
+    ),
+}
+
+
+class Picture:
+    """Stands for an image that is no tensor."""
+
+
+class ListDataset(Dataset[Any]):
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
+@pytest.mark.parametrize("what", NOTED)
+def test_an_error_about_targets_or_samples_has_a_note_with_the_remedy(mistake, points, what):
+    make, model, loss_fn, match = NOTED[what]
+    with pytest.raises((RuntimeError, IndexError, TypeError, ValueError)) as caught:
+        build(model, loss_fn=loss_fn).train(make(points), 1)
+    note = "".join(caught.value.__notes__)
+    assert match in note
+    mistake.said("Data", what, note)
+
+
+@pytest.mark.parametrize("make", [lambda b: (x for x in b), lambda b: zip(*zip(*b, strict=True), strict=True)])
+def test_an_iterator_for_several_epochs_is_refused_before_the_first(mistake, points, make):
+    batches = [(points.tensors[0], points.tensors[1])]
+    trainer, data = build(), make(batches)
+    what = f"a {type(data).__name__} as data of several epochs"
+    with mistake("Data", what, DataError, match="can be used only once, and num_epochs=2"):
+        trainer.train(data, 2)
+    assert trainer.progress.step == 0
+    assert len(build().train(make(batches), 1).epochs) == 1
+
+
+class Pair(Trainer):
+    def eval_step(self, batch: Any) -> Any:
+        inputs, targets = batch
+        outputs = self.forward(inputs)
+        return self.compute_loss(outputs, targets), (outputs.argmax(1) == targets).float().mean()
+
+
+class Counted(Trainer):
+    def eval_step(self, batch: Any) -> Any:
+        inputs, targets = batch
+        return cross_entropy(self.forward(inputs), targets, reduction="sum"), len(targets)
+
+
+class Logs(Trainer):
+    def eval_step(self, batch: Any) -> Any:
+        loss = self.compute_loss(self.forward(batch[0]), batch[1])
+        self.log({"accuracy": loss})
+        return loss
+
+
+def test_a_metric_as_the_second_part_of_a_pair_is_not_taken_for_a_count(mistake, points):
+    what = "`return loss, accuracy` in `eval_step`"
+    section = "Steps that train nothing, or the wrong thing"
+    with mistake(section, what, ConfigurationError, match="'accuracy': accuracy"):
+        Pair(build_linear(), sgd, cross_entropy, progress="silent").evaluate(points)
+    model = build_linear()
+    measured = Counted(model, sgd, cross_entropy, progress="silent").evaluate(points, batch_size=8)
+    expected = cross_entropy(model(points.tensors[0]), points.tensors[1])
+    assert measured["loss"] == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_metric_logged_for_every_batch_of_an_evaluation_is_refused(mistake, points):
+    trainer = Logs(build_linear(), sgd, cross_entropy, progress="silent")
+    section = "Steps that train nothing, or the wrong thing"
+    with mistake(
+        section, "`self.log({...})` in `eval_step`", ConfigurationError, match="only the last value would count"
+    ):
+        trainer.evaluate(points, batch_size=8)
+
+
+def test_the_first_line_names_an_activation_that_the_loss_applies_too(mistake, points, capsys):
+    model = nn.Sequential(build_linear(), nn.Sequential(nn.Softmax(1)))
+    build(model, loss_fn=nn.CrossEntropyLoss(), progress="lines").train(points, 1)
+    line = capsys.readouterr().out.splitlines()[0]
+    assert "ends with Softmax, and CrossEntropyLoss applies one itself" in line
+    mistake.said("Steps that train nothing, or the wrong thing", "a model that ends with `nn.Softmax`", line)
+    build(build_linear(), loss_fn=nn.CrossEntropyLoss(), progress="lines").train(points, 1)
+    assert "Softmax" not in capsys.readouterr().out
+
+
+def test_class_weights_with_accumulation_are_named_in_the_first_line(mistake, points, capsys):
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    build(loss_fn=loss, progress="lines").train(points, 1)
+    assert "weight" not in capsys.readouterr().out
+    build(loss_fn=loss, progress="lines", accumulate=2).train(points, 1)
+    line = capsys.readouterr().out.splitlines()[0]
+    assert "2 batches together are not exactly one large batch" in line
+    mistake.said("Steps that train nothing, or the wrong thing", "class weights with `accumulate=2`", line)
+
+
+def test_a_one_cycle_schedule_that_is_too_short_is_refused_before_the_first_step(mistake, points):
+    one_cycle = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1)
+    trainer = build(scheduler=partial(one_cycle, total_steps=9))
+    with mistake("Arguments", "`OneCycleLR(total_steps=9)` in a run of 10 updates", ConfigurationError, match="has 10"):
+        trainer.train(points, 2, batch_size=8)
+    assert trainer.progress.step == 0
+    assert build(scheduler=partial(one_cycle, total_steps=10)).train(points, 2, batch_size=8).epochs
+
+
+def test_a_plateau_schedule_says_which_metric_it_watches(points, capsys):
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    build(scheduler=plateau, progress="lines").train(points, 1, points)
+    assert "ReduceLROnPlateau stepped once an epoch by eval_loss" in capsys.readouterr().out
+    build(scheduler=plateau, progress="lines").train(points, 1)
+    assert "stepped once an epoch by loss" in capsys.readouterr().out
+
+
+def test_a_name_of_another_framework_in_an_import_line_says_what_to_import():
+    with pytest.raises(ImportError, match=r"`callbacks\.BestModel` keeps the best models"):
+        from loopwright.callbacks import ModelCheckpoint  # type: ignore[attr-defined] # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name"):
+        from loopwright.callbacks import NoSuchName  # type: ignore[attr-defined] # noqa: F401

@@ -125,6 +125,20 @@ CONSTRUCTED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "`Trainer(..., accumulate_grad_batches=4)`": (lambda: build(accumulate_grad_batches=4), TypeError, "`accumulate=`"),
     "`Trainer(..., accelerator='gpu')`": (lambda: build(accelerator="gpu"), TypeError, "write `device=`"),
     "`Trainer(..., compute_metrics=...)`": (lambda: build(compute_metrics=len), TypeError, r"metrics=\{"),
+    "`Trainer(..., gpus=1)`": (lambda: build(gpus=1), TypeError, "one GPU is used by itself"),
+    "`Trainer(..., logger='tensorboard')`": (
+        lambda: build(logger="tensorboard"),
+        TypeError,
+        r"trackers.TensorBoard\(\)",
+    ),
+    "`Trainer(..., val_check_interval=100)`": (
+        lambda: build(val_check_interval=100),
+        TypeError,
+        r"OfflineLoss\('eval', every_n_updates=n\)",
+    ),
+    "`Trainer(..., data_collator=...)`": (lambda: build(data_collator=1), TypeError, "DataLoader with `collate_fn=`"),
+    "`Trainer(..., tokenizer=...)`": (lambda: build(tokenizer=1), TypeError, "tokenise the data first"),
+    "`precision='16-mixed'`": (lambda: build(precision="16-mixed"), ConfigurationError, "one of fp32, bf16, fp16"),
     "`Trainer(..., schedular=...)`": (lambda: build(schedular=1), TypeError, "did you mean `scheduler=`?"),
 }
 
@@ -181,6 +195,25 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
     "`train(x=x, y=y)`": (lambda t, d: t.train(x=1, y=2), TypeError, r"`data=\(x, y\)`"),
     "`train(loader, num_epoch=3)`": (lambda t, d: t.train(d, num_epoch=3), TypeError, "did you mean `num_epochs=`?"),
     "`train(loader, shuffle=True)`": (lambda t, d: t.train(d, shuffle=True), TypeError, "training data is shuffled"),
+    "`train(loader, eval_steps=100)`": (lambda t, d: t.train(d, eval_steps=100), TypeError, "OfflineLoss"),
+    "`train(data, collate_fn=...)`": (
+        lambda t, d: t.train(d, collate_fn=1),
+        TypeError,
+        "a DataLoader with `collate_fn=`",
+    ),
+    "`train(data, class_weight=...)`": (lambda t, d: t.train(d, class_weight={}), TypeError, "CrossEntropyLoss"),
+    "`train(data, batch_size=loader)`": (
+        lambda t, d: t.train(d.dataset, batch_size=d),
+        ConfigurationError,
+        "batch_size is a DataLoader",
+    ),
+    "`train(data, resume=True)` without `run_dir`": (
+        lambda t, d: t.train(d, resume=True),
+        ConfigurationError,
+        "the trainer has no `run_dir=`",
+    ),
+    "`trainer.cuda()`": (lambda t, d: t.cuda(), AttributeError, r"`Trainer\(device='cuda'\)`"),
+    "`trainer.get_preds()`": (lambda t, d: t.get_preds(), AttributeError, r"`trainer.predict\(data\)`"),
     "`train(loader, verbose=0)`": (lambda t, d: t.train(d, verbose=0), TypeError, r"`Trainer\(progress='silent'\)`"),
     "`train(loader, 3, loader, 32)`": (
         lambda t, d: t.train(d, 3, d, 32),
@@ -224,7 +257,7 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
     ),
     "`loopwright.callbacks.ModelCheckpoint`": (
         lambda t, d: loopwright.callbacks.ModelCheckpoint,
-        AttributeError,
+        ImportError,
         "`callbacks.BestModel` keeps the best models",
     ),
     "`history['val_loss']`": (lambda t, d: t.train(d, 1, d)["val_loss"], KeyError, "Did you mean 'eval_loss'?"),

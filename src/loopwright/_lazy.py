@@ -15,6 +15,14 @@ OTHERS = {  # names that other frameworks have
     "TrainingArguments": "pass arguments to `Trainer` and `Trainer.train`",
     "LearningRateMonitor": "`callbacks.LearningRateLog`",
     "ReduceLROnPlateau": "`Trainer(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)`",
+    "BackupAndRestore": "a run with `Trainer(run_dir=...)` resumes by itself",
+    "LearningRateScheduler": "`Trainer(scheduler=...)`, see loopwright.schedules",
+    "TensorBoardLogger": "`loopwright.trackers.TensorBoard` in `callbacks`",
+    "WandbLogger": "`loopwright.trackers.WandB` in `callbacks`",
+    "CSVLogger": "`loopwright.trackers.CSV` in `callbacks`",
+    "Accelerator": "`Trainer(model, optimizer, loss_fn)` prepares everything itself",
+    "Learner": "`Trainer(model, optimizer, loss_fn)`",
+    "StochasticWeightAveraging": "`callbacks.EMA` averages weights",
     "Timer": "`callbacks.TimeLimit`",
     "RichProgressBar": "`Trainer(progress='bar')`",
 }
@@ -25,9 +33,10 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
     names = sorted(homes)
 
     def find(name: str) -> Any:
+        if name in OTHERS and name not in homes:  # no AttributeError: `from ... import` would hide the message
+            raise ImportError(f"{package!r} has no {name}: {OTHERS[name]}.", name=package)
         if name not in homes:
-            hint = f"{OTHERS[name]}; " if name in OTHERS else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; {hint}available: {', '.join(names)}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; available: {', '.join(names)}")
         value = getattr(import_module(f".{homes[name]}", package), name)
         setattr(sys.modules[package], name, value)
         return value

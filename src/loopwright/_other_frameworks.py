@@ -22,6 +22,11 @@ RATE = "the learning rate belongs to the optimizer: `optimizer=partial(torch.opt
 METRICS = "write `Trainer(..., metrics={'accuracy': function})`, with a function of (outputs, targets)"
 PRECISION = "write `precision='bf16'` (or 'fp16', 'fp32')"
 RUN_DIR = "write `run_dir=`, where metrics and checkpoints go"
+LOADER = "pass a DataLoader with `{}=` instead of the data set"
+EVAL_OFTEN = (
+    "`eval_data` is evaluated after every epoch; for an evaluation every n updates use "
+    "`callbacks=[loopwright.callbacks.OfflineLoss('eval', every_n_updates=n)]`"
+)
 METRIC = "write `metric=`, such as `metric='eval_loss'`"
 KEEP = "write `keep=`, the number of models to keep"
 BEST = "the best models are kept by `BestModel(metric, keep=)`"
@@ -48,7 +53,11 @@ KEYWORDS: dict[str, dict[str, str]] = {
         "validation_split": "split the data with `torch.utils.data.random_split` and pass the second part as "
         "`eval_data=`",
         "metrics": METRICS,
-        "num_workers": "pass a DataLoader with `num_workers=` instead of the data set",
+        **{name: LOADER.format(name) for name in ("num_workers", "collate_fn", "sampler", "pin_memory", "drop_last")},
+        **dict.fromkeys(("eval_every", "eval_steps", "eval_strategy", "evaluation_strategy"), EVAL_OFTEN),
+        **dict.fromkeys(("val_check_interval", "validation_freq", "validation_steps", "eval_interval"), EVAL_OFTEN),
+        **dict.fromkeys(("class_weight", "class_weights"), "give them to the loss: `nn.CrossEntropyLoss(weight=...)`"),
+        **dict.fromkeys(("steps_per_epoch", "limit_train_batches"), "use `callbacks=[LimitBatches(train=)]`"),
     },
     "Trainer.__init__": {
         **dict.fromkeys(("loss", "criterion", "loss_function", "objective", "loss_func"), "write `loss_fn=`"),
@@ -68,10 +77,29 @@ KEYWORDS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum"), WINDOW),
         **dict.fromkeys(("amp", "mixed_precision", "fp16", "bf16", "use_amp"), PRECISION),
         **dict.fromkeys(("accelerator", "gpu", "use_gpu", "cuda"), "write `device=`"),
-        **dict.fromkeys(("gpus", "devices", "num_gpus"), "start processes with torchrun or `loopwright.launch`"),
+        **dict.fromkeys(
+            ("gpus", "devices", "num_gpus", "n_gpu"),
+            "one GPU is used by itself if there is one (`device='cuda:1'` names another); for several, start the "
+            "program with `torchrun --nproc-per-node 4`",
+        ),
         **dict.fromkeys(("strategy", "distributed"), "write `runtime='ddp'` or `runtime='fsdp'`"),
         **dict.fromkeys(("compute_metrics", "metric", "eval_metrics"), METRICS),
-        **dict.fromkeys(("logger", "default_root_dir", "output_dir", "save_dir", "log_dir", "logdir", "dir"), RUN_DIR),
+        **dict.fromkeys(
+            ("logger", "loggers", "report_to"),
+            "metrics are recorded in `run_dir=`; trackers are callbacks, such as "
+            "`callbacks=[loopwright.trackers.TensorBoard()]`",
+        ),
+        **dict.fromkeys(("val_check_interval", "check_val_every_n_epoch", "eval_steps", "eval_strategy"), EVAL_OFTEN),
+        **dict.fromkeys(("limit_train_batches", "limit_val_batches"), "use `callbacks=[LimitBatches(train=, eval=)]`"),
+        **dict.fromkeys(("num_nodes",), "start the program with torchrun on each machine"),
+        **dict.fromkeys(("deterministic", "benchmark"), "write `torch.use_deterministic_algorithms(True)` yourself"),
+        **dict.fromkeys(("fast_dev_run", "overfit_batches"), "write `trainer.train(data, num_updates=2)`"),
+        **dict.fromkeys(("collate_fn", "data_collator"), LOADER.format("collate_fn")),
+        **dict.fromkeys(
+            ("tokenizer", "processing_class"), "leave it out: tokenise the data first, and pass the data to `train`"
+        ),
+        **dict.fromkeys(("weight_decay",), "it belongs to the optimizer: `partial(torch.optim.AdamW, weight_decay=)`"),
+        **dict.fromkeys(("default_root_dir", "output_dir", "save_dir", "log_dir", "logdir", "dir"), RUN_DIR),
         **dict.fromkeys(("verbose", "enable_progress_bar", "progress_bar"), "write `progress='silent'` or 'bar'"),
         **dict.fromkeys(("callback", "hooks"), "write `callbacks=[...]`"),
         **dict.fromkeys(("random_state", "random_seed"), "write `seed=`"),
@@ -110,6 +138,16 @@ ATTRIBUTES = {
     **dict.fromkeys(("lr_find", "find_lr"), "`loopwright.tuning.find_learning_rate(trainer, data)`"),
     **dict.fromkeys(("add_callback", "register_callback"), "`Trainer(callbacks=[...])`"),
     "summary": "`loopwright.callbacks.ModelSummary` in `callbacks`",
+    **dict.fromkeys(("to", "cuda", "cpu"), "`Trainer(device='cuda')`, which moves models and batches"),
+    **dict.fromkeys(("fit_one_cycle", "fine_tune"), "`Trainer(scheduler=WarmupCosine())` of loopwright.schedules"),
+    "get_preds": "`trainer.predict(data)`",
+    "prepare": "`Trainer(model, optimizer, loss_fn)`, which needs no such call",
+    "accumulate": "`Trainer(accumulate=4)`",
+    "clip_grad_norm_": "`Trainer(clip_norm=1.0)`",
+    **dict.fromkeys(("save_pretrained", "push_to_hub"), "`trainer.model.save_pretrained(path)`, if the model has it"),
+    "is_main_process": "`trainer.runtime.is_main`",
+    "lr": "`trainer.optimizer.param_groups[0]['lr']`",
+    "state": "`trainer.progress` for counters, `trainer.history` for metrics",
 }
 
 OVERRIDDEN = (

@@ -296,7 +296,7 @@ def test_what_is_logged_during_an_evaluation_is_a_measurement(points):
         def on_eval_end(self, data):
             self.log({"seen": 2.0})
 
-    assert own(InStep).evaluate(points, batch_size=8) == {"seen": 1.0}
+    assert own(InStep).evaluate(points, batch_size=64) == {"seen": 1.0}
     assert own(AtTheEnd).evaluate(points, batch_size=8) == {"seen": 2.0}
 
 

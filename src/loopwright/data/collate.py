@@ -31,7 +31,16 @@ def collate_samples(samples: Any) -> Any:
             return [collate_samples(column) for column in zip(*samples, strict=False)]
     elif kind is dict:
         return {key: collate_samples([sample[key] for sample in samples]) for key in first}
-    return default_collate(samples)
+    try:
+        return default_collate(samples)
+    except TypeError as error:
+        if kind.__module__.partition(".")[0] not in ("torch", "numpy"):
+            error.add_note(
+                f"The data set returned a sample with a value of type {kind.__name__}: let it return tensors or "
+                "numbers (for images use a transform such as torchvision's `ToTensor()`), or pass a DataLoader with a "
+                "`collate_fn`."
+            )
+        raise
 
 
 def _column(column: Any) -> Any:
@@ -48,4 +57,12 @@ def _stack(tensors: Any, first: Tensor) -> Any:
         return default_collate(tensors)  # which says that it cannot
     if get_worker_info() is not None and (first.requires_grad or len(tensors) * first.nbytes > MAX_BY_VALUE):
         return default_collate(tensors)
-    return torch.stack(tensors)
+    try:
+        return torch.stack(tensors)
+    except RuntimeError as error:
+        if any(tensor.shape != first.shape for tensor in tensors):
+            error.add_note(
+                "Samples of one batch have different shapes: crop or pad them in the data set, or pass a DataLoader "
+                "with a `collate_fn` that pads them."
+            )
+        raise

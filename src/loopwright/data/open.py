@@ -165,7 +165,12 @@ def is_samples(data: Any, batch_size: int | None) -> bool:
 
 def _check_batch_size(batch_size: int | None) -> None:
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        raise ConfigurationError(f"batch_size is {batch_size!r}: use a positive integer.")
+        if isinstance(batch_size, Iterable):
+            raise ConfigurationError(
+                f"batch_size is a {type(batch_size).__name__}: it must be a positive integer. Data is the first "
+                "argument of `train`, and evaluation data is `eval_data=`."
+            )
+        raise ConfigurationError(f"batch_size is {batch_size!r}: it must be a positive integer.")
 
 
 def _check_accepted(data: Any) -> None:

@@ -91,15 +91,24 @@ class Meter:
         loss, size, count, metrics, place = self._pending[-1]
         self._pending[-1] = (loss, size, count, {**(metrics or {}), **values}, place)
 
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Set values of the whole phase: numbers, one-element tensors, or objects with `compute` and `reset`."""
+    def log(self, values: Mapping[str, Any], *, once: bool = False) -> None:
+        """Set values of the whole phase: numbers, one-element tensors, or objects with `compute` and `reset`.
+
+        With `once`, a second number of the same name is refused, since it would replace the first.
+        """
         if not isinstance(values, Mapping):
             raise ConfigurationError(
                 f"log({values!r:.60}): pass a dict of names and values, as in `log({{'accuracy': value}})`."
             )
         for name, value in values.items():
             if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
-                self._logged[name] = float(value)
+                if once and name in self._logged:
+                    raise ConfigurationError(
+                        f"log({{{name!r}: ...}}) was called twice in one evaluation, and only the last value would "
+                        "count. For the mean over all samples, return it from `eval_step`: "
+                        f"`{{'loss': loss, {name!r}: value}}`."
+                    )
+                self._logged[name] = float(value.detach() if isinstance(value, Tensor) else value)
             elif isinstance(value, ComputedMetric):
                 self._take(name, value)
             else:

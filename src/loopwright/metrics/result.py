@@ -54,7 +54,7 @@ class StepResult:
             rest = {name: value for name, value in returned.items() if name != "loss"}
             return StepResult(returned.get("loss"), size, rest, None, outputs)
         if isinstance(returned, tuple) and len(returned) == 2:
-            return StepResult(returned[0], size, {}, _checked_count(returned[1]), outputs)
+            return StepResult(returned[0], size, {}, _whole_count(returned[1]), outputs)
         if returned is None or isinstance(returned, (int, float)):
             return StepResult(returned, size, {}, None, outputs)
         raise ConfigurationError(f"A step returned {type(returned).__name__}; expected {_ACCEPTED}.")
@@ -66,7 +66,10 @@ class StepResult:
             if not computed:
                 raise ConfigurationError("compute_loss returned an empty dict: return at least one named loss.")
             return StepResult(sum(computed.values()), size, dict(computed), None, outputs, tuple(computed))
-        result = StepResult.of(computed, size, outputs)
+        if isinstance(computed, tuple) and len(computed) == 2:
+            result = StepResult(computed[0], size, {}, _checked_count(computed[1]), outputs)
+        else:
+            result = StepResult.of(computed, size, outputs)
         if result.loss is None:
             raise ConfigurationError("compute_loss returned None: return the loss, or pass `loss_fn=`.")
         return result
@@ -81,6 +84,18 @@ def _checked_count(count: Any) -> Any:
         f"A step returned a pair whose second part is a {kind}; a pair means (sum, count): the loss summed over that "
         "number of items. To return a loss with outputs, use StepResult(loss, outputs=outputs)."
     )
+
+
+def _whole_count(count: Any) -> Any:
+    """The count of a pair that a step returned; one that is not a whole number is more likely a metric, and refused."""
+    count = _checked_count(count)
+    if isinstance(count, float) or (isinstance(count, Tensor) and count.is_floating_point()):
+        raise ConfigurationError(
+            "A step returned a pair whose second part is a float; a pair is (sum, count), a loss summed over that "
+            "number of items. To return a loss with a metric, use a dict: `{'loss': loss, 'accuracy': accuracy}`. For "
+            "a count that is not a whole number, use StepResult(total, count=count)."
+        )
+    return count
 
 
 def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | None:

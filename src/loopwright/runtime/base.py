@@ -60,7 +60,10 @@ class Runtime:
         compile: str | None = None,  # noqa: A002  (the name that users know)
     ) -> None:
         if precision not in _DTYPES:
-            raise ConfigurationError(f"Unknown precision {precision!r}: use one of {', '.join(_DTYPES)}.")
+            raise ConfigurationError(
+                f"Unknown precision {precision!r}: use one of {', '.join(_DTYPES)}. bf16 and fp16 are mixed precision, "
+                "by autocast; weights stay float32."
+            )
         if compile not in (None, "model", "blocks"):
             at = " here; the whole step is compiled by Trainer(..., compile='step')" if compile == "step" else ""
             raise ConfigurationError(f"compile={compile!r}: use 'model', 'blocks' or None{at}.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import ConfigurationError
 from ..optim.build import CurveSchedule
 from ..runtime import dry_run
+from .supervised import loss_text
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint, CheckpointStore
@@ -224,7 +225,7 @@ def _weights_fit(run: TrainingRun, checkpoint: Checkpoint) -> bool:
 def starting_line(run: TrainingRun, resumed: Resumed | None) -> str:
     """Return the first line of a `train` call: the point that training starts from, the device and the model."""
     facts = [device_text(run), size_text(run), *_schedule_texts(run)]
-    return f"{_place_text(run, resumed)}: {', '.join(facts)}.{_untrained_text(run)}"
+    return f"{_place_text(run, resumed)}: {', '.join(facts)}.{_untrained_text(run)}{_loss_text(run)}"
 
 
 def _place_text(run: TrainingRun, resumed: Resumed | None) -> str:
@@ -234,7 +235,7 @@ def _place_text(run: TrainingRun, resumed: Resumed | None) -> str:
     if resumed is None:
         return run.words.no_run_dir if place is None else f"New run in {place}"
     progress = run.progress
-    at = f"at epoch {progress.epoch + 1}, update {progress.update} ({age_text(resumed.created)})"
+    at = f"at epoch {progress.epoch + 1}, update {progress.update} (saved {age_text(resumed.created)})"
     if run.directory is not None and run.directory.checkpoints in resumed.path.parents:
         return f"Resuming {place} {at}"
     return f"Resuming {shown(resumed.path)} {at}" + ("" if place is None else f", new run in {place}")
@@ -254,7 +255,9 @@ def _schedule_texts(run: TrainingRun) -> Iterator[str]:
     """Yield a text for each scheduler whose interval the program does not name."""
     for schedule in run.components.schedules.values():
         if schedule.every is None and not isinstance(schedule.scheduler, CurveSchedule):
-            yield f"{type(schedule.scheduler).__name__} stepped once per {schedule.interval}"
+            watched = schedule.metric or ("loss" if run.eval_stream is None else "eval_loss")
+            what = f" by {watched}" if schedule.watches else ""
+            yield f"{type(schedule.scheduler).__name__} stepped once per {schedule.interval}{what}"
 
 
 def _untrained_text(run: TrainingRun) -> str:
@@ -273,6 +276,11 @@ def _untrained_text(run: TrainingRun) -> str:
     )
 
 
+def _loss_text(run: TrainingRun) -> str:
+    num_parts = run.program.accumulate * run.runtime.num_shares
+    return loss_text(getattr(run.program, "loss_fn", None), run.components.modules.get("model"), num_parts)
+
+
 def age_text(moment: datetime) -> str:
     """Return the time since then in words, in its largest unit."""
     seconds = max((datetime.now(UTC) - moment).total_seconds(), 0)
@@ -280,4 +288,4 @@ def age_text(moment: datetime) -> str:
         if seconds >= size:
             count = int(seconds // size)
             return f"{count} {unit}{'' if count == 1 else 's'} ago"
-    return f"{int(seconds)} seconds ago"
+    return f"{int(seconds)} second{'' if int(seconds) == 1 else 's'} ago"

@@ -80,10 +80,33 @@ def is_about_inputs(error: BaseException) -> bool:
 
 
 def _dtype_hint(error: BaseException, inputs: Any) -> str:
-    """Advice about float64, numpy's default type, which models do not have."""
-    if "float64" in describe(inputs) and any(word in str(error).lower() for word in ("dtype", "double")):
+    """Advice about float64, numpy's default type, which models do not have, and about whole numbers."""
+    if not any(word in str(error).lower() for word in ("dtype", "double", "scalar type")):
+        return ""
+    if "float64" in describe(inputs):
         return " The inputs are float64, which numpy makes by default: convert the data with `.float()`."
+    if isinstance(inputs, Tensor) and not inputs.is_floating_point() and not inputs.is_complex():
+        return " The inputs are whole numbers: convert the data with `.float()`."
     return ""
+
+
+def _target_hint(outputs: Any, targets: Any) -> str:
+    """Advice about targets that common losses do not take: labels of another type, or of another shape."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return (
+            "" if isinstance(targets, Tensor) else " Targets have to be a tensor: number the classes 0, 1, 2 and so on."
+        )
+    if targets.shape == outputs.shape:
+        return "" if targets.is_floating_point() else " Convert these targets with `.float()`."
+    if targets.numel() == outputs.numel() and targets.dim() == outputs.dim() - 1:
+        return " Give the targets the shape of the outputs: `targets.unsqueeze(1).float()`."
+    if outputs.dim() < 2 or targets.shape[:1] != outputs.shape[:1]:
+        return ""
+    if targets.dim() == 2 and targets.shape[1] == 1:
+        return " Class labels have one dimension: `targets.squeeze(1)`."
+    if targets.is_floating_point():
+        return " Class labels are whole numbers: convert them with `.long()`."
+    return f" For {outputs.shape[1]} outputs, class labels are 0 to {outputs.shape[1] - 1}."
 
 
 def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, override: str = "compute_loss") -> Any:
@@ -104,6 +127,7 @@ def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, o
             if is_about_inputs(error):
                 error.add_note(
                     f"The loss was called with {describe(outputs)} as outputs and {describe(targets)} as targets."
+                    f"{_target_hint(outputs, targets)}"
                 )
             raise
         how = "(outputs), because the batches have no targets" if targets is None else "(outputs, targets)"
@@ -111,6 +135,27 @@ def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, o
             f"The loss was called with {how}, but it does not take these arguments: {error}. Pass data of inputs and "
             f"targets, such as `(x, y)`, a function that takes these arguments, or override `{override}`."
         ) from error
+
+
+def loss_text(loss_fn: Any, model: nn.Module | None, num_parts: int) -> str:
+    """A sentence for the first line of a run about a loss that does not do what its user expects; mostly none.
+
+    Args:
+        loss_fn: The loss.
+        model: The model whose outputs it gets.
+        num_parts: The number of batches of one update, on all processes.
+    """
+    while isinstance(model, nn.Sequential) and len(model):
+        model = model[-1]
+    name, last = type(loss_fn).__name__, type(model)
+    if (type(loss_fn), last) in ((nn.CrossEntropyLoss, nn.Softmax), (nn.BCEWithLogitsLoss, nn.Sigmoid)):
+        return f" The model ends with {last.__name__}, and {name} applies one itself: remove it from the model."
+    if type(loss_fn) is nn.CrossEntropyLoss and loss_fn.weight is not None and num_parts > 1:
+        return (
+            f" {name}(weight=...) divides by the weights of each batch, so {num_parts} batches together are not "
+            "exactly one large batch: return (sum, sum of the weights) from `compute_loss` for that."
+        )
+    return ""
 
 
 def _own_loss(outputs: Any) -> Any:
@@ -123,7 +168,8 @@ def _own_loss(outputs: Any) -> Any:
 def describe(value: Any) -> str:
     """Describe a nested value in short: types and shapes."""
     if isinstance(value, Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{'an' if dtype.startswith('int') else 'a'} {dtype} tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {describe(item)}" for key, item in list(value.items())[:8]) + "}"
     if isinstance(value, (list, tuple)):

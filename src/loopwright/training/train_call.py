@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from types import GeneratorType
 from typing import Any
 
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader
 
 from ..data.open import Stream
@@ -34,6 +36,8 @@ def run_training(
 ) -> History:
     """Train until a limit is reached; without any, for one epoch."""
     _check_run(run)
+    if resume is True and run.run_dir is None:
+        raise ConfigurationError("resume=True: there is no run to resume, since the trainer has no `run_dir=`.")
     limits, origin = _checked(limits), Origin.checked(resume, changes)
     with run.runtime.supervised():
         return _train(run, data, eval_data, limits, batch_size, origin)
@@ -54,6 +58,7 @@ def _train(
     if data is None:
         data, configured = run.program.configure_data()
         eval_data = configured if eval_data is None else eval_data
+    _check_passes(data, limits)
     run.eval_stream = None
     if eval_data is not None:
         run.eval_stream = run.program._open(eval_data, _size_for(eval_data, data, batch_size), shuffle=False)
@@ -63,6 +68,7 @@ def _train(
         if not _begin(run, stream, data, limits, origin):
             return run.history
         run.set_limits(limits)
+        _check_cycles(run)
         materialise(run)
         check_required_metrics(run)
         _run(run)
@@ -79,6 +85,31 @@ def _size_for(data: Any, other: Any, batch_size: int | None) -> int | None:
     """Return the batch size for `data`; None if that is a loader and the size is meant for `other`, which is not."""
     is_for_other = isinstance(data, DataLoader) and other is not None and not isinstance(other, DataLoader)
     return None if is_for_other else batch_size
+
+
+def _check_passes(data: Any, limits: Limits) -> None:
+    """Refuse an iterator that can be used only once for several epochs, before the first one is trained."""
+    if isinstance(data, (GeneratorType, zip, map, filter, enumerate)) and (limits.epochs or 0) > 1:
+        raise DataError(
+            f"Data is a {type(data).__name__}, which can be used only once, and num_epochs={limits.epochs}: pass an "
+            "object that can be iterated in each epoch (a data set, a list, one whose `__iter__` starts anew), or "
+            "limit training by `num_updates=`."
+        )
+
+
+def _check_cycles(run: TrainingRun) -> None:
+    """Refuse a OneCycleLR that ends before the run does: torch raises only when it is stepped once too often."""
+    for schedule in run.components.schedules.values():
+        if isinstance(schedule.scheduler, OneCycleLR) and schedule.interval == "update":
+            from .facts import planned_totals
+
+            planned, total = planned_totals(run).get("update"), schedule.scheduler.total_steps
+            if planned is not None and planned > total:
+                raise ConfigurationError(
+                    f"OneCycleLR was made for {total} updates, and this run has {planned}: make it with "
+                    f"total_steps={planned}, or use `scheduler=WarmupCosine()` of loopwright.schedules, which takes "
+                    "the length of the run."
+                )
 
 
 def _checked(limits: Limits) -> Limits:
