@@ -550,10 +550,10 @@ def test_progress_is_shown_as_the_tries_end(capsys):
     first, header, present, row, blank, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("Trying 1 setting on cpu with 2 cores: about 8 s; at most 30 s. Ctrl-C stops early")
     assert header.split() == ["tried", "samples/s", "ratio", "worth", "it"]
-    assert present.split()[:2] == ["present", "settings"]
+    assert present.split()[:2] == ["current", "settings"]
     assert row.startswith("fused optimizer")
     assert blank == ""
-    assert rest[0] == "Present settings: 0 workers, batch size 8, not compiled, fp32, 1 thread."
+    assert rest[0] == "Current settings: 0 workers, batch size 8, not compiled, fp32, 1 thread."
     assert rest[1].startswith("Not tried: channels-last, because the model has no four-dimensional weights")
 
 

@@ -165,7 +165,7 @@ def is_samples(data: Any, batch_size: int | None) -> bool:
 
 def _check_batch_size(batch_size: int | None) -> None:
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        raise ConfigurationError(f"batch_size is {batch_size!r}: use a positive integer.")
+        raise ConfigurationError(f"batch_size is {batch_size!r}: use a positive whole number.")
 
 
 def _check_accepted(data: Any) -> None:
