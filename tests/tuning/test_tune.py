@@ -385,7 +385,7 @@ def test_memory_that_runs_out_whatever_the_size_is_a_row():
 def test_a_batch_that_would_not_fit_is_not_tried_on_the_cpu(monkeypatch):
     monkeypatch.setattr("loopwright.tuning.tune.available_memory", lambda: 100)
     row = only_row(build().tune(Samples(), batch_size=8, only=["batch_size"]))
-    assert row.note == "a step would need about 0 MB, but 0 MB are available"
+    assert row.note == "a step would need about 0 MB, but only 0 MB are available"
 
 
 def test_an_operator_that_lacks_bf16_is_a_row():
