@@ -136,7 +136,7 @@ def test_a_loss_that_does_not_take_outputs_and_targets(mistake, points):
 STEPS: dict[str, tuple[dict[str, Any], str]] = {
     "`def training_step(self, batch, batch_idx)`": (
         {"training_step": lambda self, batch, batch_idx: None},
-        r"would never be called: .*train_step\(self, batch\)",
+        r"would never be called.*train_step\(self, batch\)",
     ),
     "`def validation_step(self, batch, batch_idx)`": (
         {"validation_step": lambda self, batch, batch_idx: None},

@@ -61,7 +61,7 @@ def test_parts_of_the_step_that_are_overridden_are_part_of_the_program(points, t
 
     setattr(Other, name, lambda self, value: getattr(Trainer, name)(self, value))
     build(run_dir=tmp_path).train(points, 1, batch_size=8)
-    with pytest.raises(ConfigurationError, match=f"{name}: the default before, yours now"):
+    with pytest.raises(ConfigurationError, match=f"{name}: the default before, overridden now"):
         build(Other, run_dir=tmp_path).train(points, 2, batch_size=8)
 
 
@@ -142,7 +142,7 @@ def test_parameters_that_no_optimizer_has_are_named_at_the_start(points, capsys,
 
 def test_the_line_at_the_start_says_how_often_a_scheduler_is_stepped(points, capsys):
     for scheduler, text in (
-        (partial(CosineAnnealingLR, T_max=15), "CosineAnnealingLR stepped once an epoch"),
+        (partial(CosineAnnealingLR, T_max=15), "CosineAnnealingLR stepped once per epoch"),
         (Schedule(partial(CosineAnnealingLR, T_max=15), every="update"), None),
     ):
         build(scheduler=scheduler, progress="lines").train(points, 1, batch_size=8)

@@ -159,12 +159,12 @@ def test_a_mistaken_argument_of_the_constructor_is_told_what_to_write(mistake, w
 @pytest.mark.parametrize("name", ["device", "runtime"])
 def test_cuda_where_there_is_none_says_what_is_there(mistake, name):
     with mistake(
-        "Arguments", f"`{name}='cuda'` without CUDA", ConfigurationError, match="'cuda' is not there", hide=WHY
+        "Arguments", f"`{name}='cuda'` without CUDA", ConfigurationError, match="'cuda' is not available", hide=WHY
     ):
         build(**{name: "cuda"})
 
 
-WHY = r"(?<=is not there: )[^.]*"  # depends on how torch was built
+WHY = r"(?<=is not available: )[^.]*"  # depends on how torch was built
 
 
 def test_a_device_can_be_said_as_an_argument_and_as_a_runtime_alike():
@@ -265,7 +265,7 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
     "`export('model')` without a suffix": (
         lambda t, d: t.export("model"),
         CheckpointError,
-        "write 'model.safetensors'",
+        "use 'model.safetensors'",
     ),
     "`export('model.onnx')`": (lambda t, d: t.export("model.onnx"), CheckpointError, "export_module"),
     "`Trainer()` without a model": (lambda t, d: Trainer().train(d), ConfigurationError, "has no model: pass `model=`"),

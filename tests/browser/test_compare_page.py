@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_is_compared_as_it_goes(visit: Open, tmp_path: Path):
         page = visit("#/compare", port=server.port)
         expect(page.locator(".empty")).to_contain_text("One run is selected")
         start(tmp_path / "runs" / "two", num_epochs=4, wait=0.002).join()
-        expect(page.locator(".parting")).to_contain_text("in all 96 steps that both have, bit for bit")
+        expect(page.locator(".parting")).to_contain_text("in all 96 steps that they have in common, bit for bit")
         wait_for_chart(page, "loss")
 
 

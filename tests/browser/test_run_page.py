@@ -365,7 +365,7 @@ def test_a_run_appears_paints_and_fails_before_the_eyes(visit: Open, tmp_path: P
     runs, gates = _made(tmp_path / "runs"), tmp_path / "gates"
     with serving(runs) as server:
         page = visit("#/run/painter", port=server.port)
-        expect(page.locator(".empty")).to_contain_text("if it comes, it is shown here")
+        expect(page.locator(".empty")).to_contain_text("If it appears, it is shown here")
         training = start_painting(runs / "painter", gates, num_epochs=9, fail_at=5 * STEPS)
         try:
             slider = page.get_by_role("slider")

@@ -244,7 +244,7 @@ def test_one_of_several_averages_is_put_in_place_by_its_decay(points):
     trainer = train(build_trainer([both]), points)
     with both.weights(trainer, decay=0.5):
         assert_same_tree(dict(trainer.model.state_dict()), both.states["ema_0.5"]["model"])
-    with pytest.raises(ConfigurationError, match=r"say which of 0.9, 0.5"), both.weights(trainer):
+    with pytest.raises(ConfigurationError, match=r"choose one of 0.9, 0.5"), both.weights(trainer):
         pass
 
 

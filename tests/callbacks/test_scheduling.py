@@ -186,7 +186,7 @@ def test_an_option_that_the_optimizer_does_not_have_is_refused(points):
                 del group["weight_decay"]
 
     trainer = build([ScheduleWeightDecay(Cosine())], optimizer=Plain)
-    with pytest.raises(ConfigurationError, match="ScheduleWeightDecay schedules 'weight_decay', which"):
+    with pytest.raises(ConfigurationError, match="ScheduleWeightDecay schedules 'weight_decay', an option that"):
         trainer.train(points, 1)
 
 

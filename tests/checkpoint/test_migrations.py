@@ -215,7 +215,7 @@ def test_each_field_that_is_missing_is_named_with_its_part(saved: Path, tmp_path
         if said is None:
             assert may_be_absent(way), way
         else:
-            part = "position in the data" if way[0] in ("data", "eval_data") else way[0]
+            part = "data position" if way[0] in ("data", "eval_data") else way[0]
             assert part in said, way
             assert str(way[-1]) in said, way
             num_refused += 1

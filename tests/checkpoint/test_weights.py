@@ -95,7 +95,7 @@ def test_one_of_several_models_is_asked_for_by_name(tmp_path):
     models = {"generator": {"w": torch.ones(1)}, "critic": {"w": torch.zeros(1)}}
     write_checkpoint(tmp_path / "a", {"models": models})
     assert load_weights(tmp_path / "a", model="generator")["w"] == 1
-    with pytest.raises(CheckpointError, match=r"critic.*generator.*say which"):
+    with pytest.raises(CheckpointError, match=r"critic.*generator.*choose one"):
         load_weights(tmp_path / "a")
     with pytest.raises(CheckpointError, match="no model 'encoder'"):
         load_weights(tmp_path / "a", model="encoder")

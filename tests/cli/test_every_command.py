@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "sweep": (["sweep", "run.yaml", "model.width=4,8", "--list"], 0, r"width=4"),
     "lr-find": (["lr-find", "run.yaml", "--updates", "12"], 0, r"Suggestion"),
     "batch-size-find": (["batch-size-find", "run.yaml", "--max", "4"], 0, r"Largest: 4"),
-    "tune": (["tune", "run.yaml", "--only", "fused,precision", "--seconds", "0.1"], 0, r"Present settings: 0"),
+    "tune": (["tune", "run.yaml", "--only", "fused,precision", "--seconds", "0.1"], 0, r"Current settings: 0"),
     "scale": (["scale", "--layers", "12", "--width", "768", "--devices", "8"], 0, r"On 8 devices"),
     "doctor": (["doctor", "--quick"], 0, r"advice"),
     "completion": (["completion", "bash"], 0, r"complete"),

@@ -59,7 +59,7 @@ def test_sizes_are_shown_up_to_the_data_set(capsys):
 def test_sizes_as_json_end_at_the_memory_that_is_allowed(capsys):
     assert main([*SIZES, "--memory", "2k", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["bound"] == f"memory, which does not fit {found['largest'] + 1}"
+    assert found["bound"] == f"memory: {found['largest'] + 1} samples do not fit"
     assert all(trial["memory"] <= 2000 for trial in found["trials"] if trial["fits"])
 
 

@@ -33,7 +33,7 @@ def test_the_settings_of_a_run_file_are_tried_and_no_run_is_written(project, cap
     printed = capsys.readouterr().out
     assert "Trying 2 settings on cpu" in printed
     assert "batch size 12" in printed
-    assert "Present settings: 0 workers, batch size 6, not compiled, fp32" in printed
+    assert "Current settings: 0 workers, batch size 6, not compiled, fp32" in printed
     assert [path for path in sorted(project.iterdir()) if path.name != "__pycache__"] == files
 
 

@@ -48,7 +48,7 @@ def test_without_a_terminal_one_picture_of_the_newest_run_is_printed(runs, capsy
     assert re.match(r"\[=+\]  5 of 5 epochs, 100%  update 500  \d", lines[1])
     assert re.match(r"loss \d\.\d+ \(best epoch \d\.\d+ @5\) \(\d not finite\)  eval_loss 0\.", lines[3])
     assert any("accuracy 0." in line and "eval_accuracy 0." in line for line in lines)
-    assert lines[-1].startswith("no space for: ")
+    assert lines[-1].startswith("no room for: ")
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 30
     assert "\x1b" not in "".join(lines)

@@ -103,7 +103,7 @@ def test_a_value_may_be_a_variable(load):
         ("+lr.x=1", "lr is 0.1, and has no keys to add to"),
         ("+lr=1", "exists already: leave out the +"),
         ("lr=[1", "is not YAML"),
-        ("lr=!!python/name:os.system", "data only"),
+        ("lr=!!python/name:os.system", "only data"),
         ("lr=1,2", "means a sweep"),
         ("lr", "is not an override"),
         ("=1", "is not an override"),

@@ -235,7 +235,7 @@ def test_nothing_is_built_where_there_is_a_mistake(project):
         ("+model.optimizer.params=[1]", "model.optimizer.params", "supplied by the program"),
         ("model.optimizer.kind=AdamX", "model.optimizer.kind", "no kind AdamX for optimizer"),
         ("model.kind=mine.Nett", "model.kind", "the module mine has no Nett; did you mean Net?"),
-        ("model.kind=mien.Net", "model.kind", "there is no module mien, neither beside the file (there: mine)"),
+        ("model.kind=mien.Net", "model.kind", "there is no module mien, neither next to the file (there: mine)"),
         ("model.kind=mine.Points", "model.kind", "mine.Points is not a torch.nn.Module"),
         ("model.kind=3", "model.kind", "import path of a class"),
         ("model.kind=Nettt", "model.kind", "import path"),

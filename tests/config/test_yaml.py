@@ -83,7 +83,7 @@ def test_all_mistakes_of_a_file_are_reported_at_once():
 )
 def test_tags_are_refused(tag):
     (problem,) = problems(f"key: {tag}")
-    assert "data only" in problem.message
+    assert "only data" in problem.message
 
 
 def test_anchors_and_merge_keys_work_and_own_keys_win():

@@ -91,7 +91,7 @@ def test_a_resume_point_of_a_newer_version_is_refused_and_left_alone(points: Ten
     resign(newest, {"format": 4})
     trainer = build(tmp_path)
     before = build_net()
-    with pytest.raises(CheckpointError, match=r"newer version of loopwright \(format 4, .*: upgrade loopwright"):
+    with pytest.raises(CheckpointError, match=r"newer version of Loopwright \(format 4; .*: upgrade Loopwright"):
         trainer.train(points, num_updates=5, batch_size=8)
     assert_same_model(trainer.model, before)
     assert newest.is_dir()

@@ -243,4 +243,4 @@ def test_a_real_training_is_followed_to_its_end_and_leaves_no_log_of_sqlite(tmp_
         assert "Reason: enough." in answer["sentences"]
         assert [path.name for path in (runs / "real").glob("metrics.sqlite*")] == ["metrics.sqlite"]
     else:
-        assert any("the same program or command resumes it" in sentence for sentence in answer["sentences"])
+        assert any("The same program or command resumes it" in sentence for sentence in answer["sentences"])

@@ -67,7 +67,9 @@ def test_what_happened_on_the_way_is_counted(tmp_path: Path):
     kinds = ["started", "resumed", "resumed", "rewind", "micro_batches", "micro_batches", "micro_batches", "signal"]
     told = sentences(run, map(event, kinds))
     assert not any("anew" in sentence for sentence in told)
-    assert "Started anew once: there was no resume point." in sentences(run, map(event, ["started", "started"]))
+    assert "Restarted from the beginning once, because there was no resume point." in sentences(
+        run, map(event, ["started", "started"])
+    )
     assert told[-4:] == [
         "Resumed twice.",
         "Rewound once because of values that were not finite, or a spike.",
@@ -82,7 +84,7 @@ def test_a_running_run_has_its_time_of_training_and_what_is_left(tmp_path: Path)
     with RunDirectory(run):
         told = sentences(RunView(run))
     assert told[0] == "Running: 2 of 4 epochs (50 updates) in 0.5 s on cpu."
-    assert any(sentence.startswith("About ") and sentence.endswith(" to go.") for sentence in told)
+    assert any(sentence.startswith("About ") and sentence.endswith(" left.") for sentence in told)
     assert sentences(RunView(run))[0] == "Crashed after 2 of 4 epochs (50 updates) in 0.5 s on cpu."
 
 

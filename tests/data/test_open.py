@@ -181,7 +181,7 @@ def test_data_that_cannot_be_iterated_is_refused_with_what_is_accepted(data):
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5])
 def test_an_impossible_batch_size_is_refused(batch_size):
-    with pytest.raises(ConfigurationError, match="positive integer"):
+    with pytest.raises(ConfigurationError, match="positive whole number"):
         opened(Numbers(), batch_size=batch_size)
 
 

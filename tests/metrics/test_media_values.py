@@ -219,7 +219,7 @@ def test_nan_and_infinite_values_are_left_out_of_a_histogram_and_counted():
     [
         ([0, 1], None, "both edges= and counts="),
         ([0, 1], [1, 2], "2 edges and 2 counts"),
-        ([0, 1, 1], [1, 2], "increase"),
+        ([0, 1, 1], [1, 2], "increasing"),
         ([0, NAN, 1], [1, 2], "finite"),
         ([0, 1, 2], [1, -2], "whole numbers"),
         ([0, 1, 2], [1, 0.5], "whole numbers"),

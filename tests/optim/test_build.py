@@ -220,7 +220,7 @@ def test_a_factory_that_makes_something_else_is_refused():
 
 def test_what_is_neither_a_scheduler_nor_a_factory_is_refused():
     with pytest.raises(
-        ConfigurationError, match="scheduler is a int: pass a scheduler, or a function of the optimizer"
+        ConfigurationError, match="scheduler is a int: pass a scheduler, or a function that takes the optimizer"
     ):
         build_schedule(3, None)
 

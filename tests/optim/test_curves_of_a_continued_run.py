@@ -29,7 +29,7 @@ CURVES: dict[str, tuple[Curve, Curve, str]] = {
         Sequential([Linear(), Cosine(end=0.2)], [0.5]),
         r"scheduler\.schedules\.1\.end: 0\.1 -> 0\.2",
     ),
-    "another curve": (Cosine(), Linear(), r"scheduler: 'Cosine' -> 'Linear'\nWays on"),
+    "another curve": (Cosine(), Linear(), r"scheduler: 'Cosine' -> 'Linear'\nYou can"),
 }
 
 
@@ -115,7 +115,7 @@ def test_a_run_recorded_without_options_of_its_curve_continues(points: TensorDat
 def test_a_run_recorded_without_options_still_notices_another_curve(points: TensorDataset, tmp_path: Path) -> None:
     train(tmp_path, points, Cosine(), 1)
     _forget_options(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"scheduler: 'Cosine' -> 'Linear'\nWays on"):
+    with pytest.raises(ConfigurationError, match=r"scheduler: 'Cosine' -> 'Linear'\nYou can"):
         train(tmp_path, points, Linear(), 2)
 
 

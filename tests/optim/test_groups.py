@@ -122,7 +122,7 @@ def test_a_crashed_run_goes_on_with_the_same_groups(tmp_path, points):
 
 def test_a_name_that_is_not_there_is_refused_with_the_nearest(points):
     trainer = build_trainer(optimizer=AdamW(modifiers={"0.weigth": {"lr_scale": 0.1}}))
-    with pytest.raises(ConfigurationError, match=r"called '0.weigth'. Did you mean '0.weight'"):
+    with pytest.raises(ConfigurationError, match=r"matches '0.weigth'. Did you mean '0.weight'"):
         train(trainer, points)
 
 

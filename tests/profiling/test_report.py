@@ -69,13 +69,13 @@ def verdict(nanoseconds, **options) -> str:
         (
             {"checkpoints/Checkpoints/on_epoch_end": 20 * S, "forward": 80 * S},
             {},
-            "Checkpoints block training for 20 % of the time, Checkpoints the most: save less often "
+            "Checkpoints block training for 20 % of the time, most of it in Checkpoints: save less often "
             "(Checkpoints(every_epochs=None, every_minutes=10)).",
         ),
         (
             {"logging/RunRecorder/on_log": 20 * S, "forward": 80 * S},
             {},
-            "Logging takes 20 % of the time, RunRecorder the most: log fewer values, or less often.",
+            "Logging takes 20 % of the time, most of it in RunRecorder: log fewer values, or less often.",
         ),
         (
             {"forward": 20_000_000, "backward": 20_000_000, "train_step": 30_000_000, "other": 2_000_000},

@@ -36,7 +36,7 @@ def test_a_file_in_the_way_is_reported(tmp_path):
 
 
 def test_looking_at_a_run_creates_nothing(tmp_path):
-    with pytest.raises(ConfigurationError, match="holds no run"):
+    with pytest.raises(ConfigurationError, match="is not a run directory"):
         RunDirectory.open(tmp_path / "absent")
     assert os.listdir(tmp_path) == []
     begin(tmp_path / "run")

@@ -118,7 +118,7 @@ def test_a_folder_or_a_run_that_is_not_there_is_named(root, tmp_path, mistake, m
     monkeypatch.chdir(tmp_path)
     with mistake("Arguments", '`loopwright.runs("nowhere")`', ConfigurationError, match="There is no folder 'nowhere'"):
         loopwright.runs("nowhere")
-    with pytest.raises(KeyError, match=r"There is no run 'frist' in .*near it: first"):
+    with pytest.raises(KeyError, match=r"There is no run 'frist' in .*similar names: first"):
         loopwright.runs(root)["frist"]
     assert list(loopwright.runs(tmp_path)) == []
 

@@ -56,7 +56,7 @@ def test_half_of_torchruns_variables_is_refused_with_the_missing_one(missing: st
         ({"RANK": "8"}, "RANK is 8, but WORLD_SIZE is 8"),
         ({"LOCAL_RANK": "4"}, "LOCAL_RANK is 4, but LOCAL_WORLD_SIZE is 4"),
         ({"LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE is 9, more than WORLD_SIZE, which is 8"),
-        ({"RANK": "two"}, "RANK='two' is not an integer"),
+        ({"RANK": "two"}, "RANK='two' is not a whole number"),
         ({"MASTER_PORT": "0"}, "MASTER_PORT is 0"),
     ],
 )

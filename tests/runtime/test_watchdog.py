@@ -60,7 +60,7 @@ def check_followers(ended: list[Ended], folder: Path, reason: str) -> None:
     for rank in (ended[0], ended[2]):
         assert rank.code == 1
         assert rank.at - failed < LIMIT
-        assert re.fullmatch(rf"rank {rank.rank} leaves: rank 1 failed: {reason}\n", rank.stderr)
+        assert re.fullmatch(rf"rank {rank.rank} stops: rank 1 failed: {reason}\n", rank.stderr)
 
 
 @pytest.mark.parametrize("others", ["in collectives", "computing"])
@@ -82,7 +82,7 @@ def test_torchrun_learns_which_rank_failed_first(tmp_path: Path) -> None:
     reported = [json.loads((tmp_path / f"error{rank}").read_text())["message"]["extraInfo"] for rank in range(3)]
     assert min(range(3), key=lambda rank: int(reported[rank]["timestamp"])) == 1
     assert "raise ValueError" in reported[1]["py_callstack"]
-    assert reported[0]["py_callstack"] == "rank 0 leaves: rank 1 failed: ValueError: a bad sample"
+    assert reported[0]["py_callstack"] == "rank 0 stops: rank 1 failed: ValueError: a bad sample"
 
 
 def fail_together(rank: int) -> tuple[str, int]:
@@ -118,7 +118,7 @@ def raise_outside(rank: int) -> None:
 def test_a_rank_that_raises_before_training_ends_those_that_wait_for_it() -> None:
     ended = start_ranks(raise_outside, 2)
     assert [rank.code for rank in ended] == [1, 1]
-    assert ended[0].stderr == "rank 0 leaves: rank 1 failed: KeyError: 'column'\n"
+    assert ended[0].stderr == "rank 0 stops: rank 1 failed: KeyError: 'column'\n"
     assert ended[1].stderr.rstrip().endswith("KeyError: 'column'")
 
 

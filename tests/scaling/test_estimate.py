@@ -215,7 +215,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "half a node for HSDP": (
         lambda: estimate(small(), "hsdp", devices=12, batch=16),
-        "needs whole nodes of 8 devices, which 12 are not",
+        "needs whole nodes of 8 devices, but 12 is not a multiple",
     ),
     "an unknown device": (lambda: Cluster("h1000"), "Did you mean 'h100'"),
     "an unknown link": (lambda: Cluster("h100", between="infiniband"), "There is no link 'infiniband'"),

@@ -58,7 +58,7 @@ CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
     "optimizer": (
         "Another optimizer, Adam before and SGD now",
         {"optimizer": sgd},
-        r"optimizer: 'torch\.optim\.adam\.Adam' -> 'torch\.optim\.sgd\.SGD'\nWays on",
+        r"optimizer: 'torch\.optim\.adam\.Adam' -> 'torch\.optim\.sgd\.SGD'\nYou can",
     ),
     "loss": ("Another loss", {"loss_fn": F.multi_margin_loss}, r"loss: '.*cross_entropy' -> '.*multi_margin_loss'"),
     "loss option": (
@@ -69,7 +69,7 @@ CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
     "own loss": (
         "`compute_loss` is overridden, and was not",
         {"kind": Smoothed},
-        r"compute_loss: the default before, yours now",
+        r"compute_loss: the default before, overridden now",
     ),
     "batch size": ("Another batch size", {"batch_size": 4}, r"batch_size: 8 -> 4"),
     "accumulation": ("Another `accumulate`", {"accumulate": 2}, r"accumulate: 1 -> 2"),
@@ -82,7 +82,7 @@ CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
     "schedule": (
         "A scheduler, where there was none",
         {"scheduler": partial(StepLR, step_size=1)},
-        r"scheduler: - -> 'torch\.optim\.lr_scheduler\.StepLR'\nWays on",
+        r"scheduler: - -> 'torch\.optim\.lr_scheduler\.StepLR'\nYou can",
     ),
 }
 
@@ -111,7 +111,7 @@ def test_a_changed_program_is_refused_with_what_has_changed_and_the_ways_on(
 
 def test_a_model_whose_weights_do_not_fit_leaves_two_ways(first: Path, mistake: Mistakes) -> None:
     wide = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.25), nn.Linear(32, 3))
-    said = r"model\.0: 'Linear\(in_features=6, out_features=16, bias=True\)' -> .*=32(.|\n)*not possible"
+    said = r"model\.0: 'Linear\(in_features=6, out_features=16, bias=True\)' -> .*=32(.|\n)*cannot continue"
     with mistake(SECTION, "A wider model", ConfigurationError, match=said):
         train(first, model=wide)
 
@@ -311,7 +311,7 @@ def test_other_data_leaves_out_the_rest_of_the_epoch_and_says_so(
 ) -> None:
     trainer = train(first, 2, data=drawn(48), changes="accept", progress="lines")
     assert (trainer.progress.epoch, trainer.progress.update) == (2, 3 + 6)
-    line = next(line for line in capsys.readouterr().out.splitlines() if "left out" in line)
+    line = next(line for line in capsys.readouterr().out.splitlines() if "is skipped" in line)
     mistake.said(SECTION, 'More data inside an epoch, with `changes="accept"`', line)
 
 
@@ -322,7 +322,7 @@ def test_a_checkpoint_that_is_named_is_compared_too(first: Path, tmp_path: Path,
     (point,) = (first / "checkpoints").iterdir()
     new = partial(torch.optim.Adam, lr=0.1)
     what = "Going on from a checkpoint (`resume=path`) with another learning rate"
-    with mistake(SECTION, what, ConfigurationError, match=r"update-00000003 was started with:\n.*lr: 0\.01 -> 0\.1"):
+    with mistake(SECTION, what, ConfigurationError, match=r"update-00000003:\n.*lr: 0\.01 -> 0\.1"):
         train(tmp_path / "second", resume=point, optimizer=new)
     trainer = train(tmp_path / "third", resume=point, optimizer=new, changes="accept")
     assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == 0.1

@@ -109,7 +109,7 @@ class Unlike(Trainer):
 
 
 CASES: dict[str, tuple[type[Trainer], Callable[[], Any], str]] = {
-    "a `LazyLinear` and a generator of batches": (Trainer, batches, "without using it up"),
+    "a `LazyLinear` and a generator of batches": (Trainer, batches, "without consuming it"),
     "a `LazyLinear` that `eval_step` does not use": (Unlike, loader, "does not use them"),
 }
 

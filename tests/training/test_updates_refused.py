@@ -63,7 +63,9 @@ def test_an_optimizer_that_the_loss_does_not_reach_is_refused(points, mistake):
             return nn.functional.linear(inputs, self.model.weight, self.model.bias.detach())
 
     net = build_linear()
-    with mistake(SECTION, "a loss that reaches one of two optimizers", ConfigurationError, match="'vectors' is to be"):
+    with mistake(
+        SECTION, "a loss that reaches one of two optimizers", ConfigurationError, match="'vectors' cannot be updated"
+    ):
         Partial(net, two_sgd(net), cross_entropy, progress="silent").train(points)
     assert_same_model(net, build_linear())
 
@@ -103,5 +105,5 @@ def test_the_default_step_refuses_an_optimizer_of_another_model(points, mistake)
     optimizers = {name: one_sgd(model.parameters()) for name, model in models.items()}
     trainer = Trainer(models, optimizers, cross_entropy, progress="silent")
     what = "two models with an optimizer each, and the default step"
-    with mistake(SECTION, what, ConfigurationError, match=r"'teacher' holds none of its parameters: override"):
+    with mistake(SECTION, what, ConfigurationError, match=r"'teacher' holds none of its parameters. Override"):
         trainer.train(points)

@@ -54,7 +54,7 @@ def test_sizes_are_doubled_until_memory_runs_out_and_then_bisected(many, error):
     assert [trial.size for trial in scan.trials] == [1, 2, 4, 8, 16, 32, 24, 20, 22, 21]
     assert [trial.size for trial in scan.trials if not trial.fits] == [32, 24, 22]
     assert scan.largest == 21
-    assert scan.bound == "memory, which does not fit 22"
+    assert scan.bound == "memory: 22 samples do not fit"
 
 
 def test_it_ends_at_the_size_that_is_allowed(many):

@@ -385,7 +385,7 @@ def test_memory_that_runs_out_whatever_the_size_is_a_row():
 def test_a_batch_that_would_not_fit_is_not_tried_on_the_cpu(monkeypatch):
     monkeypatch.setattr("loopwright.tuning.tune.available_memory", lambda: 100)
     row = only_row(build().tune(Samples(), batch_size=8, only=["batch_size"]))
-    assert row.note == "a step would need about 0 MB, but 0 MB are available"
+    assert row.note == "a step would need about 0 MB, but only 0 MB are available"
 
 
 def test_an_operator_that_lacks_bf16_is_a_row():
@@ -550,10 +550,10 @@ def test_progress_is_shown_as_the_tries_end(capsys):
     first, header, present, row, blank, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("Trying 1 setting on cpu with 2 cores: about 8 s; at most 30 s. Ctrl-C stops early")
     assert header.split() == ["tried", "samples/s", "ratio", "worth", "it"]
-    assert present.split()[:2] == ["present", "settings"]
+    assert present.split()[:2] == ["current", "settings"]
     assert row.startswith("fused optimizer")
     assert blank == ""
-    assert rest[0] == "Present settings: 0 workers, batch size 8, not compiled, fp32, 1 thread."
+    assert rest[0] == "Current settings: 0 workers, batch size 8, not compiled, fp32, 1 thread."
     assert rest[1].startswith("Not tried: channels-last, because the model has no four-dimensional weights")
 
 

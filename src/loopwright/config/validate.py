@@ -85,9 +85,7 @@ def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> An
     """
     unknown = given.keys() - set(place.given)
     if unknown:
-        raise TypeError(
-            f"{', '.join(sorted(unknown))}: also name what is given in Place({place.name!r}, given=...) too."
-        )
+        raise TypeError(f"{', '.join(sorted(unknown))}: name what is given in Place({place.name!r}, given=...) too.")
     config = node if isinstance(node, Config) else None
     root = config.root if config is not None else to_node(dict(node), HERE, None)  # type: ignore[arg-type]
     folder, key = (config.folder, config.key) if config is not None else (None, "")

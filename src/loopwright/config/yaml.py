@@ -181,12 +181,12 @@ class Reader:
     def key(self, node: yaml.Node, above: str) -> Key | None:
         """A key as text or a whole number; the words that YAML reads as other things are refused as keys."""
         if not isinstance(node, yaml.ScalarNode):
-            self.add(node, above, "has a key that is not a string: a key is a name or an integer.")
+            self.add(node, above, "has a key that is not a string: a key is a name or a whole number.")
             return None
         value = self.scalar(node, above) if node.tag in (PLAIN, f"{TAG}str", f"{TAG}int") else None
         if isinstance(value, bool) or not isinstance(value, str | int):
             self.add(
-                node, above, f"has the key {str(node.value)!r}: a key is a string or an integer; put it in quotes."
+                node, above, f"has the key {str(node.value)!r}: a key is a string or a whole number; put it in quotes."
             )
             return None
         return value

@@ -167,10 +167,10 @@ def _check_batch_size(batch_size: int | None) -> None:
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         if isinstance(batch_size, Iterable):
             raise ConfigurationError(
-                f"batch_size is a {type(batch_size).__name__}: it must be a positive integer. Data is the first "
+                f"batch_size is a {type(batch_size).__name__}: use a positive whole number. Data is the first "
                 "argument of `train`, and evaluation data is `eval_data=`."
             )
-        raise ConfigurationError(f"batch_size is {batch_size!r}: it must be a positive integer.")
+        raise ConfigurationError(f"batch_size is {batch_size!r}: use a positive whole number.")
 
 
 def _check_accepted(data: Any) -> None:

@@ -170,7 +170,7 @@ def refusal(what: str, changes: Sequence[Change], *, start_over: str, accept: st
         else "(the run cannot continue with the new values: the saved weights do not fit the model)"
     )
     return (
-        f"The program has changed since {what} was started:{listed(changes)}\n"
+        f"The program differs from that of {what}:{listed(changes)}\n"
         "You can:\n"
         "  - undo the change to resume the run as it was\n"
         f"  - pass {start_over} to start a new run next to it\n"

@@ -87,7 +87,7 @@ class Cursor:
         """The cursor of a text; a ValueError for any other text."""
         parts = text.split(".")
         if len(parts) != 6 or not all(part.isdecimal() and len(part) < 19 for part in parts):
-            raise ValueError(f"{text!r} is not a cursor: expected six integers separated by points.")
+            raise ValueError(f"{text!r} is not a cursor: expected six whole numbers separated by points.")
         return cls(*map(int, parts))
 
 

@@ -177,4 +177,4 @@ def _integer(variables: Mapping[str, str], name: str) -> int:
     try:
         return int(variables[name])
     except ValueError:
-        raise ConfigurationError(f"{name}={variables[name]!r} is not an integer. {_advice('torchrun')}") from None
+        raise ConfigurationError(f"{name}={variables[name]!r} is not a whole number. {_advice('torchrun')}") from None

@@ -228,8 +228,7 @@ def estimate(
     sharding = Sharding(param_dtype, reduce_dtype, reshard_after_forward=reshard_after_forward)
     if sizes.shard == 1 and sharding.given():
         raise ConfigurationError(
-            f"{', '.join(sharding.given())}: only for a model that is sharded. Use a mesh with shard > 1, or leave it "
-            "out."
+            f"{', '.join(sharding.given())}: only for a sharded model. Use a mesh with shard > 1, or leave it out."
         )
     sharding.check_size(sizes.shard)
     check_bucket_size("fsdp" if sizes.shard > 1 else "ddp", bucket_mb)

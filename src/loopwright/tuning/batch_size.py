@@ -171,7 +171,7 @@ class _Search:
                 fitting = middle
             else:
                 failing = middle
-        return f"memory, which does not fit {failing}"
+        return f"memory: {failing} samples do not fit"
 
     def _fits(self, size: int) -> bool:
         trial = self._foreseen(size) or self._try(size)
@@ -188,7 +188,7 @@ class _Search:
         need = known.memory * size // known.size
         if need <= self._memory:
             return None
-        reason = f"would need about {need} bytes, but {self._memory} are available"
+        reason = f"would need about {need} bytes, but only {self._memory} are available"
         return Trial(size, False, memory=need, reason=reason)
 
     def _try(self, size: int) -> Trial:
@@ -207,5 +207,7 @@ class _Search:
             return Trial(size, False, reason="memory ran out; it would fit in micro-batches")
         memory = self.watch.memory
         if memory is not None and self._memory is not None and memory > self._memory:
-            return Trial(size, False, memory=memory, reason=f"needs {memory} bytes, but {self._memory} are available")
+            return Trial(
+                size, False, memory=memory, reason=f"needs {memory} bytes, but only {self._memory} are available"
+            )
         return Trial(size, True, self.watch.samples_per_second, memory)

@@ -236,8 +236,7 @@ def _groups_of(trainer: Program, name: str | None) -> list[tuple[dict[str, Any],
     """Return the parameter groups that are scanned, each with its rate divided by the largest."""
     if name is None and len(trainer.optimizers) > 1:
         raise ConfigurationError(
-            f"There are several optimizers ({', '.join(trainer.optimizers)}): choose the one whose learning rate to "
-            "find."
+            f"There are several optimizers ({', '.join(trainer.optimizers)}): name the one to scan with `optimizer=`."
         )
     chosen = next(iter(trainer.optimizers)) if name is None else name
     if chosen not in trainer.optimizers:

@@ -221,7 +221,11 @@ class Tuner:
         if self._step_bytes is None:
             self._step_bytes = self._count_bytes(present)
         need, free = self._step_bytes * size // present, int(SPARE * available_memory())
-        return None if need <= free else f"a step would need about {need >> 20} MB, but {free >> 20} MB are available"
+        return (
+            None
+            if need <= free
+            else (f"a step would need about {need >> 20} MB, but only {free >> 20} MB are available")
+        )
 
     def _count_bytes(self, size: int) -> int:
         """The bytes that a step with the present settings keeps for its backward pass."""

@@ -150,7 +150,7 @@ def test_notes_are_no_mistakes(capsys):
 
 def test_a_missing_config_has_exit_code_2(capsys):
     assert main(["check", "nowhere.yaml"]) == 2
-    assert "nowhere.yaml is no file" in capsys.readouterr().err
+    assert "nowhere.yaml is not a file" in capsys.readouterr().err
 
 
 def test_command_works_as_a_process_of_its_own(project):

@@ -167,7 +167,7 @@ def test_a_name_is_registered_once():
 
 
 def test_an_unknown_loss_is_refused_with_those_there_are():
-    with pytest.raises(ConfigurationError, match="no loss 'L3'; registered are: L1, L2"):
+    with pytest.raises(ConfigurationError, match="no loss 'L3'; registered losses: L1, L2"):
         manager().compute_loss_xy("L3", ones, zeros)
 
 

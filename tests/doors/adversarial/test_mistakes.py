@@ -310,7 +310,7 @@ MISTAKES: list[tuple[str, type[Exception], str, Callable[[dict[str, Any]], Any]]
     (
         "`train_step` that returns the loss and trains nothing",
         ConfigurationError,
-        "only recorded",
+        "only logged",
         steps_wrongly(loss_of),
     ),
     (
@@ -348,7 +348,7 @@ MISTAKES: list[tuple[str, type[Exception], str, Callable[[dict[str, Any]], Any]]
         lambda config: Schedule("exponential", 0, 3, 1.0, -1.0),
     ),
     # afterwards
-    ("testing an epoch that was not saved", CheckpointError, "saved are: epoch1", measured_on(load_epoch=7)),
+    ("testing an epoch that was not saved", CheckpointError, "saved epochs: epoch1", measured_on(load_epoch=7)),
     ("`run_test(image_count=0)`", ConfigurationError, "image_count=0", measured_on(image_count=0)),
     ("`load_checkpoint('G', self.disc)`", CheckpointError, "does not match this network", swapped_networks),
 ]

@@ -102,7 +102,7 @@ def test_evaluating_before_training_says_what_to_do(project):
 
 
 def test_a_folder_that_is_no_run_is_refused(project):
-    with pytest.raises(ConfigurationError, match="holds no run"):
+    with pytest.raises(ConfigurationError, match="is not a run directory"):
         Experiment.from_run(project)
 
 

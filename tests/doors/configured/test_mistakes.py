@@ -159,7 +159,7 @@ def updating(self, batch, model):
 def test_backward_without_a_step(refused):
     with refused("`loss.backward()` in `train_step`, and `TrainerResult(loss)`", match="Remove backward"):
         build_trainer(step(backward_and_return)).train()
-    with refused("`loss.backward(retain_graph=True)` in `train_step`, and `TrainerResult(loss)`", match="Leave backw"):
+    with refused("`loss.backward(retain_graph=True)` in `train_step`, and `TrainerResult(loss)`", match="Remove backw"):
         build_trainer(step(backward_and_retain)).train()
     with refused("`loss.backward()` in `train_step`, and `TrainerResult(loss.detach())`", match=r"self.update\(loss\)"):
         build_trainer(step(backward_and_detach)).train()
@@ -307,7 +307,7 @@ def test_settings(refused):
         match="leave one of them out",
     ):
         BaseTrainerConfig(max_epochs=1, max_batch_size=4, disable_gradient_accumulation=True)
-    with refused("no `forward_properties`", match="name the keys of a batch"):
+    with refused("no `forward_properties`", match="list the keys of a batch"):
         build_trainer(forward_properties=[])
 
 

@@ -189,7 +189,7 @@ def test_the_default_callbacks_print_epochs_and_metrics(
     trainer = train(build_trainer(callbacks=DEFAULT_CALLBACKS), points, 2, eval_dataset=points)
     lines = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if line]
     epochs = ["Epoch 1", "train_loss_epoch", "eval_loss_epoch", "Epoch 2", "train_loss_epoch", "eval_loss_epoch"]
-    assert lines == [f"Training on {trainer.device}, epochs", *epochs, "Training is over"]
+    assert lines == [f"Training on {trainer.device}, epochs", *epochs, "Training is finished"]
 
 
 def test_the_bar_shows_how_far_an_epoch_is(points: TensorDataset, capsys: pytest.CaptureFixture[str]) -> None:

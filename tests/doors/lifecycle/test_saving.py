@@ -117,7 +117,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(points: TensorDataset, t
     build_trainer().save_checkpoint(tmp_path / "saved")
     model = nn.Linear(6, 3)
     weight = model.weight.detach().clone()
-    with pytest.raises(CheckpointError, match="does not fit"):
+    with pytest.raises(CheckpointError, match="does not match"):
         Trainer(model, nn.CrossEntropyLoss(), None, callbacks=()).load_checkpoint(tmp_path / "saved")
     assert torch.equal(model.weight, weight)
     with pytest.raises(CheckpointError, match="not a training state"):

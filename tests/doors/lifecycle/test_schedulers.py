@@ -81,7 +81,7 @@ def test_a_second_schedule_begins_at_the_rate_that_the_optimizer_began_with() ->
 
 
 def test_warm_up_and_cool_down_must_fit() -> None:
-    with pytest.raises(ConfigurationError, match="more than the 2 there are"):
+    with pytest.raises(ConfigurationError, match="more than the 2 epochs of the run"):
         CosineLrScheduler(optimizer(1.0), 2, 4, num_warmup_epochs=1, num_cooldown_epochs=2)
 
 

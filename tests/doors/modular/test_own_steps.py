@@ -515,8 +515,8 @@ class EpochSchedulerTwice(MyTrainer):
 ACCUMULATING: dict[str, Any] = {"gradient_accumulation_steps": 2}
 REFUSED: list[tuple[str, type[MyTrainer], dict[str, Any], str]] = [
     ("`optimizer.step()` after every second `self.backward(loss)`", Mixed, {}, "gradient_accumulation_steps=4"),
-    ("`self.step(optimizer)`, then `optimizer.step()`", Twice, {}, "two ways"),
-    ("`training_loop` steps again what `training_step` has", LoopSteps, {}, "two ways"),
+    ("`self.step(optimizer)`, then `optimizer.step()`", Twice, {}, "two different ways"),
+    ("`training_loop` steps again what `training_step` has", LoopSteps, {}, "two different ways"),
     ("`optimizer.step()` with gradient_accumulation_steps=2", idioms.OwnStep, ACCUMULATING, "self.step"),
     ("`loss.backward(); optimizer.step()` with gradient_accumulation_steps=2", idioms.OwnBackward, ACCUMULATING,
      "gradient_accumulation_steps"),

@@ -176,7 +176,7 @@ def test_plateau_that_would_take_an_improvement_for_its_opposite_is_refused(
     what = '`ReduceLROnPlateau(mode="max")` and no `best_model_metric`'
     with mistake("Door: simple", what, ConfigurationError, match="best_model_metric="):
         plateau(Trainer, "max").train(shuffled(points), 1, in_order(points))
-    with pytest.raises(ConfigurationError, match="'eval_loss' in train_epoch, of which smaller"):
+    with pytest.raises(ConfigurationError, match="'eval_loss' in train_epoch, for which smaller"):
         plateau(Trainer, "max").train_epoch(shuffled(points), in_order(points))
 
 

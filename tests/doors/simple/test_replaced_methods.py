@@ -200,7 +200,7 @@ def test_train_step_that_never_steps_the_optimizer_is_refused_after_an_epoch(
             return {"loss": loss.item()}
 
     what = "`train_step` with `loss.backward()` and no `optimizer.step()`"
-    with mistake("Door: simple", what, ConfigurationError, match="Nothing was trained: 5 steps"):
+    with mistake("Door: simple", what, ConfigurationError, match="Nothing was trained: after 5 steps"):
         build(Stepless).train(loader(points), 3)
 
 

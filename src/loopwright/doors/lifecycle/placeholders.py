@@ -65,8 +65,8 @@ class _Arithmetic:
 
     def __int__(self) -> NoReturn:
         raise ConfigurationError(
-            f"{self!r} is not known before training starts, so it cannot be converted to an integer yet: use `//` or "
-            "`round(...)`, which are evaluated later, or override `create_scheduler`."
+            f"{self!r} is not known before training starts, so it cannot be converted to a whole number yet: use `//` "
+            "or `round(...)`, which are evaluated later, or override `create_scheduler`."
         )
 
     __float__ = __index__ = __int__

@@ -221,7 +221,9 @@ def _check_numbers(config: DreamTrainerConfig) -> None:
             other = ", or None" if name in OPTIONAL else ""
             raise ConfigurationError(f"{name}={value!r}: use a whole number, {least} or more{other}.")
     if config.seed is not None and (not isinstance(config.seed, int) or isinstance(config.seed, bool)):
-        raise ConfigurationError(f"seed={config.seed!r}: use an integer, or None for different weights in each run.")
+        raise ConfigurationError(
+            f"seed={config.seed!r}: use a whole number, or None for different weights in each run."
+        )
     for name in ("learning_rate", "weight_decay"):
         value = getattr(config, name)
         if isinstance(value, str):

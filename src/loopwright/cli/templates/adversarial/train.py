@@ -43,7 +43,7 @@ def main() -> None:
         trainer.print_end_of_epoch()
     trainer.save_checkpoint()
     trainer.save_examples()
-    print(f"Inputs, generated images and targets:  {trainer.experiment_dir}/examples")
+    print(f"Inputs, generated images and targets: {trainer.experiment_dir}/examples")
 
 
 if __name__ == "__main__":
