@@ -1,7 +1,7 @@
 """What runs on each of two processes: DDP and FSDP2 loops written by hand, and ours, in the same settings.
 
-A contender is built once on every process, from a workload, and returns a function that trains for so many steps. The
-batch of a workload is that of one process.
+A contender is built once on every process, from a workload, and returns a function that trains for so many steps and
+calls `after_step` after each. The batch of a workload is that of one process.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from contenders import Round
-from loopwright import Trainer
+from loopwright import Callback, StepResult, Trainer
 from loopwright.callbacks.checkpoints import Checkpoints
 from workloads import Block, SmallGPT, Workload
+
+Round = Callable[[int, Callable[[], None]], None]  # trains for so many steps, and calls a function after each
 
 
 def _wrapped(model: nn.Module, strategy: str) -> nn.Module:
@@ -42,7 +43,7 @@ def hand_written(work: Workload, strategy: str) -> Round:
     sampler = DistributedSampler(data, shuffle=True)
     loader = DataLoader(data, batch_size=work.batch_size, sampler=sampler)
 
-    def run(num_steps: int) -> None:
+    def run(num_steps: int, after_step: Callable[[], None]) -> None:
         done, epoch, total = 0, 0, 0.0
         while True:
             sampler.set_epoch(epoch)
@@ -52,6 +53,7 @@ def hand_written(work: Workload, strategy: str) -> Round:
                 loss.backward()
                 optimizer.step()
                 total += loss.item()
+                after_step()
                 done += 1
                 if done == num_steps:
                     return
@@ -68,7 +70,7 @@ def tight(work: Workload, strategy: str) -> Round:
     rank, world = dist.get_rank(), dist.get_world_size()
     size = work.batch_size * world
 
-    def run(num_steps: int) -> None:
+    def run(num_steps: int, after_step: Callable[[], None]) -> None:
         done = 0
         while True:
             order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
@@ -77,6 +79,7 @@ def tight(work: Workload, strategy: str) -> Round:
                 optimizer.zero_grad()
                 work.loss_fn(model(inputs[at]), targets[at]).backward()
                 optimizer.step()
+                after_step()
                 done += 1
                 if done == num_steps:
                     return
@@ -84,12 +87,27 @@ def tight(work: Workload, strategy: str) -> Round:
     return run
 
 
+class _AfterStep(Callback):
+    """Calls a function after each step."""
+
+    call: Callable[[], None]
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+        self.call()
+
+
 def _ours(work: Workload, strategy: str, *, is_factory: bool) -> Round:
     model, data = work.build_model(), work.build_data()
     optimizer = work.build_optimizer if is_factory else work.build_optimizer(model.parameters())
-    trainer = Trainer(model, optimizer, work.loss_fn, runtime=strategy, progress="silent")
+    after = _AfterStep()
+    trainer = Trainer(model, optimizer, work.loss_fn, runtime=strategy, progress="silent", callbacks=[after])
     size = work.batch_size * dist.get_world_size()
-    return lambda num_steps: trainer.train(data, num_updates=num_steps, batch_size=size) and None
+
+    def run(num_steps: int, after_step: Callable[[], None]) -> None:
+        after.call = after_step
+        trainer.train(data, num_updates=num_steps, batch_size=size)
+
+    return run
 
 
 def ours(work: Workload, strategy: str) -> Round:

@@ -108,19 +108,24 @@ def count(rank: int, cases: dict[str, Case]) -> dict[str, tuple[dict[Any, int], 
     """For each case the table of counted collectives, the bytes that this rank holds, and those of full gradients."""
     found = {}
     for name, case in cases.items():
-        runtime = DistributedRuntime(case.mesh, reshard_after_forward=case.reshard, **case.runtime)
-        model, counting = case.model(), CountUpdate()
-        trainer = Trainer(
-            model,
-            lambda params, case=case: case.optimizer(params, lr=0.1),
-            models.loss,
-            runtime=runtime,
-            callbacks=[counting],
-            accumulate=case.accumulate,
-            clip_norm=case.clip_norm,
-            progress="silent",
-        )
-        data = TensorDataset(*models.example(model, (COUNTED_UPDATE + 1) * case.accumulate * case.samples))
-        trainer.train(data, num_updates=COUNTED_UPDATE + 1, batch_size=case.samples)
+        counting = CountUpdate()
+        train(case, counting)
         found[name] = table_of(counting.counted.collectives), counting.memory, counting.full_gradients
     return found
+
+
+def train(case: Case, *callbacks: Callback) -> None:
+    """Train a case for as many updates as it takes to count one."""
+    model = case.model()
+    trainer = Trainer(
+        model,
+        lambda params: case.optimizer(params, lr=0.1),
+        models.loss,
+        runtime=DistributedRuntime(case.mesh, reshard_after_forward=case.reshard, **case.runtime),
+        callbacks=callbacks,
+        accumulate=case.accumulate,
+        clip_norm=case.clip_norm,
+        progress="silent",
+    )
+    data = TensorDataset(*models.example(model, (COUNTED_UPDATE + 1) * case.accumulate * case.samples))
+    trainer.train(data, num_updates=COUNTED_UPDATE + 1, batch_size=case.samples)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch.distributed.fsdp  # once here, not in every process that is forked
 import torch.distributed.tensor
 
 from loopwright import Mesh
+from loopwright.cli import main
 from loopwright.scaling import Estimate, table_of
 from loopwright.scaling.layout import full_by_block, memory_of
 from tests.distributed.ranks import run_ranks
@@ -91,6 +94,35 @@ def test_accumulated_shards_keep_full_gradients_between_steps(name: str, counted
         assert full > 0
         assert few <= one.memory.working
         assert full == sum(size for _, size in full_by_block(one.model, one.sizes.tensor, *_dtypes(one)).values())
+
+
+PROGRAM = """
+import sys
+from tests.scaling.counts import train
+from tests.scaling.test_counts import CASES
+train(CASES[sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["DDP, buckets", "DDP, MLP", "FSDP2, accumulated", "FSDP2, bf16", "HSDP, accumulated, bf16", "DDP x TP"]
+)
+def test_a_dry_run_counts_what_real_processes_send_beside_the_estimate(
+    name: str, counted: dict[str, list[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    assert main(["check", "--json", "--processes", str(CASES[name].world), str(tmp_path / "train.py"), name]) == 0
+    found = json.loads(capsys.readouterr().out)["collectives"]
+    keys = ("kind", "bytes", "processes")
+    tables = {
+        which: rows and {tuple(row[key] for key in keys): row["count"] for row in rows} for which, rows in found.items()
+    }
+    (real, _, _), *_ = counted[name]
+    if CASES[name].mesh.tensor == 1:
+        assert tables == {"counted": real, "estimated": real}
+    else:  # activations of two samples, where the real processes had four; and no estimate
+        assert tables["estimated"] is None
+        assert sum(tables["counted"].values()) == sum(real.values())
 
 
 def _dtypes(one: Estimate) -> tuple[Any, Any]:

@@ -59,13 +59,13 @@ class Averaging:
     ) -> None:
         self.sent: Sequence[Sent] = ()  # the collectives of the latest `average`
         self.num_sent = 0  # collectives in `_own_group`
-        self._group, self._world, self._max_bytes = group, world, max_bytes
+        self._group, self._world, self.max_bytes = group, world, max_bytes
         self._gather, self._new_group = gather, new_group
         self._own_group: Any = None  # of plans with several buckets
         self._options = dist.AllreduceOptions()
         self._options.asyncOp = False
-        self._in_background = dist.AllreduceOptions()
-        self._in_background.asyncOp = True
+        self.in_background = dist.AllreduceOptions()
+        self.in_background.asyncOp = True
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._current: Plan | None = None  # of the backward pass under way
         self._failed: Plan | None = None  # of a backward pass that ended with an exception
@@ -131,7 +131,7 @@ class Averaging:
         """Start the all-reduce of the next bucket."""
         number = len(plan.works)
         bucket = plan.buckets[number]
-        plan.works.append(self._own_group.allreduce([bucket.pack(message)], self._in_background))
+        plan.works.append(self._own_group.allreduce([bucket.pack(message)], self.in_background))
         self.num_sent += 1
         plan.sent = [*(plan.sent if number else ()), Sent(number, bucket.num_bytes, in_backward)]
 
@@ -193,7 +193,7 @@ class Averaging:
         key = tuple([(id(param), param.dtype) for param in params if param.requires_grad])
         plan = self._plans.get(key)
         if plan is None:
-            self._plans[key] = plan = Plan([param for param in params if param.requires_grad], self._max_bytes)
+            self._plans[key] = plan = Plan([param for param in params if param.requires_grad], self.max_bytes)
             for param in plan.params if plan.is_early else ():
                 if id(param) not in self._hooks:
                     watch: Any = param.register_post_accumulate_grad_hook  # which torch has given no types

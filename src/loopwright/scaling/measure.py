@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -92,6 +92,17 @@ def measure(
         tokens=tokens,
         order=order.positions,
     )
+
+
+def shape_of(module: nn.Module, positions: Sequence[int] | None = None) -> ModelShape:
+    """The parameters and buffers of a module without its cost, which says what is sent but for activations.
+
+    `positions` are those of the trained parameters in the order of their gradients, -1 where not known.
+    """
+    trained = [index for index, param in enumerate(module.parameters()) if param.requires_grad]
+    by_position = sorted(zip(positions or (), trained, strict=False)) if positions and min(positions) >= 0 else ()
+    order = tuple(index for _, index in by_position)
+    return ModelShape("", tuple(_weights(module, {})), _buffers(module), 0.0, 0.0, 0.0, 0.0, 0.0, (), order=order)
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -125,7 +125,7 @@ def test_dry_run_of_launch_has_as_many_processes_as_it_asks_for(check):
     assert "A batch of 30 samples: 6 samples" in printed
 
 
-def test_program_gets_its_arguments_and_ends_at_its_first_update(check):
+def test_program_gets_its_arguments_and_ends_in_its_first_epoch(check):
     program = """
     print("got", sys.argv[1:])
     build().train(data, 3, batch_size=16)
@@ -162,6 +162,59 @@ def test_two_samples_of_each_process_are_enough_for_the_update(check):
     _, printed = check(program, "--processes", "4")
     assert "samples 2" in printed
     assert "A batch of 40 samples: 10 samples" in printed
+
+
+def test_the_collectives_of_an_update_stand_beside_their_estimate(check):
+    _, printed = check("build(clip_norm=1.0).train(data, batch_size=10, eval_data=data)", "--runtime", "fsdp")
+    assert "accumulation" not in printed
+    counted = "1 all-gather of 848 B, 2 all-reduces of 40 B, 1 reduce-scatter of 848 B; 888 B sent"
+    assert f"Counted in an update, on each process: {counted}\n" in printed
+    assert "Estimated by loopwright.scaling: the same collectives, to the byte\n" in printed
+
+
+def test_full_gradients_of_an_accumulated_update_of_shards_are_named_among_what_is_not_counted(check):
+    _, printed = check("build(accumulate=2).train(data, batch_size=10)", "--runtime", "fsdp")
+    assert "block that computes, the full gradients that accumulation keeps until the update.\n" in printed
+
+
+def test_a_collective_that_the_program_adds_is_seen_in_the_count_and_not_in_the_estimate(check):
+    program = """
+    class Summing(Trainer):
+        def on_update_end(self):
+            torch.distributed.all_reduce(torch.ones(25))
+
+    Summing(model, torch.optim.Adam(model.parameters()), loss_fn).train(data, batch_size=10)
+    """
+    _, printed = check(program)
+    assert "Counted in an update, on each process: 2 all-reduces of 908 B; 908 B sent\n" in printed
+    assert "Estimated by loopwright.scaling: 1 all-reduce of 808 B; 808 B sent\n" in printed
+
+
+def test_an_epoch_of_one_update_ends_the_dry_run_without_a_count(check):
+    program = """
+    class Evaluating(Trainer):
+        def eval_step(self, batch):
+            print("evaluated")
+            return super().eval_step(batch)
+
+    few = TensorDataset(*data[:4])
+    Evaluating(model, torch.optim.Adam(model.parameters()), loss_fn).train(few, batch_size=4, eval_data=few)
+    """
+    code, printed = check(program)
+    assert code == 0
+    assert "RANK  PARAMETERS" in printed
+    assert "evaluated" not in printed
+    assert "Counted" not in printed
+
+
+def test_two_optimizers_are_counted_and_not_estimated(check):
+    program = """
+    adam = lambda layer: torch.optim.Adam(layer.parameters())
+    Trainer(model, {"first": adam(model[0]), "last": adam(model[2])}, loss_fn).train(data, batch_size=10)
+    """
+    _, printed = check(program)
+    assert "Counted in an update, on each process: 1 all-reduce of 808 B" in printed
+    assert "Not estimated by loopwright.scaling: it is for one model with one optimizer\n" in printed
 
 
 def test_parameters_without_a_gradient_are_named(check):

@@ -23,11 +23,12 @@ predicts on every data set, calls every callback, saves and loads a checkpoint, 
 uninterrupted one, and follows the schedule to the end. It reports all mistakes at once, then the time and memory that
 the run will need. KEY=VALUE changes the config.
 
-A program (.py): runs it on the CPU as the first of several processes, with the others simulated, up to the first update
-of its first `train` call. Callbacks are not called, and the run directory is not written. It prints the device mesh,
-which process holds which parameters, bytes per process, and how a batch is divided.
+A program (.py): runs it on the CPU as the first of several processes, with the others simulated, up to the second
+update of its first `train` call. Callbacks are not called, and the run directory is not written. It prints the device
+mesh, which process holds which parameters, bytes per process, how a batch is divided, and the collectives of an update
+beside the estimate of `loopwright scale`.
 
-Exit code 1: a mistake was found, or the program failed before the end of its first update."""
+Exit code 1: a mistake was found, or the program failed before the end of its second update."""
 EXAMPLE = """\
 check run.yaml trainer.max_updates=500
 check run.yaml --json
@@ -109,7 +110,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def _run_dry(program: Path, arguments: Sequence[str]) -> Exception | None:
-    """Run the program up to its first update; the exception that it raised, if any."""
+    """Run the program up to its second update; the exception that it raised, if any."""
     from ...runtime.dry_run import DryRunDone
 
     try:

@@ -19,6 +19,7 @@ from ...training.assembly import with_defaults
 from ...training.required_metrics import check_required_metrics
 from ..output import size_text, table_lines
 from .report import Report
+from .traffic import Traffic, UpdateCount, estimated_traffic
 
 if TYPE_CHECKING:
     from ...trainer import Trainer
@@ -77,10 +78,15 @@ class Layout:
     parameters: list[Placement] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
     has_stepped: bool = False
+    traffic: Traffic | None = None
 
 
 class DryRunProbe(Callback):
-    """Replaces all callbacks of a trainer, so that nothing is written, and ends it after one update."""
+    """Replaces all callbacks of a trainer, so that nothing is written, and ends it after two updates.
+
+    The second is there to count its collectives, since the first has some of its own. There is none after the end of an
+    epoch, which would evaluate.
+    """
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -89,6 +95,7 @@ class DryRunProbe(Callback):
         self._must_resume = False
         self._gradients: dict[int, Tensor] = {}
         self._stepped: set[str] = set()
+        self._count = UpdateCount()
 
     def watch(self, trainer: Trainer) -> list[Callback]:
         """Examine a trainer whose models are built, and become its only callback."""
@@ -161,9 +168,16 @@ class DryRunProbe(Callback):
         update = trainer.run.updates.by_name[optimizer]
         self._gradients |= {id(param): param.grad for param in update.params if param.grad is not None}
 
+    def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
+        if self.layout.has_stepped:
+            self._count.start()
+
     def on_update_end(self, trainer: Trainer) -> None:
         layout, mesh = self.layout, self.layout.mesh
         assert mesh is not None
+        if layout.has_stepped:
+            layout.traffic = estimated_traffic(trainer, mesh, self._count.stop())
+            raise DryRunDone
         layout.memory, layout.has_stepped = self._memory(trainer, mesh), True
         for name in trainer.optimizers:
             if name not in self._stepped:
@@ -173,7 +187,14 @@ class DryRunProbe(Callback):
         if unused and self._stepped:
             listed = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
             self.report.note("", f"No gradient in the first update: {listed}. Is that intended?")
-        raise DryRunDone
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        self._count.stop()
+        if self.layout.has_stepped:
+            raise DryRunDone
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        self._count.stop()
 
     def _memory(self, trainer: Trainer, mesh: Mesh) -> list[Memory]:
         modules = trainer.modules.values()
@@ -197,7 +218,7 @@ class FewSamples(StreamWrapper):
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         few = self._max_samples if max_samples is None else min(max_samples, self._max_samples)
-        return self._stream.take(count, few)
+        return [batch for _ in range(count) for batch in self._stream.take(1, few)]  # a window keeps all its steps
 
 
 def _named(models: dict[str, nn.Module]) -> Iterable[tuple[str, nn.Parameter]]:
@@ -236,6 +257,8 @@ def add_facts(report: Report, layout: Layout, *, is_full: bool) -> None:
     report.fact("batch", split and asdict(split), *(() if split is None else _split_lines(layout, split)))
     report.fact("parameters", list(map(asdict, layout.parameters)), *_parameter_lines(layout, is_full=is_full))
     report.fact("memory", _memory_json(layout), *_memory_lines(layout, is_full=is_full))
+    traffic = layout.traffic
+    report.fact("collectives", traffic and traffic.to_json(), *(() if traffic is None else (*traffic.lines(), "")))
 
 
 def _memory_json(layout: Layout) -> list[dict[str, int | None]]:
@@ -329,6 +352,7 @@ def _memory_lines(layout: Layout, *, is_full: bool) -> Iterator[str]:
     missing.append("activations")
     if layout.mesh.shard > 1:
         missing.append("the full parameters of the block that is computing")
+        missing += ["the full gradients that accumulation keeps until the update"] * (layout.accumulate > 1)
     yield from (f"Not counted: {', '.join(missing)}.", "")
 
 
