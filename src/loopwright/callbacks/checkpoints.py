@@ -78,17 +78,15 @@ class Checkpoints(Callback):
         self._saved_at, self._written_at = trainer.progress.seconds, monotonic()
 
     def on_update_end(self, trainer: Trainer) -> None:
-        store = self._store or self._open(trainer)
-        store.check()
+        store, progress, policy = self._store or self._open(trainer), trainer.run.progress, self.policy
+        store.writer.check()
         if not self._is_prepared:  # now there is optimizer state to make room for
             self._prepare(trainer)
-        minutes = (trainer.progress.seconds - self._saved_at) / 60
-        is_late = self.policy.is_late(minutes)
-        is_due = is_late or (
-            self.policy.is_due(update=trainer.progress.update)
-            and not self._is_early(trainer, self.policy.min_seconds_updates)
-        )
-        if trainer.run.signals.take_save() or is_due:
+        is_due = policy.every_minutes is not None and policy.is_late((progress.seconds - self._saved_at) / 60)
+        if not is_due and policy.every_updates is not None:
+            is_due = policy.is_due(update=progress.update) and not self._is_early(trainer, policy.min_seconds_updates)
+        if trainer.run.signals.wants_save or is_due:
+            trainer.run.signals.take_save()
             self.save(trainer)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:

@@ -53,7 +53,6 @@ class Meter:
     def __init__(self, *, ignores_nonfinite: bool = False, check: Check | None = None) -> None:
         self.ignores_nonfinite = ignores_nonfinite
         self.check = check
-        self._weights: list[dict[str, float]] = []
         self.sums: dict[str, float] = {}
         self.counts: dict[str, float] = {}
         self.losses: set[str] = set()  # names of metrics that steps returned as losses
@@ -127,11 +126,15 @@ class Meter:
         """The number of steps whose values were not read from the device yet."""
         return len(self._pending)
 
-    def flush(self) -> list[StepValues]:
-        """Add pending values to the sums, with one read from the device a name, and return the values of each step."""
+    def flush(self, weights: list[dict[str, float]] | None = None) -> list[StepValues]:
+        """Add pending values to the sums, with one read from the device a name, and return the values of each step.
+
+        `weights` gets those of each step by name, where they are needed.
+        """
         pending, self._pending = self._pending, []
         rows = [StepValues() for _ in pending]
-        self._weights = [{} for _ in pending]
+        if weights is not None:
+            weights += [{} for _ in pending]
         columns: dict[str, list[tuple[int, Any, Any, bool]]] = {}
         for at, (loss, size, count, metrics, _) in enumerate(pending):
             if loss is not None:
@@ -140,7 +143,7 @@ class Meter:
             if metrics:
                 self._spread(columns, at, metrics, size)
         for name, cells in columns.items():
-            self._fold(name, cells, rows)
+            self._fold(name, cells, rows, weights)
         return rows
 
     def flush_rows(self, progress: Progress, add_up: AddUp | None = None) -> list[StepRow]:
@@ -151,9 +154,10 @@ class Meter:
             add_up: All-reduces the sums and counts, where there are several processes; the rows then have their means.
         """
         places = [step[4] for step in self._pending if step[4] is not None]
-        values = self.flush()
-        if add_up is not None:
-            values = average_steps(values, self._weights, add_up)
+        weights: list[dict[str, float]] | None = None if add_up is None else []
+        values = self.flush(weights)
+        if add_up is not None and weights is not None:
+            values = average_steps(values, weights, add_up)
         return build_rows(places, values, progress.seconds)
 
     def _spread(self, columns: dict[str, Any], at: int, metrics: Mapping[str, Any], size: int) -> None:
@@ -170,15 +174,22 @@ class Meter:
             self.check(name, metric)
         self.computed[name] = metric
 
-    def _fold(self, name: str, cells: list[tuple[int, Any, Any, bool]], rows: Sequence[StepValues]) -> None:
+    def _fold(
+        self,
+        name: str,
+        cells: list[tuple[int, Any, Any, bool]],
+        rows: Sequence[StepValues],
+        weights: Sequence[dict[str, float]] | None,
+    ) -> None:
         values = _to_host([cell[1] for cell in cells], name)
-        weights = _to_host([cell[2] for cell in cells], f"count of {name}")
+        counts = _to_host([cell[2] for cell in cells], f"count of {name}")
         total, count = self.sums.get(name, 0.0), self.counts.get(name, 0.0)
-        for (at, _, _, is_sum), value, weight in zip(cells, values, weights, strict=True):
+        for (at, _, _, is_sum), value, weight in zip(cells, values, counts, strict=True):
             if is_sum and not weight >= 0:
                 raise ConfigurationError(f"The {name} of a step has the count {weight:g}: use a number, 0 or more.")
             rows[at][name] = (value / weight if weight else 0.0) if is_sum else value
-            self._weights[at][name] = weight
+            if weights is not None:
+                weights[at][name] = weight
             if self.ignores_nonfinite and not isfinite(value):
                 continue
             total += value if is_sum else value * weight
@@ -260,8 +271,10 @@ def _ratio(total: float, count: float) -> float:
 def _to_host(values: list[Any], name: str) -> list[float]:
     """Convert numbers and one-element tensors to floats; tensors are stacked first, so that the device is read once."""
     try:
-        tensors = [value.reshape(()) for value in values if isinstance(value, Tensor)]
-        read = torch.stack(tensors).tolist() if tensors else []
+        tensors = [value if value.dim() == 0 else value.reshape(()) for value in values if isinstance(value, Tensor)]
+        if not tensors:
+            return list(map(float, values))
+        read = torch.stack(tensors).tolist()
         if len(read) == len(values):
             return cast(list[float], read)
         rest = iter(read)
