@@ -20,7 +20,7 @@ from .stream import MAX_BY_VALUE
 
 def collate_samples(samples: Any) -> Any:
     """Return what `default_collate` returns; whole columns, in a mapping, are a batch already."""
-    if type(samples) is not list and type(samples) is not tuple and isinstance(samples, Mapping):
+    if type(samples) not in (list, tuple) and isinstance(samples, Mapping):
         return {name: _column(column) for name, column in samples.items()}
     first = samples[0]
     kind = type(first)

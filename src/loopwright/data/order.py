@@ -74,7 +74,7 @@ def derive_seeds(seed: int, *parts: int, last: Sequence[int]) -> list[int]:
 def _as_words(numbers: Sequence[int]) -> Any:
     """Return an array of 64 bits for each number, which wraps as the mask does; None where Python is better."""
     if isinstance(numbers, range):
-        return np.arange(numbers.start, numbers.stop, numbers.step, np.int64).view(np.uint64)
+        return np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64).view(np.uint64)
     if len(numbers) < _FEW or set(map(type, numbers)) != {int}:
         return None
     try:
