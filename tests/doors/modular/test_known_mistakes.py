@@ -88,7 +88,7 @@ def test_a_monitor_whose_name_says_nothing_is_asked_about_before_the_first_step(
 ) -> None:
     trainer = Distant(Config(n_epochs=3, run_dir=tmp_path, monitor="val_foo"))
     with mistake("Door: modular", '`monitor="val_foo"`, and nothing says whether it is to fall or to rise',
-                 ConfigurationError, match='say monitor_mode="min"'):  # fmt: skip
+                 ConfigurationError, match='pass monitor_mode="min"'):  # fmt: skip
         trainer.fit()
     assert trainer.global_step == 0
 
