@@ -163,7 +163,7 @@ def test_the_table_and_what_follows_it():
         "these 2 together:        240  2.40 ± 0.05  yes         2 threads, batch size 64",
         "",
         "Current settings: 0 workers, batch size 32, not compiled, fp32, 1 thread.",
-        "Not tried: pinned memory, since there is no GPU to copy batches to.",
+        "Not tried: pinned memory, because there is no GPU to copy batches to.",
         "Worth changing, 1.30 ± 0.04 times as fast; the numbers stay the same, up to rounding:",
         "    torch.set_num_threads(2)",
         "Faster still, 2.40 ± 0.05 times as fast, but the numbers change:",

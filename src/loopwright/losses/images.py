@@ -83,7 +83,7 @@ def vgg_stages(path: str | Path) -> list[nn.Module]:
     >>> from loopwright.losses import vgg_stages
     >>> vgg_stages("missing.pth")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    loopwright.errors.ConfigurationError: There are no VGG19 weights at missing.pth, and they are not downloaded: ...
+    loopwright.errors.ConfigurationError: There are no VGG19 weights at missing.pth, and they are not downloaded ...
     """
     from ..checkpoint.weights import load_weights
 

@@ -1,6 +1,6 @@
 """Learn to colour drawings of shapes, with pairs of images and a GAN (pix2pix). `python train.py`
 
-Starting it again goes on where it was stopped.
+Start it again to resume where it stopped.
 """
 
 from __future__ import annotations

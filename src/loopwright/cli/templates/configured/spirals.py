@@ -1,4 +1,4 @@
-"""What `run.yaml` names: the model, the data and the loss. Replace them by your own."""
+"""The classes that `run.yaml` names: the model, the data and the loss. Replace them with your own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learn which of two spirals a point is on: data sets are handed over, stages overridden. `python train.py`"""
+"""Learn which of two spirals a point is on: pass data sets, override stages. `python train.py`"""
 
 from __future__ import annotations
 

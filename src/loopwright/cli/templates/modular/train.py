@@ -1,6 +1,6 @@
 """A generator learns to put points on a circle, against a discriminator that tells them from real ones.
 
-`python train.py` trains, and goes on where it was stopped.
+`python train.py` trains, and resumes where it stopped.
 """
 
 from __future__ import annotations

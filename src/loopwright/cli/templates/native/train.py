@@ -1,4 +1,4 @@
-"""Learn which of two spirals a point is on. `python train.py` trains, and goes on where it was stopped."""
+"""Learn which of two spirals a point is on. `python train.py` trains, and resumes where it stopped."""
 
 from __future__ import annotations
 
