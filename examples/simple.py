@@ -51,7 +51,7 @@ def draw_confusion(trainer: Trainer, loader: DataLoader[list[Tensor]], path: Pat
         seen = trainer.model(images.to(trainer.device)).argmax(1).cpu()
         counts.index_put_((labels, seen), torch.ones(len(labels)), accumulate=True)
     figure, axes = plt.subplots(figsize=(5, 5))
-    axes.imshow(counts, cmap="Blues")
+    axes.imshow(counts.numpy(), cmap="Blues")
     for row in range(10):
         for column in range(10):
             axes.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=7)

@@ -16,7 +16,6 @@ def test_an_example_has_at_most_120_lines_and_names_no_folder_of_its_authors(pat
     text = path.read_text()
     assert len(text.splitlines()) <= 120
     assert ".venv" not in text
-    assert text.startswith('"""')
 
 
 @pytest.mark.parametrize(("name", "said"), [("simple", r"accuracy (\d+)"), ("lifecycle", r"accuracy (\d+)")])

@@ -76,7 +76,7 @@ def main() -> None:
     print(f"generated points: {(distances < 0.1).float().mean():.0%} are within 0.1 of a real one (gan.png)")
     figure, axes = plt.subplots(figsize=(5, 5))
     for points, label in ((circle(1000), "real"), (made, "generated")):
-        axes.scatter(*points.T, s=4, label=label)
+        axes.scatter(*points.T.numpy(), s=4, label=label)
     axes.legend()
     figure.savefig("gan.png")
 

@@ -81,7 +81,7 @@ def main() -> None:
     history.plot("runs/gan/curves.png")
     drawn = trainer.draw(256)
     grid = drawn[:40].view(4, 10, 8, 8).transpose(1, 2).reshape(32, 80)
-    plt.imsave("runs/gan/drawn.png", grid.repeat_interleave(8, 0).repeat_interleave(8, 1), cmap="gray")
+    plt.imsave("runs/gan/drawn.png", grid.repeat_interleave(8, 0).repeat_interleave(8, 1).numpy(), cmap="gray")
     distance = torch.cdist(drawn.flatten(1), images).min(1).values.mean()
     others = torch.cdist(images[:256], images[256:]).min(1).values.mean()
     print(f"A drawn digit is {distance:.2f} from the nearest real one; a real digit {others:.2f}.")

@@ -82,6 +82,28 @@ def batch_alone(config: dict[str, Any]) -> Any:
     return OneBatch(config).train_paired(0)
 
 
+def function_with_self(config: dict[str, Any]) -> Any:
+    def step(self: Any, x: Any, y: Any, idx: int, **kwargs: Any) -> None:
+        pass
+
+    return Pix2pixTrainer(config).train_paired(0, train_step=step)
+
+
+def without_an_end(config: dict[str, Any]) -> Any:
+    """Two of the three hooks: nothing is trained before the third is missed."""
+
+    class NoEnd(Trainer):
+        def on_epoch_start(self, **kwargs: Any) -> None:
+            raise AssertionError("the epoch has begun")
+
+        def train_step(self, x: Any, y: Any, idx: int, **kwargs: Any) -> None:
+            pass
+
+    trainer = NoEnd(config)
+    trainer.train_loader = DataLoader(TensorDataset(torch.ones(2, 1), torch.ones(2, 1)))
+    return trainer.train_paired(0)
+
+
 def without_keywords(config: dict[str, Any]) -> Any:
     class NoKeywords(Pix2pixTrainer):
         def on_epoch_start(self) -> None:  # type: ignore[override]
@@ -242,6 +264,13 @@ MISTAKES: list[tuple[str, type[Exception], str, Callable[[dict[str, Any]], Any]]
         without_keywords,
     ),
     ("a hook that is not overridden", NotImplementedError, "must override train_step", bare),
+    ("`on_epoch_end` that is not overridden", NotImplementedError, "must override on_epoch_end", without_an_end),
+    (
+        "`train_paired(0, train_step=step)` with `step(self, x, y, idx)`",
+        ConfigurationError,
+        r"Write `def train_step\(x, y, idx, \*\*kwargs\)`",
+        function_with_self,
+    ),
     ("`__init__` without `super().__init__(config)`", AttributeError, r"super\(\)\.__init__\(config\)", lost),
     ("`_init_generator` without an optimizer", ConfigurationError, r"self\.opt_gen = self\.build_optimizer", lacking),
     ("no `train_loader`", ConfigurationError, r"self\.train_loader = ", prepared(train_loader=None)),

@@ -19,6 +19,7 @@ from loopwright.doors.lifecycle import (
     LogMetricsCallback,
     ModelEmaCallback,
     MoveModulesToDeviceCallback,
+    PrintMetricsCallback,
     ProgressBarCallback,
     StepBasedEvaluationCallback,
     Trainer,
@@ -198,3 +199,14 @@ def test_the_bar_shows_how_far_an_epoch_is(points: TensorDataset, capsys: pytest
     assert bar.text(bar.began + 1).startswith("train [===============               ] 2/4  2 batches/s")
     train(build_trainer(callbacks=[ProgressBarCallback]), points, 1)
     assert capsys.readouterr().out == ""
+
+
+def test_print_metrics_beside_the_defaults_prints_each_metric_once(
+    points: TensorDataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(build_trainer(callbacks=(*DEFAULT_CALLBACKS, PrintMetricsCallback)), points, 1, eval_dataset=points)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines if "_loss_epoch" in line] == [
+        "train_loss_epoch",
+        "eval_loss_epoch",
+    ]

@@ -69,6 +69,11 @@ class Misspelt(Callback):
     def on_train_batch_ends(self, trainer: DreamTrainer) -> None: ...
 
 
+class Published(Callback):
+    def post_validation_step(self, result: Any, batch_idx: int) -> None:
+        pass
+
+
 class TooFew(Callback):
     def on_train_batch_end(self, trainer: DreamTrainer, batch: Any) -> None: ...
 
@@ -159,6 +164,8 @@ MISTAKES: list[Mistake] = [
     ("a dict as config", lambda: MyTrainer({"n_epochs": 2}), "DreamTrainerConfig"),
     ("`callbacks=Callback()`", lambda: MyTrainer(Config(callbacks=Callback())), "callbacks=\\["),
     ("a misspelt event", lambda: MyTrainer(Config(callbacks=[Misspelt()])), "did you mean on_train_batch_end"),
+    ("an event of the published package, `post_validation_step`",
+     lambda: MyTrainer(Config(callbacks=[Published()])), "here that event is on_validation_batch_end"),
     ("an event with too few arguments", lambda: MyTrainer(Config(callbacks=[TooFew()])), "outputs, batch, batch_idx"),
     ("`return {self.model: optimizer}`",
      lambda: trained(configure_optimizers=optimizers(lambda self, o: {self.model: o})), "use names"),

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-import re
 from collections import OrderedDict
-from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,13 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import ConfigurationError
 from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
-from loopwright.doors.simple.config import Settings
 from tests.loops import assert_same_model, build_linear, build_net, train_by_hand
 
 from .programs import adam, cross_entropy, in_order, shuffled
 
 Space = SimpleNamespace
-SILENT = {"_overrides"}  # what is not for subclasses
 CONFIGS = {
     "dicts": lambda **values: {"training": values},
     "objects": lambda **values: Space(training=Space(**values)),
@@ -254,21 +248,3 @@ def test_frozen_model_can_be_evaluated_but_not_trained(points: TensorDataset) ->
 def test_model_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"model is a function: pass a torch\.nn\.Module"):
         Trainer(lambda x: x, None, None)  # type: ignore[arg-type]
-
-
-PAGE = Path(__file__).parents[3] / "docs" / "simple.md"
-
-
-def test_page_lists_every_setting_and_no_other() -> None:
-    listed = re.findall(r"^\| `training\.(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.M)
-    assert listed == [field.name for field in fields(Settings)]
-
-
-def test_page_shows_every_method_with_its_arguments() -> None:
-    shown = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", PAGE.read_text(encoding="utf-8"), re.M))
-    own = {name: value for name, value in vars(Trainer).items() if callable(value) and name not in SILENT}
-    assert set(shown) == {"Trainer" if name == "__init__" else name for name in own}
-    for name, method in own.items():
-        arguments = list(inspect.signature(method).parameters.values())[1:]
-        given = [a.name if a.default is a.empty else f"{a.name}={a.default!r}" for a in arguments]
-        assert shown["Trainer" if name == "__init__" else name] == ", ".join(given).replace("'", '"')

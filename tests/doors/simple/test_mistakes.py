@@ -40,6 +40,11 @@ class NoStep(Trainer):
         super().train_step(batch)
 
 
+class Log:
+    def __call__(self, trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
+        pass
+
+
 class Listing(Trainer):
     def train_step(self, batch: Any) -> Any:
         return [super().train_step(batch)["loss"]]
@@ -168,6 +173,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a callback that was called: `callbacks=[log()]`": (
         lambda: build().train(data(INPUTS, TARGETS), 1, callbacks=[None]),  # type: ignore[list-item]
         "neither a function of",
+    ),
+    "a callback's class: `callbacks=[Log]`": (
+        lambda: build().train(data(INPUTS, TARGETS), 1, callbacks=[Log]),
+        r"pass an object of it, `Log\(\)`",
     ),
     "a callback with one argument": (
         lambda: build().train(data(INPUTS, TARGETS), 1, callbacks=[lambda trainer: None]),  # type: ignore[list-item]

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from ...callbacks import nonfinite
 from ...errors import ConfigurationError, NonFiniteLossError
 from ...training.step_checks import watch_own_steps
+from .._shared import is_overridden
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -194,6 +195,19 @@ def check_epoch(epoch: Any) -> None:
         )
 
 
+def hooks_of(
+    door: object, base: type, given: Mapping[str, Callable[..., Any] | None], keywords: Mapping[str, Mapping[str, Any]]
+) -> EpochHooks:
+    """The hooks of an epoch: the functions that were given, otherwise the methods, which a subclass must have."""
+    for name, hook in given.items():
+        if hook is None and not is_overridden(door, name, base):
+            raise NotImplementedError(f"{type(door).__name__} must override {name}, or pass it to train_paired.")
+    start, step, end = (getattr(door, name) if hook is None else hook for name, hook in given.items())
+    hooks = EpochHooks(start, step, end, keywords)
+    check_hooks(hooks)
+    return hooks
+
+
 def check_hooks(hooks: EpochHooks) -> None:
     """Refuse hooks that cannot be called as they will be, before the first of them is."""
     for name, hook in zip(HOOKS, (hooks.start, hooks.step, hooks.end), strict=True):
@@ -211,8 +225,9 @@ def check_hooks(hooks: EpochHooks) -> None:
             signature.bind(*(ARGUMENTS if name == "train_step" else ()), **keywords)
         except TypeError as error:
             called = ", ".join([*(ARGUMENTS if name == "train_step" else ()), *(f"{key}=..." for key in keywords)])
-            shown = ", ".join(["self", *ARGUMENTS] if name == "train_step" else ["self"])
+            own = ["self"] if inspect.ismethod(hook) else []  # a function that is passed gets no trainer
+            shown = ", ".join([*own, *(ARGUMENTS if name == "train_step" else ()), "**kwargs"])
             given = ", ".join(signature.parameters)
             raise ConfigurationError(
-                f"{name}({given}) cannot be called as {name}({called}): {error}. Write `def {name}({shown}, **kwargs)`."
+                f"{name}({given}) cannot be called as {name}({called}): {error}. Write `def {name}({shown})`."
             ) from None

@@ -29,7 +29,7 @@ from .losses import LossManager
 from .pix2pix.dataset import PairedDataset
 from .pix2pix.live import Curves, LiveView, thinned
 from .reading import ConfigManager, ConfigSource, export_config, say_without_effect
-from .steps import EpochHooks, check_epoch, check_hooks, checked_keywords
+from .steps import check_epoch, checked_keywords, hooks_of
 
 if TYPE_CHECKING:
     from ...trackers import Track
@@ -229,13 +229,8 @@ class Trainer(LoggingTrainer):
                 "There is no training data: assign self.train_loader, as in `self.train_loader = "
                 "self.build_dataloader('train')`."
             )
-        hooks = EpochHooks(
-            self.on_epoch_start if on_epoch_start is None else on_epoch_start,
-            self.train_step if train_step is None else train_step,
-            self.on_epoch_end if on_epoch_end is None else on_epoch_end,
-            keywords,
-        )
-        check_hooks(hooks)
+        given = {"on_epoch_start": on_epoch_start, "train_step": train_step, "on_epoch_end": on_epoch_end}
+        hooks = hooks_of(self, Trainer, given, keywords)
         self.current_epoch = 1 + epoch + self.loaded_epoch
         if self.loss_manager is not None:
             self.loss_manager.epoch = self.current_epoch

@@ -359,7 +359,7 @@ class Trainer(Epochs):
         return self._core.gathering.gather(tensor, padding_value)
 
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
-        """Return the model without its wrapper for several devices and, if you say so, without that of compiling."""
+        """Return the model itself; with `keep_torch_compile=False`, also without what `torch.compile` put around it."""
         return unwrapped(self.model, keep_torch_compile)
 
     def _overrides(self, name: str) -> bool:

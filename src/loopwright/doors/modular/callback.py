@@ -179,6 +179,22 @@ class States(CoreCallback):
                 callback.load_state_dict(state[name])
 
 
+def _refuse_published(callback: Callback) -> None:
+    """Refuse the methods of the published package's callbacks, `pre_train_step` and the like, which nothing calls."""
+    for name in dir(type(callback)):
+        when, _, phase = name.partition("_")
+        if when in ("pre", "post") and callable(getattr(callback, name)):
+            end = "start" if when == "pre" else "end"
+            phases = {
+                "train_step": "train_batch",
+                "validation_step": "validation_batch",
+                "validation_epoch": "validation",
+            }
+            event = f"on_{phases.get(phase, phase)}_{end}"
+            meant = f"here that event is {event}" if hasattr(Callback, event) else "there is no such event here"
+            raise ConfigurationError(f"{type(callback).__name__}.{name} would never be called; {meant}.")
+
+
 def sort_callbacks(given: Iterable[Any]) -> tuple[list[Callback], list[CoreCallback]]:
     """The door's callbacks, checked, and those of `loopwright.callbacks`, which the core knows how to treat."""
     own: list[Callback] = []
@@ -189,6 +205,7 @@ def sort_callbacks(given: Iterable[Any]) -> tuple[list[Callback], list[CoreCallb
             core.append(made)
         elif isinstance(made, Callback):
             check_hooks(made, Callback)
+            _refuse_published(made)
             own.append(made)
         elif callable(made):
             own.append(EpochFunction(made))

@@ -267,5 +267,7 @@ def _checked(callback: EpochCallback, trainer: Trainer) -> Callable[..., None]:
             f"callbacks: {callback!r} is neither a function of (trainer, epoch, metrics) nor a tracker: pass the "
             "functions themselves, as in callbacks=[log], not callbacks=[log()]."
         )
+    if isinstance(callback, type):
+        raise ConfigurationError(f"callbacks has the class {name} itself: pass an object of it, `{name}()`.")
     check_arguments(callback, ("trainer", "epoch", "metrics"), f"Callback {name}")
     return named_hook(callback, f"callback {name}", trainer)

@@ -61,8 +61,13 @@ class LogMetricsCallback(TrainerCallback):
         recorded = self._recorded(trainer)
         new = [name for name, count in sorted(recorded.items()) if count != self._num_logged.get(name, 0)]
         self._num_logged = recorded
-        if new:
+        if new and not self._is_printed_elsewhere(trainer):
             self.log_metrics(trainer, {name: trainer.run_history.get_latest_metric(name) for name in new})
+
+    def _is_printed_elsewhere(self, trainer: Trainer) -> bool:
+        """Whether this would print the lines of a `PrintMetricsCallback` that was added to the defaults once more."""
+        is_default = type(self) is LogMetricsCallback
+        return is_default and any(isinstance(one, PrintMetricsCallback) for one in trainer.callback_handler)
 
     def _recorded(self, trainer: Trainer) -> dict[str, int]:
         history = trainer.run_history
