@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.distributed.ranks import SharedRanks
+from tests.distributed.ranks import RunRanks, SharedRanks
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[SharedRanks]:
-    """Two processes: `two(fn, *args)` is what `fn(rank, *args)` returns on each."""
-    shared = SharedRanks(2)
-    yield shared
-    shared.close()
+def shared() -> Iterator[RunRanks]:
+    """`shared(fn, world, *args)` is `run_ranks` on processes that other tests of the file use too."""
+    pools: dict[int, SharedRanks] = {}
+
+    def run(fn: Any, world: int, *args: Any) -> list[Any]:
+        return pools.setdefault(world, SharedRanks(world))(fn, *args)
+
+    yield run
+    for pool in pools.values():
+        pool.close()

@@ -29,6 +29,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from loopwright.runtime.process_group import current_group
 
 LIMIT = 300.0
+RunRanks = Callable[..., list[Any]]  # fn, world, *args -> what each rank returned
 # torch looks up the name of each host that connects, and a name server that does not answer would hold that up for 5 s.
 RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
@@ -86,7 +87,7 @@ class SharedRanks:
         if not self._ranks:
             self._start()
         for end in self._ends:
-            end.send((fn, args))
+            end.send_bytes(pickle.dumps((fn, args)))  # `send` would share the memory of tensors
         try:
             return [self._receive(end, time.monotonic() + LIMIT) for end in self._ends]
         except EOFError:
@@ -103,7 +104,7 @@ class SharedRanks:
         """End the processes."""
         if self._ranks:
             for end in self._ends:
-                end.send(None)
+                end.send_bytes(pickle.dumps(None))
             _collect(self._ranks, time.monotonic() + LIMIT)
             self._kill()
 
@@ -122,7 +123,7 @@ class SharedRanks:
                 _report_stuck(self._ranks)
             if any(os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for rank in self._ranks):
                 raise EOFError  # another one has failed, for which this one may wait
-        return end.recv()
+        return pickle.loads(end.recv_bytes())
 
     def _kill(self) -> None:
         for rank in self._ranks:
@@ -136,10 +137,10 @@ class SharedRanks:
 def _serve(rank: int, tasks: Connection, of_parent: list[Connection]) -> None:
     for end in of_parent:
         end.close()
-    while (task := tasks.recv()) is not None:
+    while (task := pickle.loads(tasks.recv_bytes())) is not None:
         fn, args = task
         faulthandler.dump_traceback_later(LIMIT - 3.0, file=sys.stderr)
-        tasks.send(fn(rank, *args))
+        tasks.send_bytes(pickle.dumps(fn(rank, *args)))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from tests.distributed.overlap import (
     state_of,
     train,
 )
-from tests.distributed.ranks import SharedRanks
+from tests.distributed.ranks import RunRanks
 
 
 class Watched(Trainer):
@@ -44,8 +44,8 @@ def count_collectives(rank: int, accumulate: int) -> tuple[list[tuple[int, int]]
     return trainer.counts, list(trainer.runtime.averaging.sent), trainer.runtime.averaging.num_sent
 
 
-def test_all_buckets_but_one_are_sent_before_backward_ends(two: SharedRanks) -> None:
-    for counts, sent, num_sent in two(count_collectives, 1):
+def test_all_buckets_but_one_are_sent_before_backward_ends(shared: RunRanks) -> None:
+    for counts, sent, num_sent in shared(count_collectives, 2, 1):
         recorded, *others = counts
         assert recorded[0] == 0  # the first backward pass shows the order in which gradients come
         assert others == [(7, 8)] * 3
@@ -54,8 +54,8 @@ def test_all_buckets_but_one_are_sent_before_backward_ends(two: SharedRanks) -> 
         assert num_sent == 4 * 8
 
 
-def test_nothing_is_sent_before_the_last_step_of_a_window(two: SharedRanks) -> None:
-    for counts, _, num_sent in two(count_collectives, 2):
+def test_nothing_is_sent_before_the_last_step_of_a_window(shared: RunRanks) -> None:
+    for counts, _, num_sent in shared(count_collectives, 2, 2):
         assert counts[2:] == [(0, 0), (7, 8)] * 3
         assert num_sent == 4 * 8
 
@@ -89,8 +89,8 @@ class Keeping(Trainer):
         self.names = [names[id(param)].partition(".")[0] for bucket in plan.buckets for param in bucket.params]
 
 
-def test_buckets_follow_the_order_in_which_gradients_come_and_unused_parameters_are_last(two: SharedRanks) -> None:
-    for names, in_backward, has_gradient in two(order_of_use):
+def test_buckets_follow_the_order_in_which_gradients_come_and_unused_parameters_are_last(shared: RunRanks) -> None:
+    for names, in_backward, has_gradient in shared(order_of_use, 2):
         assert names == ["third", "second", "first", "unused"]
         assert in_backward == [True, True, True, False]
         assert has_gradient == [True, True, False, True]
@@ -116,8 +116,8 @@ class Cast(nn.Module):
         return x.to(self.dtype)
 
 
-def test_gradients_of_two_types_take_a_bucket_each_and_the_message_none(two: SharedRanks) -> None:
-    for in_backward, count, _ in two(mix_types):
+def test_gradients_of_two_types_take_a_bucket_each_and_the_message_none(shared: RunRanks) -> None:
+    for in_backward, count, _ in shared(mix_types, 2):
         assert in_backward == [True, False]
         assert count == 2
 
@@ -154,9 +154,9 @@ def several_optimizers(rank: int, is_joint: bool) -> tuple[list[list[bool]], boo
     ("is_joint", "expected"), [(False, [[True] * 3 + [False]] * 2), (True, [[True] * 7 + [False]])]
 )
 def test_every_optimizer_sends_its_own_gradients_during_its_own_pass(
-    two: SharedRanks, is_joint: bool, expected: Any
+    shared: RunRanks, is_joint: bool, expected: Any
 ) -> None:
-    assert two(several_optimizers, is_joint) == [(expected, True)] * 2
+    assert shared(several_optimizers, 2, is_joint) == [(expected, True)] * 2
 
 
 def leave_no_hooks(rank: int) -> list[bool]:
@@ -173,5 +173,5 @@ def leave_no_hooks(rank: int) -> list[bool]:
     return [any(param._post_accumulate_grad_hooks for param in model.parameters()), *watched]
 
 
-def test_a_model_of_one_bucket_has_no_hooks_and_others_have_none_after_training(two: SharedRanks) -> None:
-    assert two(leave_no_hooks) == [[False] * 7] * 2
+def test_a_model_of_one_bucket_has_no_hooks_and_others_have_none_after_training(shared: RunRanks) -> None:
+    assert shared(leave_no_hooks, 2) == [[False] * 7] * 2

@@ -24,7 +24,7 @@ from tests.distributed.overlap import (
     state_of,
     train,
 )
-from tests.distributed.ranks import SharedRanks, start_ranks
+from tests.distributed.ranks import RunRanks, start_ranks
 from tests.distributed.test_overlap_results import Tied
 
 
@@ -96,8 +96,8 @@ def _fail_at_once(model: Fragile, x: Tensor) -> Tensor:
     return Failing.apply(model.layers(x), model.errors[3])
 
 
-def test_a_pass_that_failed_on_all_processes_leaves_nothing_behind_in_the_next_one(two: SharedRanks) -> None:
-    assert two(skip_on_all) == [True, True]
+def test_a_pass_that_failed_on_all_processes_leaves_nothing_behind_in_the_next_one(shared: RunRanks) -> None:
+    assert shared(skip_on_all, 2) == [True, True]
 
 
 def use_more_often(rank: int) -> str:
@@ -113,8 +113,8 @@ def use_more_often(rank: int) -> str:
     return str(raised.value)
 
 
-def test_gradients_that_come_after_theirs_were_sent_are_an_error_and_not_lost(two: SharedRanks) -> None:
-    for message in two(use_more_often):
+def test_gradients_that_come_after_theirs_were_sent_are_an_error_and_not_lost(shared: RunRanks) -> None:
+    for message in shared(use_more_often, 2):
         assert "A parameter of shape (5,) got more gradients after its gradient was sent" in message
         assert "use_reentrant=False" in message
 
@@ -153,8 +153,8 @@ def add_a_second_loss(rank: int) -> tuple[list[list[float]], list[int]]:
     return grads, numbers
 
 
-def test_gradients_that_a_second_loss_adds_to_are_sent_again_and_later_only_once(two: SharedRanks) -> None:
-    for grads, numbers in two(add_a_second_loss):
+def test_gradients_that_a_second_loss_adds_to_are_sent_again_and_later_only_once(shared: RunRanks) -> None:
+    for grads, numbers in shared(add_a_second_loss, 2):
         assert grads == [[1.5, 3.0, 3.0]] * 2  # rank 1 does not use the first parameter
         assert numbers == [2, 0, 0, 0]  # and the last bucket is sent by `average`
 
@@ -177,8 +177,8 @@ def begin_again(rank: int) -> tuple[int, list[float]]:
     return num_sent - 6, [float(param.grad.max()) for param in params]
 
 
-def test_ranks_that_have_sent_different_numbers_of_buckets_begin_again_in_a_new_group(two: SharedRanks) -> None:
-    assert two(begin_again) == [(2, [1.0, 2.0, 2.0]), (0, [1.0, 2.0, 2.0])]
+def test_ranks_that_have_sent_different_numbers_of_buckets_begin_again_in_a_new_group(shared: RunRanks) -> None:
+    assert shared(begin_again, 2) == [(2, [1.0, 2.0, 2.0]), (0, [1.0, 2.0, 2.0])]
 
 
 ORDERS = {
@@ -209,5 +209,5 @@ def take_up_orders(rank: int) -> dict[str, list[float]]:
     return found
 
 
-def test_an_order_of_gradients_that_is_wrong_or_not_that_of_other_ranks_mixes_up_nothing(two: SharedRanks) -> None:
-    assert two(take_up_orders) == [{name: [1.0, 10.0, 100.0] for name in ORDERS}] * 2
+def test_an_order_of_gradients_that_is_wrong_or_not_that_of_other_ranks_mixes_up_nothing(shared: RunRanks) -> None:
+    assert shared(take_up_orders, 2) == [{name: [1.0, 10.0, 100.0] for name in ORDERS}] * 2

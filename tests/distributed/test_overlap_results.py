@@ -25,7 +25,7 @@ from tests.distributed.overlap import (
     state_of,
     train,
 )
-from tests.distributed.ranks import SharedRanks, run_ranks
+from tests.distributed.ranks import RunRanks, run_ranks
 
 
 def compare_with_hand_written(rank: int, bucket_mb: float) -> bool:
@@ -35,8 +35,8 @@ def compare_with_hand_written(rank: int, bucket_mb: float) -> bool:
 
 
 @pytest.mark.parametrize("bucket_mb", [EACH, 150 / (1 << 20), 25])
-def test_results_are_those_of_a_hand_written_loop_to_the_last_bit(two: SharedRanks, bucket_mb: float) -> None:
-    assert two(compare_with_hand_written, bucket_mb) == [True, True]
+def test_results_are_those_of_a_hand_written_loop_to_the_last_bit(shared: RunRanks, bucket_mb: float) -> None:
+    assert shared(compare_with_hand_written, 2, bucket_mb) == [True, True]
 
 
 class Wandering(nn.Module):
@@ -106,8 +106,8 @@ def share_layers(rank: int) -> list[bool]:
     return results
 
 
-def test_a_layer_used_in_several_checkpoints_is_sent_when_all_its_gradients_are_there(two: SharedRanks) -> None:
-    assert two(share_layers) == [[True] * 4] * 2
+def test_a_layer_used_in_several_checkpoints_is_sent_when_all_its_gradients_are_there(shared: RunRanks) -> None:
+    assert shared(share_layers, 2) == [[True] * 4] * 2
 
 
 def change_by_hooks(rank: int) -> list[bool]:
@@ -146,8 +146,8 @@ def add_hooks(model: nn.Module) -> None:
         param.register_post_accumulate_grad_hook(halve)
 
 
-def test_hooks_on_parameters_have_changed_a_gradient_before_it_is_sent(two: SharedRanks) -> None:
-    assert two(change_by_hooks) == [[True] * 4] * 2
+def test_hooks_on_parameters_have_changed_a_gradient_before_it_is_sent(shared: RunRanks) -> None:
+    assert shared(change_by_hooks, 2) == [[True] * 4] * 2
 
 
 def freeze(rank: int) -> tuple[list[int], bool]:
@@ -166,8 +166,8 @@ def freeze(rank: int) -> tuple[list[int], bool]:
     return numbers[:8], equal(*results)
 
 
-def test_layers_frozen_in_the_middle_of_the_run_are_not_sent(two: SharedRanks) -> None:
-    assert two(freeze) == [([8] * 3 + [4] * 3 + [8] * 2, True)] * 2
+def test_layers_frozen_in_the_middle_of_the_run_are_not_sent(shared: RunRanks) -> None:
+    assert shared(freeze, 2) == [([8] * 3 + [4] * 3 + [8] * 2, True)] * 2
 
 
 def tensor_parallel(rank: int) -> tuple[list[bool], bool]:
@@ -216,8 +216,8 @@ def normalise(rank: int) -> bool:
     return equal(*results)
 
 
-def test_collectives_inside_the_backward_pass_are_not_mixed_up_with_those_of_gradients(two: SharedRanks) -> None:
-    assert two(normalise) == [True, True]
+def test_collectives_inside_the_backward_pass_are_not_mixed_up_with_those_of_gradients(shared: RunRanks) -> None:
+    assert shared(normalise, 2) == [True, True]
 
 
 class Alternating(nn.Module):
@@ -275,5 +275,5 @@ def average_where_used(param: nn.Parameter) -> None:
     param.grad = grad / 2 if is_used else None
 
 
-def test_layers_that_are_unused_and_frozen_now_and_then_are_averaged_as_by_hand(two: SharedRanks) -> None:
-    assert two(alternate) == [(True, True)] * 2
+def test_layers_that_are_unused_and_frozen_now_and_then_are_averaged_as_by_hand(shared: RunRanks) -> None:
+    assert shared(alternate, 2) == [(True, True)] * 2
