@@ -16,8 +16,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from loopwright.runtime.process_group import current_group
 
 LIMIT = 300.0
+RunRanks = Callable[..., list[Any]]  # fn, world, *args -> what each rank returned
 # torch looks up the name of each host that connects, and a name server that does not answer would hold that up for 5 s.
 RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
@@ -65,6 +68,79 @@ def start_ranks(fn: Callable[..., Any], world: int, *args: Any, limit: float = L
         finally:
             for rank in ranks:
                 rank.kill()
+
+
+class SharedRanks:
+    """Processes of one group that call one function after the other, which saves starting new ones for each.
+
+    For functions that leave nothing behind in their process. After one that fails, there are new processes.
+    """
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._ends: list[Connection] = []
+        self._ranks: list[_Rank] = []
+        self._store = ExitStack()
+
+    def __call__(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """What `fn(rank, *args)` returns on each process; raises what the first of them raised, with all."""
+        if not self._ranks:
+            self._start()
+        for end in self._ends:
+            end.send_bytes(pickle.dumps((fn, args)))  # `send` would share the memory of tensors
+        try:
+            return [self._receive(end, time.monotonic() + LIMIT) for end in self._ends]
+        except EOFError:
+            ended = _collect(self._ranks, time.monotonic() + 20.0)
+            raise AssertionError("\n".join(f"{rank.error}\n{rank.stderr[-4000:]}" for rank in ended)) from None
+        except BaseException:
+            self._kill()
+            raise
+        finally:
+            if any(rank.pid is None for rank in self._ranks):
+                self._kill()
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._ranks:
+            for end in self._ends:
+                end.send_bytes(pickle.dumps(None))
+            _collect(self._ranks, time.monotonic() + LIMIT)
+            self._kill()
+
+    def _start(self) -> None:
+        port = self._store.enter_context(_kept_store())
+        for rank in range(self.world):
+            own, other = Pipe()
+            self._ranks.append(_fork(_serve, rank, self.world, port, (other, [*self._ends, own]), LIMIT))
+            self._ends.append(own)
+            other.close()
+
+    def _receive(self, end: Connection, limit: float) -> Any:
+        while not end.poll(0.01):
+            _drain(self._ranks, 0.0)
+            if time.monotonic() > limit:
+                _report_stuck(self._ranks)
+            if any(os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for rank in self._ranks):
+                raise EOFError  # another one has failed, for which this one may wait
+        return pickle.loads(end.recv_bytes())
+
+    def _kill(self) -> None:
+        for rank in self._ranks:
+            rank.kill()
+        for end in self._ends:
+            end.close()
+        self._ranks, self._ends = [], []
+        self._store.close()
+
+
+def _serve(rank: int, tasks: Connection, of_parent: list[Connection]) -> None:
+    for end in of_parent:
+        end.close()
+    while (task := pickle.loads(tasks.recv_bytes())) is not None:
+        fn, args = task
+        faulthandler.dump_traceback_later(LIMIT - 3.0, file=sys.stderr)
+        tasks.send_bytes(pickle.dumps(fn(rank, *args)))
 
 
 @contextmanager

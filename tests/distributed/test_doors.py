@@ -23,7 +23,7 @@ from loopwright.doors.lifecycle import (
 from loopwright.doors.modular import DreamTrainer, DreamTrainerConfig
 from loopwright.doors.simple import trainer as simple
 from loopwright.runtime import distributed
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import RunRanks, run_ranks
 from tests.distributed.scenarios import assert_same, build_data, build_model, poisoned, weights_of
 
 
@@ -86,9 +86,11 @@ def lifecycle(rank: int, per_device: int, folder: Path, num_processes: int) -> d
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_the_lifecycle_door_trains_as_one_process_with_batches_of_all(world: int, tmp_path: Path) -> None:
+def test_the_lifecycle_door_trains_as_one_process_with_batches_of_all(
+    shared: RunRanks, world: int, tmp_path: Path
+) -> None:
     alone = lifecycle(0, 4 * world, tmp_path / "one", 1)
-    together = run_ranks(lifecycle, world, 4, tmp_path / "several", world)
+    together = shared(lifecycle, world, 4, tmp_path / "several", world)
     alone[str(tmp_path / "several" / "epoch_1")] = alone.pop(str(tmp_path / "one" / "epoch_1"))
     del alone["gathered"]
     for results in together:
@@ -116,10 +118,10 @@ def norm_and_stop(rank: int) -> dict[str, Any]:
     }
 
 
-def test_batch_norm_and_the_end_on_nan_are_of_all_processes() -> None:
+def test_batch_norm_and_the_end_on_nan_are_of_all_processes(shared: RunRanks) -> None:
     alone = norm_and_stop(0)
     assert alone["is as before"]
-    for results in run_ranks(norm_and_stop, 3):
+    for results in shared(norm_and_stop, 3):
         assert_same(results, alone)
 
 
@@ -145,10 +147,10 @@ def last_of(history: dict[str, list[float]]) -> dict[str, float]:
     return {name: values[-1] for name, values in history.items()}
 
 
-def test_the_simple_door_trains_and_goes_on_as_one_process(tmp_path: Path) -> None:
+def test_the_simple_door_trains_and_goes_on_as_one_process(shared: RunRanks, tmp_path: Path) -> None:
     alone = simply(0, tmp_path / "one")
     assert_same(alone["continued"], alone["whole"])
-    for results in run_ranks(simply, 2, tmp_path / "two"):
+    for results in shared(simply, 2, tmp_path / "two"):
         assert_same(results, alone)
 
 
@@ -164,14 +166,14 @@ def share(rank: int) -> list[Any]:
     return weights_of(model)
 
 
-def test_a_second_trainer_goes_on_with_a_model_that_the_first_has_sharded() -> None:
+def test_a_second_trainer_goes_on_with_a_model_that_the_first_has_sharded(shared: RunRanks) -> None:
     model = build_model()
     for _ in range(2):
         from loopwright import Trainer as Core
 
         trainer = Core(model, lambda p: torch.optim.SGD(p, 0.1), nn.MSELoss(), runtime="cpu", progress="silent")
         trainer.train(TensorDataset(*build_data(16).tensors), num_epochs=1, batch_size=8)
-    for weights in run_ranks(share, 2):
+    for weights in shared(share, 2):
         assert_same(weights, weights_of(model))
 
 

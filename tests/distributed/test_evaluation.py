@@ -14,7 +14,7 @@ from torchmetrics.regression import MeanAbsoluteError, SpearmanCorrCoef
 
 from loopwright import StepResult, Trainer
 from loopwright.callbacks import EMA, LearningRateLog, TorchMetrics
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import RunRanks, run_ranks
 from tests.distributed.scenarios import assert_same, build_data, build_model
 
 SIZES = range(1, 18)
@@ -72,9 +72,9 @@ def alone() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module", params=SETUPS, ids=lambda setup: f"{setup[1]}-{setup[0]}")
-def together(request: pytest.FixtureRequest) -> list[list[dict[str, Any]]]:
+def together(shared: RunRanks, request: pytest.FixtureRequest) -> list[list[dict[str, Any]]]:
     world, runtime = request.param
-    return run_ranks(measure, world, runtime)
+    return shared(measure, world, runtime)
 
 
 @pytest.mark.parametrize("what", ["measured", "predicted"])
@@ -100,11 +100,11 @@ def collect(rank: int) -> list[Any]:
     return [words, Trainer(build_model(), torch.optim.SGD, nn.MSELoss(), progress="silent").predict(batches)]
 
 
-def test_predictions_of_any_kind_come_back_in_order_on_every_process() -> None:
+def test_predictions_of_any_kind_come_back_in_order_on_every_process(shared: RunRanks) -> None:
     x = build_data(11).tensors[0]
     with torch.no_grad():
         expected = build_model()(x)
-    for words, predicted in run_ranks(collect, 3):
+    for words, predicted in shared(collect, 3):
         assert words == [f"{value:.3f}" for value in x[:, 0].tolist()]
         torch.testing.assert_close(predicted, expected)
 
@@ -131,9 +131,9 @@ def measure_training(rank: int, runtime: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("world", "runtime"), [(2, "fsdp"), (3, "ddp")])
-def test_metrics_of_a_training_epoch_count_every_sample_once(world: int, runtime: str) -> None:
+def test_metrics_of_a_training_epoch_count_every_sample_once(shared: RunRanks, world: int, runtime: str) -> None:
     alone = measure_training(0, "cpu")
-    for ours in run_ranks(measure_training, world, runtime):
+    for ours in shared(measure_training, world, runtime):
         assert_same(ours, alone, "single precision")
 
 
@@ -147,8 +147,8 @@ def gather(rank: int) -> list[Any]:
     ]
 
 
-def test_tensors_of_all_processes_are_gathered_with_padding() -> None:
-    for padded, rows, numbers in run_ranks(gather, 2):
+def test_tensors_of_all_processes_are_gathered_with_padding(shared: RunRanks) -> None:
+    for padded, rows, numbers in shared(gather, 2):
         assert padded.tolist() == [[0.0, 0.0, -1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
         assert rows.tolist() == [0, 1, 10, 11]
         assert numbers.tolist() == [0, 1]

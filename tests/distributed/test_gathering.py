@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loopwright import ConfigurationError, DistributedRuntime, Mesh, Trainer
 from loopwright.runtime.settings import Sharding, check_bucket_size, check_settings
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import RunRanks
 from tests.distributed.scenarios import assert_same, build_data, weights_of
 from tests.mistakes import Mistakes
 
@@ -91,8 +91,8 @@ def run_settings(rank: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def together() -> list[dict[str, Any]]:
-    return run_ranks(run_settings, 2)
+def together(shared: RunRanks) -> list[dict[str, Any]]:
+    return shared(run_settings, 2)
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +135,8 @@ def keep_among_two(rank: int) -> dict[str, Any]:
     return fit(DistributedRuntime("fsdp", reshard_after_forward=2))
 
 
-def test_a_number_of_ranks_keeps_the_parameters_among_so_many(alone: list[Tensor]) -> None:
-    for result in run_ranks(keep_among_two, 4):
+def test_a_number_of_ranks_keeps_the_parameters_among_so_many(shared: RunRanks, alone: list[Tensor]) -> None:
+    for result in shared(keep_among_two, 4):
         assert_same(result["weights"], alone)
         events = result["events"]
         last = events.index("forward 2")
@@ -187,8 +187,8 @@ def gather_ahead_without_blocks(rank: int) -> str:
     return str(raised.value)
 
 
-def test_gathering_ahead_needs_blocks() -> None:
-    for message in run_ranks(gather_ahead_without_blocks, 2):
+def test_gathering_ahead_needs_blocks(shared: RunRanks) -> None:
+    for message in shared(gather_ahead_without_blocks, 2):
         assert "found no repeated blocks in the model" in message
 
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from loopwright import ConfigurationError, Mesh, Trainer
 from loopwright.callbacks import EMA
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import RunRanks, run_ranks
 from tests.distributed.scenarios import assert_same, build_data, weights_of, whole
 
 PLAN = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
@@ -111,10 +111,10 @@ def alone() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def together(folder: Path) -> list[dict[str, Any]]:
+def together(shared: RunRanks, folder: Path) -> list[dict[str, Any]]:
     sizes = {name: mesh.size for name, mesh in MESHES.items()}
-    four = run_ranks(train, 4, [name for name in MESHES if sizes[name] == 4], folder)
-    two = run_ranks(train, 2, [name for name in MESHES if sizes[name] == 2], folder)
+    four = shared(train, 4, [name for name in MESHES if sizes[name] == 4], folder)
+    two = shared(train, 2, [name for name in MESHES if sizes[name] == 2], folder)
     return [ours | (two[rank] if rank < 2 else two[0]) for rank, ours in enumerate(four)]
 
 
@@ -192,6 +192,6 @@ def name_no_layer(rank: int) -> str:
     return str(raised.value)
 
 
-def test_a_plan_for_a_layer_that_is_not_there_is_refused() -> None:
-    message = run_ranks(name_no_layer, 2)[0]
+def test_a_plan_for_a_layer_that_is_not_there_is_refused(shared: RunRanks) -> None:
+    message = shared(name_no_layer, 2)[0]
     assert "names blocks.0.upp, which the model does not have; it has: blocks, blocks.0, blocks.0.down" in message

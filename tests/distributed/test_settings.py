@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from loopwright import ConfigurationError, DistributedRuntime, Mesh, Runtime, Trainer
 from loopwright.runtime.base import _device_of_each
 from loopwright.runtime.settings import check_settings
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import RunRanks, run_ranks
 from tests.distributed.scenarios import assert_same, build_data, weights_of
 from tests.distributed.test_mesh import PLAN, Net, build
 
@@ -154,8 +154,8 @@ def refuse(model: nn.Module, **settings: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def together() -> list[dict[str, Any]]:
-    return run_ranks(run_settings, 2)
+def together(shared: RunRanks) -> list[dict[str, Any]]:
+    return shared(run_settings, 2)
 
 
 @pytest.mark.parametrize("name", ["offloaded", "checkpointed, sharded", "checkpointed, copied"])

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loopwright import ConfigurationError, DistributedRuntime, Trainer
 from loopwright.callbacks import Freeze
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import RunRanks, run_ranks
 from tests.distributed.scenarios import (
     SCENARIOS,
     Branches,
@@ -48,11 +48,11 @@ def run_in_buckets(rank: int, names: list[str]) -> dict[str, Any]:
 
 
 @cache
-def together(world: int, runtime: str) -> list[dict[str, Any]]:
+def together(shared: RunRanks, world: int, runtime: str) -> list[dict[str, Any]]:
     """The scenarios on all ranks of one setup, started once."""
     if runtime == "ddp in buckets":
-        return run_ranks(run_in_buckets, world, NAMES[world])
-    return run_ranks(run_all, world, runtime, NAMES[world])
+        return shared(run_in_buckets, world, NAMES[world])
+    return shared(run_all, world, runtime, NAMES[world])
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,11 @@ def together(world: int, runtime: str) -> list[dict[str, Any]]:
         if (runtime, name) != ("ddp in buckets", "bf16")  # which makes a runtime of its own precision
     ],
 )
-def test_all_processes_end_as_one_does(world: int, runtime: str, name: str, alone: dict[str, Any]) -> None:
+def test_all_processes_end_as_one_does(
+    shared: RunRanks, world: int, runtime: str, name: str, alone: dict[str, Any]
+) -> None:
     assert isinstance(alone[name], dict), alone[name]
-    for results in together(world, runtime):
+    for results in together(shared, world, runtime):
         assert_same(results[name], alone[name])
 
 
@@ -109,15 +111,17 @@ def count_exchanges(rank: int, runtime: str) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("runtime", ["ddp", "fsdp"])
-def test_no_gradient_is_exchanged_before_the_last_step_of_a_window(runtime: str) -> None:
-    for counts in run_ranks(count_exchanges, 2, runtime):
+def test_no_gradient_is_exchanged_before_the_last_step_of_a_window(shared: RunRanks, runtime: str) -> None:
+    for counts in shared(count_exchanges, 2, runtime):
         assert [position for position, _, _ in counts] == [0, 1, 2] * 3
         assert all((total > forward) == (position == 2) for position, forward, total in counts)
 
 
 @pytest.mark.parametrize(("runtime", "expected"), [("ddp", 1), ("fsdp", 2)])
-def test_the_flag_and_the_requests_take_no_collective_with_ddp_and_one_with_fsdp(runtime: str, expected: int) -> None:
-    for counts in run_ranks(count_exchanges, 2, runtime):
+def test_the_flag_and_the_requests_take_no_collective_with_ddp_and_one_with_fsdp(
+    shared: RunRanks, runtime: str, expected: int
+) -> None:
+    for counts in shared(count_exchanges, 2, runtime):
         exchanges = [total - forward for position, forward, total in counts if position == 2]
         assert exchanges[1:] == [expected] * 2  # the first update of a sharded model compares the parameters used
 
@@ -155,8 +159,8 @@ def differ_at_first(rank: int) -> list[Any]:
     return [weights_of(model), masks]
 
 
-def test_weights_are_the_first_processs_and_dropout_is_each_ones_own() -> None:
-    (first, first_masks), (second, second_masks) = run_ranks(differ_at_first, 2)
+def test_weights_are_the_first_processs_and_dropout_is_each_ones_own(shared: RunRanks) -> None:
+    (first, first_masks), (second, second_masks) = shared(differ_at_first, 2)
     assert all(map(torch.equal, first, second))
     assert not torch.equal(first_masks[0], second_masks[0])
 
@@ -169,8 +173,8 @@ def use_different_parameters(rank: int) -> str:
     return str(raised.value)
 
 
-def test_processes_of_a_sharded_model_that_use_different_parameters_are_told_which() -> None:
-    for message in run_ranks(use_different_parameters, 2):
+def test_processes_of_a_sharded_model_that_use_different_parameters_are_told_which(shared: RunRanks) -> None:
+    for message in shared(use_different_parameters, 2):
         assert "on rank 0: first.weight, first.bias; on rank 1: second.weight, second.bias." in message
         assert "never" not in message  # that no process uses is nothing wrong
         assert "find_unused_parameters=True" in message
@@ -193,7 +197,7 @@ def batch_norm(rank: int, runtime: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("runtime", ["ddp", "fsdp"])
-def test_buffers_are_those_of_the_first_process(runtime: str) -> None:
-    first, second = run_ranks(batch_norm, 2, runtime)
+def test_buffers_are_those_of_the_first_process(shared: RunRanks, runtime: str) -> None:
+    first, second = shared(batch_norm, 2, runtime)
     assert all(map(torch.equal, first, second))
     assert first[0].abs().sum() > 0

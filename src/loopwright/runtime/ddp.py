@@ -201,18 +201,23 @@ class Averaging:
         return plan
 
     def _agree(self, plan: Plan) -> None:
-        """Make the buckets of a plan, the same on all ranks; and their group, if ranks have sent different numbers."""
+        """Make the buckets of a plan, those of rank 0 on all ranks; and their group, if ranks have sent unequal numbers.
+
+        Loaded positions are those of rank 0 too: buckets that differ would mix up gradients without an error.
+        """
         places = {id(param): place for place, param in enumerate(plan.params)}
         seen = [(places[key], count) for key, count in plan.fired.items() if key in places]
-        every = self._gather((self.num_sent, seen))
-        if self._own_group is None or len({num_sent for num_sent, _ in every}) > 1:
+        every = self._gather((self.num_sent, seen, self.order_of(plan.params)))
+        if self._own_group is None or len({num_sent for num_sent, *_ in every}) > 1:
             self._own_group, self.num_sent = self._new_group(), 0
         counts: dict[int, int] = {}
-        for _, own in every:
+        for _, own, _ in every:
             for place, count in own:
                 key = id(plan.params[place])
                 counts[key] = max(counts.get(key, 1), count)
-        self._remember([plan.params[place] for place, _ in every[0][1]])
+        _, first, order = every[0]
+        self._set_positions(plan.params, order or [-1] * len(plan.params))
+        self._remember([plan.params[place] for place, _ in first])
         self._remember(list(reversed(plan.params)))  # those that rank 0 does not use
         plan.fill(sorted(plan.params, key=lambda param: self._positions[id(param)][0]), counts)
 
@@ -228,8 +233,14 @@ class Averaging:
         return order if any(position >= 0 for position in order) else None
 
     def set_order(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
-        """Take up positions that were saved, between two updates."""
+        """Take up positions that were saved, between two updates; none if they are of more or fewer parameters."""
         self.clear()
-        for param, position in zip(params, order, strict=False):
+        if len(order) == len(params):
+            self._set_positions(params, order)
+
+    def _set_positions(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
+        for param, position in zip(params, order, strict=True):
             if position >= 0:
                 self._positions[id(param)] = (position, param)
+            else:
+                self._positions.pop(id(param), None)
