@@ -1,10 +1,12 @@
 """What data costs: W4, a Python data set, against a hand-written loop with a `DataLoader`, with 0 and 2 workers.
 
-    python benchmarks/data.py [--rounds 11] [--workloads plain augmented]
+    python benchmarks/data.py [--rounds 11] [--workloads plain augmented] [--parts]
 
 A sample is 3x16x16, a batch has 64 of them, the model is a small MLP with the user's own SGD in both loops. Measured is
 CPU time per step, of the training process and of it together with its workers; only ratios within one run mean
 anything. `bar` is the trainer as a new user runs it (progress bar, run directory, guard), `bare` has all of it off.
+With `--parts` the time without workers is divided into what a whole call of `train` costs, and per step into data, all
+else in the training thread, and other threads; reading the clock adds about 2 µs to a step.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import process_time
+from time import process_time, thread_time
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 from interleaved import Contender, ratio
 
 NUM_STEPS = {0: 1024, 2: 128}  # of a round, by number of workers
+PART_STEPS = (64, 512)  # of a short and a long call, whose difference is that of steps alone
 BATCH_SIZE = 64
 TARGET = 1.00
 
@@ -138,13 +141,56 @@ def times() -> tuple[float, float]:
     return own, own + children.ru_utime + children.ru_stime
 
 
+class Timed:
+    """A loader whose iterator adds the CPU time of each batch to `seconds`."""
+
+    seconds = 0.0
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Any:
+        batches = iter(self.loader)
+        while (batch := timed(next, batches, None)) is not None:
+            yield batch
+
+
+def timed(read: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    before = thread_time()
+    result = read(*arguments, **options)
+    Timed.seconds += thread_time() - before
+    return result
+
+
+def measured(run: Callable[[int], None], num_steps: int) -> tuple[float, float, float]:
+    """CPU seconds of some steps: of the process, of its main thread, and there on data."""
+    Timed.seconds, process, thread = 0.0, process_time(), thread_time()
+    run(num_steps)
+    return process_time() - process, thread_time() - thread, Timed.seconds
+
+
+def serve_parts(connection: Connection, name: str, loader: DataLoader[Any]) -> None:
+    from loopwright.data.indexed import IndexedStream
+
+    take = IndexedStream.take
+    IndexedStream.take = lambda *arguments: timed(take, *arguments)  # type: ignore[method-assign]
+    run = naive(Timed(loader)) if name == "naive" else ours(loader, is_bare=name == "bare")  # type: ignore[arg-type]
+    run(64)
+    connection.send("ready")
+    while connection.recv():
+        connection.send([measured(run, num_steps) for num_steps in PART_STEPS])
+
+
 def serve(connection: Connection, name: str, workload: str, num_checked: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    kind, workers = workload.split("/")
+    kind, workers, *parts = workload.split("/")
     # in a spawned process workers would be spawned, too, and spend a second on importing torch
     fork = {"multiprocessing_context": "fork"} if int(workers) else {}
     loader = DataLoader(DATA[kind](), batch_size=BATCH_SIZE, shuffle=True, num_workers=int(workers), **fork)
+    if parts:
+        serve_parts(connection, name, loader)
+        return
     run = naive(loader) if name == "naive" else ours(loader, is_bare=name == "bare")
     num_steps = NUM_STEPS[int(workers)]
     run(num_steps)
@@ -153,6 +199,29 @@ def serve(connection: Connection, name: str, workload: str, num_checked: int) ->
         before = times()
         run(num_steps)
         connection.send([(now - then) / num_steps for now, then in zip(times(), before, strict=True)])
+
+
+def report_parts(kind: str, num_rounds: int) -> None:
+    contenders = {name: Contender(name, f"{kind}/0/parts", module="data") for name in ("naive", "bar", "bare")}
+    rounds: dict[str, list[Any]] = {name: [] for name in contenders}
+    for _ in range(num_rounds):
+        for name, contender in contenders.items():
+            contender.connection.send(True)
+            rounds[name].append(contender.connection.recv())
+    print(f"\nW4 {kind}, 0 workers, in parts: {num_rounds} interleaved rounds, medians")
+    few, many = PART_STEPS
+    for name, contender in contenders.items():
+        contender.close()
+        calls = zip(*rounds[name], strict=True)
+        short, long = ([statistics.median(column) for column in zip(*call, strict=True)] for call in calls)
+        process, thread, data = ((b - a) / (many - few) * 1e6 for a, b in zip(short, long, strict=True))
+        call = short[0] * 1e3 - few * process / 1e3
+        print(
+            f"  {name:6s} a step {process:6.0f} µs: data {data:6.0f}, else {thread - data:6.0f}, other threads "
+            f"{process - thread:4.0f}; a call {call:5.1f} ms, which is {call * 1e3 / NUM_STEPS[0]:4.0f} µs for each of "
+            f"{NUM_STEPS[0]} steps",
+            flush=True,
+        )
 
 
 def report(workload: str, num_rounds: int) -> None:
@@ -185,8 +254,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--workloads", nargs="*", default=DEFAULT, choices=list(DATA))
     parser.add_argument("--workers", nargs="*", type=int, default=[0, 2], choices=[0, 2])
+    parser.add_argument("--parts", action="store_true", help="what of the time without workers is data, step and call")
     options = parser.parse_args()
     for kind in options.workloads:
+        if options.parts:
+            report_parts(kind, options.rounds)
+            continue
         for workers in options.workers:
             report(f"{kind}/{workers}", options.rounds)
 

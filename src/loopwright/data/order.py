@@ -28,6 +28,7 @@ from .stream import HasEpochs, Stateful
 _MASK = (1 << 64) - 1
 _STRIDE = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: consecutive inputs land far with_dataset
 
+_MAX_LISTED = 1 << 16  # indices of an epoch that are kept as Python numbers, 2.6 MB
 _FEW = 16  # numbers, up to which Python is faster than an array
 _S1, _S27, _S30, _S31 = map(np.uint64, (1, 27, 30, 31))
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -283,13 +284,17 @@ class EvenBatches:
         self.batch_size = batch_size
         self.num_samples = length - length % batch_size if drop_last else length
         self.num_batches = -(-self.num_samples // batch_size)
+        self._listed: Indices | None = None  # the order as Python numbers, where it is not long
 
     def span(self, position: int) -> tuple[int, int]:
         end = position - position % self.batch_size + self.batch_size
         return position, max(position, min(end, self.num_samples))
 
     def indices(self, start: int, stop: int) -> list[Any]:
-        part = self.order[start:stop]
+        if self._listed is None:
+            order = self.order
+            self._listed = order.tolist() if isinstance(order, Tensor) and len(order) <= _MAX_LISTED else order
+        part = self._listed[start:stop]
         return part.tolist() if isinstance(part, Tensor) else list(part)
 
 
