@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
@@ -77,9 +77,6 @@ class Tables:
     def count_generation(self) -> None:
         """Note that rows were removed or replaced: who has read them has to read anew."""
         self.connection.execute("UPDATE facts SET value = value + 1 WHERE key = 'generation'")
-
-
-Job: TypeAlias = Callable[[Tables], None]
 
 
 class LogPoint(NamedTuple):
@@ -252,6 +249,9 @@ class Truncate(NamedTuple):
             connection.execute(f"INSERT OR IGNORE INTO clock {known}", (f"[{self.step}]",))
             connection.execute("DELETE FROM clock WHERE step > ?", (self.step,))
         connection.execute("DELETE FROM epoch_clock WHERE epoch > ?", (self.epoch,))
+
+
+Job: TypeAlias = Epoch | Event | LogLine | AddMedia | Truncate
 
 
 def _remove_media(tables: Tables, where: str, values: tuple[object, ...]) -> None:
