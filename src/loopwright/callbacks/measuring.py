@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from .interval import Periodic
-from .time_left import done_of
-from .time_left import TimeLeft
+from .time_left import TimeLeft, done_of
 
 if TYPE_CHECKING:
     from ..callback import Trainer

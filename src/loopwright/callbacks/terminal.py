@@ -55,17 +55,16 @@ class _Drawing:
         self._facts = GAP.join([*metric_texts(moment.metrics, moment.means), *speed])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = [(bar, *_texts(bar)) for bar in self._bars]
-        label_width, count_width, left_width = (max(cell_len(row[at]) for row in rows) for at in (1, 2, 3))
-        width = max(options.max_width - label_width - count_width - left_width - 3 * len(GAP), 1)
-        for bar, label, count, left in rows:
-            yield Segment(label + " " * (label_width - cell_len(label)) + GAP)
-            drawn = list(
-                ProgressBar(bar.total, bar.done, width).__rich_console__(console, options) if bar.total else ()
-            )
-            yield from drawn
-            space = width - sum(segment.cell_length for segment in drawn if isinstance(segment, Segment))
-            yield Segment(f"{' ' * space}{GAP}{count:>{count_width}}{GAP}{left:<{left_width}}")
+        texts = [_texts(bar) for bar in self._bars]
+        widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
+        width = max(options.max_width - sum(widths) - 3 * len(GAP), 1)
+        for bar, (label, count, left) in zip(self._bars, texts, strict=True):
+            yield Segment(label + " " * (widths[0] - cell_len(label)) + GAP)
+            drawn = ProgressBar(bar.total, bar.done, width).__rich_console__(console, options) if bar.total else ()
+            segments = [segment for segment in drawn if isinstance(segment, Segment)]
+            yield from segments
+            space = " " * (width - sum(segment.cell_length for segment in segments))
+            yield Segment(f"{space}{GAP}{count:>{widths[1]}}{GAP}{left:<{widths[2]}}")
             yield Segment.line()
         if self._facts:
             yield Text(self._facts, no_wrap=True, overflow="ellipsis")

@@ -129,7 +129,7 @@ class _Encoder:
         return {"$tuple": [self.encode(item, join_path(path, i)) for i, item in enumerate(value)]}
 
     def put_dict(self, value: dict[Tree, Tree], path: str) -> Json:
-        if all([type(key) is str and not key.startswith("$") for key in value]):
+        if all(type(key) is str and not key.startswith("$") for key in value):
             return {
                 key: item if type(item) in SAME else self.encode(item, join_path(path, key))
                 for key, item in value.items()

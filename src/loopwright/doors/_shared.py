@@ -99,6 +99,8 @@ class StepSchedulers:
     def follow(self, update: OptimizerUpdate) -> None:
         """Step the schedulers of an update that is due, unless the user stepped them."""
         del self.due[update.name]
+        if not update.schedulers:
+            return
         if scheduler_positions(update) == self._before.get(update.name):
             self.step(update)
         self._before[update.name] = scheduler_positions(update)

@@ -50,7 +50,7 @@ class StepResult:
             return returned if returned.size is not None else replace(returned, size=size)
         if isinstance(returned, Tensor):
             return StepResult(returned, size, {}, None, outputs)
-        if isinstance(returned, Mapping):
+        if type(returned) is dict or isinstance(returned, Mapping):
             rest = {name: value for name, value in returned.items() if name != "loss"}
             return StepResult(returned.get("loss"), size, rest, None, outputs)
         if isinstance(returned, tuple) and len(returned) == 2:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -86,9 +86,6 @@ class Tables:
 @cache
 def _replacing(table: str, row: str, num_rows: int) -> str:
     return f"INSERT OR REPLACE INTO {table} VALUES " + ",".join([row] * num_rows)
-
-
-Job: TypeAlias = Callable[[Tables], None]
 
 
 class LogPoint(NamedTuple):
@@ -261,6 +258,9 @@ class Truncate(NamedTuple):
             connection.execute(f"INSERT OR IGNORE INTO clock {known}", (f"[{self.step}]",))
             connection.execute("DELETE FROM clock WHERE step > ?", (self.step,))
         connection.execute("DELETE FROM epoch_clock WHERE epoch > ?", (self.epoch,))
+
+
+Job: TypeAlias = Epoch | Event | LogLine | AddMedia | Truncate
 
 
 def _remove_media(tables: Tables, where: str, values: tuple[object, ...]) -> None:

@@ -27,6 +27,8 @@ _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _wrapped: WeakSet[nn.Module] = WeakSet()
 
+_NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
+
 
 class Runtime:
     """A device and a precision. `DistributedRuntime` has the same interface for one rank of several.
@@ -75,9 +77,9 @@ class Runtime:
 
     @property
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context of forward passes; a new one each time, since torch's must not be entered twice at once."""
+        """The context of forward passes; torch's is a new one each time, since it must not be entered twice at once."""
         dtype = _DTYPES[self.precision]
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+        return _NO_CONTEXT if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     @property
     def no_autocast(self) -> AbstractContextManager[Any] | None:

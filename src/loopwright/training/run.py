@@ -195,9 +195,11 @@ class TrainingRun:
 
     def is_done(self, limits: Limits | None = None) -> bool:
         """Whether a signal, a stop request or a limit ends training; a stop request counts once all ranks have it."""
-        limits = self.limits if limits is None else limits
-        is_stopping = self.stop_reason is not None and (self.consensus is None or self.consensus.has_stop)
-        return self.signals.stop is not None or is_stopping or limits.reached(self.progress) is not None
+        if self.signals.stop is not None:
+            return True
+        if self.stop_reason is not None and (self.consensus is None or self.consensus.has_stop):
+            return True
+        return (self.limits if limits is None else limits).reached(self.progress) is not None
 
     # Metrics
 

@@ -152,7 +152,8 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
     step_starts, step_ends = run.hooks["on_train_step_start"], run.hooks["on_train_step_end"]
     update_ends, feed = run.hooks["on_update_end"], run.program._open_feed(stream)
     prepare_batch = run.program.prepare_batch if feed is None else feed.get
-    started, seconds, flushed = monotonic() - run.eval_seconds, progress.seconds, progress.seconds
+    started, seconds = monotonic() - run.eval_seconds, progress.seconds
+    flushed, flushed_step = progress.seconds, progress.step
     num_shares, consensus = run.runtime.num_shares, run.consensus
     if run.is_done(limits):
         progress.is_exhausted = _has_given_all(progress, stream)
@@ -192,8 +193,8 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
             consensus.after_update(run)
         for hook in update_ends:
             hook()
-        if progress.seconds - flushed > FLUSH_SECONDS or meter.num_pending >= FLUSH_STEPS:
-            flushed = progress.seconds
+        if progress.seconds - flushed > FLUSH_SECONDS or progress.step - flushed_step >= FLUSH_STEPS:
+            flushed, flushed_step = progress.seconds, progress.step
             run.flush()
         if is_last or run.is_done(limits):
             progress.is_exhausted = is_last or (not run.is_interrupted and _has_given_all(progress, stream))
@@ -202,11 +203,8 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
 
 def take_windows(run: TrainingRun, stream: Stream, limits: Limits) -> Iterator[list[Batch]]:
     """Yield the epoch's batches in groups of `accumulate`; the last group may be shorter."""
-    progress = run.progress
-    while True:
-        batches = stream.take(run.program.accumulate, limits.samples_left(progress))
-        if not batches:
-            break
+    progress, is_limited = run.progress, limits.samples is not None
+    while batches := stream.take(run.program.accumulate, limits.samples_left(progress) if is_limited else None):
         yield batches
     _check_length(progress, stream)
     progress.is_exhausted = True

@@ -181,7 +181,8 @@ class OptimizerUpdate:
         self.start_step()
         if self.clip():
             self.step()
-            self.schedule()
+            if self.schedulers:
+                self.schedule()
         self.zero()
 
     def complete(self) -> bool:

@@ -34,7 +34,7 @@ from .gradients import Gradients
 from .own_steps import EpochSchedulers
 from .saving import OwnFiles, Rounds, default_callbacks
 from .user_loop import Loader, TrainingOver, UserLoop
-from .validation import Validation, check_returned, measured_in, without_graph
+from .validation import Validation, check_returned, is_named, measured_in, without_graph
 
 if TYPE_CHECKING:
     from .trainer import DreamTrainer
@@ -218,7 +218,7 @@ class Engine(CoreTrainer):
 
     def train_step(self, batch: Any) -> StepResult:
         self.open_step()
-        self.door.training_step(batch, self.progress.epoch_step)
+        self.door.training_step(batch, self.run.progress.epoch_step)
         return self.close_step(self.run.window.size, is_returned=True)
 
     def backward(self, loss: Any, optimizer: Optimizer | str | None, *, retain_graph: bool) -> None:
@@ -283,7 +283,7 @@ class Engine(CoreTrainer):
             self.gradients.schedulers.follow_all()
         returned = measured_in(self.door, self.outputs) if is_returned or not logged else None
         check_returned(returned, self._words.eval_step if self.run.is_evaluating else self._words.step)
-        if isinstance(returned, Mapping) or returned is None:
+        if returned is None or is_named(returned):
             return StepResult.of({**logged, **(returned or {})}, size)
         result = StepResult.of(returned, size)
         return replace(result, metrics={**logged, **result.metrics})
@@ -366,10 +366,10 @@ class Engine(CoreTrainer):
         if not self.is_in_window:
             self.is_in_window = True
             self.events.emit("on_update_start")
-        self.events.emit("on_train_batch_start", batch, self.progress.epoch_step)
+        self.events.emit("on_train_batch_start", batch, self.run.progress.epoch_step)
 
     def on_train_step_end(self, batch: Any, result: StepResult) -> None:
-        self.events.emit("on_train_batch_end", self.outputs, batch, self.progress.epoch_step - 1)
+        self.events.emit("on_train_batch_end", self.outputs, batch, self.run.progress.epoch_step - 1)
 
     def on_optimizer_start(self, optimizer: str) -> None:
         self.events.emit("on_optimizer_step_start", optimizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,9 @@ from .own_steps import Routes, StepMethods, StoredGradients, UpdateSchedulers, U
 
 if TYPE_CHECKING:
     from .engine import Engine
+
+
+NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 class Gradients:
@@ -93,20 +96,21 @@ class Gradients:
 
     def backward(self, loss: Tensor, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False) -> None:
         """Add the gradients of this step's share of the window."""
-        updates = self.optimization.by_name
-        self.optimization.calls += 1
+        optimization = self.optimization
+        updates = optimization.by_name
+        optimization.calls += 1
         self.is_used = True
         for update in updates.values() if optimizer is None else [self._update_of(optimizer)]:
             if update.name not in self._held:
                 own_steps.check_unmixed(update, self._at_start.get(update.name))
-        with self.trainer.runtime.no_autocast or nullcontext():
+        with self.trainer.runtime.no_autocast or NOTHING:
             if optimizer is None and len(updates) > 1:
                 self._backward_to_all(loss, retain_graph)
                 return
             self._decide()
             update = next(iter(updates.values())) if optimizer is None else self._update_of(optimizer)
             self._check_intact(update)
-            update.backward(loss, self.optimization.window, retain_graph=retain_graph)
+            update.backward(loss, optimization.window, retain_graph=retain_graph)
             self._held.add(update.name)
             self._note(update)
 
@@ -181,12 +185,12 @@ class Gradients:
             raise own_steps.unknown_optimizer(optimizer, updates)
         return self.optimization.find(optimizer)
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[Any]:
         """Notice steps that the user takes with an optimizer itself."""
-        if self._is_watching:
-            yield
-            return
+        return NOTHING if self._is_watching else self._watching()
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
         self._is_watching = True
         self._watch()
         try:
@@ -368,7 +372,7 @@ class Gradients:
                 raise own_steps.twice_in_window(self.trainer, update)
             self.schedulers.follow(update)
         self.optimization.window.has_stepped = True
-        with self.trainer.runtime.no_autocast or nullcontext():
+        with self.trainer.runtime.no_autocast or NOTHING:
             is_stepped = self._run_phases(update)
         self._note_step(update)
         if not is_stepped:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from .trainer import DreamTrainer
 
 
+def is_named(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether it is a mapping: of a dict, which most steps return, without an abstract class."""
+    return type(value) is dict or isinstance(value, Mapping)
+
+
 def measured_in(door: DreamTrainer, returned: Any) -> Any:
     """What a step returned, with the metrics of its outputs and targets in place of those."""
-    if not isinstance(returned, Mapping) or not {"outputs", "targets"} <= returned.keys():
+    if not is_named(returned) or not {"outputs", "targets"} <= returned.keys():
         return returned
     rest = {name: value for name, value in returned.items() if name not in ("outputs", "targets")}
     with torch.no_grad():
@@ -38,12 +43,12 @@ def measured_in(door: DreamTrainer, returned: Any) -> Any:
 
 def check_returned(returned: Any, step: str) -> None:
     """Refuse what a step returns and no metric can be made of."""
-    if not (returned is None or isinstance(returned, int | float | Tensor | Mapping | StepResult)):
+    if not (returned is None or is_named(returned) or isinstance(returned, int | float | Tensor | StepResult)):
         raise ConfigurationError(
             f"`{step}` returned a {type(returned).__name__}: return the loss, a dict of named values such as "
             "{'loss': loss, 'accuracy': accuracy}, or nothing."
         )
-    values = returned if isinstance(returned, Mapping) else {}
+    values = returned if is_named(returned) else {}
     for name, value in values.items():
         if isinstance(value, Tensor):
             kind = None if value.numel() == 1 else f"tensor of shape {tuple(value.shape)}"
@@ -60,7 +65,7 @@ def without_graph(returned: Any) -> Any:
     """What a step returned, as callbacks see it: without what only a backward pass needs."""
     if isinstance(returned, Tensor):
         return returned.detach()
-    if isinstance(returned, Mapping):
+    if is_named(returned):
         return {name: value.detach() if isinstance(value, Tensor) else value for name, value in returned.items()}
     return returned
 
