@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from loopwright import Trainer
 from loopwright.callbacks import Profile
 from loopwright.checkpoint import read_checkpoint
-from loopwright.training import compiled_step
+from loopwright.training import compiled_step, compiled_trial
 from loopwright.training.compiled_step import find_obstacle
+from loopwright.training.compiled_trial import is_faster
 from tests.training.compiled_runs import DATA, SGD, Net, X, assert_close, build, traced
 
 __all__ = ["traced"]  # a fixture
@@ -107,6 +108,36 @@ def test_the_faster_one_is_chosen_and_said_and_saved(
     build(None).load(tmp_path / "saved")
     build(None).save(tmp_path / "plain")
     assert read_checkpoint(tmp_path / "plain").tree["compiled"] is None
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected"),
+    [
+        ([0.5] * 5, True),
+        ([1.0] * 5, False),
+        ([0.9] * 4, None),
+        ([0.5, 1.5] * 12, None),
+        ([0.5] * 4 + [9.0] + [0.5] * 4, True),  # another program had the processor once
+        ([1.2] * 4 + [0.01] + [1.2] * 4, False),
+        ([0.98] * 5, False),  # too little to gain
+    ],
+)
+def test_the_choice_goes_by_the_number_of_rounds_in_which_one_was_faster(
+    ratios: list[float], expected: bool | None
+) -> None:
+    assert is_faster([(2.0, 2.0 * ratio) for ratio in ratios], compiled_step.FASTER) is expected
+
+
+def test_a_trial_without_a_clear_result_keeps_the_step_as_it_is_and_says_so(
+    traced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_trial, "TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(compiled_trial, "is_faster", lambda pairs, factor: None)
+    trainer = build("step", measures=True)
+    trainer.train(EVEN, num_epochs=1, batch_size=16)
+    assert trainer.run.compiled is not None
+    assert trainer.run.compiled.choice == "eager"
+    assert trainer.run.compiled.reason.startswith("this machine is too busy to tell whether that would be faster (")
 
 
 class Lengths(Net):

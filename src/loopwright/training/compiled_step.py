@@ -110,7 +110,7 @@ class CompiledStep:
             return result
 
         try:
-            timed = time_both(run, run.program.train_step, compiled_step, batch)
+            timed = time_both(run, run.program.train_step, compiled_step, batch, FASTER)
         except _KeepsRecompilingError:
             self._give_up(run, f"it would be compiled again in every step{CHANGING}")
             return
@@ -123,12 +123,13 @@ class CompiledStep:
         calls.forget()
         self.seconds = timed.compiling
         times = f"{_time(timed.compiled)} per update compiled, {_time(timed.eager)} without compiling"
-        if timed.compiled < FASTER * timed.eager and timed.ratio < FASTER:
+        if timed.is_faster:
             self.choice, self.reason = "compiled", times
             run.say(f"The step is compiled: {times} (compiled in {self.seconds:.1f} s).")
             self._note(run, f"compiled: {times}")
         else:
-            self._give_up(run, f"that would not be faster ({times})")
+            unclear = "this machine is too busy to tell whether that would be faster"
+            self._give_up(run, f"{unclear if timed.is_faster is None else 'that would not be faster'} ({times})")
 
     def _add_graph(self, graph: str) -> None:
         self._num_compiled += 1

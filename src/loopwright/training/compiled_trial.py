@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from statistics import median
@@ -22,36 +22,60 @@ if TYPE_CHECKING:
     from .run import TrainingRun
     from .update import OptimizerUpdate
 
-ROUNDS = 5
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
+TRIAL_SECONDS = 5.0  # after which the fewest rounds are enough
 ROUND_SECONDS = 0.02  # steps are repeated until a round takes about that long
 MOST_REPEATS = 50
 
 Step = Callable[[Any], Any]
+Pair = tuple[float, float]  # seconds of an update as it is and compiled, measured one after the other
 
 
 class Times(NamedTuple):
-    """Seconds of an update as it is and compiled, those of compiling, and the median ratio of compiled to eager."""
+    """Median seconds of an update as it is and compiled, those of compiling, and what `is_faster` says."""
 
     eager: float
     compiled: float
     compiling: float
-    ratio: float
+    is_faster: bool | None
 
 
-def time_both(run: TrainingRun, eager: Step, compiled: Step, batch: Any) -> Times:
-    """Time both kinds of update in turns; everything is as before afterwards.
+def time_both(run: TrainingRun, eager: Step, compiled: Step, batch: Any, factor: float) -> Times:
+    """Time both kinds of update in turns, until it is clear whether compiled ones take less than `factor` of the time.
 
-    The user's own errors come from the eager step, which goes first.
+    Everything is as before afterwards. The user's own errors come from the eager step, which goes first.
     """
     with leaving_no_trace(run):
         windows = [_Windows(run, step, batch) for step in (eager, compiled)]
         windows[0].take(1)
-        compiling = windows[1].take(1)
+        began = perf_counter()  # the C++ compiler is a process of its own, whose time this one's does not have
+        windows[1].take(1)
+        compiling = perf_counter() - began
         for window in windows:
             window.number = min(max(int(ROUND_SECONDS / window.take(1)), 1), MOST_REPEATS)
-        times = [[window.take(window.number) / window.number for window in windows] for _ in range(ROUNDS)]
-    as_it_is, as_graph = map(min, zip(*times, strict=True))
-    return Times(as_it_is, as_graph, compiling, median(graph / plain for plain, graph in times))
+        pairs: list[Pair] = []
+        end = perf_counter() + TRIAL_SECONDS
+        while (
+            len(pairs) < (MOST_ROUNDS if perf_counter() < end else FEWEST_ROUNDS) and is_faster(pairs, factor) is None
+        ):
+            pairs.append(_pair(windows, is_swapped=len(pairs) % 2 == 1))
+    as_it_is, as_graph = map(median, zip(*pairs, strict=True))
+    return Times(as_it_is, as_graph, compiling, is_faster(pairs, factor))
+
+
+def _pair(windows: Sequence[_Windows], *, is_swapped: bool) -> Pair:
+    took = [window.take(window.number) / window.number for window in (windows[::-1] if is_swapped else windows)]
+    return (took[1], took[0]) if is_swapped else (took[0], took[1])
+
+
+def is_faster(pairs: Sequence[Pair], factor: float) -> bool | None:
+    """Whether compiled updates are faster in clearly more than half of the rounds; None while that is not clear.
+
+    Rounds are counted and times are not added up: one that another program has interrupted counts like any other.
+    """
+    wins, number = sum(compiled < factor * eager for eager, compiled in pairs), len(pairs)
+    lead = 2 * wins - number
+    return lead > 0 if number >= FEWEST_ROUNDS and lead * lead >= 4 * number else None
 
 
 class _Windows:
