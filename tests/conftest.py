@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import shutil
 import signal
+import sys
 from pathlib import Path
 from zlib import crc32
 
@@ -30,6 +32,9 @@ os.environ |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
 if os.access(_memory := "/dev/shm", os.W_OK) and shutil.disk_usage(_memory).free > 2 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _memory)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell that starts us in the background has ignored
+# Loader workers are forked, as before Python 3.14: a fork server imports torch, and has no classes of test functions.
+if sys.version_info >= (3, 14) and sys.platform == "linux":
+    multiprocessing.set_start_method("fork")
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402

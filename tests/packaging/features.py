@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import urllib.request
 import warnings
 from collections.abc import Callable
@@ -25,7 +26,8 @@ import loopwright
 from loopwright import History, MissingExtraError, Trainer, trackers
 
 warnings.simplefilter("ignore", DeprecationWarning)  # those of the packages are not ours
-COMMAND = str(Path(sysconfig.get_path("scripts"), "loopwright"))
+SCRIPT = Path(sysconfig.get_path("scripts"), "loopwright")  # not in an environment that sees the package of another one
+COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "loopwright"]
 inputs = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
 data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
 
@@ -43,7 +45,7 @@ def train(run_dir: str | None = None, **options: object) -> History:
 
 def run_command(*words: str) -> str:
     """What a command prints; where it fails because of a missing package, the error that it prints."""
-    ended = subprocess.run([COMMAND, *words], capture_output=True, text=True, timeout=600)
+    ended = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=600)
     if "pip install 'loopwright[" in ended.stderr:
         raise MissingExtraError(ended.stderr)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -69,7 +71,7 @@ def use_plots() -> None:
 
 def use_frames() -> None:
     assert list(train().to_frame("steps").columns)
-    assert len(loopwright.runs(".").to_pandas()) >= 1
+    assert len(loopwright.runs(".").table().to_pandas()) >= 1
 
 
 def use_onnx() -> None:
@@ -118,24 +120,22 @@ def use_hf() -> None:
 
 
 def use_ui() -> None:
-    import selectors
-
-    ui = subprocess.Popen([COMMAND, "ui", "."], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert ui.stdout is not None
-    address, printed = "", ""
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(ui.stdout, selectors.EVENT_READ)
-        while not address and waiting.select(timeout=120):
-            line = ui.stdout.readline()
-            if not line:
-                raise MissingExtraError(ui.communicate()[1])
-            printed += line
-            address = next((word for word in line.split() if word.startswith("http://")), "")
-    assert address, printed
-    with urllib.request.urlopen(address, timeout=60) as answer:
-        assert b"<html" in answer.read()
-    ui.send_signal(signal.SIGINT)
-    ui.communicate(timeout=60)
+    ui = subprocess.Popen([*COMMAND, "ui", "."], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    limit = threading.Timer(300, ui.kill)
+    limit.start()
+    try:
+        assert ui.stdout is not None
+        words = (word for line in ui.stdout for word in line.split())
+        address = next((word for word in words if word.startswith("http://")), None)
+        if address is None:
+            raise MissingExtraError(ui.communicate()[1])
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            assert b"<html" in answer.read()
+        ui.send_signal(signal.SIGINT)
+        ui.communicate()
+    finally:
+        limit.cancel()
+        ui.kill()
 
 
 def use_tensorboard() -> None:
@@ -207,7 +207,7 @@ def check_feature(extra: str, use: Callable[[], None], modules: list[str], is_ou
 
 
 def main(installed: str = "") -> None:
-    assert Path(sys.prefix) in Path(sysconfig.get_path("scripts")).parents
+    assert installed or SCRIPT.exists()
     assert "site-packages" in loopwright.__file__, loopwright.__file__
     history = train("run")
     assert len(history.steps["loss"]) == 20

@@ -1,7 +1,7 @@
 """Every private name of torch and torchmetrics that this package uses, each under a plain name.
 
 A release that moves or removes one of them is answered here and nowhere else. "Since" names the first release of torch
-that has it, as far as we know; the oldest one supported, 2.6, has them all. What `import torch` and `torch.utils.data`
+that has it, as far as we know; the oldest one supported, 2.11, has them all. What `import torch` and `torch.utils.data`
 do not import is imported at the call.
 """
 

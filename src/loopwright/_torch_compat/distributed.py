@@ -68,7 +68,7 @@ def checkpoint_activations(module: nn.Module) -> None:
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh that another one is a part of; the mesh itself where it is none. Since 2.6."""
+    """The mesh that another one is a part of; the mesh itself where it is none. Since 2.10 or 2.11."""
     return mesh._get_root_mesh()
 
 

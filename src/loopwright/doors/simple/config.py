@@ -35,6 +35,8 @@ class Settings:
             Default: 1.
         best_model_mode: Which values of `best_model_metric` are better. "auto" goes by its name: a loss, an error or a
             perplexity falls; an accuracy, an F1 or an AUC rises; any other name needs "min" or "max".
+        compile: "step" compiles the whole training step, unless you override `train_step`. Default: nothing is
+            compiled.
     """
 
     learning_rate: float | None = None
