@@ -437,13 +437,14 @@ def test_the_first_line_names_an_activation_that_the_loss_applies_too(mistake, p
     assert "Softmax" not in capsys.readouterr().out
 
 
-def test_class_weights_with_accumulation_are_named_in_the_first_line(mistake, points, capsys):
+def test_class_weights_are_named_in_the_first_line(mistake, points, capsys):
     loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
     build(loss_fn=loss, progress="lines").train(points, 1)
-    assert "weight" not in capsys.readouterr().out
+    line = capsys.readouterr().out.splitlines()[0]
+    assert "its mean over batches depends on the batch size: return (sum, sum of the weights)" in line
     build(loss_fn=loss, progress="lines", accumulate=2).train(points, 1)
     line = capsys.readouterr().out.splitlines()[0]
-    assert "2 batches together are not exactly one large batch" in line
+    assert "2 batches per update are not exactly one large batch" in line
     mistake.said("Steps that train nothing, or the wrong thing", "class weights with `accumulate=2`", line)
 
 

@@ -305,7 +305,8 @@ class Trainer(DefaultProgram):
             batch_size: Samples per batch, where the data is not in batches. Default: 32.
 
         Returns:
-            The outputs concatenated, if they are tensors; otherwise a list of the batches' outputs.
+            The outputs concatenated, if they are tensors, or dicts or tuples of them; otherwise a list of the batches'
+            outputs. In a dict, a number per batch, such as the loss of a Hugging Face model, is a tensor of them.
 
         Example:
             >>> trainer.predict(x).shape

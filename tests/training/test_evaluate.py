@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from functools import partial
 
 import numpy as np
@@ -174,6 +175,7 @@ class Many(nn.Module):
             "dict": {"a": y, "b": x},
             "tuple": (y, x),
             "scalar": y.sum(),
+            "with loss": OrderedDict(loss=y.mean(), logits=y),
             "text": "x",
             "ragged": y[:, : len(x) % 4],
         }
@@ -185,6 +187,15 @@ def test_dicts_and_tuples_of_outputs_are_concatenated_part_by_part(points):
     assert {name: part.shape for name, part in of_dict.items()} == {"a": (37, 3), "b": (37, 6)}
     left, right = build_trainer(Many("tuple")).predict(points, batch_size=8)
     assert (left.shape, right.shape) == ((37, 3), (37, 6))
+
+
+def test_a_loss_beside_the_outputs_is_a_value_per_batch(points):
+    """As the models of Hugging Face return it, in a mapping of their own, where the data has labels."""
+    trainer = build_trainer(Many("with loss"))
+    outputs = trainer.predict(points, batch_size=8)
+    expected = trainer.model.layer(points.tensors[0])
+    assert torch.equal(outputs["logits"], expected)
+    assert torch.equal(outputs["loss"], torch.stack([part.mean() for part in expected.split(8)]))
 
 
 @pytest.mark.parametrize("form", ["scalar", "text", "ragged"])

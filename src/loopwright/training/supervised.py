@@ -150,10 +150,11 @@ def loss_text(loss_fn: Any, model: nn.Module | None, num_parts: int) -> str:
     name, last = type(loss_fn).__name__, type(model)
     if (type(loss_fn), last) in ((nn.CrossEntropyLoss, nn.Softmax), (nn.BCEWithLogitsLoss, nn.Sigmoid)):
         return f" The model ends with {last.__name__}, and {name} applies one itself: remove it from the model."
-    if type(loss_fn) is nn.CrossEntropyLoss and loss_fn.weight is not None and num_parts > 1:
+    if type(loss_fn) is nn.CrossEntropyLoss and loss_fn.weight is not None:
+        parts = f", and {num_parts} batches per update are not exactly one large batch" if num_parts > 1 else ""
         return (
-            f" {name}(weight=...) divides by the weights of each batch, so {num_parts} batches together are not "
-            "exactly one large batch: return (sum, sum of the weights) from `compute_loss` for that."
+            f" {name}(weight=...) divides by the weights of each batch, so its mean over batches depends on the batch "
+            f"size{parts}: return (sum, sum of the weights) from `compute_loss` to divide once."
         )
     return ""
 
@@ -178,17 +179,26 @@ def describe(value: Any) -> str:
 
 
 def stack_outputs(batches: list[Any]) -> Any:
-    """Concatenate the outputs of all batches: tensors, and dicts or tuples of them; anything else stays a list."""
+    """Concatenate the outputs of all batches: tensors, and dicts or tuples of them; anything else stays a list.
+
+    In a mapping, such as the output of a Hugging Face model, a number per batch (its loss) becomes a tensor of them.
+    """
     if not batches:
         return batches
     first = batches[0]
     if _can_join(batches):
         return torch.cat(batches)
-    if type(first) is dict and all(_can_join([batch[key] for batch in batches]) for key in first):
-        return {key: torch.cat([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, Mapping):
+        columns = {key: [batch[key] for batch in batches] for key in first}
+        if all(_can_join(column) or _are_numbers(column) for column in columns.values()):
+            return {key: (torch.cat if _can_join(column) else torch.stack)(column) for key, column in columns.items()}
     if type(first) in (list, tuple) and all(map(_can_join, zip(*batches, strict=True))):
         return type(first)(torch.cat(parts) for parts in zip(*batches, strict=True))
     return batches
+
+
+def _are_numbers(parts: Sequence[Any]) -> bool:
+    return all(isinstance(part, Tensor) and part.dim() == 0 for part in parts)
 
 
 def _can_join(parts: Sequence[Any]) -> bool:
