@@ -14,17 +14,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from loopwright import StepResult, Trainer
-
-
-class DigitsTrainer(Trainer):
-    """The native trainer, which also measures accuracy when it evaluates."""
-
-    def eval_step(self, batch: list[torch.Tensor]) -> StepResult:
-        images, labels = batch
-        logits = self.forward(images)
-        accuracy = (logits.argmax(dim=1) == labels).float().mean()
-        return StepResult(self.compute_loss(logits, labels), metrics={"accuracy": accuracy})
+from loopwright import Trainer
 
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
@@ -60,10 +50,11 @@ def main() -> None:
     options = parser.parse_args()
 
     train_data, test_data = load_data()
-    trainer = DigitsTrainer(
+    trainer = Trainer(
         build_model(),
         partial(torch.optim.AdamW, lr=2e-3),
         nn.CrossEntropyLoss(),
+        metrics="accuracy",
         run_dir=options.run_dir,
     )
     history = trainer.train(train_data, num_epochs=options.epochs, eval_data=test_data, batch_size=64)

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from loopwright import StepResult, Trainer, seed_everything
+from loopwright import Trainer, seed_everything
 from loopwright.callbacks import BestModel
 from loopwright.schedules import WarmupCosine
 
@@ -39,14 +39,6 @@ class Digits(Dataset[tuple[Tensor, int]]):
         return image.unsqueeze(0), self.labels[index]
 
 
-class Classifier(Trainer):
-    def eval_step(self, batch: list[Tensor]) -> StepResult:
-        images, labels = batch
-        outputs = self.forward(images)
-        accuracy = (outputs.argmax(1) == labels).float().mean()
-        return StepResult(self.compute_loss(outputs, labels), metrics={"accuracy": accuracy})
-
-
 def train(is_augmented: bool, epochs: int, run_dir: str) -> float:
     seed_everything(0)
     model = nn.Sequential(
@@ -58,11 +50,12 @@ def train(is_augmented: bool, epochs: int, run_dir: str) -> float:
         nn.Dropout(0.2),
         nn.Linear(512, 10),
     )
-    trainer = Classifier(
+    trainer = Trainer(
         model,
         partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.05),
         nn.CrossEntropyLoss(label_smoothing=0.05),
         scheduler=WarmupCosine(warmup=0.1),
+        metrics="accuracy",
         callbacks=[BestModel("eval_accuracy")],
         run_dir=run_dir,
     )

@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from loopwright import StepResult, Trainer, seed_everything
+from loopwright import Trainer, seed_everything
 from loopwright.callbacks import Freeze, GroupedOptimizer
 from loopwright.initializers import FromCheckpoint
 
@@ -28,14 +28,6 @@ class Net(nn.Module):
         return self.head(self.features(images))
 
 
-class Classifier(Trainer):
-    def eval_step(self, batch: list[Tensor]) -> StepResult:
-        images, labels = batch
-        outputs = self.forward(images)
-        accuracy = (outputs.argmax(1) == labels).float().mean()
-        return StepResult(self.compute_loss(outputs, labels), metrics={"accuracy": accuracy})
-
-
 def load() -> tuple[Tensor, Tensor]:
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
@@ -49,7 +41,7 @@ def train(run_dir: str, data: tuple[Tensor, Tensor], num_labels: int, epochs: in
     model = Net(num_classes=int(labels.max()) + 1)
     # the features learn more slowly than the head
     optimizer = GroupedOptimizer(torch.optim.AdamW, lr=3e-3, modifiers={"features": {"lr_scale": 0.3}})
-    trainer = Classifier(model, optimizer, nn.CrossEntropyLoss(), callbacks=callbacks, run_dir=run_dir)
+    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), metrics="accuracy", callbacks=callbacks, run_dir=run_dir)
     history = trainer.train(
         (images[:num_labels], labels[:num_labels]),
         num_epochs=epochs,
