@@ -203,7 +203,7 @@ def test_a_sharded_model_has_no_buckets(mistake: Mistakes) -> None:
         "Several processes",
         "`bucket_mb=50` with a sharded model",
         ConfigurationError,
-        match="only for runtime='ddp' .*FSDP2 reduces the gradients of a sharded model block by block",
+        match="only for runtime='ddp'.* FSDP2 reduces the gradients of a sharded model block by block",
     ):
         DistributedRuntime("fsdp", bucket_mb=50)
     with pytest.raises(ConfigurationError, match="only for runtime='ddp'"):
