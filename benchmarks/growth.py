@@ -1,15 +1,19 @@
 """What grows with a run and what does not: steps, memory, places in the data, points stored, callbacks, parameters.
 
-    python benchmarks/growth.py [--steps 1000000] [--samples 10000000] [--rounds 5] [--only seek ...] [--page-only]
+    python benchmarks/growth.py [--steps 1000000] [--samples 10000000] [--rounds 5] [--only seek ...]
 
-Times are CPU times of the process, memory is what it has resident. Results are kept in `.bench/growth.json` after each
-part; docs/benchmarks.md and its plots are written from there.
+Times of steps are CPU times of the process; those of finding a place in the data and of starting a run are wall times,
+medians of interleaved rounds. Memory is what the process has resident. What is measured is printed as it comes. Results
+are kept in `.bench/growth.json` after each part; docs/benchmarks.md and its plots are written from there. A short form:
+
+    python benchmarks/growth.py --steps 2000 --samples 100000 --rounds 1 --no-page
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -53,8 +57,15 @@ class Watch(Callback):
         trainer.log_step(self.values)
         if self.step % self.every == 0:
             self.notes.append((self.step, time.process_time(), resident_megabytes()))
-            print(f"  step {self.step:,} of {self.num_steps:,}", flush=True)
+            print(f"  step {self.step:,} of {self.num_steps:,}{self._latest()}", flush=True)
         self.step += 1
+
+    def _latest(self) -> str:
+        """The time of a step since the last note, and the memory."""
+        if len(self.notes) < 2:
+            return ""
+        before, after = self.notes[-2:]
+        return f": {(after[1] - before[1]) / (after[0] - before[0]) * 1e6:.0f} us a step, {after[2]:.0f} MB"
 
     def on_update_end(self, trainer: Trainer) -> None:
         if self.step > self.num_steps:
@@ -62,21 +73,22 @@ class Watch(Callback):
 
 
 class FirstStep(Callback):
-    """Notes when the first step begins."""
+    """Notes when the first step begins, and ends the run there, so that it can be resumed once more."""
 
     began = 0.0
 
     def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
-        self.began = self.began or time.perf_counter()
+        self.began = time.perf_counter()
+        raise EndOfRunError
 
 
 def resident_megabytes() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096 / 1e6
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def train_long(run_dir: str, num_steps: int, callbacks: Sequence[Callback]) -> float:
-    """Train, and say when `train` was called."""
+    """Train until a callback ends the run, and say when `train` was called."""
     from loopwright.callbacks import Checkpoints
 
     torch.manual_seed(0)
@@ -86,7 +98,8 @@ def train_long(run_dir: str, num_steps: int, callbacks: Sequence[Callback]) -> f
     options: dict[str, Any] = {"run_dir": run_dir, "callbacks": [saving, *callbacks], "progress": "silent", "seed": 0}
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), nn.MSELoss(), **options)
     began = time.perf_counter()  # the first optimizer has imported what it needs, which takes longer than the start
-    trainer.train(data, num_updates=num_steps + 10, batch_size=2)
+    with suppress(EndOfRunError):
+        trainer.train(data, num_updates=num_steps + 10, batch_size=2)
     return began
 
 
@@ -94,8 +107,7 @@ def long_run(run_dir: str, num_steps: int) -> dict[str, Any]:
     """In a process of its own: the notes of a run that ends with an exception."""
     torch.set_num_threads(1)
     watch = Watch(num_steps)
-    with suppress(EndOfRunError):
-        train_long(run_dir, num_steps, [watch])
+    train_long(run_dir, num_steps, [watch])
     pairs = list(pairwise(watch.notes))
     return {
         "step": [after[0] for _, after in pairs],
@@ -109,19 +121,24 @@ def resumed_start(run_dir: str, num_steps: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     first = FirstStep()
     began = train_long(run_dir, num_steps, [Watch(num_steps * 2), first])
-    return {"milliseconds": (first.began - began) * 1e3}
+    if not first.began:
+        raise RuntimeError(f"{run_dir} was not resumed: no step began.")
+    milliseconds = (first.began - began) * 1e3
+    print(f"  a run with {num_steps * NUM_SCALARS:,} points starts in {milliseconds:.0f} ms", flush=True)
+    return {"milliseconds": milliseconds}
 
 
 def measure_steps(options: argparse.Namespace) -> dict[str, Any]:
+    """A long run and a short one; then both are resumed, in turns."""
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
-        found = in_process("long_run", f"{folder}/long", options.steps)
-        starts = {}
-        for num_steps in (1_000, options.steps):
-            name = f"{folder}/long" if num_steps == options.steps else f"{folder}/short"
-            if num_steps != options.steps:
-                in_process("long_run", name, num_steps)
-            starts[num_steps * NUM_SCALARS] = in_process("resumed_start", name, num_steps)["milliseconds"]
-        size = (Path(folder) / "long" / "metrics.sqlite").stat().st_size / 1e6
+        runs = {num_steps: f"{folder}/{num_steps}" for num_steps in (1_000, options.steps)}
+        found = [in_process("long_run", name, num_steps) for num_steps, name in runs.items()][-1]
+        times: dict[int, list[float]] = {num_steps: [] for num_steps in runs}
+        for _ in range(options.rounds):
+            for num_steps, name in runs.items():
+                times[num_steps].append(in_process("resumed_start", name, num_steps)["milliseconds"])
+        size = (Path(runs[options.steps]) / "metrics.sqlite").stat().st_size / 1e6
+    starts = {num_steps * NUM_SCALARS: statistics.median(taken) for num_steps, taken in times.items()}
     return found | {"starts": starts, "store_megabytes": size}
 
 
@@ -155,6 +172,9 @@ def measure_seek(options: argparse.Namespace) -> dict[str, Any]:
         for kind, data in kinds.items():
             for place in places:
                 times[kind][place].append(resume_time(data, place) * 1e3)
+    for kind, found in times.items():
+        listed = ", ".join(f"{place:,}: {statistics.median(taken):.1f} ms" for place, taken in found.items())
+        print(f"  {kind}, at {listed}", flush=True)
     return {
         "samples": places,
         **{kind: [statistics.median(found[place]) for place in places] for kind, found in times.items()},
@@ -320,6 +340,9 @@ def sweep(build: Callable[[int], dict[str, Stepper]], numbers: Sequence[int], nu
                 if round_number:  # the first one warms up
                     times.setdefault(kind, {}).setdefault(number, []).append(taken)
     medians = {kind: [statistics.median(found[number]) for number in numbers] for kind, found in times.items()}
+    for kind, found in medians.items():
+        listed = ", ".join(f"{number:,}: {taken:.0f} us" for number, taken in zip(numbers, found, strict=True))
+        print(f"  {kind}, a step with {listed}", flush=True)
     return {"number": list(numbers), **medians}
 
 
@@ -363,23 +386,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--page-only", action="store_true", help="write plots and page from the results that are there")
+    parser.add_argument("--no-page", action="store_true", help="print only: keep no results, write no page")
     parser.add_argument("--call", help=argparse.SUPPRESS)  # how it calls itself in a process of its own
     options = parser.parse_args()
     if options.call:
         function, *arguments = json.loads(options.call)
-        return print(json.dumps(globals()[function](*arguments)))
+        print(json.dumps(globals()[function](*arguments)))
+        return
     torch.set_num_threads(1)
     FOLDER.mkdir(exist_ok=True)
     for part in [] if options.page_only else options.only:
         began = time.monotonic()
         print(f"{part} ...", flush=True)
-        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        results[part] = PARTS[part](options)
-        RESULTS.write_text(json.dumps(results, indent=1))
+        found = PARTS[part](options)
+        if not options.no_page:
+            results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            RESULTS.write_text(json.dumps(results | {part: found}, indent=1))
         print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
+    if options.no_page:
+        return
     from page import write_stored
 
-    return write_stored()
+    write_stored()
 
 
 if __name__ == "__main__":

@@ -274,9 +274,11 @@ def test_few_functions_of_the_core_take_the_whole_trainer() -> None:
 
 
 def test_no_more_functions_take_the_whole_trainer_than_today() -> None:
-    inner = [name for name in functions_that_take_a_trainer() if not name.startswith(CALLBACKS)]
+    """Without the events of callbacks, which are given the trainer wherever they are."""
+    found = functions_that_take_a_trainer()
+    inner = [name for name in found if not name.startswith(CALLBACKS) and ": on_" not in name]
     assert "training/assembly.py: assemble_models" in inner
-    assert len(inner) <= 79, inner
+    assert len(inner) <= 51, inner
 
 
 def test_the_package_has_few_modules_at_its_root() -> None:

@@ -201,7 +201,7 @@ class Averaging:
         return plan
 
     def _agree(self, plan: Plan) -> None:
-        """Make the buckets of a plan, those of rank 0 on all ranks; and their group, if ranks sent unequal numbers.
+        """Make the buckets of a plan, those of rank 0 on all ranks; and a new group, if ranks have sent more or less.
 
         Loaded positions are those of rank 0 too: buckets that differ would mix up gradients without an error.
         """

@@ -176,7 +176,9 @@ class DryRunProbe(Callback):
         layout, mesh = self.layout, self.layout.mesh
         assert mesh is not None
         if layout.has_stepped:
-            layout.traffic = estimated_traffic(trainer, mesh, self._count.stop())
+            updates = list(trainer.run.updates.by_name.values())
+            estimate = estimated_traffic(list(trainer.models.values()), updates, trainer.runtime, trainer.accumulate)
+            layout.traffic = Traffic(self._count.stop(), *estimate)
             raise DryRunDone
         layout.memory, layout.has_stepped = self._memory(trainer, mesh), True
         for name in trainer.optimizers:

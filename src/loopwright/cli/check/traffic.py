@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from ...metrics.progress import counted as counted_text
 from ...runtime.dtensor import Mesh
 from ...scaling.counting import Collective, Counted, counted_collectives, table_of
@@ -16,7 +18,7 @@ from ...scaling.traffic import collectives_of
 from ..output import size_text
 
 if TYPE_CHECKING:
-    from ...trainer import Trainer
+    from ...training.update import OptimizerUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +78,19 @@ class UpdateCount:
         return self._counted.collectives if self._counted is not None else ()
 
 
-def estimated_traffic(trainer: Trainer, mesh: Mesh, counted: Sequence[Collective]) -> Traffic:
-    """What was counted, and the estimate for a trainer that has taken its first update."""
-    reason = _reason(trainer, mesh)
+def estimated_traffic(
+    models: Sequence[nn.Module], updates: Sequence[OptimizerUpdate], runtime: Any, accumulate: int
+) -> tuple[Sequence[Collective] | None, str]:
+    """The estimate for models that have taken their first update; without one, the reason."""
+    mesh = runtime.mesh
+    reason = _reason(models, updates, mesh)
     if reason:
-        return Traffic(counted, None, reason)
-    runtime: Any = trainer.runtime
-    (model,) = trainer.models.values()
-    (update,) = trainer.run.updates.by_name.values()
+        return None, reason
+    (model,), (update,) = models, updates
     params = [param for param in model.parameters() if param.requires_grad]
     training = Training(
-        batch=trainer.accumulate,  # samples make no difference to what is sent here
-        accumulate=trainer.accumulate,
+        batch=accumulate,  # samples make no difference to what is sent here
+        accumulate=accumulate,
         param_dtype=runtime.sharding.param_dtype,
         reduce_dtype=runtime.sharding.reduce_dtype,
         reshard_after_forward=runtime.sharding.reshard_after_forward,
@@ -96,17 +99,16 @@ def estimated_traffic(trainer: Trainer, mesh: Mesh, counted: Sequence[Collective
         bucket_bytes=runtime.averaging.max_bytes,
     )
     shape = shape_of(model, runtime.gradient_order(params))
-    return Traffic(counted, collectives_of(shape, Sizes(mesh.replicate, mesh.shard), training))
+    return collectives_of(shape, Sizes(mesh.replicate, mesh.shard), training), ""
 
 
-def _reason(trainer: Trainer, mesh: Mesh) -> str:
+def _reason(models: Sequence[nn.Module], updates: Sequence[OptimizerUpdate], mesh: Mesh) -> str:
     """Why there is no estimate; empty where there is one."""
     if mesh.tensor > 1:
         return "activations travel too, which `measure(module, batch, plan=...)` has to see"
-    if len(trainer.models) != 1 or len(trainer.optimizers) != 1:
+    if len(models) != 1 or len(updates) != 1:
         return "it is for one model with one optimizer"
-    (model,), (optimizer,) = trainer.models.values(), trainer.optimizers.values()
-    given = {id(param) for group in optimizer.param_groups for param in group["params"] if param.requires_grad}
-    if given != {id(param) for param in model.parameters() if param.requires_grad}:
+    trained = {id(param) for param in models[0].parameters() if param.requires_grad}
+    if trained != {id(param) for param in updates[0].params if param.requires_grad}:
         return "the optimizer does not have the parameters of the model that are trained"
     return ""
