@@ -90,7 +90,7 @@ def test_a_name_that_says_nothing_is_asked_about_before_the_first_step(points, m
 @pytest.mark.parametrize("build", [BestModel, BestCheckpoint, BestMetric, partial(BestModel, required=False)])
 def test_every_callback_that_ranks_asks(points, tmp_path, build: Callable[..., Callback]):
     trainer = build_trainer([Script("foo", [1.0]), build("foo")], run_dir=tmp_path)
-    with pytest.raises(ConfigurationError, match=r"watches 'foo'.* say mode=\"min\" or mode=\"max\"\."):
+    with pytest.raises(ConfigurationError, match=r"watches 'foo'.* pass mode=\"min\" or mode=\"max\"\."):
         train(trainer, points)
     assert trainer.progress.step == 0
 

@@ -68,7 +68,7 @@ def test_a_new_state_does_not_keep_the_reason_of_the_one_before(tmp_path):
 
 
 def test_an_unknown_state_is_refused():
-    with pytest.raises(ConfigurationError, match="never 'done'"):
+    with pytest.raises(ConfigurationError, match="'done' is not a state"):
         RunManifest.collect().changed(state="done")
 
 
