@@ -112,5 +112,7 @@ def test_the_first_step_of_a_recorded_run_waits_for_few_modules(loaded: dict[str
     own, other = (kind(loaded["first step"] - loaded["trained"]) for kind in (ours, others))
     assert len(own) <= 12, own
     assert not other
-    classes = [c for name in own for c in vars(import_module(name)).values() if is_dataclass(c) and c.__module__ == name]
+    classes = [
+        c for name in own for c in vars(import_module(name)).values() if is_dataclass(c) and c.__module__ == name
+    ]
     assert len(classes) <= 4, classes

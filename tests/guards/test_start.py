@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from loopwright import Callback, Trainer
+from loopwright.run import MetricsStore, StepRow
 
 from .counting import SOURCE
 from .programs import BATCH, adam, build_data, build_model, mse
@@ -93,3 +94,15 @@ def test_a_call_makes_few_calls_besides_its_steps(tmp_path: Path):
     trainer.train(data, num_updates=1, batch_size=BATCH)
     number = calls_of(lambda: trainer.train(data, num_updates=1, batch_size=BATCH))
     assert number <= 3100, number
+
+
+def test_rows_that_another_process_added_between_two_calls_are_removed(tmp_path: Path):
+    trainer, data = Trainer(build_model(), adam, mse, run_dir=tmp_path / "run", progress="silent"), build_data(32)
+    trainer.train(data, num_updates=2, batch_size=BATCH)
+    other = MetricsStore(tmp_path / "run" / "metrics.sqlite")
+    other.add_steps([StepRow(update=9, step=9, epoch=0, samples=72, seconds=1.0, values={"loss": 7.0})])
+    other.close()
+    trainer.train(data, num_updates=1, batch_size=BATCH)
+    store = MetricsStore(tmp_path / "run" / "metrics.sqlite", read_only=True)
+    assert [step for _, step, _, _ in store.steps("loss")] == [1, 2, 3]
+    store.close()
