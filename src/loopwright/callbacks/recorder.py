@@ -90,9 +90,11 @@ class RunRecorder(Callback):
         with directory.starting():
             self._write_manifest(trainer, directory)
         self._metrics = MetricsStore(directory.metrics_path)
-        if directory.metrics_path.exists() and _state_of(directory, trainer) != self._left:
-            self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
-        self._warn_of_gap(trainer, self._metrics)
+        exists = directory.metrics_path.exists()
+        if not exists or _state_of(directory, trainer) != self._left:
+            if exists:
+                self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
+            self._warn_of_gap(trainer, self._metrics)
         if trainer.progress.step and not self._has_started:
             self._count_media(trainer, directory)
         self._note_start(trainer)

@@ -27,7 +27,6 @@ from .tree import TensorShard, Tree, is_dtensor, join_path, plain_tensor, refusa
 
 NUMBERS_FROM = 256  # a list of this many floats or ints is kept as a tensor: smaller, exact and quick
 ARRAY_KINDS = "biufcmMSU"
-SAME = frozenset({type(None), bool, str})  # that JSON says as they are
 LARGE_INT = 1 << 63
 CANONICAL_NAN = struct.pack(">d", math.nan)
 
@@ -130,10 +129,7 @@ class _Encoder:
 
     def put_dict(self, value: dict[Tree, Tree], path: str) -> Json:
         if all(type(key) is str and not key.startswith("$") for key in value):
-            return {
-                key: item if type(item) in SAME else self.encode(item, join_path(path, key))
-                for key, item in value.items()
-            }
+            return {key: self.encode(item, join_path(path, key)) for key, item in value.items()}
         return {"$dict": self.put_pairs(value, path)}
 
     def put_pairs(self, value: dict[Tree, Tree], path: str) -> list[Json]:

@@ -181,8 +181,7 @@ class OptimizerUpdate:
         self.start_step()
         if self.clip():
             self.step()
-            if self.schedulers:
-                self.schedule()
+            self.schedule()
         self.zero()
 
     def complete(self) -> bool:
