@@ -7,7 +7,7 @@ import torch
 
 from loopwright import ConfigurationError, StepResult
 
-LOSS = torch.tensor(2.0)
+LOSS, COUNT = torch.tensor(2.0), torch.tensor(7)
 FORMS = {
     "a tensor": (LOSS, StepResult(LOSS, 4)),
     "a number": (2.5, StepResult(2.5, 4)),
@@ -15,7 +15,7 @@ FORMS = {
     "named values": ({"loss": LOSS, "accuracy": 0.5}, StepResult(LOSS, 4, {"accuracy": 0.5})),
     "named values without a loss": ({"accuracy": 0.5}, StepResult(None, 4, {"accuracy": 0.5})),
     "a sum and a count": ((LOSS, 7), StepResult(LOSS, 4, {}, 7)),
-    "a sum and a tensor count": ((LOSS, LOSS), StepResult(LOSS, 4, {}, LOSS)),
+    "a sum and a tensor count": ((LOSS, COUNT), StepResult(LOSS, 4, {}, COUNT)),
     "a result": (StepResult(LOSS, count=3), StepResult(LOSS, 4, {}, 3)),
     "a result with its own size": (StepResult(LOSS, 9), StepResult(LOSS, 9)),
 }
