@@ -189,9 +189,7 @@ def test_the_time_of_compiling_is_no_part_of_the_time_that_is_left(
     trainer.train(EVEN, num_updates=12, batch_size=16)
     assert trainer.run.compile_seconds == pytest.approx(1000.0)
     assert trainer.progress.seconds == pytest.approx(12.0)
-    assert [left for left in trainer.callbacks[0].seen if left is not None] == pytest.approx(
-        [*range(10, -1, -1)], abs=1
-    )
+    assert trainer.callbacks[0].seen == pytest.approx([*range(11, -1, -1)], abs=1)
 
 
 def test_a_slow_first_update_is_no_part_of_it_either(clock: Clock) -> None:
@@ -204,5 +202,5 @@ def test_a_slow_first_update_is_no_part_of_it_either(clock: Clock) -> None:
     trainer = build(None, model=Slow, callbacks=lambda: [Estimates()])
     trainer.train(EVEN, num_updates=12, batch_size=16)
     assert trainer.progress.seconds > 1000
-    assert trainer.callbacks[0].seen[0] is None
+    assert trainer.callbacks[0].seen[0] > 1000, "there is nothing else to go by"
     assert trainer.callbacks[0].seen[1:] == pytest.approx([*range(10, -1, -1)], abs=1)

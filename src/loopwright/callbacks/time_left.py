@@ -25,7 +25,7 @@ class TimeLeft:
         progress = trainer.progress
         self._seconds = progress.seconds
         self._update = progress.update
-        self._from = (done_of(trainer) or 0.0, progress.seconds)  # where the speed of training is measured from
+        self._start = self._warm = (done_of(trainer) or 0.0, progress.seconds)  # before and after the first update
         self._epoch = progress.epoch
         self._epochs_ended_at = progress.seconds  # the training time at the end of the last epoch
         self._evaluated = _evaluated(trainer)
@@ -41,14 +41,12 @@ class TimeLeft:
         """Note the evaluations since the last call, which were inside the epoch; leave out a slow first update.
 
         A log point after a single update comes of one that took long: workers start in it, kernels are chosen,
-        `torch.compile` compiles.
+        `torch.compile` compiles. Once there are others, it says nothing of the speed.
         """
         self._inside += _evaluated(trainer) - self._evaluated
         self._evaluated = _evaluated(trainer)
         if trainer.progress.update == self._update + 1:
-            self._from = (done_of(trainer) or 0.0, trainer.progress.seconds)
-            if trainer.progress.epoch_step != trainer.run.epoch_length():
-                self.begin_epoch(trainer)
+            self._warm = (done_of(trainer) or 0.0, trainer.progress.seconds)
 
     def end_epoch(self, trainer: Trainer) -> None:
         """Note the evaluations since the last log point, which were at the end of the epoch."""
@@ -90,13 +88,14 @@ class TimeLeft:
     def _training_left(self, trainer: Trainer) -> float | None:
         progress, limits = trainer.progress, trainer.run.limits
         by_time = None if limits.seconds is None else max(limits.seconds - progress.seconds, 0.0)
-        done, seconds = done_of(trainer), progress.seconds - self._from[1]
+        done = done_of(trainer)
         if done is None:
             return by_time
         if limits.epochs is not None and limits.updates is limits.samples is None and not _has_length(trainer):
             by_count = self._left_of_epochs(trainer, limits.epochs)
         else:
-            part = done - self._from[0]
+            first = self._warm if done > self._warm[0] else self._start
+            part, seconds = done - first[0], progress.seconds - first[1]
             by_count = None if part <= 0 or seconds <= 0 else seconds * (1 - done) / part
         known = [left for left in (by_time, by_count) if left is not None]
         return min(known) if known else None

@@ -151,5 +151,10 @@ class BaseTrainerConfig(BaseModel):
         return self.effective_batch_size // self.accumulate
 
     @property
+    def core_compile(self) -> Literal["model"] | None:
+        """What the runtime compiles; a whole step is the trainer's task."""
+        return "model" if self.use_torch_compile is True else None
+
+    @property
     def core_precision(self) -> program.Precision:
         return cast("program.Precision", PRECISIONS.get(self.precision, self.precision))

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 PACKAGE = __name__.partition(".")[0]
 DEFAULT_OPTIMIZER = partial(torch.optim.AdamW, lr=1e-3)
+EVERY = ("every_n_epochs", "every_n_updates", "every_n_samples")
 
 
 @runtime_checkable
@@ -128,7 +129,7 @@ class Engine(CoreTrainer):
 
     @property
     def _has_default_update(self) -> bool:
-        return self._has_default_step  # which makes one, of the total loss
+        return self._has_default_step
 
     def train_step(self, batch: Any) -> StepResult:
         """The door's step; schedulers that a step of the user's own steps are left to it."""
@@ -381,9 +382,7 @@ def _settings_as_callbacks(config: BaseTrainerConfig) -> list[Callback]:
     if config.find_unused_params:
         callbacks.append(UnusedParameters())
     for kind, what in ((ProgressLine, "log"), (OnlineLoss, "track")):
-        every = {
-            f"every_n_{unit}": getattr(config, f"{what}_every_n_{unit}") for unit in ("epochs", "updates", "samples")
-        }
+        every = {name: getattr(config, f"{what}_{name}") for name in EVERY}
         if any(every.values()):
             callbacks.append(kind(**every))
     return callbacks
@@ -392,13 +391,11 @@ def _settings_as_callbacks(config: BaseTrainerConfig) -> list[Callback]:
 def _runtime_of(config: BaseTrainerConfig, given: Any) -> Any:
     """What the core is to run on: as given, unless there are settings that only a runtime of our own can have."""
     finds_unused = config.find_unused_params and given == "fsdp"  # copies of a model may differ in what they use
-    compiled = "model" if config.use_torch_compile is True else None
-    if isinstance(given, Runtime) or not (compiled or finds_unused):
+    if isinstance(given, Runtime) or not (config.core_compile or finds_unused):
         return given
+    options: dict[str, Any] = {"precision": config.core_precision, "compile": config.core_compile}
     if not is_launched():
-        return Runtime(None if given in ("ddp", "fsdp") else given, config.core_precision, compile=compiled)
+        return Runtime(None if given in ("ddp", "fsdp") else given, **options)
     from ...runtime.distributed import DistributedRuntime
 
-    return DistributedRuntime(
-        given or "ddp", precision=config.core_precision, compile=compiled, find_unused_parameters=finds_unused
-    )
+    return DistributedRuntime(given or "ddp", find_unused_parameters=finds_unused, **options)
