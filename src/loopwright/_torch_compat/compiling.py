@@ -44,13 +44,6 @@ def set_compiled_call(module: nn.Module, call: Any) -> None:
 # Compiling
 
 
-def can_trace_backward() -> bool:
-    """Whether `torch.compile` can have a backward pass inside the graph. Since 2.11."""
-    import torch._dynamo.config as settings
-
-    return hasattr(settings, "trace_autograd_ops")
-
-
 @contextmanager
 def tracing_backward(most_graphs: int) -> Iterator[None]:
     """Meanwhile, compile backward passes into graphs, each for its own sizes and numbers. Since 2.11."""

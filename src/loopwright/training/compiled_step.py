@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from .._torch_compat.compiling import (
-    can_trace_backward,
     failed_to_compile,
     has_backward_hooks,
     has_own_steps,
@@ -204,12 +203,10 @@ def find_obstacle(run: TrainingRun) -> str | None:
     replaced = [name for name in ("forward", "compute_loss") if name in vars(program)]
     if replaced:
         return f"`{replaced[0]}` is replaced on the trainer object, as `Profile` does to time it"
-    return _obstacle_in_torch(run) or _obstacle_in_update(run)
+    return _obstacle_in_machine(run) or _obstacle_in_update(run)
 
 
-def _obstacle_in_torch(run: TrainingRun) -> str | None:
-    if not can_trace_backward():
-        return f"torch {torch.__version__} cannot compile backward passes into a graph: install torch 2.11 or newer"
+def _obstacle_in_machine(run: TrainingRun) -> str | None:
     compilers = (*([os.environ["CXX"]] if os.environ.get("CXX") else []), *COMPILERS)
     if run.runtime.is_host and not any(map(shutil.which, compilers)):
         return "there is no C++ compiler, which torch.compile needs: install g++ or clang++"
