@@ -9,7 +9,6 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import nn
 
 from .._torch_compat.compiling import (
