@@ -36,6 +36,8 @@ def run_forked(script: Path, folder: Path, *arguments: str) -> str:
     """What a script that starts in `folder` prints; it must end well."""
 
     def run() -> None:
+        for beside in script.parent.glob("*.py"):  # a test before this one may have imported a file of that name
+            sys.modules.pop(beside.stem, None)
         sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.parent)]
         runpy.run_path(str(script), run_name="__main__")
 

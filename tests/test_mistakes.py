@@ -41,8 +41,8 @@ def test_empty_evaluation_data_is_refused_with_a_remedy(points, data):
         build_trainer().evaluate(data)
 
 
-def test_a_generator_that_is_used_up_is_refused_in_the_second_epoch(points):
-    data = (batch for batch in [points.tensors])
+def test_an_iterator_that_is_used_up_is_refused_in_the_second_epoch(points):
+    data = iter([points.tensors])
     with pytest.raises(DataError, match=r"is empty in this epoch.*can be used only once.*\(epoch 2\)"):
         build_trainer().train(data, num_epochs=2)
 

@@ -460,9 +460,9 @@ def test_a_one_cycle_schedule_that_is_too_short_is_refused_before_the_first_step
 def test_a_plateau_schedule_says_which_metric_it_watches(points, capsys):
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
     build(scheduler=plateau, progress="lines").train(points, 1, points)
-    assert "ReduceLROnPlateau stepped once an epoch by eval_loss" in capsys.readouterr().out
+    assert "ReduceLROnPlateau stepped once per epoch by eval_loss" in capsys.readouterr().out
     build(scheduler=plateau, progress="lines").train(points, 1)
-    assert "stepped once an epoch by loss" in capsys.readouterr().out
+    assert "stepped once per epoch by loss" in capsys.readouterr().out
 
 
 def test_a_name_of_another_framework_in_an_import_line_says_what_to_import():

@@ -92,7 +92,7 @@ def test_words_and_conditions_filter_rows(visit: Open):
         field.fill(text)
         expect(page.locator("tbody tr[data-id]"), text).to_have_count(count)
     field.fill("weidth=3")
-    expect(page.get_by_role("alert")).to_have_text("No column is called “weidth”: is it model.width?")
+    expect(page.get_by_role("alert")).to_have_text("There is no column “weidth”: is it model.width?")
     expect(page.locator("tbody tr[data-id]")).to_have_count(10)
     field.fill("nothing-like-it")
     expect(page.locator(".page-head")).to_contain_text("0 of 10 runs: nothing matches the filter")

@@ -118,5 +118,5 @@ def test_a_missing_vgg_file_says_how_to_get_one(tmp_path: Path):
 
 def test_a_file_of_another_network_is_no_vgg(tmp_path: Path):
     torch.save({"features.0.weight": torch.zeros(2, 3, 3, 3)}, tmp_path / "other.pth")
-    with pytest.raises(ConfigurationError, match="no VGG19"):
+    with pytest.raises(ConfigurationError, match="does not contain a VGG19"):
         vgg_stages(tmp_path / "other.pth")

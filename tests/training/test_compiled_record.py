@@ -53,7 +53,7 @@ def test_the_manifest_names_the_choice_and_so_do_show_and_diff(
     assert (notes[1]["choice"], notes[1]["graphs"]) == ("eager", 1)
     line = shown(tmp_path / "fast", capsys)
     assert line.startswith("step: compiled (")
-    assert "as it is); graphs 2, recompilations 1, seconds of compiling" in line
+    assert "without compiling); graphs 2, recompilations 1, seconds of compiling" in line
     assert shown(tmp_path / "slow", capsys).startswith("step: eager (that would not be faster (")
     main(["show", str(tmp_path / "fast"), "--json"])
     assert json.loads(capsys.readouterr().out)["manifest"]["compiled"] == notes[0]
@@ -113,7 +113,7 @@ def saved_tree(folder: Path) -> dict[str, Any]:
         ({"reason": 3}, "instead of 'compiled' or 'eager'"),
         ({"graphs": ["whole"]}, r"its graphs are \['whole'\] instead of a list of names"),
         ({"seconds": -1.0}, "its seconds of compiling are -1.0"),
-        ({"more": 1}, "'more' is in the checkpoint, and not known to this version"),
+        ({"more": 1}, "'more' is in the checkpoint, but this version does not know it"),
         ("compiled", "compiled is 'compiled' .* instead of a table of choice, reason, graphs"),
     ],
     ids=lambda value: str(value)[:20],

@@ -145,7 +145,7 @@ def test_a_graph_that_may_have_changed_weights_is_not_repeated() -> None:
     trainer = build("step", model=Small)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         trainer.train(batches(8, 12), num_epochs=1)
-    assert "cannot be taken again in micro-batches" in caught.value.__notes__[0]
+    assert "cannot be repeated in micro-batches" in caught.value.__notes__[0]
 
 
 class Table(nn.Module):

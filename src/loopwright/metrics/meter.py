@@ -38,6 +38,7 @@ class Meter:
 
     Args:
         ignores_nonfinite: Leave NaN and infinite values out of the averages, for runs that skip such steps.
+        logs_once: Refuse a second number of a name that was logged, since it would replace the first.
         check: Called as `check(name, metric)` with every metric that keeps its own state, before it is first used; it
             raises an exception to refuse the metric.
 
@@ -50,8 +51,9 @@ class Meter:
     {'loss': 0.75}
     """
 
-    def __init__(self, *, ignores_nonfinite: bool = False, check: Check | None = None) -> None:
+    def __init__(self, *, ignores_nonfinite: bool = False, logs_once: bool = False, check: Check | None = None) -> None:
         self.ignores_nonfinite = ignores_nonfinite
+        self.logs_once = logs_once
         self.check = check
         self.sums: dict[str, float] = {}
         self.counts: dict[str, float] = {}
@@ -90,18 +92,15 @@ class Meter:
         loss, size, count, metrics, place = self._pending[-1]
         self._pending[-1] = (loss, size, count, {**(metrics or {}), **values}, place)
 
-    def log(self, values: Mapping[str, Any], *, once: bool = False) -> None:
-        """Set values of the whole phase: numbers, one-element tensors, or objects with `compute` and `reset`.
-
-        With `once`, a second number of the same name is refused, since it would replace the first.
-        """
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Set values of the whole phase: numbers, one-element tensors, or objects with `compute` and `reset`."""
         if not isinstance(values, Mapping):
             raise ConfigurationError(
                 f"log({values!r:.60}): pass a dict of names and values, as in `log({{'accuracy': value}})`."
             )
         for name, value in values.items():
             if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
-                if once and name in self._logged:
+                if self.logs_once and name in self._logged:
                     raise ConfigurationError(
                         f"log({{{name!r}: ...}}) was called twice in one evaluation, and only the last value would "
                         "count. For the mean over all samples, return it from `eval_step`: "

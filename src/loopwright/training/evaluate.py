@@ -30,7 +30,7 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
 
     A signal to a training run ends it at the next batch, without a result.
     """
-    meter = Meter()
+    meter = Meter(logs_once=True)
     with measuring(run, meter):
         run.emit("on_eval_start", stream)
         run.program._adopt_replaced()

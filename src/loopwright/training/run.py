@@ -220,7 +220,7 @@ class TrainingRun:
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add metrics to the evaluation or epoch under way; where there is none, they have no row to be in."""
-        self.current_meter.log(values, once=bool(self.phases))  # first: a value that is none is the mistake to tell of
+        self.current_meter.log(values)  # first: a value that is none is the mistake to tell of
         if not self.phases and self.meter.is_over and not self.progress.in_epoch:
             raise ConfigurationError(
                 f"log({', '.join(map(str, values))}): no epoch or evaluation is in progress, so the value would be "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from types import GeneratorType
@@ -10,6 +11,7 @@ from typing import Any
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader
 
+from ..callback import Callback
 from ..data.open import Stream
 from ..data.order import derive_seed
 from ..data.random import seed_everything
@@ -58,7 +60,7 @@ def _train(
     if data is None:
         data, configured = run.program.configure_data()
         eval_data = configured if eval_data is None else eval_data
-    _check_passes(data, limits)
+    _check_passes(data, limits, run.callbacks)
     run.eval_stream = None
     if eval_data is not None:
         run.eval_stream = run.program._open(eval_data, _size_for(eval_data, data, batch_size), shuffle=False)
@@ -87,9 +89,13 @@ def _size_for(data: Any, other: Any, batch_size: int | None) -> int | None:
     return None if is_for_other else batch_size
 
 
-def _check_passes(data: Any, limits: Limits) -> None:
-    """Refuse an iterator that can be used only once for several epochs, before the first one is trained."""
-    if isinstance(data, (GeneratorType, zip, map, filter, enumerate)) and (limits.epochs or 0) > 1:
+def _check_passes(data: Any, limits: Limits, callbacks: Iterable[Callback]) -> None:
+    """Refuse an iterator that can be used only once for several epochs, before the first one is trained.
+
+    With a callback that ends epochs itself, one without an end is right.
+    """
+    cuts_epochs = any(type(callback).adapt_stream is not Callback.adapt_stream for callback in callbacks)
+    if isinstance(data, (GeneratorType, zip, map, filter, enumerate)) and (limits.epochs or 0) > 1 and not cuts_epochs:
         raise DataError(
             f"Data is a {type(data).__name__}, which can be used only once, and num_epochs={limits.epochs}: pass an "
             "object that can be iterated in each epoch (a data set, a list, one whose `__iter__` starts anew), or "

@@ -174,7 +174,7 @@ def test_the_collectives_of_an_update_stand_beside_their_estimate(check):
 
 def test_full_gradients_of_an_accumulated_update_of_shards_are_named_among_what_is_not_counted(check):
     _, printed = check("build(accumulate=2).train(data, batch_size=10)", "--runtime", "fsdp")
-    assert "block that computes, the full gradients that accumulation keeps until the update.\n" in printed
+    assert "block that is computing, the full gradients that accumulation keeps until the update.\n" in printed
 
 
 def test_a_collective_that_the_program_adds_is_seen_in_the_count_and_not_in_the_estimate(check):

@@ -382,8 +382,7 @@ def _settings_as_callbacks(config: BaseTrainerConfig) -> list[Callback]:
     if config.find_unused_params:
         callbacks.append(UnusedParameters())
     for kind, what in ((ProgressLine, "log"), (OnlineLoss, "track")):
-        every = {name: getattr(config, f"{what}_{name}") for name in EVERY}
-        if any(every.values()):
+        if any((every := {name: getattr(config, f"{what}_{name}") for name in EVERY}).values()):
             callbacks.append(kind(**every))
     return callbacks
 
