@@ -82,6 +82,11 @@ def text_of(row: dict[str, str]) -> str:
     return f"**{row['what']}**\n\n{quoted}\n"
 
 
+def on_page(section: str) -> str:
+    """What the page says under the heading of a section."""
+    return PAGE.read_text(encoding="utf-8").partition(f"## {heading_of(section)}\n")[2].partition("\n## ")[0]
+
+
 def heading_of(section: str) -> str:
     """The heading of a section on the page."""
     return HEADINGS.get(section, section.replace("Door: ", "Interface: "))

@@ -185,10 +185,10 @@ class PythonGenerator:
         return bool(state != self.state())
 
     def restore(self, state: Any) -> None:
-        if self._memory is None:
-            random.setstate(state)
-        else:
-            self._memory.raw, self._generator.gauss_next = state
+        if self._memory is not None:  # which is read and never written: it is the interpreter's
+            position, *words = unpack("625I", state[0])
+            state = (random.Random.VERSION, (*words, position), state[1])
+        random.setstate(state)
 
     def seed(self, seed: int) -> None:
         """Do what `random.seed` does with an integer, without its checks of other types."""

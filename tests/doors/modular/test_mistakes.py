@@ -18,7 +18,7 @@ from loopwright import ConfigurationError
 from loopwright.doors.modular import Callback, DreamTrainer, DreamTrainerConfig
 from loopwright.errors import CheckpointError, NonFiniteLossError
 
-from ...mistakes import PAGE, Mistakes
+from ...mistakes import Mistakes, on_page
 from .programs import Config, MyTrainer, build_data
 
 FOREIGN = re.compile(r"runtime=|clip_norm=|NonFiniteGuard|\baccumulate\b|update\(loss|train_step|eval_step|StepResult")
@@ -241,10 +241,7 @@ def test_metrics_that_nobody_computes_are_told(capsys: pytest.CaptureFixture[str
 
 
 def test_no_message_of_this_door_uses_words_of_the_others() -> None:
-    if not PAGE.exists():
-        pytest.fail("docs/mistakes.md is missing; run `make mistakes`.")
-    section = PAGE.read_text(encoding="utf-8").split("## Door: modular\n")[1].split("\n## ")[0]
-    said = [line for line in section.splitlines() if line.startswith("    ")]
+    said = [line for line in on_page("Door: modular").splitlines() if line.startswith("    ")]
     assert len(said) > 50
     assert not [line for line in said if FOREIGN.search(line)]
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import ConfigurationError, DataError, LoopwrightError, NonFiniteLossError
 from loopwright.doors.simple import Trainer
 from tests.loops import build_linear
-from tests.mistakes import PAGE, Mistakes
+from tests.mistakes import Mistakes, on_page
 
 from .programs import cross_entropy, in_order, shuffled
 
@@ -219,7 +219,7 @@ def test_mistake_is_named_with_what_to_do(what: str, mistake: Mistakes) -> None:
 
 
 def test_no_mistake_of_this_door_is_described_in_words_of_another_interface() -> None:
-    section = PAGE.read_text(encoding="utf-8").partition(f"## {SECTION}\n")[2].partition("\n## ")[0]
+    section = on_page(SECTION)
     assert section.count("**\n\n    ") >= 20
     assert not FOREIGN.findall(section)
 
