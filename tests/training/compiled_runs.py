@@ -94,3 +94,15 @@ def assert_close(expected: History, given: History, tolerance: float) -> None:
     for name in expected.steps:
         assert list(given.steps[name]) == pytest.approx(list(expected.steps[name]), abs=tolerance, nan_ok=True), name
     assert [list(row) for row in given.epochs] == [list(row) for row in expected.epochs]
+
+
+class Bad(nn.Module):
+    """Gives a loss that is not finite where an input is above 50."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bad = (x[:, :1] > 50).any()
+        return self.net(x.clamp(max=5)) * torch.where(bad, torch.tensor(float("nan")), torch.tensor(1.0))

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from loopwright import Callback, Schedule, Trainer
 from loopwright.callbacks import EMA, GradientNormLog, NonFiniteGuard
 from loopwright.errors import ConfigurationError, NonFiniteLossError
-from tests.training.compiled_runs import DATA, SGD, Net, X, assert_same, both, build, traced
+from tests.training.compiled_runs import DATA, SGD, Bad, Net, X, assert_same, both, build, traced
 
 __all__ = ["traced"]  # a fixture
 pytestmark = pytest.mark.usefixtures("traced")
@@ -150,18 +150,6 @@ def test_layers_frozen_in_the_middle_of_an_epoch_and_another_state_that_is_loade
         trainer.train(DATA, num_samples=20, batch_size=16)  # cuts the second batch
     assert_same(eager, compiled)
     assert compiled.progress.sample == eager.progress.sample == 96
-
-
-class Bad(nn.Module):
-    """Gives a loss, or with `is_steep` only a gradient, that is not finite, where an input says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        bad = (x[:, :1] > 50).any()
-        return self.net(x.clamp(max=5)) * torch.where(bad, torch.tensor(float("nan")), torch.tensor(1.0))
 
 
 BAD = X[:32].clone()

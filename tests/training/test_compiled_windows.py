@@ -15,7 +15,7 @@ from loopwright import Callback, Runtime, Trainer
 from loopwright.callbacks import NonFiniteGuard
 from loopwright.errors import NonFiniteLossError
 from loopwright.training import compiled_step
-from tests.training.compiled_runs import DATA, SGD, Net, X, assert_close, assert_same, build, traced
+from tests.training.compiled_runs import DATA, SGD, Bad, Net, X, assert_close, assert_same, build, traced
 
 __all__ = ["traced"]  # a fixture
 pytestmark = pytest.mark.usefixtures("traced")
@@ -186,18 +186,6 @@ class Deferring(Runtime):
     @property
     def reads_are_free(self) -> bool:
         return False
-
-
-class Bad(nn.Module):
-    """Gives a loss that is not finite where an input is above 50."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        bad = (x[:, :1] > 50).any()
-        return self.net(x.clamp(max=5)) * torch.where(bad, torch.tensor(float("nan")), torch.tensor(1.0))
 
 
 BAD = X[:32].clone()

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 MetricFunction = Callable[[Any, Any], Any]
 ACCURACY = "accuracy"
 OWN_ACCURACY = "metrics={'accuracy': lambda outputs, targets: (outputs.argmax(1) == targets).float()}"
-# The value from which on an output means "yes", by the loss that it was trained with.
+_EXPECTED = (
+    "give 'accuracy', a function of (outputs, targets) such as `metrics={'mae': torch.nn.functional.l1_loss}`, or a "
+    "metric of torchmetrics."
+)
+# The value above which an output means "yes", by the loss that it was trained with.
 THRESHOLDS: tuple[tuple[Any, float], ...] = (
     (nn.BCEWithLogitsLoss, 0.0),
     (functional.binary_cross_entropy_with_logits, 0.0),
@@ -43,12 +47,6 @@ def build_callbacks(metrics: Any) -> list[Callback]:
             raise ConfigurationError(f"metrics: {name!r} is {_shown(metric)}; {_EXPECTED}")
     callbacks: list[Callback] = [MetricFunctions(functions)] if functions else []
     return [*callbacks, TorchMetrics(objects)] if objects else callbacks
-
-
-_EXPECTED = (
-    "give 'accuracy', a function of (outputs, targets) such as `metrics={'mae': torch.nn.functional.l1_loss}`, or a "
-    "metric of torchmetrics."
-)
 
 
 def _named(metrics: Any) -> dict[str, Any]:
@@ -75,7 +73,7 @@ def _name_of(metric: Any) -> str:
         return next(iter(TorchMetrics(metric).metrics))
     name = getattr(metric, "__name__", "<lambda>")
     if not callable(metric) or isinstance(metric, type):
-        raise ConfigurationError(f"metrics: {_shown(metric)} is no metric; {_EXPECTED}")
+        raise ConfigurationError(f"metrics: {_shown(metric)} is not a metric; {_EXPECTED}")
     if name == "<lambda>":
         raise ConfigurationError("metrics: a function without a name; give a dict of names and functions.")
     return str(name)
@@ -143,7 +141,8 @@ def accuracy(outputs: Any, targets: Any, loss_fn: Any = None) -> Tensor:
     Args:
         outputs: A row of scores for each sample, of which the largest counts; or, with a binary cross entropy as
             `loss_fn`, one number for each sample (or for each of its labels).
-        targets: The number of the class of each sample; or zeros and ones of the shape of `outputs`.
+        targets: The number of the class of each sample; or zeros and ones of the shape of `outputs`. A class that the
+            loss ignores, such as -100, counts as wrong.
         loss_fn: The loss that the outputs were trained with.
     """
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
