@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError, StepResult, Trainer
 from loopwright.callbacks import BestModel
+from tests.distributed.ranks import run_ranks
 
 INPUTS = torch.randn(37, 6, generator=torch.Generator().manual_seed(0))
 CLASSES = (INPUTS.sum(1) > 0).long() + (INPUTS[:, 0] > 1).long()
@@ -84,6 +85,19 @@ def test_torchmetrics_objects_and_functions_stand_side_by_side():
 
 def test_functions_name_themselves_in_a_list():
     assert set(build(nn.MSELoss(), 1, metrics=[F.l1_loss]).evaluate((INPUTS, INPUTS[:, :1]))) == {"loss", "l1_loss"}
+
+
+def evaluate_all(rank: int) -> dict[str, float]:
+    """The fifth batch of 9 has one sample, which only one of the processes gets."""
+    trainer = build(metrics={"accuracy": "accuracy", "largest": lambda outputs, _: outputs.max(1).values})
+    measured = trainer.evaluate((INPUTS, CLASSES), batch_size=9)
+    return {**measured, "processes": trainer.runtime.num_shares}
+
+
+def test_processes_measure_what_one_process_measures_also_where_one_has_no_sample():
+    expected = evaluate_all(0)
+    for measured in run_ranks(evaluate_all, 2):
+        assert measured == pytest.approx({**expected, "processes": 2}, rel=1e-6)
 
 
 def test_a_model_is_kept_and_resumed_by_a_metric(tmp_path):
