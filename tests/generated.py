@@ -59,8 +59,8 @@ CONFIGURED = {
 }
 MODULAR = {
     "required": "configure_models configure_optimizers configure_dataloaders training_step validation_step",
-    "optional": "configure_schedulers configure_metrics training_loop validation_loop should_validate compute_metrics "
-    "save_checkpoint load_checkpoint",
+    "optional": "init_weights configure_schedulers configure_metrics training_loop validation_loop should_validate "
+    "compute_metrics save_checkpoint load_checkpoint",
     "called": "fit setup backward step clip_gradients autocast wrap_model log_metrics stop" + LOGGING,
 }
 PRESETS = "single_device ddp fsdp hsdp"

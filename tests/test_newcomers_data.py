@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,15 +14,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-import loopwright
 from loopwright import ConfigurationError, DataError, Trainer
 
 from .loops import assert_same_model, build_linear
 
 sgd = partial(torch.optim.SGD, lr=0.1)
 cross_entropy = nn.functional.cross_entropy
-HERE = str(Path(__file__))
-PACKAGE = str(Path(loopwright.__file__).parent)
 
 
 def build(model: Any = None, optimizer: Any = sgd, loss_fn: Any = cross_entropy, **options: Any) -> Trainer:
@@ -190,109 +186,6 @@ def test_targets_that_do_not_fit_are_shown_beside_the_outputs(points):
         with pytest.raises((RuntimeError, IndexError)) as caught:
             build().train((inputs, wrong), 1)
         assert "a float32 tensor of shape (32, 3) as outputs and" in "".join(caught.value.__notes__)
-
-
-# Tracebacks
-
-
-def frames_of(error: BaseException) -> list[str]:
-    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-
-
-def ours(files: list[str]) -> list[str]:
-    return [file for file in files if file.startswith(PACKAGE)]
-
-
-def test_an_error_of_the_package_shows_the_call_and_one_frame_of_the_package(points):
-    with pytest.raises(DataError) as caught:
-        build().train(["not", 3], 1, batch_size=None, eval_data={"a": 1})
-    files = frames_of(caught.value)
-    assert files[0] == HERE
-    assert len(ours(files)) == 1
-
-
-class Mine(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, inputs: Any) -> Any:
-        return self.layer(inputs).no_such_method()
-
-
-def test_a_mistake_in_a_model_ends_in_the_line_of_the_model(points):
-    with pytest.raises(AttributeError) as caught:
-        build(Mine()).train(points, 1)
-    files = frames_of(caught.value)
-    assert files[0] == files[-1] == HERE
-    assert len(ours(files)) == 2  # the call, and the line that called the model
-
-
-def test_a_mistake_in_a_callback_keeps_every_line_of_the_user(points):
-    def helper(trainer: Trainer) -> None:
-        trainer.log({"image": torch.zeros(4)})
-
-    def report(trainer: Trainer, metrics: Any) -> None:
-        helper(trainer)
-
-    with pytest.raises(ConfigurationError) as caught:
-        build(callbacks=[report]).train(points, 1)
-    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__) if frame.filename == HERE]
-    assert names[-2:] == ["report", "helper"]
-    assert len(ours(frames_of(caught.value))) == 2
-
-
-def test_all_frames_are_there_on_request_and_the_traceback_says_how(points, monkeypatch):
-    with pytest.raises(AttributeError) as short:
-        build(Mine()).train(points, 1)
-    assert "LOOPWRIGHT_TRACEBACK=full" in "".join(traceback.format_exception(short.value))
-    monkeypatch.setenv("LOOPWRIGHT_TRACEBACK", "full")
-    with pytest.raises(AttributeError) as full:
-        build(Mine()).train(points, 1)
-    assert len(ours(frames_of(full.value))) > 8
-
-
-def test_an_error_inside_the_package_that_is_none_of_its_own_keeps_every_frame(points, monkeypatch):
-    """It may be our mistake, and then the frames are what is needed."""
-    monkeypatch.setattr("loopwright.training.steps.monotonic", None)
-    monkeypatch.setattr("loopwright.training.evaluate.monotonic", None)
-    with pytest.raises(TypeError) as caught:
-        build().train(points, 1)
-    assert len(ours(frames_of(caught.value))) > 4
-
-
-# The note about inputs
-
-
-@pytest.mark.parametrize(
-    ("error", "is_noted"),
-    [
-        (RuntimeError("DataLoader worker (pid 12) is killed by signal: Terminated."), False),
-        (RuntimeError("DataLoader worker (pid(s) 12) exited unexpectedly"), False),
-        (RuntimeError("CUDA error: device-side assert triggered"), False),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), False),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x6 and 5x3)"), True),
-        (TypeError("forward() missing 1 required positional argument: 'mask'"), True),
-        (ValueError("not enough values to unpack (expected 2, got 1)"), True),
-        (IndexError("index out of range in self"), True),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_the_note_about_inputs_is_on_errors_about_inputs_only(points, error, is_noted):
-    class Failing(nn.Linear):
-        def forward(self, inputs: Any) -> Any:
-            raise error
-
-    with pytest.raises(type(error)) as caught:
-        build(Failing(6, 3)).train(points, 1)
-    assert any("split_batch" in note for note in getattr(caught.value, "__notes__", ())) == is_noted
-
-
-def test_float64_of_numpy_is_named_where_the_model_has_float32(points):
-    inputs, targets = points.tensors
-    with pytest.raises(RuntimeError) as caught:
-        build().train((inputs.double().numpy(), targets.numpy()), 1)
-    assert "The inputs are float64, which numpy makes by default" in "".join(caught.value.__notes__)
 
 
 # Targets, samples and metrics that do not fit

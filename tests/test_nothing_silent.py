@@ -215,6 +215,6 @@ def test_an_optimizer_that_was_never_stepped_is_named_after_the_first_epoch(poin
 def test_models_kept_by_a_metric_of_averages_are_said_not_to_be_averages(points, capsys, mistake):
     callbacks = [EMA(0.5), BestModel("eval_ema_loss")]
     build(callbacks=callbacks, progress="lines").train(points, 1, points, batch_size=8)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "BestModel" in line]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "eval_ema_loss'" in line]
     mistake.said("Up or down", '`BestModel("eval_ema_loss")` beside `EMA()`', line)
     assert "the model's own weights, but compares them by 'eval_ema_loss'" in line

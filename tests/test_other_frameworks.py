@@ -123,7 +123,7 @@ CONSTRUCTED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "`Trainer(..., lr=1e-3)`": (lambda: build(lr=1e-3), TypeError, r"`optimizer=partial\(torch.optim.Adam, lr=1e-3\)`"),
     "`Trainer(..., gradient_clip_val=1)`": (lambda: build(gradient_clip_val=1), TypeError, "write `clip_norm=`"),
     "`Trainer(..., accumulate_grad_batches=4)`": (lambda: build(accumulate_grad_batches=4), TypeError, "`accumulate=`"),
-    "`Trainer(..., accelerator='gpu')`": (lambda: build(accelerator="gpu"), TypeError, "write `device=`"),
+    "`Trainer(..., accelerator='gpu')`": (lambda: build(accelerator="gpu"), TypeError, "`device='cuda'`"),
     "`Trainer(..., compute_metrics=...)`": (lambda: build(compute_metrics=len), TypeError, r"metrics=\{"),
     "`Trainer(..., gpus=1)`": (lambda: build(gpus=1), TypeError, "one GPU is used by itself"),
     "`Trainer(..., logger='tensorboard')`": (
@@ -138,7 +138,7 @@ CONSTRUCTED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "`Trainer(..., data_collator=...)`": (lambda: build(data_collator=1), TypeError, "DataLoader with `collate_fn=`"),
     "`Trainer(..., tokenizer=...)`": (lambda: build(tokenizer=1), TypeError, "tokenise the data first"),
-    "`precision='16-mixed'`": (lambda: build(precision="16-mixed"), ConfigurationError, "one of fp32, bf16, fp16"),
+    "`precision='16-mixed'`": (lambda: build(precision="16-mixed"), ConfigurationError, "write precision='fp16'"),
     "`Trainer(..., schedular=...)`": (lambda: build(schedular=1), TypeError, "did you mean `scheduler=`?"),
 }
 
@@ -257,8 +257,13 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
     ),
     "`loopwright.callbacks.ModelCheckpoint`": (
         lambda t, d: loopwright.callbacks.ModelCheckpoint,
-        ImportError,
+        AttributeError,
         "`callbacks.BestModel` keeps the best models",
+    ),
+    "`from loopwright import LightningModule`": (
+        lambda t, d: exec("from loopwright import LightningModule"),
+        ImportError,
+        "'loopwright' has no LightningModule: subclass `Trainer`",
     ),
     "`history['val_loss']`": (lambda t, d: t.train(d, 1, d)["val_loss"], KeyError, "Did you mean 'eval_loss'?"),
     "`history[-1]`": (lambda t, d: t.train(d, 1)[-1], KeyError, "rows of the epochs are in `history.epochs`"),
@@ -299,6 +304,13 @@ def test_an_attribute_that_nobody_has_is_an_ordinary_error():
     with pytest.raises(AttributeError, match="'Trainer' object has no attribute 'frobnicate'"):
         trainer.frobnicate
     assert not hasattr(trainer, "fit")
+
+
+@pytest.mark.parametrize("package", [loopwright, loopwright.callbacks])
+def test_a_name_of_another_framework_is_not_there_for_those_who_only_ask(package):
+    """As `inspect`, `doctest`, `pickle` and completion ask a module."""
+    assert not hasattr(package, "LightningModule")
+    assert getattr(package, "ModelCheckpoint", None) is None
 
 
 def test_the_error_of_a_property_is_not_hidden_by_the_hints():

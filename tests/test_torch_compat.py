@@ -20,6 +20,11 @@ ELSEWHERE = {  # private only in spelling, or of packages other than torch
     "_fields",  # a named tuple's, documented
     "_exit",  # os._exit, documented
     "_current_frames",  # sys._current_frames, documented
+    "_getframe",  # sys._getframe, documented
+    "_forkserver",
+    "_forkserver_pid",
+    "_forkserver_alive_fd",
+    "_forkserver_address",  # multiprocessing
     "_is_protocol",  # typing
     "_actions",
     "_option_string_actions",
@@ -146,7 +151,7 @@ def definitions() -> dict[str, str]:
     found: dict[str, str] = {}
     for path in MODULES:
         found |= definitions_in(tree_of(path).body)
-    return found
+    return {name: text for name, text in found.items() if not is_private(name)}
 
 
 def definitions_in(body: list[ast.stmt]) -> dict[str, str]:

@@ -88,5 +88,7 @@ _HOMES = {
     "runs": "run.frames",
 }
 
+_PACKAGES = {"callbacks", "doors", "initializers", "losses", "metrics", "scaling", "schedules", "trackers", "tuning"}
+
 if not TYPE_CHECKING:  # for a type checker, every misspelt name would be there
-    __getattr__, __dir__ = lazily(__name__, _HOMES)
+    __getattr__, __dir__ = lazily(__name__, _HOMES, _PACKAGES)

@@ -1,14 +1,15 @@
-"""Names of other frameworks, and what to write instead. Imported only for errors and subclasses of `Trainer`."""
+"""Names of other frameworks and misspelt ones, and what to write instead. Imported only for errors and subclasses."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from .errors import CallError, ConfigurationError, check_arguments
+from .errors import CallError, ConfigurationError, MissingAttributeError, check_arguments
 
 EPOCHS = "write `num_epochs=`"
 UPDATES = "write `num_updates=`; an update is one optimizer step"
@@ -32,6 +33,12 @@ KEEP = "write `keep=`, the number of models to keep"
 BEST = "the best models are kept by `BestModel(metric, keep=)`"
 WHERE = "files go to the `run_dir` of the trainer"
 SHOWN = "write `Trainer(progress='silent')` (or 'bar', 'lines')"
+PAIR = "pass inputs and targets as one argument: `data=(x, y)`"
+RESUME = (
+    "a run with `Trainer(run_dir=...)` continues by itself; `resume='path'` starts from a checkpoint of another run"
+)
+KEPT = "leave it out, and add `BestModel('eval_loss', restore=True)` to the callbacks"
+BETTER = "leave it out: every epoch is printed, `Trainer(progress='silent')` prints none"
 
 KEYWORDS: dict[str, dict[str, str]] = {
     "Trainer.train": {
@@ -41,12 +48,15 @@ KEYWORDS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("val_dataloader", "val_dataloaders", "eval_loader", "valid_loader", "test_loader"), EVAL),
         **dict.fromkeys(("train_data", "train_dataset", "dataset", "loader", "dataloader", "train_loader"), DATA),
         **dict.fromkeys(("train_dataloader", "train_dataloaders", "trainloader"), DATA),
-        **dict.fromkeys(("x", "y"), "pass inputs and targets as one argument: `data=(x, y)`"),
+        **dict.fromkeys(("x", "y"), PAIR),
         **dict.fromkeys(("lr", "learning_rate"), RATE),
         **dict.fromkeys(("optimizer", "loss", "loss_fn", "criterion", "model", "callbacks", "device", "seed"), IN_INIT),
         **dict.fromkeys(("precision", "clip_norm", "accumulate", "scheduler", "run_dir"), IN_INIT),
         **dict.fromkeys(("verbose", "progress", "progress_bar"), SHOWN),
-        **dict.fromkeys(("ckpt_path", "resume_from_checkpoint", "checkpoint", "resume_from"), "write `resume=`"),
+        **dict.fromkeys(("ckpt_path", "resume_from_checkpoint", "checkpoint", "resume_from", "initial_epoch"), RESUME),
+        **dict.fromkeys(("sample_weight", "sample_weights"), "put them into the data, and override `compute_loss`"),
+        **dict.fromkeys(("validation_batch_size", "eval_batch_size"), LOADER.format("batch_size") + ", as `eval_data`"),
+        "workers": LOADER.format("num_workers"),
         **dict.fromkeys(("time_limit", "max_seconds", "timeout", "max_minutes"), "write `max_time=`, in seconds"),
         "shuffle": "training data is shuffled (by the seed and the epoch), evaluation data is not; a DataLoader keeps "
         "its own order",
@@ -69,20 +79,28 @@ KEYWORDS: dict[str, dict[str, str]] = {
         **dict.fromkeys(
             ("net", "module", "network", "models"), "write `model=`; for several models pass a dict of them by name"
         ),
-        **dict.fromkeys(("epochs", "max_epochs", "n_epochs", "num_epochs", "max_steps", "num_updates"), IN_TRAIN),
+        **dict.fromkeys(("epochs", "max_epochs", "n_epochs", "num_epochs", "num_updates"), IN_TRAIN),
+        "max_steps": "write `trainer.train(data, num_updates=)`; an update is one optimizer step",
+        "min_epochs": "pass `patience=` to EarlyStopping, the only callback that ends a run early by itself",
         **dict.fromkeys(("data", "train_data", "train_dataset", "train_loader", "train_dataloader"), IN_TRAIN),
         **dict.fromkeys(("eval_data", "eval_dataset", "val_data", "val_loader", "test_loader", "batch_size"), IN_TRAIN),
         **dict.fromkeys(("max_time", "resume"), IN_TRAIN),
         **dict.fromkeys(("gradient_clip_val", "max_grad_norm", "clip_grad_norm", "grad_clip", "clip"), CLIP),
         **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum"), WINDOW),
         **dict.fromkeys(("amp", "mixed_precision", "fp16", "bf16", "use_amp"), PRECISION),
-        **dict.fromkeys(("accelerator", "gpu", "use_gpu", "cuda"), "write `device=`"),
+        **dict.fromkeys(
+            ("accelerator", "gpu", "use_gpu", "cuda"),
+            "write `device='cuda'` or `device='cpu'`; without it, a GPU is used if there is one",
+        ),
         **dict.fromkeys(
             ("gpus", "devices", "num_gpus", "n_gpu"),
             "one GPU is used by itself if there is one (`device='cuda:1'` names another); for several, start the "
             "program with `torchrun --nproc-per-node 4`",
         ),
-        **dict.fromkeys(("strategy", "distributed"), "write `runtime='ddp'` or `runtime='fsdp'`"),
+        **dict.fromkeys(
+            ("strategy", "distributed"),
+            "write `runtime='ddp'` or `runtime='fsdp'`, and start the program with `torchrun --nproc-per-node 4`",
+        ),
         **dict.fromkeys(("compute_metrics", "metric", "eval_metrics"), METRICS),
         **dict.fromkeys(
             ("logger", "loggers", "report_to"),
@@ -92,7 +110,18 @@ KEYWORDS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("val_check_interval", "check_val_every_n_epoch", "eval_steps", "eval_strategy"), EVAL_OFTEN),
         **dict.fromkeys(("limit_train_batches", "limit_val_batches"), "use `callbacks=[LimitBatches(train=, eval=)]`"),
         **dict.fromkeys(("num_nodes",), "start the program with torchrun on each machine"),
-        **dict.fromkeys(("deterministic", "benchmark"), "write `torch.use_deterministic_algorithms(True)` yourself"),
+        "deterministic": "write `torch.use_deterministic_algorithms(True)` yourself",
+        "benchmark": "write `torch.backends.cudnn.benchmark = True` yourself",
+        "detect_anomaly": "write `torch.autograd.set_detect_anomaly(True)` yourself",
+        "sync_batchnorm": "leave it out: batch norms of several processes are synchronised",
+        "gradient_clip_algorithm": "write `clip_norm=` or `clip_value=`",
+        "profiler": "use `callbacks=[loopwright.callbacks.Profile()]`",
+        "enable_checkpointing": "leave it out: a trainer without `run_dir=` writes no files",
+        "enable_model_summary": "leave it out, or use `callbacks=[loopwright.callbacks.ModelSummary()]`",
+        "log_every_n_steps": "leave it out: every step is recorded in `run_dir=`",
+        **dict.fromkeys(
+            ("num_sanity_val_steps", "inference_mode", "use_distributed_sampler", "barebones"), "leave it out"
+        ),
         **dict.fromkeys(("fast_dev_run", "overfit_batches"), "write `trainer.train(data, num_updates=2)`"),
         **dict.fromkeys(("collate_fn", "data_collator"), LOADER.format("collate_fn")),
         **dict.fromkeys(
@@ -105,15 +134,31 @@ KEYWORDS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("random_state", "random_seed"), "write `seed=`"),
         "args": "there is no arguments object: pass the arguments one by one",
     },
-    "EarlyStopping.__init__": {"monitor": METRIC},
-    "BestModel.__init__": {"monitor": METRIC, "save_best_only": KEEP, "save_top_k": KEEP, "filepath": WHERE},
+    "EarlyStopping.__init__": {"monitor": METRIC, "restore_best_weights": KEPT, "verbose": BETTER},
+    "BestModel.__init__": {
+        "monitor": METRIC,
+        "save_best_only": KEEP,
+        "save_top_k": KEEP,
+        "filepath": WHERE,
+        "dirpath": WHERE,
+        **dict.fromkeys(("filename", "path"), WHERE),
+        "save_weights_only": "leave it out: `loopwright.load_weights(run_dir)` returns the weights alone",
+        "verbose": BETTER,
+    },
     "Checkpoints.__init__": {"monitor": BEST, "save_top_k": BEST, "dirpath": WHERE, "filepath": WHERE},
 }
 KEYWORDS["Trainer.evaluate"] = KEYWORDS["Trainer.predict"] = {
     **dict.fromkeys(("dataloader", "dataloaders", "loader", "dataset", "test_data", "eval_data", "x"), DATA),
-    "y": "pass inputs and targets as one argument: `data=(x, y)`",
+    "y": PAIR,
+    "verbose": SHOWN,
+    "ckpt_path": "write `trainer.load_weights(path)` before",
 }
-CALLS = {"Trainer.log": "pass a dict: `trainer.log({'accuracy': value})`"}
+KEYWORDS["seed_everything"] = {"workers": "leave it out: workers of a DataLoader are seeded too"}
+CALLS = {
+    "Trainer.log": "pass a dict: `trainer.log({'accuracy': value})`",
+    "Trainer.evaluate": "it is called as `evaluate(data, batch_size=)`, with inputs and targets as one `(x, y)`",
+    "Trainer.predict": "it is called as `predict(data, batch_size=)`",
+}
 
 ATTRIBUTES = {
     **dict.fromkeys(("fit", "fit_generator", "run", "start", "train_model"), "`trainer.train(data, num_epochs)`"),
@@ -127,13 +172,16 @@ ATTRIBUTES = {
     **dict.fromkeys(("log_dict", "log_metrics"), "`trainer.log({name: value})`"),
     "current_epoch": "`trainer.progress.epoch`",
     "global_step": "`trainer.progress.update`",
-    **dict.fromkeys(("callback_metrics", "logged_metrics", "metrics"), "`trainer.history`"),
-    "should_stop": "`trainer.stop(reason)`",
+    **dict.fromkeys(("callback_metrics", "logged_metrics", "metrics"), "`trainer.history.last('eval_loss')`"),
+    **dict.fromkeys(("should_stop", "stop_training"), "`trainer.stop(reason)`"),
     "device": "`trainer.runtime.device`",
     **dict.fromkeys(
         ("backward", "manual_backward", "step", "optimizer_step"), "`trainer.update(loss)` in `train_step`"
     ),
-    "training_step": "`trainer.train_step(batch)`",
+    **dict.fromkeys(("training_step", "train_on_batch"), "`trainer.train_step(batch)`"),
+    **dict.fromkeys(("layers", "get_weights"), "`trainer.model`, your own model with its layers and its state_dict()"),
+    "predict_classes": "`trainer.predict(data).argmax(1)`",
+    "save_hyperparameters": "`Trainer(config={...})`; optimizer, data and arguments are recorded by themselves",
     "validation_step": "`trainer.eval_step(batch)`",
     **dict.fromkeys(("lr_find", "find_lr"), "`loopwright.tuning.find_learning_rate(trainer, data)`"),
     **dict.fromkeys(("add_callback", "register_callback"), "`Trainer(callbacks=[...])`"),
@@ -151,7 +199,7 @@ ATTRIBUTES = {
 }
 
 OVERRIDDEN = (
-    *("train_step", "eval_step", "prepare_batch", "split_batch", "forward", "compute_loss"),
+    *("train_step", "eval_step", "predict_step", "prepare_batch", "split_batch", "forward", "compute_loss"),
     *("configure_models", "configure_optimizers", "configure_data"),
 )
 STEPS = {  # methods of other frameworks, which would never be called: the right method and its arguments
@@ -165,18 +213,55 @@ STEPS = {  # methods of other frameworks, which would never be called: the right
 _OWNER = re.compile(r"\b(MediaMethods|DefaultProgram)\.")  # of methods that users know as the trainer's
 
 
-def explain_call(error: TypeError, function: Callable[..., Any]) -> CallError:
-    """Return the error with advice: the right name of another framework's argument, a similar one, or the signature."""
+EVENTS = {  # events of other frameworks, and those at the same moment here
+    **dict.fromkeys(("on_train_begin", "on_fit_start", "on_sanity_check_start"), "on_train_start"),
+    **dict.fromkeys(("on_fit_end",), "on_train_end"),
+    **dict.fromkeys(("on_epoch_begin", "on_train_epoch_start"), "on_epoch_start"),
+    **dict.fromkeys(
+        ("on_train_batch_start", "on_batch_start", "on_batch_begin", "on_train_batch_begin"), "on_train_step_start"
+    ),
+    **dict.fromkeys(("on_train_batch_end", "on_batch_end", "on_step_end"), "on_train_step_end"),
+    **dict.fromkeys(("on_before_optimizer_step", "on_before_zero_grad", "on_after_backward"), "on_optimizer_start"),
+    **dict.fromkeys(
+        ("on_validation_start", "on_validation_epoch_start", "on_test_start", "on_test_begin"), "on_eval_start"
+    ),
+    **dict.fromkeys(("on_validation_batch_end", "on_test_batch_end", "on_prediction_step"), "on_eval_step_end"),
+    **dict.fromkeys(("on_validation_end", "on_validation_epoch_end", "on_test_end", "on_evaluate"), "on_eval_end"),
+}
+
+
+def explain_call(error: TypeError, function: Callable[..., Any], keywords: Iterable[str] = ()) -> CallError:
+    """Return the error with advice for each unknown argument among `keywords`, or with the signature."""
     name, said = _OWNER.sub("Trainer.", function.__qualname__), _OWNER.sub("Trainer.", str(error))
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", said)
-    if unknown is None:
-        return CallError(f"{said}: {CALLS.get(name, f'it is called as {call_of(function)}')}.")
-    known = list(inspect.signature(function).parameters)[1:]
-    hint = KEYWORDS.get(name, {}).get(unknown[1])
+    known = list(inspect.signature(function).parameters)
+    first = re.search(r"unexpected keyword argument '(\w+)'", said)
+    unknown = [keyword for keyword in keywords if keyword not in known]
+    if first is None:
+        pair = f"{PAIR}, then `num_epochs=`" if "multiple values for argument 'num_epochs'" in said else None
+        return CallError(f"{said}: {pair or CALLS.get(name, f'it is called as {call_of(function)}')}.")
+    if name in CALLS and name not in KEYWORDS:
+        return CallError(f"{said}: {CALLS[name]}.")
+    hints = {keyword: _keyword_hint(function, name, keyword) for keyword in unknown or [first[1]]}
+    if len(hints) == 1:
+        return CallError(f"{said.split('. Did you mean')[0]}: {_ended(*hints.values())}")
+    start = said.partition(" got an unexpected")[0]
+    signature = f"it is called as {call_of(function)}"
+    lines = [f"  - {keyword}: {'it is unknown' if hint == signature else hint}" for keyword, hint in hints.items()]
+    rest = [_ended(f"{name} {signature}").replace(" it is", " is")] if signature in hints.values() else []
+    return CallError("\n".join([f"{start} got {len(hints)} unexpected keyword arguments:", *map(_ended, lines), *rest]))
+
+
+def _keyword_hint(function: Callable[..., Any], name: str, keyword: str) -> str:
+    """What to write in place of an unknown argument: the name that it has here, a similar one, or the signature."""
+    hint = KEYWORDS.get(name, {}).get(keyword)
     if hint is None:
-        near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(keyword, inspect.signature(function).parameters, n=1, cutoff=0.6)
         hint = f"did you mean `{near[0]}=`?" if near else f"it is called as {call_of(function)}"
-    return CallError(f"{said.split('. Did you mean')[0]}: {hint}{'' if hint.endswith('?') else '.'}")
+    return hint
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith("?") else f"{sentence}."
 
 
 def call_of(function: Callable[..., Any]) -> str:
@@ -191,15 +276,15 @@ def call_of(function: Callable[..., Any]) -> str:
 def explain_attribute(owner: object, name: str) -> None:
     """Raise with advice for an attribute of other frameworks; do nothing if a property of that name failed."""
     if "callbacks" not in vars(owner) and not name.startswith("_"):
-        raise AttributeError(
+        raise MissingAttributeError(
             f"{type(owner).__name__} has no attribute {name!r}, because the trainer was never set up: call "
             "`super().__init__(...)` first in your `__init__`.",
             name=name,
             obj=owner,
         )
-    if name in ATTRIBUTES and not hasattr(type(owner), name):
+    if name in ATTRIBUTES and (not hasattr(type(owner), name) or name in ("should_stop", "stop_training")):
         message = f"{type(owner).__name__} has no attribute {name!r}: write {ATTRIBUTES[name]}."
-        raise AttributeError(message, name=name, obj=owner)
+        raise MissingAttributeError(message, name=name, obj=owner)
 
 
 def check_subclass(trainer: object, base: type) -> None:
@@ -208,7 +293,9 @@ def check_subclass(trainer: object, base: type) -> None:
     for name in OVERRIDDEN:
         if getattr(type(trainer), name) is not getattr(base, name):
             expected = [p for p in inspect.signature(getattr(base, name)).parameters if p != "self"]
-            check_arguments(getattr(trainer, name), expected, f"{type(trainer).__name__}.{name}")
+            advice = f" Write `def {name}({', '.join(['self', *expected])})`."
+            check_arguments(getattr(trainer, name), expected, f"{type(trainer).__name__}.{name}", advice)
+    check_method_names(trainer, OVERRIDDEN)
 
 
 def _check_steps(trainer: object, base: type) -> None:
@@ -220,3 +307,89 @@ def _check_steps(trainer: object, base: type) -> None:
             is_ours = cls.__module__.startswith("loopwright.")
             if name in vars(cls) and not is_ours and getattr(type(trainer), ours) is getattr(base, ours):
                 raise ConfigurationError(f"{cls.__name__}.{name} would never be called. Override this instead: {how}.")
+
+
+SAME = {"training": "train", "evaluation": "eval", "validation": "eval", "val": "eval", "optimiser": "optimizer"}
+NEAR = 0.75  # the similarity, from 0 to 1, from which on one word is a misspelling of another
+
+
+def check_method_names(
+    trainer: object, known: Iterable[str] | None = None, others: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Refuse methods of a subclass that nothing calls and that were meant to override another one.
+
+    Args:
+        trainer: The trainer; a class of this package is among its bases.
+        known: The methods to override. Default: all methods of that class.
+        others: Names that other frameworks have for these methods, with the right ones.
+    """
+    kind = type(trainer)
+    at = next(index for index, cls in enumerate(kind.__mro__) if cls.__module__.startswith("loopwright."))
+    library = kind.__mro__[at]
+    own = {name: member for cls in reversed(kind.__mro__[:at]) for name, member in vars(cls).items()}
+    new = [name for name in own if inspect.isfunction(own[name]) and not hasattr(library, name)]
+    left = [name for name in known or _methods(library) if name not in own] if new else []
+    for name in new:
+        near = [other for other in left if _is_meant(kind, name, other)]
+        near += [right for other, right in others.items() if right in left and _is_near(name, other)]
+        if near and not any(name in _mentioned(other) for key, other in own.items() if key != name):
+            meant = max(near, key=lambda other: _similarity(name, other))
+            raise ConfigurationError(
+                f"{kind.__name__}.{name} would never be called; did you mean {meant}? If it is a method of your own, "
+                "give it another name."
+            )
+
+
+def _methods(library: type) -> list[str]:
+    """The methods of a trainer's class that a subclass may override."""
+    names = [name for name in dir(library) if not name.startswith(("__", "log_"))]
+    return [name for name in names if inspect.isfunction(getattr(library, name))]
+
+
+def _is_meant(kind: type, name: str, other: str) -> bool:
+    """Whether a method is another one, misspelt, and not one that calls it."""
+    function, known = getattr(kind, name), getattr(kind, other)
+    mentioned = _mentioned(function)
+    if other in mentioned and "super" not in mentioned:
+        return False
+    if _words(name) == _words(other) and name.startswith("_") == other.startswith("_"):
+        return True
+    required = [p for p in inspect.signature(known).parameters.values() if p.default is p.empty]
+    num_arguments = len([p for p in required if p.kind is p.POSITIONAL_OR_KEYWORD])
+    return _is_near(name, other) and _takes(function, num_arguments)
+
+
+def _is_near(name: str, other: str) -> bool:
+    """Whether a name is a misspelling of another one, and not that with further words, which says something else."""
+    own_words, words = _words(name), _words(other)
+    if len(own_words) == len(words):
+        return all(_similarity(*pair) >= NEAR for pair in zip(own_words, words, strict=True))
+    return not set(words) < set(own_words) and _similarity("".join(own_words), "".join(words)) >= 0.85
+
+
+def _words(name: str) -> list[str]:
+    return [SAME.get(word, word) for word in name.lower().strip("_").removeprefix("on_").split("_")]
+
+
+def _similarity(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def _takes(function: Callable[..., Any], num_arguments: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(num_arguments))
+    except TypeError:
+        return False
+    return True
+
+
+def _mentioned(member: Any) -> set[str]:
+    """The names and strings in a method or property, and in the functions inside it."""
+    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    code = [inspect.unwrap(function).__code__] if inspect.isfunction(function) else []
+    found: set[str] = set()
+    while code:
+        one = code.pop()
+        found |= {*one.co_names, *(value for value in one.co_consts if isinstance(value, str))}
+        code += [value for value in one.co_consts if inspect.iscode(value)]
+    return found

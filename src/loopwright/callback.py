@@ -323,7 +323,8 @@ def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False
         if getattr(type(callback), name) is getattr(vocabulary, name):
             continue
         expected = [p for p in inspect.signature(getattr(vocabulary, name)).parameters if p != "self"]
-        check_arguments(getattr(callback, name), expected, f"{type(callback).__name__}.{name}")
+        advice = f" Write `def {name}({', '.join(['self', *expected])})`."
+        check_arguments(getattr(callback, name), expected, f"{type(callback).__name__}.{name}", advice)
         _refuse_counts(getattr(callback, name), expected, f"{type(callback).__name__}.{name}")
 
 
@@ -333,7 +334,10 @@ def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = 
     for name in dir(type(callback)):
         if not name.startswith("on_") or name in known or not callable(getattr(callback, name)):
             continue
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.8 if allow_other else 0.5)
+        from ._other_frameworks import EVENTS
+
+        other = [] if allow_other else [event for event in (EVENTS.get(name),) if event in known]
+        near = other or difflib.get_close_matches(name, known, n=3, cutoff=0.8 if allow_other else 0.5)
         if near or not allow_other:
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; the events are: {', '.join(known)}."
             raise ConfigurationError(f"{owner}.{name} is not an event and would never be called{hint}")

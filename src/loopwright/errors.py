@@ -74,6 +74,10 @@ class CallError(LoopwrightError, TypeError):
     """A public function was called with arguments that it does not take."""
 
 
+class MissingAttributeError(LoopwrightError, AttributeError):
+    """A name of another framework; the message has what to write here."""
+
+
 class MissingExtraError(LoopwrightError, ImportError):
     """An optional package is needed; the message names the pip command."""
 
@@ -94,7 +98,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
             if isinstance(error, TypeError) and first.tb_next is None:  # the arguments do not fit
                 from ._other_frameworks import explain_call
 
-                raise explain_call(error, function) from None
+                raise explain_call(error, function, kwargs) from None
             if os.environ.get(VARIABLE) != "full" and not _is_full.get():
                 error.__traceback__ = shortened(first, error)
             raise
@@ -102,14 +106,14 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def check_arguments(function: Callable[..., Any], expected: Iterable[str], label: str) -> None:
+def check_arguments(function: Callable[..., Any], expected: Iterable[str], label: str, advice: str = "") -> None:
     """Refuse a function that cannot be called with these arguments; `label` names it in the error."""
     expected = list(expected)
     try:
         inspect.signature(function).bind(*expected)
     except TypeError as error:
         raise ConfigurationError(
-            f"{label} does not take the arguments it is called with ({', '.join(expected)}): {error}."
+            f"{label} does not take the arguments it is called with ({', '.join(expected)}): {error}.{advice}"
         ) from None
 
 

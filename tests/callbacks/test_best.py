@@ -178,3 +178,10 @@ def test_a_first_value_that_is_no_number_is_kept_until_there_is_one(tmp_path, po
     run(points, [Scores(float("nan"), 0.1), BestCheckpoint("score")], 2, tmp_path / "two")
     assert kept(tmp_path / "two") == {"score": 10}
     assert isinstance(load_weights(tmp_path / "one" / "kept" / "update-00000005-score"), dict)
+
+
+def test_a_finished_run_that_is_started_again_keeps_its_best_model(points, tmp_path):
+    run(points, [BestCheckpoint("score"), Scores(0.5, 0.9, 0.7)], 3, tmp_path)
+    before = kept(tmp_path)
+    run(points, [BestCheckpoint("score"), Scores(0.5, 0.9, 0.7)], 3, tmp_path)
+    assert kept(tmp_path) == before == {"score": 10}

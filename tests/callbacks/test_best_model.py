@@ -88,3 +88,14 @@ def test_a_finished_run_whose_limit_is_raised_goes_on_from_its_last_weights(tmp_
     first, second = (CheckpointStore(tmp_path / name / "checkpoints").newest() for name in ("straight", "raised"))
     weights = second.tree["models"]["model"]
     assert all(torch.equal(value, weights[name]) for name, value in first.tree["models"]["model"].items())
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_a_best_model_that_is_neither_written_nor_restored_is_said(points, capsys, mistake, restore):
+    trainer = build_trainer([BestModel("loss", restore=restore)], progress="lines")
+    trainer.train(points, 1)
+    said = [line for line in capsys.readouterr().out.splitlines() if "BestModel" in line]
+    if restore:
+        assert said == []
+    else:
+        mistake.said("Arguments", "`BestModel()` without `run_dir`", said[0])

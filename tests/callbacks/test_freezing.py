@@ -51,6 +51,25 @@ def test_frozen_training_is_the_hand_written_loop(points):
     assert_same_model(trainer.model, model)
 
 
+@pytest.mark.parametrize("fused", [None, True, False])
+def test_momentum_of_parts_that_train_later_begins_there_as_in_the_hand_written_loop(points, fused):
+    """The fused kernel of SGD, which a factory gets, fails where some parameters have a buffer and others not."""
+    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=fused)
+    trainer = trained(points, Freeze("backbone", until_epoch=1), optimizer=optimizer)
+    model = build_parts()
+    model.backbone.requires_grad_(False)
+    model.backbone.eval()
+    by_hand = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(2):
+        for inputs, targets in batches(points, 8, epoch):
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            by_hand.step()
+            by_hand.zero_grad()
+        model.requires_grad_(True).train()
+    for ours, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_batch_norm_goes_on_measuring_where_that_is_wanted(points):
     model, start = trained(points, Freeze("backbone", norm_in_eval=False)).model, build_parts()
     assert not torch.equal(model.backbone[1].running_mean, start.backbone[1].running_mean)

@@ -54,6 +54,13 @@ def test_functions_return_a_mean_or_a_value_for_each_sample():
     assert measured["constant"] == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_a_value_that_float32_does_not_have_stays_as_it_is(dtype):
+    value = torch.tensor(2**24 + 1, dtype=dtype)
+    trainer = build(nn.MSELoss(), 1, metrics={"count": lambda *_: value})
+    assert trainer.evaluate((INPUTS, INPUTS.sum(1, keepdim=True)), batch_size=8)["count"] == 2**24 + 1
+
+
 @pytest.mark.parametrize(
     ("loss", "yes"),
     [(nn.BCEWithLogitsLoss(), 0.0), (F.binary_cross_entropy_with_logits, 0.0), (nn.BCELoss(), 0.5)],

@@ -33,6 +33,28 @@ def test_a_terminal_gets_a_live_bar_and_a_line_for_every_epoch(points, monkeypat
     assert {len(epoch) for epoch in epochs} == {len(heading)}
 
 
+def test_lines_that_a_callback_prints_stay_between_the_rows_of_short_epochs(points, monkeypatch):
+    class Speaking(Callback):
+        def on_epoch_end(self, trainer: Trainer, metrics: Any) -> None:
+            print(f"said at the end of {trainer.progress.epoch}")
+
+    with terminal(monkeypatch, rows=40) as shown:
+        train(build_trainer([Speaking], progress="bar"), points, num_epochs=3)
+    lines = re.findall(r"^ *(?:[123]/3|said at the end of \d)", Screen(rows=40).feed(shown[0]).text, re.MULTILINE)
+    ends = ["said at the end of 1", "1/3", "said at the end of 2", "2/3", "said at the end of 3", "3/3"]
+    assert [line.strip() for line in lines] == ends
+
+
+def test_rows_of_short_epochs_are_printed_together(points, monkeypatch):
+    monkeypatch.setattr("loopwright.callbacks.terminal.ROWS_SECONDS", 1e9)
+    monkeypatch.setattr("loopwright.callbacks.progress.REFRESH_SECONDS", 1e9)
+    with terminal(monkeypatch, rows=60) as shown:
+        train(build_trainer(progress="bar"), points, num_epochs=20)
+    text = Screen(rows=60).feed(shown[0]).text
+    assert re.findall(r"^ *(\d+)/20 ", text, re.MULTILINE) == [str(number) for number in range(1, 21)]
+    assert shown[0].count("run  ") < 20  # drawings of the bars
+
+
 def test_the_cursor_is_back_after_training_and_after_an_exception(points, monkeypatch):
     with terminal(monkeypatch) as shown:
         train(build_trainer(progress="bar"), points, num_epochs=1)

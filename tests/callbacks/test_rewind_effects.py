@@ -10,7 +10,8 @@ import torch
 from torch.optim.lr_scheduler import LinearLR
 
 from loopwright import Callback, ConfigurationError, DataError, NonFiniteLossError, Trainer
-from loopwright.callbacks import EMA, Checkpoints, LimitBatches, NonFiniteGuard, Rewind
+from loopwright.callbacks import EMA, BestCheckpoint, Checkpoints, LimitBatches, NonFiniteGuard, OnlineLoss, Rewind
+from loopwright.checkpoint import list_checkpoints
 from loopwright.checkpoint.compare import compare_trees
 from loopwright.run import MetricsStore
 from loopwright.training.state import capture
@@ -38,6 +39,21 @@ def test_averages_and_callbacks_go_back_too():
     assert counters[0].steps == counters[1].steps == 10
     for name, value in averages[0].state["model"].items():
         assert torch.equal(value, averages[1].state["model"][name])
+
+
+def test_a_model_that_was_kept_by_updates_after_the_snapshot_is_kept_anew(tmp_path):
+    def train(batches: Any, folder: str, *callbacks: Callback) -> tuple[Trainer, dict[str, float]]:
+        watching = (OnlineLoss(every_n_updates=2), BestCheckpoint("online_loss", every_n_updates=2))
+        trainer = build([*callbacks, *watching], run_dir=tmp_path / folder)
+        trainer.train(batches, num_epochs=1)
+        kept = (info for info in list_checkpoints(tmp_path / folder, verify=True) if info.kind == "kept")
+        return trainer, {info.path.name: info.metric[1] for info in kept if info.metric}
+
+    rewound, kept = train(poisoned(good_batches(), 7), "rewound", Rewind(every_updates=4))
+    clean, wanted = train(good_batches(), "clean")
+    assert_same_run(rewound, clean)
+    assert kept == wanted
+    assert len(kept) == 1
 
 
 def test_the_batch_limit_counts_what_is_left_after_the_bad_one_is_out():

@@ -58,7 +58,6 @@ def test_shards_have_no_place_where_only_whole_tensors_are_stored():
 def test_giving_up_ends_the_waiting_for_other_processes(tmp_path):
     writer = AsyncWriter(group=Group(0, 2))
     writer.save(tmp_path / "point", {"weight": rows(torch.ones(2, 2), 0, 2)}, token=new_token())
-    assert writer.is_writing
     writer.abandon()
     with pytest.raises(CheckpointError, match="rank 1 of 2 did not write a part before the save was abandoned"):
         writer.wait()

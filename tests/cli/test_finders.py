@@ -83,5 +83,12 @@ def test_errors_of_the_model_are_told_without_a_traceback(capsys, command):
     assert "Traceback" not in printed
 
 
+@pytest.mark.parametrize("text", ["much", "inf", "1.5GB"])
+def test_memory_that_is_no_number_of_bytes_is_refused(capsys, text):
+    with pytest.raises(SystemExit, match="2"):
+        main([*SIZES, "--memory", text])
+    assert f"{text!r} is not a number of bytes: write 800M or 4G" in capsys.readouterr().err
+
+
 def test_bytes_are_read_with_their_units():
     assert [parse_bytes(text) for text in ("12", "2k", "1.5G")] == [12, 2000, 1_500_000_000]

@@ -161,11 +161,10 @@ def test_rows_are_seen_while_a_writer_has_the_file_open_and_it_goes_on_writing(t
     store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
     store.flush()
     view = MetricsView(tmp_path / "metrics.sqlite")
-    rows = view.by_place("steps")
-    assert next(rows) == (1, {"loss": 0.5})
-    store.add_steps(rows_of([(2, 2, "loss", 0.25)]))  # while the reader is in the middle of it
+    assert [point.value for point in view.steps("loss")] == [0.5]
+    store.add_steps(rows_of([(2, 2, "loss", 0.25)]))
     store.flush()
-    assert view.last_step() == (2, 2)
+    assert [point.value for point in view.steps("loss")] == [0.5, 0.25]
     store.close()
 
 

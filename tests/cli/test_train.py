@@ -142,7 +142,7 @@ def test_several_processes_train_one_run(project: Project):
     (run,) = project.runs()
     assert RunView(run).state == "finished"
     assert done.stdout.count("New run in") == 1
-    assert done.stdout.count(": finished") == 1
+    assert done.stdout.count("Finished: ") == 1
 
 
 def test_only_the_first_of_several_processes_reports_a_mistake(
@@ -254,5 +254,5 @@ def test_help_says_how_to_stop_and_resume_and_how_to_use_several_processes(
 def test_a_finished_run_says_how_a_command_starts_over(project: Project, shell: Shell):
     assert shell("train", "run.yaml", "--progress", "silent") == 0
     assert shell("train", "--resume", "last") == 0
-    assert "Raise the limit to continue, or pass --new to start over." in shell.out
+    assert "Raise the limit of 2 epochs to continue, or pass --new to start over." in shell.out
     assert "resume=False" not in shell.out

@@ -224,3 +224,11 @@ def test_text_that_doubles_without_end_is_refused(project):
     lines = ["v0: xxxxxxxx", *(f"v{i}: ${{v{i - 1}}}${{v{i - 1}}}" for i in range(1, 60))]
     with pytest.raises(ConfigError, match="more than a million characters"):
         load_text(project, "\n".join(lines))
+
+
+def test_a_part_that_is_not_there_is_named_with_the_nearest_key(tmp_path):
+    (tmp_path / "run.yaml").write_text("model: {kind: Linear}\n")
+    config = load_config(tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match=r"run\.yaml:1: model\.knid\n    there is no such key; did you mean kind\?"):
+        config.at("model.knid")
+    assert repr(config.at("model")) == "Config('model': a mapping with the keys kind)"

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NewType
+from typing import Any, Literal, NewType, TypeVar
 
 import pytest
 import torch
@@ -17,6 +17,9 @@ from torch import nn
 from loopwright.config import Config, ConfigError, Entry, Place, Schema, build, check
 from loopwright.config.hints import describe
 from loopwright.config.tree import to_node
+
+Bound = TypeVar("Bound", bound=int)
+OneOf = TypeVar("OneOf", int, str)
 
 
 class Shape(enum.Enum):
@@ -88,6 +91,9 @@ def message(hint: Any, value: Any) -> str:
         (Shape, 2, Shape.SQUARE),
         (Literal[Shape.ROUND], "ROUND", Shape.ROUND),
         (NewType("Width", int), 3, 3),
+        (Bound, 3, 3),
+        (OneOf, "a", "a"),
+        (torch.device, "cuda:1", torch.device("cuda", 1)),
         (Hashable, "a", "a"),
     ],
     ids=str,
@@ -114,6 +120,10 @@ def test_a_list_beside_a_number_is_a_tensor():
         (int, 1e300, "value is 1e+300; expected a whole number."),
         (float, 10**400, "value is a very long number (a whole number); expected a number."),
         (torch.dtype, {"a": 1}, "value is a mapping with the keys a; expected a dtype such as float32."),
+        (torch.device, "gpu", "value is the text 'gpu'; expected a device such as cpu or cuda:0."),
+        (torch.device, [1], "value is a list of 1; expected a device such as cpu or cuda:0."),
+        (Bound, "x", "value is the text 'x'; expected a whole number."),
+        (OneOf, [1], "value is a list of 1; expected a whole number or text."),
         (Path | None, {}, "value is an empty mapping; expected a path or null."),
         (type[nn.Module] | None, 3, "value is 3 (a whole number); expected the import path of a class or null."),
         (list[nn.Module] | None, ["Tnah"], "value.0.kind there is no kind Tnah for Module; did you mean Tanh?"),

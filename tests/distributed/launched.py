@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -54,3 +55,11 @@ def leave() -> None:
 
 def return_a_generator() -> object:
     return (number for number in range(3))
+
+
+def start_by_fork_server() -> int | None:
+    """The exit code of a process that a fork server starts."""
+    process = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+    process.start()
+    process.join()
+    return process.exitcode

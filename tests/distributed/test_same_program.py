@@ -40,13 +40,17 @@ def disagree(rank: int, about: str, runtime: str) -> None:
     adam, sgd = partial(torch.optim.Adam, lr=0.1), partial(torch.optim.SGD, lr=0.1)
     model = net(16 if is_odd and about == "width" else 8, 2 if is_odd and about == "layers" else 1)
     data = points(16 if is_odd and about == "length" else 24, seed=1 if is_odd and about == "samples" else 0)
-    train(data, model, sgd if is_odd and about == "optimizer" else adam, runtime)
+    optimizer: Any = sgd if is_odd and about == "optimizer" else adam
+    if about == "order":
+        optimizer = torch.optim.Adam([*model.parameters()][:: -1 if is_odd else 1], lr=0.1)
+    train(data, model, optimizer, runtime)
 
 
 EXPECTED = {
     "width": r"model\.0: 'Linear\(in_features=6, out_features=8, .* on ranks 0, 2, .*=16, bias=True\)' on rank 1",
     "layers": r"model\.3: 'Linear\(in_features=8, out_features=2, .* on ranks 0, 2, .*=8, bias=True\)' on rank 1",
     "optimizer": r"optimizer: 'torch\.optim\.adam\.Adam' on ranks 0, 2, 'torch\.optim\.sgd\.SGD' on rank 1",
+    "order": r"optimizer\.order: \[0, 1, 2, 3, 4, 5\] on ranks 0, 2, \[5, 4, 3, 2, 1, 0\] on rank 1",
     "length": r"data\.length: 24 on ranks 0, 2, 16 on rank 1",
     "samples": r"data\.samples: '\w+' on ranks 0, 2, '\w+' on rank 1",
 }
@@ -54,6 +58,7 @@ WHAT = {
     "width": "A layer of another width on one rank",
     "layers": "One more layer on one rank",
     "optimizer": "Another optimizer class on one rank",
+    "order": "The parameters of an optimizer in another order on one rank",
     "length": "Less data on one rank",
     "samples": "Data drawn without a seed, so that each rank has its own",
 }
@@ -70,7 +75,7 @@ def test_ranks_that_disagree_are_told_in_what_and_which_they_are(mistake: Mistak
     mistake.said(SECTION, WHAT[about], said, hide=r"(?<=')[0-9a-f]{16}(?=')")
 
 
-@pytest.mark.parametrize("about", ["width", "layers"])
+@pytest.mark.parametrize("about", ["width", "layers", "order"])
 def test_ranks_that_disagree_about_a_sharded_model_end_before_it_is_cut(about: str) -> None:
     ended = start_ranks(disagree, 3, about, "fsdp", limit=60.0)
     assert [rank.code for rank in ended] == [1, 1, 1], [rank.stderr for rank in ended]

@@ -48,6 +48,24 @@ def calls_per_step(train: Training, first: int = 20, number: int = 50) -> Counte
     return +Counter({name: round(count / number) for name, count in counts.items()})
 
 
+def python_calls_of_a_step(train: Training, first: int = 20, number: int = 50) -> float:
+    """Python calls of a step on average, those of torch included: of more steps, less those of fewer."""
+    train(1)  # which imports
+    counts: list[int] = []
+    for num_steps in (first, first + number):
+        counts.append(0)
+
+        def profile(frame: Any, event: str, argument: Any) -> None:
+            counts[-1] += event == "call"
+
+        sys.setprofile(profile)
+        try:
+            train(num_steps)
+        finally:
+            sys.setprofile(None)
+    return (counts[1] - counts[0]) / number
+
+
 class _Operators(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

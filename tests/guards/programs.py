@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from loopwright import Trainer
 from loopwright.data.order import permutation
@@ -47,6 +47,37 @@ def recorded() -> Training:
     model, data = build_model(), build_data()
     trainer = Trainer(model, adam, mse, run_dir=folder_of(model) / "run", progress="bar")
     return lambda steps: trainer.train(data, num_updates=steps, batch_size=BATCH)
+
+
+class Rows(Dataset[Any]):
+    """The samples of `build_data`, each fetched by Python code."""
+
+    def __init__(self) -> None:
+        self.tensors = build_data().tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.tensors[0][index], self.tensors[1][index]
+
+
+class NoisyRows(Rows):
+    """Samples that draw from torch's generator."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().__getitem__(index)
+        return inputs + torch.randn(6), targets
+
+
+def fetched() -> Training:
+    """The native trainer over a Python data set, without workers."""
+    return native(data=Rows())
+
+
+def fetched_noisy() -> Training:
+    """The same with random numbers in its samples."""
+    return native(data=NoisyRows())
 
 
 def folder_of(owner: object) -> Path:
@@ -178,6 +209,8 @@ def adversarial_door() -> Training:
 PROGRAMS: dict[str, Callable[[], Training]] = {
     "native": native,
     "recorded": recorded,
+    "fetched": fetched,
+    "fetched_noisy": fetched_noisy,
     "simple": simple_door,
     "lifecycle": lifecycle_door,
     "configured": configured_door,

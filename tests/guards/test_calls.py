@@ -16,8 +16,8 @@ from loopwright import Callback
 from loopwright.callbacks import Profile
 from loopwright.training import steps
 
-from .counting import added, calls_per_step
-from .programs import PROGRAMS, native
+from .counting import added, calls_per_step, python_calls_of_a_step
+from .programs import PROGRAMS, by_hand, native, plain_step
 
 STORED = Path(__file__).with_name("calls_per_step.json")
 pytestmark = pytest.mark.usefixtures("rare_log_points")
@@ -41,8 +41,12 @@ def test_a_step_makes_no_more_calls_than_when_they_were_last_counted(name: str, 
     assert now.total() <= stored[name].total(), f"{name}: {added(now, stored[name])}"
 
 
-def test_the_native_step_makes_at_most_35_calls(stored: dict[str, Counter[str]]):
-    assert stored["native"].total() <= 35
+def test_the_native_step_makes_at_most_37_calls(stored: dict[str, Counter[str]]):
+    assert stored["native"].total() <= 37  # three of them take the place of more than thirty of torch's
+
+
+def test_with_those_of_torch_a_step_makes_no_more_calls_than_the_tight_loop():
+    assert python_calls_of_a_step(native()) < python_calls_of_a_step(by_hand(plain_step, fused=True))
 
 
 @pytest.mark.parametrize("number", [1, 20, 200])

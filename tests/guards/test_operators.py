@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,7 @@ from loopwright import Runtime
 from loopwright.callbacks import NonFiniteGuard
 
 from .counting import added, allocations, operators, per_step, syncs
-from .programs import PROGRAMS, adam, by_hand, mse, native, plain_step
+from .programs import BATCH, PROGRAMS, adam, by_hand, mse, native, plain_step
 
 pytestmark = pytest.mark.usefixtures("rare_log_points")
 
@@ -47,8 +48,11 @@ def autocast_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Te
 
 
 def of_torch(counts: Counter[str]) -> Counter[str]:
-    """Without markers for torch's own profiler; samples are selected with one operator per tensor in any case."""
-    names = {"aten::index": "aten::index_select"}
+    """Without markers for torch's own profiler, and under one name what is one operator in any case.
+
+    These are the selection of samples, for each tensor, and the gradient 1 of the loss itself.
+    """
+    names = {"aten::index": "aten::index_select", "aten::new_ones": "aten::ones_like"}
     return Counter({names.get(name, name): n for name, n in counts.items() if not name.startswith("profiler::")})
 
 
@@ -78,6 +82,33 @@ def test_the_users_own_optimizer_is_stepped_with_its_own_operators():
     ours = of_torch(per_step(lambda: native_unguarded(optimizer=unfused), operators))
     theirs = of_torch(per_step(lambda: by_hand(plain_step, fused=False, foreach=False), operators)) + KEPT_LOSS
     assert ours == theirs, added(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["native", "fetched"])
+def test_a_step_records_no_event_where_no_profiler_runs(name: str):
+    counts = per_step(PROGRAMS[name], operators)
+    assert not [operator for operator in counts if operator.startswith("profiler::")]
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("fetched", 0), ("fetched_noisy", BATCH)])
+def test_a_data_set_that_draws_is_seeded_once_for_each_sample(name: str, seeds: int):
+    num_seeds = 0
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal num_seeds
+        num_seeds += event == "c_call" and argument.__name__ == "manual_seed"
+
+    def count(steps: int) -> int:
+        nonlocal num_seeds
+        train, num_seeds = PROGRAMS[name](), 0
+        sys.setprofile(profile)
+        try:
+            train(steps)
+        finally:
+            sys.setprofile(None)
+        return num_seeds
+
+    assert count(30) - count(20) == 10 * seeds
 
 
 def test_a_step_allocates_as_many_tensors_as_the_hand_written_loop():

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
     StepLR,
 )
+from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError, Schedule, Trainer
 from loopwright.optim.build import build_optimizer, build_schedule, named
@@ -53,6 +54,52 @@ def test_an_implementation_that_the_user_chose_stays(choice):
     built = build_optimizer(partial(torch.optim.Adam, **choice), net.parameters)
     assert {key: built.param_groups[0][key] for key in choice} == choice
     assert not built.param_groups[0]["fused"]
+
+
+def test_what_a_factory_made_stays_the_object_that_it_knows():
+    """A factory may keep the optimizer, or a scheduler of it; what is changed there has to count."""
+    made = []
+
+    def factory(params):
+        made.append(torch.optim.SGD(params, lr=0.1))
+        made.append(StepLR(made[0], step_size=1, gamma=0.5))
+        return made[0]
+
+    built = build_optimizer(factory, build_linear().parameters)
+    assert built is made[0]
+    assert built.param_groups[0]["fused"]
+    built.step()
+    made[1].step()
+    assert built.param_groups[0]["lr"] == 0.05
+
+
+def test_hooks_that_a_factory_registers_are_called():
+    called = []
+
+    def factory(params):
+        optimizer = torch.optim.SGD(params, lr=0.1)
+        optimizer.register_step_pre_hook(lambda *_: called.append(1))
+        return optimizer
+
+    build_optimizer(factory, build_linear().parameters).step()
+    assert called == [1]
+
+
+def test_a_model_with_sparse_gradients_gets_no_fused_optimizer_which_has_none():
+    model = nn.Embedding(4, 2, sparse=True)
+    data = TensorDataset(torch.arange(4), torch.tensor([0, 1, 0, 1]))
+    trainer = Trainer(model, partial(torch.optim.SGD, lr=0.1), cross_entropy, progress="silent")
+    before = model.weight.detach().clone()
+    trainer.train(data, 1, batch_size=2)
+    assert not trainer.optimizers["optimizer"].param_groups[0]["fused"]
+    assert not torch.equal(model.weight, before)
+
+
+def test_a_factory_that_returns_a_schedule_is_told_to_stand_inside_of_it(mistake):
+    net = build_linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with mistake("Arguments", "a scheduler factory that returns a `Schedule`", ConfigurationError):
+        build_schedule(lambda made: Schedule(StepLR(made, 1), every="update"), optimizer)
 
 
 def test_an_optimizer_object_stays_the_object_it_is():

@@ -1,7 +1,8 @@
-"""Processes that the run directory's tests share."""
+"""What tests of runs share: processes, and the check that summaries are those of the values."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from multiprocessing.connection import Connection
 
@@ -86,3 +87,23 @@ def write_metrics_forever(path: str, connection: Connection) -> None:
         store.add_steps(rows_of((step, step, "loss", step / 3) for step in range(start_at, start_at + 64)))
         store.flush()
         connection.send(start_at + 64)
+
+
+def assert_summaries_are_those_of_the_values(store):
+    expected = {}
+    for _, step, name, value in store.steps():
+        for level in range(1, 7):
+            expected.setdefault((name, level, step >> 3 * level), []).append((step, value))
+    query = "SELECT n.name, level, bucket, first_step, last_step, count, nonfinite, min, max, total FROM summaries s"
+    rows = store._open().connection.execute(f"{query} JOIN names n ON n.id = s.name").fetchall()
+    found = {row[:3]: row[3:] for row in rows}
+    assert found.keys() == expected.keys()
+    for key, points in expected.items():
+        values = [value for _, value in points]
+        numbers = [value for value in values if value == value]
+        finite = [value for value in values if math.isfinite(value)]
+        first, last, count, nonfinite, low, high, total = found[key]
+        assert (first, last) == (points[0][0], points[-1][0])
+        assert (count, nonfinite) == (len(values), len(values) - len(finite))
+        assert (low, high) == ((min(numbers), max(numbers)) if numbers else (None, None))
+        assert math.isclose(total, sum(finite), rel_tol=1e-12)

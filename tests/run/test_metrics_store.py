@@ -5,29 +5,18 @@ import sqlite3
 import struct
 import subprocess
 import sys
-import threading
-import time
-from random import Random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.errors import CheckpointError
-from loopwright.metrics.media import Histogram, Images, Media, Table
 from loopwright.run import MetricsStore, MetricsView, StepRow
 from loopwright.run.metrics_writing import LogPoint, Tables, write_steps
 from loopwright.run.schema import TABLES
-from tests.forked import call_forked
 from tests.metrics.step_rows import rows_from, rows_of
-from tests.run.run_helpers import read_until, start, write_metrics_forever
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = MetricsStore(tmp_path / "metrics.sqlite")
-    yield store
-    store.close()
+from tests.run.run_helpers import assert_summaries_are_those_of_the_values
 
 
 def bits(rows):
@@ -63,6 +52,14 @@ def test_every_value_comes_back_bit_for_bit(tmp_path_factory, values):
     store.add_steps(rows_of(rows))
     assert bits(store.steps()) == bits(rows)
     store.close()
+
+
+def test_a_store_that_only_reads_has_its_file_open_during_a_call_alone(store):
+    store.add_epoch(1, 1, {"loss": 1.0})
+    store.close()
+    reader = MetricsStore(store.path, read_only=True)
+    assert reader.names() == ["loss"]
+    assert store.path not in [link.resolve() for link in Path("/proc/self/fd").glob("*")]
 
 
 def test_plain_sql_sees_numbers_and_null_for_nan(store):
@@ -182,92 +179,9 @@ def test_a_damaged_file_is_named(tmp_path):
         MetricsStore(tmp_path / "metrics.sqlite").steps()
 
 
-def test_another_process_reads_while_rows_are_added(store):
-    store.add_steps([])
-    store.flush()
-    process, connection = start(read_until, store.path, 6400)
-    connection.recv()
-    for first in range(0, 6400, 64):
-        store.add_steps(rows_of((step, step, "loss", 1.0) for step in range(first, first + 64)))
-        store.flush()
-    seen = connection.recv()
-    process.join()
-    assert seen == sorted(seen)
-    assert all(count % 64 == 0 for count in seen)
-
-
-def test_a_kill_loses_no_batch_that_was_added_and_leaves_no_half(tmp_path):
-    process, connection = start(write_metrics_forever, tmp_path / "metrics.sqlite")
-    for _ in range(20):
-        committed = connection.recv()
-    process.kill()
-    process.join()
-    store = MetricsStore(tmp_path / "metrics.sqlite")
-    count = len(store.steps("loss"))
-    store.close()
-    assert count >= committed
-    assert count % 64 == 0
-
-
 def test_importing_the_package_does_not_import_sqlite():
     program = "import sys, loopwright.run; sys.exit('sqlite3' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_rows_are_committed_behind_the_caller_without_being_asked_for(store):
-    store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
-    store.add_epoch(1, 1, {"eval_loss": 0.25})
-    view = MetricsView(store.path)
-    while not view.cursor().epoch:  # until the thread has been there; a store without one makes this hang
-        assert store._thread.is_alive()
-    assert [point.value for point in view.steps("loss")] == [0.5]
-
-
-def test_what_a_program_leaves_in_the_queue_is_written_when_it_ends(tmp_path):
-    def program() -> None:
-        store = MetricsStore("metrics.sqlite")
-        store.add_steps(rows_of((step, step, "loss", step / 3) for step in range(1000)))
-        store.add_event("started")
-
-    assert call_forked(program, tmp_path).code == 0
-    view = MetricsView(tmp_path / "metrics.sqlite")
-    assert (len(view.steps("loss")), len(view.events())) == (1000, 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.sqlite"]
-
-
-def test_a_fork_leaves_the_queue_to_its_parent_and_writes_what_it_adds_itself(store, tmp_path):
-    store.add_log_line("INFO", "before")
-    store.flush()
-    store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
-
-    def fork() -> None:
-        store.add_log_line("INFO", "from the fork")
-        store.close()
-
-    assert call_forked(fork, tmp_path).code == 0
-    assert [line.text for line in MetricsView(store.path).log_lines()] == ["before", "from the fork"]
-    store.add_steps(rows_of([(2, 2, "loss", 0.25)]))
-    assert store.steps() == [(1, 1, "loss", 0.5), (2, 2, "loss", 0.25)]
-
-
-def test_rows_of_many_threads_are_all_written_by_one(store):
-    before = threading.active_count()
-    together = threading.Barrier(8)
-
-    def log(number: int) -> None:
-        together.wait()
-        for line in range(50):
-            store.add_log_line("INFO", f"{number}: {line}")
-
-    threads = [threading.Thread(target=log, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    store.flush()
-    assert threading.active_count() == before + 1
-    lines = [line.text for line in MetricsView(store.path).log_lines(1000)]
-    assert sorted(lines) == sorted(f"{number}: {line}" for number in range(8) for line in range(50))
 
 
 def test_a_row_that_can_never_be_written_is_named_and_keeps_no_other_back(store):
@@ -290,101 +204,6 @@ def test_a_step_that_is_added_again_replaces_itself_and_readers_start_again(stor
     assert [row[3] for row in store.steps()] == [1.0] * 7 + [50.0] + [1.0] * 12
     assert view.since(cursor, ["loss"]).is_reset
     assert_summaries_are_those_of_the_values(store)
-
-
-def test_events_of_what_is_done_again_are_removed_and_history_stays(store):
-    kinds = ("started", "evaluation", "checkpoint", "best", "rewind", "micro_batches", "signal", "resumed")
-    for step in (5, 15):
-        for kind in kinds:
-            store.add_event(kind, f"at {step}", place=(step, step, 0, step, 0.5), detail={"step": step})
-    store.add_log_line("INFO", "hello")
-    store.truncate(step=10, epoch=0)
-    events = MetricsView(store.path).events()
-    assert [event.kind for event in events if event.step == 5] == list(kinds)
-    assert [event.kind for event in events if event.step == 15] == [*kinds[:1], *kinds[4:]]
-    assert events[0].detail == {"step": 5}
-    assert [line.text for line in MetricsView(store.path).log_lines()] == ["hello"]
-
-
-def test_details_and_tables_are_strict_json_for_sql(store):
-    store.add_event("best", detail={"loss": math.nan, "all": [math.inf, -math.inf, 1.5]})
-    store.add_media(media("table", Table(("a",), ((math.nan,), (None,))), 1))
-    store.flush()
-    view = MetricsView(store.path)
-    assert view.events()[0].detail == {"loss": "nan", "all": ["inf", "-inf", 1.5]}
-    assert view.query("SELECT detail ->> 'loss', json_valid(detail) FROM events").rows == [("nan", 1)]
-    assert view.media()[0].content == {"columns": ["a"], "rows": [["nan"], [None]]}
-
-
-def test_ctrl_c_while_rows_are_written_loses_none(store):
-    class Interrupting:
-        """A job in whose middle the signal comes, once."""
-
-        is_first = True
-
-        def __call__(self, tables):
-            if self.is_first:
-                self.is_first = False
-                raise KeyboardInterrupt
-
-    with store._lock:  # so that not the thread gets it
-        store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
-        store._queue.append(Interrupting())
-        store.add_steps(rows_of([(2, 2, "loss", 0.25)]))
-        with pytest.raises(KeyboardInterrupt):
-            store.flush()
-    assert store.steps() == [(1, 1, "loss", 0.5), (2, 2, "loss", 0.25)]
-
-
-def media(name, content, step):
-    return Media(name, content, step, step, 0, step, 0.5, 1e9)
-
-
-def test_media_come_back_and_images_are_files(store, tmp_path):
-    contents = {
-        "images": Images((b"first", b"second", b"first"), ("a", "", "c")),
-        "weights": Histogram((0.0, 0.5, 1.0), (3, 4)),
-        "note": "some <text>",
-        "table": Table(("a", "b"), ((1, "x"), (None, True))),
-    }
-    for name, content in contents.items():
-        store.add_media(media(name, content, 3))
-    store.flush()
-    view = MetricsView(store.path)
-    images = view.media("images")
-    assert [(tmp_path / item.file).read_bytes() for item in images] == [b"first", b"second", b"first"]
-    assert [(item.position, item.caption, item.step) for item in images] == [(0, "a", 3), (1, "", 3), (2, "c", 3)]
-    assert view.media("weights")[0].content == {"edges": [0.0, 0.5, 1.0], "counts": [3, 4]}
-    assert view.media("note")[0].content == "some <text>"
-    assert view.media("table")[0].content == {"columns": ["a", "b"], "rows": [[1, "x"], [None, True]]}
-    assert view.media_names() == {"images": "image", "weights": "histogram", "note": "text", "table": "table"}
-    assert view.media_item(images[1].id) == images[1]
-
-
-def test_media_of_a_step_that_is_trained_again_are_replaced_with_their_files(store, tmp_path):
-    for step in (1, 2):
-        store.add_media(media("images", Images((b"same", b"%d" % step), ("", "")), step))
-    store.truncate(step=1, epoch=0)
-    kept = {item.file for item in MetricsView(store.path).media()}
-    assert {f"media/{path.name}" for path in (tmp_path / "media").iterdir()} == kept
-    assert len(kept) == 2
-    store.add_media(media("images", Images((b"new",), ("",)), 1))
-    store.flush()
-    (item,) = MetricsView(store.path).media()
-    assert [path.read_bytes() for path in (tmp_path / "media").iterdir()] == [b"new"]
-    assert (tmp_path / item.file).is_file()
-
-
-def test_several_items_of_one_name_and_step_are_kept_until_the_step_is_taken_again(store):
-    place = (3, 3, 0, 3, 0.5, 1e9)
-    for number in range(3):
-        store.add_media(Media("images", Images((b"%d" % number, b"x"), ("", "")), *place, position=2 * number))
-    store.flush()
-    view = MetricsView(store.path)
-    assert [item.position for item in view.media()] == [0, 1, 2, 3, 4, 5]
-    store.add_media(Media("images", Images((b"again",), ("",)), *place))
-    store.flush()
-    assert [item.position for item in view.media()] == [0]
 
 
 ADDED = st.tuples(st.just("add"), st.integers(1, 90), st.integers(0, 3))
@@ -410,75 +229,6 @@ def test_summaries_are_those_of_the_values_whatever_was_added_and_cut(tmp_path_f
     store.flush()
     assert_summaries_are_those_of_the_values(store)
     store.close()
-
-
-def assert_summaries_are_those_of_the_values(store):
-    expected = {}
-    for _, step, name, value in store.steps():
-        for level in range(1, 7):
-            expected.setdefault((name, level, step >> 3 * level), []).append((step, value))
-    query = "SELECT n.name, level, bucket, first_step, last_step, count, nonfinite, min, max, total FROM summaries s"
-    rows = store._open().connection.execute(f"{query} JOIN names n ON n.id = s.name").fetchall()
-    found = {row[:3]: row[3:] for row in rows}
-    assert found.keys() == expected.keys()
-    for key, points in expected.items():
-        values = [value for _, value in points]
-        numbers = [value for value in values if value == value]
-        finite = [value for value in values if math.isfinite(value)]
-        first, last, count, nonfinite, low, high, total = found[key]
-        assert (first, last) == (points[0][0], points[-1][0])
-        assert (count, nonfinite) == (len(values), len(values) - len(finite))
-        assert (low, high) == ((min(numbers), max(numbers)) if numbers else (None, None))
-        assert math.isclose(total, sum(finite), rel_tol=1e-12)
-
-
-def add_steps_forever(path: str, first: str, connection) -> None:
-    """Add a step after the other, as fast as the store takes them in, and tell which; until killed."""
-    store = MetricsStore(path)
-    store.truncate(step=int(first), epoch=0)
-    connection.send("going")
-    for step in range(int(first) + 1, 10_000_000):
-        store.add_steps(rows_of([(step, step, "loss", step / 3), (step, step, "norm", math.nan)]))
-        time.sleep(0)
-
-
-def test_a_file_survives_many_kills_and_a_run_resumed_after_them_has_each_step_once(tmp_path):
-    """What a reader has seen is never lost, and there is no gap: killed at any moment, also while cutting back."""
-    random = Random(0)
-    path = tmp_path / "metrics.sqlite"
-    first = 0
-    for number in range(7):
-        process, connection = start(add_steps_forever, path, first)
-        connection.recv()
-        time.sleep(random.uniform(0, 0.4))
-        seen = (MetricsView(path).last_step() or (0, 0))[0]
-        process.kill()
-        process.join()
-        plain = sqlite3.connect(path)
-        assert plain.execute("PRAGMA integrity_check").fetchall() == [("ok",)], number
-        plain.close()
-        steps = [point.at for point in MetricsView(path).steps("loss")]
-        assert steps == list(range(1, len(steps) + 1))
-        assert len(steps) >= seen
-        first = random.randint(0, len(steps))
-    store = MetricsStore(path)
-    assert [row[3] for row in store.steps("loss")] == [step / 3 for step in range(1, len(steps) + 1)]
-    assert_summaries_are_those_of_the_values(store)
-    store.close()
-    assert len(steps) > 0
-
-
-def test_a_reader_at_the_end_of_a_run_leaves_no_log_behind(tmp_path):
-    store = MetricsStore(tmp_path / "metrics.sqlite")
-    store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
-    store.flush()
-    rows = MetricsView(store.path).by_place("steps")
-    next(rows)  # has the file open while the store closes it
-    closing = threading.Thread(target=store.close)
-    closing.start()
-    rows.close()
-    closing.join()
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.sqlite"]
 
 
 def test_a_file_of_a_later_version_is_refused(store, mistake):

@@ -25,6 +25,12 @@ def test_a_function_that_cannot_be_imported_is_forked() -> None:
     assert launch(lambda: os.getppid(), processes=3, start_method="fork") == [os.getpid()] * 3
 
 
+def test_a_forked_rank_can_use_a_fork_server_where_its_parent_has_one() -> None:
+    """As loaders with workers do, on Linux from Python 3.14 on by default."""
+    assert launched.start_by_fork_server() == 0
+    assert launch(launched.start_by_fork_server, processes=1, start_method="fork") == [0]
+
+
 def test_an_exception_of_a_rank_is_raised_with_its_traceback() -> None:
     with pytest.raises(KeyError, match="column") as raised:
         launch(launched.fail_on_rank_1, start_method="fork")

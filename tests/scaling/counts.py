@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from loopwright import Callback, DistributedRuntime, Mesh, Trainer
 from loopwright._torch_compat.distributed import full_parameter, sharded_parameters
 from loopwright.runtime.dtensor import local_tensor
+from loopwright.runtime.process_group import Group
 from loopwright.scaling import Cluster, Counted, Device, Estimate, counted_collectives, estimate, measure
 from loopwright.scaling.counting import table_of
 from tests.scaling import models
@@ -105,7 +106,11 @@ def _full_gradients(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def count(rank: int, cases: dict[str, Case]) -> dict[str, tuple[dict[Any, int], dict[str, int], int]]:
-    """For each case the table of counted collectives, the bytes that this rank holds, and those of full gradients."""
+    """For each case the table of counted collectives, the bytes that this rank holds, and those of full gradients.
+
+    With torch's own reduce-scatter, which devices use and estimates are for; gloo has none (`runtime.reduce_scatter`).
+    """
+    Group.has_gloo = property(lambda _: False)  # type: ignore[assignment,method-assign]  # in this forked process
     found = {}
     for name, case in cases.items():
         counting = CountUpdate()

@@ -13,7 +13,7 @@ import signal
 import sqlite3
 import time
 import warnings
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -176,7 +176,7 @@ def test_trackio_has_every_step_once_in_one_run_with_media_and_config(tmp_path):
         (run,) = Api().runs("project")
         assert run.name.startswith("run-")
         assert run.config["optimizer.lr"] == 0.01
-        with sqlite3.connect(next(Path("store").glob("*.db"))) as database:
+        with closing(sqlite3.connect(next(Path("store").glob("*.db")))) as database:
             rows = database.execute("SELECT step, metrics FROM metrics ORDER BY id").fetchall()
         found = [(step, json.loads(metrics)) for step, metrics in rows]
         assert [(step, row["loss"]) for step, row in found if "loss" in row] == list(step_losses(trainer).items())

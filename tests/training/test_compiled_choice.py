@@ -15,7 +15,7 @@ from loopwright import Trainer
 from loopwright.callbacks import Profile
 from loopwright.checkpoint import read_checkpoint
 from loopwright.training import compiled_step, compiled_trial
-from loopwright.training.compiled_step import find_obstacle
+from loopwright.training.compiled_obstacles import find_obstacle
 from loopwright.training.compiled_trial import is_faster
 from tests.training.compiled_runs import DATA, SGD, Net, X, assert_close, build, traced
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from loopwright import Callback, ConfigurationError, Schedule, Trainer
+from loopwright.callbacks import BestCheckpoint, OnlineLoss
 from loopwright.callbacks.stopping import EarlyStopping
 from loopwright.data.random import rng_state
 from loopwright.training.required_metrics import peek
@@ -156,3 +157,27 @@ def test_looking_at_a_batch_leaves_the_generators_and_the_data_as_they_were():
     trainer = Looking(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), progress="silent")
     trainer.train(Opening(Drawing), num_updates=3)
     assert seen == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("metric", "what"),
+    [
+        ("loss", "`BestCheckpoint('loss', every_n_updates=2)`, which has a value only after epochs"),
+        ("eval_accuracy", "`BestCheckpoint('eval_accuracy', every_n_updates=2)`, which has a value only after epochs"),
+    ],
+)
+def test_a_metric_of_epochs_that_is_watched_by_updates_is_refused(points, tmp_path, mistake, metric, what):
+    with mistake("Arguments", what, ConfigurationError, match=f"{metric!r} every 2 updates, but .* only after epochs"):
+        train(points, BestCheckpoint(metric, "max", every_n_updates=2), eval_data=points, run_dir=tmp_path)
+
+
+def test_a_metric_that_a_callback_logs_during_epochs_may_be_watched_by_updates(points, tmp_path):
+    best = BestCheckpoint("online_loss", every_n_updates=2)
+    trainer = Trainer(
+        *(build_net(), sgd, cross_entropy),
+        callbacks=[best, OnlineLoss(every_n_updates=2)],
+        progress="silent",
+        run_dir=tmp_path,
+    )
+    trainer.train(points, 2, batch_size=8)
+    assert best.best == min(trainer.history.steps["online_loss"])

@@ -22,7 +22,7 @@ def test_a_finished_run_is_not_trained_again_and_says_so(points, tmp_path, capsy
     assert second.progress.update == 10
     assert_same_model(second.model, first.model)
     assert (
-        "is finished (2 epochs, 10 updates). Raise the limit to continue, or pass resume=False"
+        "is finished (2 epochs, 10 updates). Raise the limit of 2 epochs to continue, or pass resume=False"
         in capsys.readouterr().out
     )
 

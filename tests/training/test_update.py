@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import TensorDataset
 
-from loopwright import ConfigurationError, Schedule, StepResult, Trainer
+from loopwright import Callback, ConfigurationError, Schedule, StepResult, Trainer
 from loopwright.data.random import seed_everything
 from tests.loops import (
     assert_same_model,
@@ -324,3 +324,33 @@ def test_a_step_result_can_say_how_many_samples_it_stands_for(points):
     net = build_linear()
     history = Weighted(net, sgd(net), cross_entropy, progress="silent").train(points, batch_size=8)
     assert history["loss"] == [(8 * 4 + 5) / 5]
+
+
+# Parameters that an optimizer gets later
+
+
+class Unfreezing(Callback):
+    """Gives the optimizer the first layer in the middle of an epoch."""
+
+    def on_update_end(self, trainer):
+        if trainer.progress.update == 2:
+            trainer.model[0].requires_grad_()
+            trainer.optimizers["optimizer"].add_param_group({"params": list(trainer.model[0].parameters()), "lr": 0.05})
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_parameters_added_in_the_middle_of_an_epoch_are_trained_from_there(points, is_frozen):
+    ours, theirs = build_net(dropout=0.0), build_net(dropout=0.0)
+    ours[0].requires_grad_(not is_frozen)
+    optimizer = torch.optim.SGD(ours[4].parameters(), lr=0.1)
+    Trainer(ours, optimizer, cross_entropy, callbacks=[Unfreezing()], progress="silent").train(points, 2, batch_size=8)
+    optimizer, number = torch.optim.SGD(theirs[4].parameters(), lr=0.1), 0
+    for epoch in range(2):
+        for inputs, targets in batches(points, 8, epoch):
+            cross_entropy(theirs(inputs), targets).backward()
+            optimizer.step()
+            theirs.zero_grad()
+            number += 1
+            if number == 2:
+                optimizer.add_param_group({"params": list(theirs[0].parameters()), "lr": 0.05})
+    assert_same_model(ours, theirs)

@@ -8,7 +8,7 @@ do not import is imported at the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -87,6 +87,19 @@ def set_state_dict_metadata(state: object, metadata: object) -> None:
 def has_several_gradient_hooks(param: nn.Parameter) -> bool:
     """Whether a parameter has more than one `register_post_accumulate_grad_hook`. Since 2.1."""
     return len(param._post_accumulate_grad_hooks) > 1
+
+
+def watch_operators(look: Callable[[tuple[Any, ...], Any], None]) -> AbstractContextManager[Any]:
+    """Context in which a function sees the arguments and the result of every operator. Since 1.13."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            look(args, result)
+            return result
+
+    return Watch()  # type: ignore[no-untyped-call]
 
 
 # Optimizers, schedules and loss scaling

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 
 def uncompiled(module: nn.Module) -> nn.Module | None:
@@ -64,23 +64,22 @@ def failed_to_compile(error: BaseException) -> bool:
     return any(kind.__module__ in ("torch._dynamo.exc", "torch._inductor.exc") for kind in type(error).__mro__)
 
 
-def has_own_steps(optimizer: Optimizer, ours: str) -> bool:
-    """Whether an optimizer's `step` is replaced, but by a scheduler, or has hooks, but of the module `ours`.
-
-    Since 1.4; hooks since 1.13.
-    """
-    from torch.optim import optimizer as torchs
-
-    replaced = vars(optimizer).get("step")
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    hooks_of_all = (torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks)
-    own = [
-        hook for found in (*hooks, *hooks_of_all) for hook in found.values() if getattr(hook, "__module__", "") != ours
-    ]
-    return bool(own) or (replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"))
-
-
 def has_backward_hooks(module: nn.Module) -> bool:
     """Whether code of its own runs in the backward pass of a module or a parameter. Since 0.1; some since 2.1."""
     own = [p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in module.parameters()]
     return any((module._backward_hooks, module._backward_pre_hooks, *own))
+
+
+def num_hooks_registered() -> int:
+    """The number of hooks of any kind that this process has registered so far; removed ones count, too. Since 0.1."""
+    return RemovableHandle.next_id
+
+
+def forward_hooks(modules: Iterable[nn.Module]) -> list[Mapping[int, Any]]:
+    """The functions, by their numbers, that run before or after forward passes, where there are any. Since 0.1."""
+    from torch.nn.modules import module as torchs
+
+    found = [torchs._global_forward_hooks, torchs._global_forward_pre_hooks]
+    for module in modules:
+        found += [module._forward_hooks, module._forward_pre_hooks]
+    return [hooks for hooks in found if hooks]

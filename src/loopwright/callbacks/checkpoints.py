@@ -212,6 +212,11 @@ class BestModel(Callback):
         return {self.metric} if self.required else set()
 
     def on_train_start(self, trainer: Trainer) -> None:
+        if trainer.run.directory is None and not self.restore:
+            trainer.run.say(
+                f"Without a run directory, {type(self).__name__} writes no file: pass `run_dir=` to the trainer, or "
+                f"`{type(self).__name__}(restore=True)` to get the best weights back when training ends."
+            )
         if trainer.run.directory is not None and self._kept is None:
             self._kept = self._open(trainer, trainer.run.directory)
             if trainer.runtime.is_main:

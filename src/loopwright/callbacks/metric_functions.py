@@ -44,7 +44,8 @@ def build_callbacks(metrics: Any) -> list[Callback]:
         elif metric == ACCURACY or (callable(metric) and not isinstance(metric, type)):
             functions[name] = metric
         else:
-            raise ConfigurationError(f"metrics: {name!r} is {_shown(metric)}; {_EXPECTED}")
+            what = f"{name!r} is not known" if metric == name else f"{name!r} is {_shown(metric)}"
+            raise ConfigurationError(f"metrics: {what}; {_EXPECTED}")
     callbacks: list[Callback] = [MetricFunctions(functions)] if functions else []
     return [*callbacks, TorchMetrics(objects)] if objects else callbacks
 
@@ -125,7 +126,7 @@ class MetricFunctions(Callback):
             return accuracy(result.outputs, targets, trainer.loss_fn)
         value = function(result.outputs, targets)
         if isinstance(value, Tensor) and (value.numel() == 1 or tuple(value.shape) == (result.size,)):
-            return value.detach().float().mean()
+            return _exact(value.detach()).mean()
         if isinstance(value, Real):
             return value
         kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
@@ -133,6 +134,12 @@ class MetricFunctions(Callback):
             f"The metric {name!r} returned {kind} for a batch of {result.size} samples: return their mean, or "
             "one number for each sample."
         )
+
+
+def _exact(value: Tensor) -> Tensor:
+    """A value whose mean can be taken without loss: in float64, which has whole numbers too, where it is needed."""
+    is_wide = value.dtype == torch.float64 or not (value.is_floating_point() or value.is_complex())
+    return value.double() if is_wide and value.device.type != "mps" else value.float()
 
 
 def accuracy(outputs: Any, targets: Any, loss_fn: Any = None) -> Tensor:
@@ -156,7 +163,13 @@ def accuracy(outputs: Any, targets: Any, loss_fn: Any = None) -> Tensor:
     is_class = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
     if is_class and outputs.dim() == 2 and targets.dim() == 1 and len(outputs) == len(targets) and outputs.shape[1] > 1:
         return (outputs.argmax(1) == targets).float().mean()
+    is_one_hot = outputs.shape == targets.shape and outputs.dim() == 2 and outputs.shape[1] > 1
+    own = (
+        f"{OWN_ACCURACY.replace('== targets', '== targets.argmax(1)')} for one-hot targets"
+        if is_one_hot
+        else OWN_ACCURACY
+    )
     raise ConfigurationError(
         f"metrics='accuracy' does not know what is right for outputs of shape {tuple(outputs.shape)} and targets of "
-        f"shape {tuple(targets.shape)} ({targets.dtype}): give a function, as in {OWN_ACCURACY}."
+        f"shape {tuple(targets.shape)} ({targets.dtype}): give a function, as in {own}."
     )

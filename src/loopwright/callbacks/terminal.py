@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.segment import Segment
@@ -17,12 +18,21 @@ from .time_left import clock_text
 if TYPE_CHECKING:
     from .epoch_table import Bar, EpochFacts, EpochTable, Moment
 
+ROWS_SECONDS = 0.2  # between two prints of rows
 
-class TerminalDisplay:
-    """Bars in the last lines of the terminal; text that is printed meanwhile appears above them."""
+
+class TerminalDisplay(RenderHook):
+    """Bars in the last lines of the terminal; text that is printed meanwhile appears above them.
+
+    To print a line takes a millisecond, since the bars are drawn again below it. The rows of epochs that are shorter
+    than `ROWS_SECONDS` are therefore printed together; before any other text, so that the order of lines is the same.
+    """
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
+        self._rows: list[Text] = []  # that are not printed yet
+        self._printed = 0.0
+        self._console.push_render_hook(self)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
 
@@ -34,7 +44,9 @@ class TerminalDisplay:
         """Print an epoch above the bars."""
         *heading, row = table.rows(epoch, self._console.width)
         text = Text("".join(f"{line}\n" for line in heading), style="bold")
-        self._console.print(text.append(Text(row, style="not bold")), soft_wrap=True)
+        self._rows.append(text.append(Text(row, style="not bold")))
+        if monotonic() - self._printed >= ROWS_SECONDS:
+            self._print_rows()
 
     def say(self, line: str) -> None:
         """Print a line above the bars."""
@@ -44,6 +56,18 @@ class TerminalDisplay:
         """Remove the bars."""
         self._live.update("")  # which is drawn once more, to be removed
         self._live.stop()
+        self._console.pop_render_hook()
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Print the rows that wait, before rich prints something else."""
+        if self._rows:
+            self._print_rows()
+        return renderables
+
+    def _print_rows(self) -> None:
+        rows, self._rows = Text("\n").join(self._rows), []
+        self._console.print(rows, soft_wrap=True)
+        self._printed = monotonic()
 
 
 class _Drawing:

@@ -74,10 +74,6 @@ class SnapshotBuffers:
             encode_with_shards(tree)  # raises the error that names the place
             raise
 
-    def release(self) -> None:
-        """Give the memory back."""
-        self._buffers = {}
-
 
 def snapshot(tree: Tree, buffers: SnapshotBuffers | None = None) -> Tree:
     """Copy a tree to host memory; what happens to the original afterwards does not show in the copy.
@@ -334,11 +330,6 @@ class AsyncWriter:
         self._held = None
         self._held = Write(Path(path), self._buffers.take(tree), snapshot(meta or {}), then, token, parts)
 
-    @property
-    def is_holding(self) -> bool:
-        """Whether there is a snapshot that nothing has been written of."""
-        return self._held is not None
-
     def start(self) -> None:
         """Start writing what is held, if anything is."""
         if self._held is not None:
@@ -367,11 +358,6 @@ class AsyncWriter:
         """Stop waiting for the parts of other processes, which are known to be gone: that checkpoint fails at once."""
         if self._current is not None:
             self._current.stop.set()
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether a checkpoint is being written now."""
-        return self._thread is not None and self._thread.is_alive()
 
     def _raise(self) -> None:
         error, self._error = self._error, None

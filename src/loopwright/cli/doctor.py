@@ -138,11 +138,15 @@ def _disk_text(disk: Disk) -> str:
     return f"{disk.folder}{kind}: {size_text(disk.free)} free, {speed}"
 
 
+def _seconds(value: float) -> str:
+    return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
+
+
 def _checkpoint_text(disk: Disk, name: str, size: int) -> str:
     written = disk.write_seconds(size)
-    behind = "" if written is None else f"; it is on disk {written:.2g} s later"
+    behind = "" if written is None else f"; it is on disk {_seconds(written)} later"
     stall = disk.stall_seconds(size)
-    return f"checkpoint of {name} parameters with Adam ({size_text(size)}): training waits {stall:.2g} s{behind}"
+    return f"checkpoint of {name} parameters with Adam ({size_text(size)}): training waits {_seconds(stall)}{behind}"
 
 
 @dataclass(frozen=True, slots=True)

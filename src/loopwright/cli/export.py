@@ -111,7 +111,7 @@ def model_and_inputs(run: RunView, weights: Mapping[str, Tensor], name: str | No
     assert experiment.trainer is not None
     trainer = experiment.trainer.engine
     trainer.setup()
-    module = _module(trainer.models, name)
+    module = next(iter(trainer.models.values())) if name is None else trainer.models[name]
     module.load_state_dict(dict(weights))
     with beside(experiment.config.folder):
         return module, example_inputs(trainer, trainer.dataset("train"))
@@ -138,13 +138,3 @@ def example_inputs(trainer: Trainer, data: Any) -> Any:
     finally:
         stream.close()
     raise ConfigurationError("The training data of the run is empty, so there are no inputs to try the model with.")
-
-
-def _module(models: Mapping[str, nn.Module], name: str | None) -> nn.Module:
-    if name is None and len(models) == 1:
-        return next(iter(models.values()))
-    if name is None or name not in models:
-        raise ConfigurationError(
-            f"The run trains several models: choose one with --model {' or --model '.join(models)}."
-        )
-    return models[name]

@@ -69,7 +69,7 @@ def parse_bytes(text: str) -> int:
     factor = SUFFIXES.get(text[-1:], 1.0)
     try:
         return int(float(text[:-1] if text[-1:] in SUFFIXES else text) * factor)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes: write 800M or 4G, for example") from None
 
 

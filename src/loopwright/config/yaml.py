@@ -239,9 +239,6 @@ class TextDumper(yaml.SafeDumper):
         """Indents the items of a list below their key."""
         super().increase_indent(flow, False)
 
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
 
 def write_yaml(root: Node) -> str:
     """A document with the same values; whatever hides its value is written as its source."""

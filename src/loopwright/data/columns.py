@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from inspect import isgeneratorfunction
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -108,9 +109,33 @@ def from_columns(data: Any) -> Any:
     if any(_is_column(part) or is_frame(part) for part in data):
         raise DataError(
             f"Data is a tuple of {_kinds(data)}: for inputs and targets, make all of them tensors or arrays with one "
-            "row per sample; for batches, pass a list."
+            f"row per sample{_frame_hint(data)}; for batches, pass a list."
+        )
+    if len(data) > 1 and all(_is_nested_numbers(part) for part in data) and len({len(part) for part in data}) == 1:
+        raise DataError(
+            f"Data is a tuple of {_kinds(data)} of numbers: make tensors of them, as in "
+            "`(torch.tensor(x), torch.tensor(y))`."
         )
     return data
+
+
+def _frame_hint(data: tuple[Any, ...]) -> str:
+    if any(is_frame(part) for part in data):
+        return ", such as `frame.to_numpy('float32')`"
+    if any(isinstance(part, tuple) for part in data):
+        return (
+            ". Write several inputs as `(x1, x2, y)`: the last entry is the target. For several targets, override "
+            "`split_batch`, which says what of a batch is input"
+        )
+    return ""
+
+
+def _is_nested_numbers(part: Any) -> bool:
+    """Whether this is a list of numbers, or of lists of numbers; a batch has tensors in it."""
+    if not isinstance(part, list) or not part:
+        return False
+    first = part[0]
+    return isinstance(first, Real) or _is_nested_numbers(first)
 
 
 def check_list(data: list[Any]) -> None:
@@ -152,6 +177,8 @@ def refuse(data: Any) -> None:
         )
     elif isinstance(data, (str, bytes, os.PathLike)):
         hint = f"data is not read from a path; {ACCEPTED}"
+    elif hasattr(data, "train_dataloader"):
+        hint = "pass the loaders of a data module: `data.train_dataloader()`, and `eval_data=data.val_dataloader()`"
     elif isinstance(data, type):
         kind, hint = f"class {data.__name__}", f"create an instance, `{data.__name__}(...)`"
     elif isgeneratorfunction(data):

@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from ..errors import public
+
 _default = torch.default_generator
 _NUMPY_MASK = (1 << 32) - 1
 
@@ -29,6 +31,7 @@ def seed_sample(seed: int) -> None:
     numpy_random().seed(seed & _NUMPY_MASK)
 
 
+@public
 def seed_everything(seed: int) -> int:
     """Seed every global generator of this process: python's, numpy's, torch's, on all devices.
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch.optim import Optimizer
+
 from ..errors import check_arguments
+from ..trainer import Trainer as CoreTrainer
 from ..training.media_log import MediaMethods
 from ..training.step_checks import scheduler_positions
 
@@ -17,12 +21,27 @@ if TYPE_CHECKING:
     from ..training.update import OptimizerUpdate
 
 T = TypeVar("T")
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def is_overridden(owner: object, name: str, base: type) -> bool:
     """Whether a subclass of `base`, or an assignment to this object, replaced the method that `base` has."""
     method = getattr(owner, name)
     return getattr(method, "__func__", method) is not getattr(base, name)
+
+
+def check_method_names(trainer: object, known: Iterable[str] | None = None, others: Mapping[str, str] = NONE) -> None:
+    """Refuse a method of a subclass that nothing calls and whose name resembles one to override."""
+    if not type(trainer).__module__.startswith("loopwright."):
+        from .._other_frameworks import check_method_names
+
+        check_method_names(trainer, known, others)
+
+
+def other_optimizers(owner: object, known: Iterable[object]) -> dict[str, Optimizer]:
+    """The optimizers among the attributes of a user's trainer that are none of the known ones, by name."""
+    ids = {id(one) for one in known}
+    return {name: one for name, one in vars(owner).items() if isinstance(one, Optimizer) and id(one) not in ids}
 
 
 def on_first_process(runtime: Runtime, action: Callable[[], T]) -> T:
@@ -76,6 +95,17 @@ class LoggingTrainer(MediaMethods):
         from ..training.html import trainer_html
 
         return trainer_html(self, self._logged_run)
+
+
+class DoorTrainer(CoreTrainer):
+    """The core trainer behind a door, whose user may have optimizers of their own beside the components."""
+
+    door: Any
+    _leaves_schedules = True
+
+    @property
+    def _other_optimizers(self) -> Iterable[Optimizer]:
+        return other_optimizers(self.door, self.optimizers.values()).values()
 
 
 class StepSchedulers:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import ConfigurationError, MissingExtraError
+from ..errors import ConfigurationError, MissingAttributeError, MissingExtraError
 from .progress import counted
 from .rows import StepRow
 
@@ -147,6 +147,16 @@ class History:
     def __init__(self) -> None:
         self.epochs: list[dict[str, float]] = []
         self.steps: dict[str, Series] = {}
+
+    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise the error of a missing attribute; for `history.history` of Keras, with what to write."""
+            if name == "history":
+                raise MissingAttributeError(
+                    "History has no attribute 'history': write `history['loss']`.", name=name, obj=self
+                )
+            return object.__getattribute__(self, name)  # raises the first error again
 
     def add_steps(self, rows: Iterable[StepRow]) -> None:
         """Record the metrics of steps, given in the order of their numbers."""

@@ -136,9 +136,10 @@ class Limits:
         for name, count in (("num_epochs", epochs), ("num_updates", updates), ("num_samples", samples)):
             if count is not None and (isinstance(count, bool) or not isinstance(count, int | float | str)):
                 what = f"a {type(count).__name__}" if not isinstance(count, bool) else str(count)
-                raise ConfigurationError(
-                    f"{name} is {what}: use a whole number. The order is `train(data, num_epochs, eval_data)`."
+                order = (
+                    "`train((x, y), num_epochs)`" if hasattr(count, "shape") else "`train(data, num_epochs, eval_data)`"
                 )
+                raise ConfigurationError(f"{name} is {what}: use a whole number. The order is {order}.")
         return cls(
             epochs, updates, samples, seconds_of(time, "max_time") if isinstance(time, str | timedelta) else time
         )

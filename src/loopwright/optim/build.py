@@ -125,32 +125,44 @@ def build_optimizer(
     if isinstance(given, Optimizer):
         return given
     if isinstance(given, NamedFactory) and not isinstance(given, type):
-        return _fused(given.build(models or {}))
+        return _fused(given.build(models or {}), models or {})
     check_optimizer(given, name)
     built = call_factory(given, params(), name, "the parameters")
     if not isinstance(built, Optimizer):
         raise ConfigurationError(
             f"The factory given as {name} returned a {type(built).__name__}, which is not a torch optimizer."
         )
-    return _fused(built)
+    return _fused(built, models or {})
 
 
-def _fused(optimizer: Optimizer) -> Optimizer:
-    """Return the same optimizer with its fused implementation, if it has one and the user chose no implementation."""
+def _fused(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> Optimizer:
+    """Return the same object with its fused implementation, if it has one and the user chose no implementation.
+
+    One that its factory has given hooks, or a state, stays as it is: they would be lost. Fused ones have no sparse
+    gradients.
+    """
+    from .._torch_compat.fast_paths import OptimizerStep
+
     kinds = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
     chosen = ("fused", "foreach", "capturable", "differentiable")
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if (
         type(optimizer) not in kinds
-        or any(group.get(option) for group in optimizer.param_groups for option in chosen)
+        or OptimizerStep(optimizer).plain_function() is None
+        or any(getattr(part, "sparse", False) for model in models.values() for part in model.modules())
+        or (optimizer.state and type(optimizer) is not torch.optim.Adagrad)
+        or any(group.get(option) for group in optimizer.param_groups for option in (*chosen, "dampening"))
         or any(group.get("fused") is False or group.get("foreach") is False for group in optimizer.param_groups)
         or not all(p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps") for p in params)
     ):
         return optimizer
     accepted = inspect.signature(type(optimizer)).parameters
     options = {key: value for key, value in optimizer.defaults.items() if key in accepted}
-    groups = [{key: value for key, value in group.items() if key != "fused"} for group in optimizer.param_groups]
-    return type(optimizer)(groups, **(options | {"fused": True}))
+    groups = optimizer.param_groups
+    for group in groups:
+        group.pop("fused", None)
+    type(optimizer).__init__(optimizer, groups, **(options | {"fused": True}))
+    return optimizer
 
 
 def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
@@ -173,16 +185,33 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
                 "A scheduler factory needs its optimizer, but there are several optimizers: pass `scheduler={'name of "
                 "the optimizer': factory}`."
             )
-        scheduler = (
-            CurveSchedule(scheduler, optimizer)
-            if is_curve
-            else call_factory(scheduler, optimizer, "scheduler", "the optimizer")
-        )
+        scheduler = CurveSchedule(scheduler, optimizer) if is_curve else _build_scheduler(scheduler, optimizer)
     if every == "update" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigurationError(
             "ReduceLROnPlateau watches a metric of the epoch, so it cannot be stepped every update: leave out `every`."
         )
     return Schedule(scheduler, every, metric, mode)
+
+
+def _build_scheduler(factory: Callable[[Any], Any], optimizer: Optimizer) -> Any:
+    """Return the scheduler that a factory makes for an optimizer."""
+    advice = (
+        "A function given as scheduler takes the optimizer and returns a scheduler. For a factor as a function of the "
+        "epoch, pass `functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=...)`."
+    )
+    try:
+        scheduler = call_factory(factory, optimizer, "scheduler", "the optimizer")
+    except TypeError as error:
+        error.add_note(advice)
+        raise
+    if isinstance(scheduler, Schedule):
+        raise ConfigurationError(
+            "The factory given as scheduler returned a Schedule: put the factory inside, `Schedule(factory, "
+            f"every={scheduler.interval!r})`."
+        )
+    if not hasattr(scheduler, "step"):
+        raise ConfigurationError(f"The function given as scheduler returned {scheduler!r}. {advice}")
+    return scheduler
 
 
 def check_given(model: Any, optimizer: Any, loss_fn: Any, *, run_dir: Any, seed: Any) -> None:

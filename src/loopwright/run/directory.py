@@ -196,10 +196,6 @@ class RunDirectory:
         return self.path / "kept"
 
     @property
-    def media(self) -> Path:
-        return self.path / "media"
-
-    @property
     def artifacts(self) -> Path:
         return self.path / "artifacts"
 

@@ -47,7 +47,7 @@ class MetricsStore:
 
     Args:
         path: The file, as `metrics.sqlite` in a run directory.
-        read_only: Read only, and create nothing.
+        read_only: Read only, and create nothing; the file is open during a call, and needs no `close`.
 
     >>> import pathlib, tempfile
     >>> from loopwright.run import MetricsStore, StepRow
@@ -273,7 +273,11 @@ class MetricsStore:
         with self._lock:
             if not self.read_only:
                 self.flush()
-            yield self._open()
+            try:
+                yield self._open()
+            finally:
+                if self.read_only:
+                    self._disconnect()
 
     def _leave_removed_file(self) -> None:
         """Begin a new file where ours was removed: SQLite would go on writing to it, where nobody will find it."""

@@ -8,13 +8,12 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import CheckpointError
 from ..metrics.best import Mode, first_best
-from .curves import Curve, epoch_curve, has_summaries, id_of, read_between, step_curve
+from .curves import Curve, epoch_curve, id_of, read_between, step_curve
 from .metrics_records import (
     Changes,
     Cursor,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PLACES = {"steps": ("step_values", "step"), "epochs": ("epoch_values", "epoch")}
 PLACE = ("step", "update", "epoch", "samples", "seconds", "wall")
-WINDOW = 4096  # steps that are sorted at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +135,6 @@ class MetricsView:
         """Any metric of the newest epoch, for its number and update."""
         return self._epochs[-1][1] if self._epochs else None
 
-    def by_place(self, level: Literal["steps", "epochs"]) -> Iterator[tuple[int, dict[str, float]]]:
-        """All metrics of one step or epoch after the other, read as they are needed."""
-        points = ((str(name), point) for *row, name in self._stream(level) if (point := _point(*row)) is not None)
-        for at, group in groupby(points, key=lambda item: item[1].at):
-            yield at, {name: point.value for name, point in group}
-
     def between(self, level: Literal["steps", "epochs"], first: int, end: int) -> dict[str, tuple[Array, Array]]:
         """The places and the values of all metrics from one step or epoch up to another, which is not included."""
         table, place = PLACES[level]
@@ -176,11 +168,6 @@ class MetricsView:
         rows = self._read(lambda connection: read_columns(connection, name, level)) or []
         values = [exact_value(value, exact) for *_, value, exact in rows]
         return {key: [row[index] for row in rows] for index, key in enumerate(PLACE)} | {"value": values}
-
-    def clock(self) -> dict[str, list[Any]]:
-        """The columns of the clock: the places of the steps at which the run logged."""
-        rows = self._rows('SELECT step, "update", epoch, samples, seconds, wall FROM clock ORDER BY step')
-        return {name: [row[index] for row in rows] for index, name in enumerate(PLACE)}
 
     def events(self) -> list[Event]:
         """Everything that happened, in order."""
@@ -255,18 +242,6 @@ class MetricsView:
             with self._transaction(self._open()) as connection:
                 return read(connection)
 
-    def _stream(self, level: Literal["steps", "epochs"]) -> Iterator[Any]:
-        """The rows of all metrics in order, from a connection of its own."""
-        if not self.path.is_file():
-            return
-        with self._explained():
-            connection = open_for_reading(self.path)
-            try:
-                connection.execute("BEGIN")
-                yield from _all_rows(connection, *PLACES[level])
-            finally:
-                connection.close()
-
     @contextmanager
     def _transaction(self, connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         try:
@@ -305,20 +280,6 @@ class MetricsView:
         """What tells a file at rest from any other; None while a process writes to it."""
         found = self.path.stat()
         return (found.st_ino, found.st_size, found.st_mtime_ns) if is_at_rest(self.path) else None
-
-
-def _all_rows(connection: sqlite3.Connection, table: str, place: str) -> Iterator[Any]:
-    """The rows of a table in the order of places, sorted by parts where it is large."""
-    query = f'SELECT v.{place}, v."update", v.value, v.exact, n.name FROM names n CROSS JOIN {table} v ON v.name = n.id'
-    if not has_summaries(connection):
-        yield from connection.execute(f"{query} ORDER BY v.{place}, n.name")
-        return
-    following = f"SELECT (SELECT min({place}) FROM {table} v WHERE v.name = n.id AND {place} >= ?) AS next FROM names n"
-    start = -(2**62)
-    while (first := connection.execute(f"SELECT min(next) FROM ({following})", (start,)).fetchone()[0]) is not None:
-        start = first + WINDOW
-        part = f"{query} AND v.{place} >= ? AND v.{place} < ? ORDER BY v.{place}, v.name"
-        yield from connection.execute(part, (first, start)).fetchall()
 
 
 def _point(at: object, update: object, value: object, exact: object) -> Point | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -25,9 +25,21 @@ if TYPE_CHECKING:
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+_OTHER_NAMES = {  # of precisions, in other frameworks
+    **dict.fromkeys(("bf16-mixed", "bfloat16", torch.bfloat16), "bf16"),
+    **dict.fromkeys(("16-mixed", "16", 16, "float16", "mixed_float16", torch.float16), "fp16"),
+    **dict.fromkeys(("32-true", "32", 32, "float32", "no", torch.float32), "fp32"),
+}
 _wrapped: WeakSet[nn.Module] = WeakSet()
 
 _NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
+
+
+def _precision_hint(precision: object) -> str:
+    """What to write in place of an unknown precision."""
+    name = _OTHER_NAMES.get(precision) if isinstance(precision, Hashable) else None
+    use = f"use one of {', '.join(_DTYPES)}" if name is None else f"write precision={name!r}"
+    return f"{use}. bf16 and fp16 are mixed precision, by autocast; weights stay float32."
 
 
 class Runtime:
@@ -62,10 +74,7 @@ class Runtime:
         compile: str | None = None,  # noqa: A002  (the name that users know)
     ) -> None:
         if precision not in _DTYPES:
-            raise ConfigurationError(
-                f"Unknown precision {precision!r}: use one of {', '.join(_DTYPES)}. bf16 and fp16 are mixed precision, "
-                "by autocast; weights stay float32."
-            )
+            raise ConfigurationError(f"Unknown precision {precision!r}: {_precision_hint(precision)}")
         if compile not in (None, "model", "blocks"):
             at = " here; the whole step is compiled by Trainer(..., compile='step')" if compile == "step" else ""
             raise ConfigurationError(f"compile={compile!r}: use 'model', 'blocks' or None{at}.")

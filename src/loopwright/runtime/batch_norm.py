@@ -125,3 +125,14 @@ def _dims(x: Tensor) -> list[int]:
 
 def _along(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(1, -1, *(1 for _ in range(like.dim() - 2)))
+
+
+def own_buffers(module: nn.Module) -> list[Tensor]:
+    """Buffers that may come to differ between ranks: not counters, nor the statistics of synchronised batch norms."""
+    return [
+        buffer
+        for part in module.modules()
+        if not isinstance(part, SyncBatchNorm)
+        for name, buffer in part.named_buffers(recurse=False)
+        if name != "num_batches_tracked"
+    ]

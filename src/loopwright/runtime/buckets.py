@@ -14,7 +14,7 @@ from .dtensor import local_tensor, mesh_of
 
 MESSAGE_SIZE = 3  # numbers that are summed together with the gradients, see `consensus`
 MESSAGE_DTYPES = (torch.float32, torch.float64)  # precise enough for the numbers of a message
-KEPT_BYTES = 1 << 20  # up to this size, keeping a bucket's memory is cheaper than allocating it in every update
+KEPT_BYTES = 1 << 20  # on a GPU, a larger bucket is allocated in every update, which takes no time there
 FIRST_BYTES = 1 << 20  # the first bucket is small, so that the first all-reduce begins early
 
 
@@ -41,7 +41,7 @@ class Bucket:
         self._no_message = self._all_present.new_zeros(MESSAGE_SIZE)
         self._shapes = [part.shape for part in parts]
         num_bytes = sum(part.nbytes for part in parts)
-        self._is_kept = num_bytes <= KEPT_BYTES
+        self._is_kept = num_bytes <= KEPT_BYTES or parts[0].device.type == "cpu"
         self._kept: tuple[Tensor, Tensor, list[Tensor]] | None = None
         self._packed: tuple[Tensor, Tensor, list[Tensor]] | None = None
         self._grads: list[Tensor | None] = []
@@ -152,7 +152,7 @@ class Plan:
         self._missing = [len(bucket.params) for bucket in self.buckets]
 
     def count(self, param: nn.Parameter) -> bool:
-        """Count a gradient that was added to. Returns whether the next bucket, which is not the last, is complete."""
+        """Count a gradient that was added to. Returns whether it completes the next bucket, which is not the last."""
         key = id(param)
         if not self.buckets:
             self.fired[key] = self.fired.pop(key, 0) + 1
@@ -161,12 +161,15 @@ class Plan:
         if left is None:
             return False  # a parameter of another optimizer
         self._left[key] = left - 1
+        if left > 1:
+            return False
         place = self._place[key]
         if left == 1:
             self._missing[place] -= 1
-        elif left < 1 and place < len(self.works):
+            return not self._missing[place] and self.can_send()
+        if place < len(self.works):
             raise _added_late(param)
-        return self.can_send()
+        return False
 
     def can_send(self) -> bool:
         """Whether the next bucket is complete and not the last."""

@@ -12,15 +12,40 @@ Which collectives an update takes, besides those of the gradients:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+from weakref import ref
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..errors import ConfigurationError
 from .buckets import MESSAGE_SIZE
 
 NUM_REQUESTS = 4  # a signal, a stop, a resume point, the clock
+NUM_STAMPS = 4096
+EXACT = 1 << 24  # float32 holds whole numbers exactly up to this one
+
+
+class Stamps:
+    """A number for each set of parameters that is updated together; it is the same on all ranks."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[ref[nn.Parameter], int]] = {}  # of each parameter, by its id
+        self._num_models = 0
+
+    def add(self, model: nn.Module) -> None:
+        """Number the parameters of a model; all ranks add the same models in the same order."""
+        self._num_models += 1
+        for place, param in enumerate(model.parameters()):
+            self._numbers[id(param)] = ref(param), crc32(f"{self._num_models} {place}".encode())
+
+    def of(self, params: Sequence[nn.Parameter]) -> int:
+        """The number of these parameters; 0 where they are of no model."""
+        known = self._numbers.get(id(params[0])) if params else None
+        return 0 if known is None or known[0]() is not params[0] else known[1] + len(params)
 
 
 class RequestConsensus:
@@ -64,11 +89,11 @@ class RequestConsensus:
         self._work = None
         return tuple(self._values[self._turn].tolist())
 
-    def message(self, flag: Tensor | float | None) -> Tensor | None:
+    def message(self, flag: Tensor | float | None, stamp: int = 0) -> Tensor | None:
         """What is summed over all ranks before the step: the flag, on its device."""
         return flag.repeat(MESSAGE_SIZE) if isinstance(flag, Tensor) else None
 
-    def receive(self, summed: Tensor) -> Tensor | float:
+    def receive(self, summed: Tensor, stamp: int = 0) -> Tensor | float:
         """1 if the flag of any rank is set."""
         return summed[0].clamp(max=1).float()
 
@@ -79,6 +104,9 @@ class HostConsensus(RequestConsensus):
     On two processes of a small model an asynchronous all-reduce makes an update a third to a half longer. So
     the message also says whether the rank has a request, and carries the last request, a clock that only rank 0 gives.
     The requests are all-reduced in an update in which some rank has one, or in which there was no message.
+
+    A stamp goes with it, which ranks have in common only if they update the same parameters in the same update: a rank
+    that updates another optimizer of the same size, or once more, would mix up gradients without an error.
     """
 
     def __init__(self, host_group: dist.ProcessGroup, num_requests: int = NUM_REQUESTS) -> None:
@@ -87,8 +115,14 @@ class HostConsensus(RequestConsensus):
         self._summed: list[float] | None = None
         self._message = torch.zeros(MESSAGE_SIZE, dtype=torch.float64)
         self._numbers = self._message.numpy()
+        self._world = host_group.size()
+        self._scale = self._world + 1  # more than there can be ranks with a request
+        sums_up = dist.get_backend(host_group) == "gloo"  # in a dry run nothing does
+        self._num_stamps = max(min(NUM_STAMPS, EXACT // (self._scale * self._world)), 1) if sums_up else 1
+        self._num_updates = 0
 
     def exchange(self, requests: tuple[int, ...]) -> tuple[int, ...]:
+        self._num_updates += 1
         previous, self._requests = self._requests, requests
         summed, self._summed = self._summed, None
         if previous is None:
@@ -101,14 +135,29 @@ class HostConsensus(RequestConsensus):
     def finish(self) -> tuple[int, ...]:
         """Drop the previous update's requests, which were not sent."""
         self._requests = self._summed = None
+        self._num_updates = 0
         return self._none
 
-    def message(self, flag: Tensor | float | None) -> Tensor:
-        """What is summed over all ranks before the step: the flag, whether there is a request, the clock."""
+    def message(self, flag: Tensor | float | None, stamp: int = 0) -> Tensor:
+        """What is summed over all ranks before the step: the flag, the stamp with any request, the clock."""
         requests, numbers = self._requests or self._none, self._numbers
-        numbers[0], numbers[1], numbers[2] = float(flag or 0), any(requests[:-1]), requests[-1]  # faster one by one
+        numbers[0], numbers[2] = float(flag or 0), requests[-1]  # faster one by one
+        numbers[1] = any(requests[:-1]) + self._scale * self._stamp(stamp)
         return self._message
 
-    def receive(self, summed: Tensor) -> float:
-        self._summed = summed.tolist()
-        return float(self._summed[0] > 0)
+    def receive(self, summed: Tensor, stamp: int = 0) -> float:
+        self._summed = values = summed.tolist()
+        stamps, values[1] = divmod(values[1], self._scale)
+        if stamps != self._world * self._stamp(stamp):
+            raise ConfigurationError(
+                f"The processes do not make the same updates: in update {self._num_updates + 1} of this `train` call, "
+                "one of them updated another optimizer, or updated more or less often than the others, so that "
+                "gradients of different parameters or batches would be averaged. No weights were changed by it. Every "
+                "process has to update the same optimizers in the same order: a condition must not depend on the loss "
+                "or the random numbers of one process. Use `self.progress`, which is the same on all, or gather the "
+                "value that decides."
+            )
+        return float(values[0] > 0)
+
+    def _stamp(self, stamp: int) -> int:
+        return (stamp + self._num_updates) % self._num_stamps

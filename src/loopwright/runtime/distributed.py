@@ -18,8 +18,8 @@ from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
 from .base import Runtime, is_meta, move_to
-from .batch_norm import Part, SyncBatchNorm, convert
-from .consensus import HostConsensus, RequestConsensus
+from .batch_norm import Part, convert, own_buffers
+from .consensus import HostConsensus, RequestConsensus, Stamps
 from .ddp import BUCKET_BYTES, Averaging
 from .dtensor import Mesh, clip_norm, full_tensor, group_by_mesh
 from .environment import Launch
@@ -34,6 +34,7 @@ from .fsdp import (
     shard_module,
 )
 from .process_group import Group
+from .reduce_scatter import HostReduceScatter, Message
 from .settings import Sharding, check_bucket_size, check_settings
 from .watchdog import Heartbeat, watched
 
@@ -125,7 +126,12 @@ class DistributedRuntime(Runtime):
             gather=self.gather_objects,
             new_group=self._new_data_group,
         )
-        self._in_flight: dict[int, tuple[Tensor | None, Any]] = {}  # messages by optimizer, as its list of parameters
+        self._averages = self.mesh.shard == 1 and self.mesh.data_size > 1  # here, not by FSDP2
+        self._is_replicated = self.mesh.replicate == self.world  # so that gradient buckets are summed over all ranks
+        carries = self.is_host and self.group.has_gloo and self.mesh.shard == self.world
+        self._reduce_scatter = HostReduceScatter() if carries else None
+        self._in_flight: dict[int, Message] = {}  # by optimizer, as its list of parameters
+        self._stamps = Stamps()
         consensus = HostConsensus if self.is_host else RequestConsensus
         self._consensus = consensus(self.group.new_host_group())
 
@@ -195,9 +201,10 @@ class DistributedRuntime(Runtime):
         if self.mesh.shard > 1:
             again = shard_module(module, self._data_mesh(), **self.sharding.arguments(self.is_host))
             replaced = again if not replaced else {old: again[id(new)] for old, new in replaced.items()}
-            self._shards.add(module)
+            self._shards.add(module, self._reduce_scatter)
         if was_meta and self.mesh.is_sharded:
             self._materialise(module)
+        self._stamps.add(module)
         self._buffers[module] = own_buffers(module)
         self._has_buffers |= bool(self._buffers[module])
         return replaced
@@ -242,7 +249,7 @@ class DistributedRuntime(Runtime):
             self._shards.start_step(is_last)
 
     def reshard(self) -> None:
-        if self._shards.modules:
+        if self._shards.is_used:
             self._shards.reshard()
 
     def prepare_backward(
@@ -255,16 +262,25 @@ class DistributedRuntime(Runtime):
         flag: Tensor | float | None = None,
         overlaps: bool = True,
     ) -> Sequence[Tensor] | None:
-        if self._shards.modules:
+        if self._shards.is_used:
             inputs = self._shards.prepare(loss, params, inputs, is_last=is_last)
-        if is_last and not self._is_replicated:  # all-reduced during the backward pass
-            self._in_flight[id(params)] = self._send(flag)
-        if is_last and overlaps and self._averages:
+        if not is_last:
+            return inputs
+        if not self._is_replicated and (message := self._message(flag, params)) is not None:
+            self._in_flight[id(params)] = message
+            if self._reduce_scatter is None:
+                self._send(message)  # all-reduced during the backward pass
+            else:
+                self._reduce_scatter.pending = message
+        if overlaps and self._averages:
             self.averaging.start(params)
         return inputs
 
     def finish_backward(self, *, is_complete: bool) -> None:
-        self.averaging.finish(is_complete=is_complete)
+        if self._reduce_scatter is not None:
+            self._reduce_scatter.pending = None
+        if self._averages:
+            self.averaging.finish(is_complete=is_complete)
 
     def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
         return self.averaging.order_of(params)
@@ -272,39 +288,37 @@ class DistributedRuntime(Runtime):
     def set_gradient_order(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
         self.averaging.set_order(params, order)
 
-    @property
-    def _averages(self) -> bool:
-        """Whether gradients are averaged here, and not by FSDP2."""
-        return self.mesh.shard == 1 and self.mesh.data_size > 1
+    def _message(self, flag: Tensor | float | None, params: Sequence[nn.Parameter]) -> Message | None:
+        stamp = self._stamps.of(params)
+        numbers = self._consensus.message(flag, stamp)
+        return None if numbers is None else Message(numbers, stamp)
 
-    @property
-    def _is_replicated(self) -> bool:
-        """Whether every rank has a full copy of the model, so that gradient buckets are summed over all ranks."""
-        return self.mesh.replicate == self.world
-
-    def _send(self, flag: Tensor | float | None) -> tuple[Tensor | None, Any]:
-        """Start to sum the message of all ranks."""
-        message = self._consensus.message(flag)
-        if message is None:
-            return None, None
-        summed = message.clone()
+    def _send(self, message: Message) -> None:
+        """Start to sum a message over all ranks, in a collective of its own."""
+        message.summed = message.numbers.clone()
         world: Any = dist.group.WORLD  # called directly: the checks around `dist.all_reduce` cost more than it does
-        return summed, world.allreduce([summed], self.averaging.in_background)
+        message.work = world.allreduce([message.summed], self.averaging.in_background)
 
     def sync_gradients(
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
         """Average the gradients that FSDP2 has not averaged yet; 1 if any rank's flag is set, None without one."""
-        summed, work = self._in_flight.pop(id(params), (None, None))
+        message = self._in_flight.pop(id(params), None)
+        if message is None or message.summed is None:
+            message = self._message(flag, params)
         if self._averages:
-            message = self._consensus.message(flag) if self._is_replicated else None
-            averaged = self.averaging.average(params, message)
-            summed = averaged if summed is None else summed
-        if summed is None:
-            summed, work = self._send(flag)
-        if work is not None:
-            work.wait()
-        is_set = None if summed is None else self._consensus.receive(summed)
+            numbers = message.numbers if message is not None and self._is_replicated else None
+            averaged = self.averaging.average(params, numbers)
+            if message is not None and averaged is not None:
+                message.summed = averaged
+        if message is None:
+            return None
+        if message.summed is None:
+            self._send(message)
+        if message.work is not None:
+            message.work.wait()
+        assert message.summed is not None
+        is_set = self._consensus.receive(message.summed, message.stamp)
         return None if flag is None else is_set
 
     def finish_update(self, modules: Iterable[nn.Module]) -> None:
@@ -369,17 +383,6 @@ class DistributedRuntime(Runtime):
 
     def finish_exchange(self) -> None:
         self._consensus.finish()
-
-
-def own_buffers(module: nn.Module) -> list[Tensor]:
-    """Buffers that may come to differ between ranks: not counters, nor the statistics of synchronised batch norms."""
-    return [
-        buffer
-        for part in module.modules()
-        if not isinstance(part, SyncBatchNorm)
-        for name, buffer in part.named_buffers(recurse=False)
-        if name != "num_batches_tracked"
-    ]
 
 
 def _own_device() -> torch.device:

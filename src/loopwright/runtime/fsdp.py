@@ -225,15 +225,20 @@ class ShardedModels:
 
     def __init__(self, gather: Gather, *, finds_unused: bool = False) -> None:
         self.modules: WeakSet[Any] = WeakSet()
+        self.is_used = False  # whether there has been a sharded model
         self._gather = gather
         self._finds_unused = finds_unused
         self._checked: set[tuple[int, int]] = set()
         self._holders: dict[int, Any] = {}
         self._is_last: bool | None = None
 
-    def add(self, module: nn.Module) -> None:
+    def add(self, module: nn.Module, reduce_scatter: Any = None) -> None:
+        """Take up a sharded model; `reduce_scatter` is to take the place of torch's own."""
         self.modules.add(module)
-        self._is_last = None
+        self.is_used, self._is_last = True, None
+        if reduce_scatter is not None:
+            for part in _sharded(module):
+                part.set_custom_reduce_scatter(reduce_scatter)
 
     def start_step(self, is_last: bool) -> None:
         """Gradients are reduce-scattered in the backward pass of the window's last step only."""

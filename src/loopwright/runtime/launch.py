@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -107,6 +107,7 @@ def _call(folder: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """Run `fn` in a new process; returns its result as bytes, and leaves its exception in a file."""
     gc.freeze()  # after a fork the parent's threads are not here: collecting its garbage might wait for one
     torch.set_num_threads(1)  # as torchrun sets it; it also has to be 1 after a fork
+    _forget_fork_server()
     try:
         return _sendable(fn(*args))
     except Exception as error:
@@ -115,6 +116,17 @@ def _call(folder: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         raise
     finally:
         _leave_group()
+
+
+def _forget_fork_server() -> None:
+    """After a fork, drop the fork server of the parent: this process starts its own if its loader workers need one.
+
+    multiprocessing keeps the parent's, waits for it as for a child of this process, and fails.
+    """
+    server: Any = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    if server is not None and server._forkserver_pid is not None:
+        os.close(server._forkserver_alive_fd)  # the server ends with the last process that has it open
+        server._forkserver_alive_fd = server._forkserver_address = server._forkserver_pid = None
 
 
 def _sendable(result: Any) -> bytes:
@@ -158,7 +170,7 @@ def _note(folder: Path, error: Exception) -> None:
     (folder / f"{attempt}-{rank}.unfinished").rename(folder / f"{attempt}-{rank}.error")
 
 
-def _raise_first(folder: Path, failed: Any) -> None:
+def _raise_first(folder: Path, failed: Any) -> NoReturn:
     """Raise the first exception of the last attempt here."""
     rank, failure = failed.get_first_failure()
     notes = [pickle.loads(path.read_bytes()) for path in folder.glob("*.error")]

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -147,7 +147,6 @@ class Group:
         self.num_watched = 0  # blocks so far
         self.is_closed = self.has_failed = False
         self._is_owner = is_owner
-        self._releases: list[Callable[[], None]] = []
         with self.at("the start"):
             self.host_group = self.new_host_group()
             self.peers: list[Peer] = self.gather_objects(Peer.me(self.rank))
@@ -184,9 +183,9 @@ class Group:
         return self.rank == 0
 
     @property
-    def local_world(self) -> int:
-        """Processes on this host."""
-        return self.launch.local_world if self.launch is not None else self.world
+    def has_gloo(self) -> bool:
+        """Whether gloo reduces tensors of the host; in a dry run nothing does."""
+        return "cpu:gloo" in str(dist.get_backend_config())
 
     def new_host_group(self) -> dist.ProcessGroup:
         """Another group for host objects; collectives from a second thread need one of their own.
@@ -261,18 +260,12 @@ class Group:
             f"(torch: {first_line})"
         )
 
-    def on_close(self, release: Callable[[], None]) -> None:
-        """Call this before shutdown: wrappers such as DDP must be dropped first, or gloo may hang."""
-        self._releases.append(release)
-
     def close(self) -> None:
         """Leave the process group; this happens by itself at the end of the program."""
         if self.is_closed:
             return
         self.is_closed = True
         atexit.unregister(self.close)
-        while self._releases:
-            self._releases.pop()()
         gc.collect()
         if self._is_owner and dist.is_initialized():
             with _no_hang(_FAILED_SECONDS if self.has_failed else _TEARDOWN_SECONDS):

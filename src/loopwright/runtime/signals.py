@@ -26,6 +26,7 @@ class Signals:
         self.stop: int | None = None
         self.wants_save = False
         self.is_shared = False
+        self.is_handling = False
         self._previous: dict[int, Any] = {}
 
     @property
@@ -38,7 +39,7 @@ class Signals:
         return 128 + (self.stop or 0)
 
     def __enter__(self) -> Self:
-        self.requested, self.stop, self.wants_save = None, None, False
+        self.requested, self.stop, self.wants_save, self.is_handling = None, None, False, True
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._request_stop)
@@ -51,6 +52,7 @@ class Signals:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._previous = {}
         self.requested = self.stop = None
+        self.is_handling = False
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

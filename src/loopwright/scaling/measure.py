@@ -303,7 +303,7 @@ def _weights(module: nn.Module, dims: Mapping[str, int | None]) -> Iterator[Weig
 
 def _buffers(module: nn.Module) -> tuple[int, ...]:
     """Bytes of the buffers that are broadcast after an update, one number for each dtype."""
-    from ..runtime.distributed import own_buffers
+    from ..runtime.batch_norm import own_buffers
 
     sizes: dict[torch.dtype, int] = {}
     for buffer in own_buffers(module):

@@ -103,15 +103,6 @@ class ModelShape:
     def num_parameters(self) -> int:
         return sum(weight.numel for weight in self.weights)
 
-    @property
-    def bytes_by_dtype(self) -> dict[str, int]:
-        """Bytes of the full parameters, by the name of their dtype."""
-        sizes: dict[str, int] = {}
-        for weight in self.weights:
-            name = str(weight.dtype).removeprefix("torch.")
-            sizes[name] = sizes.get(name, 0) + weight.numel * weight.dtype.itemsize
-        return sizes
-
 
 def transformer(
     layers: int,

@@ -198,7 +198,11 @@ def assemble_training(trainer: Program) -> None:
     """Prepare callbacks, updates and modes, once per `train` call."""
     check_trainable(trainer.modules, trainer.optimizers)
     if not trainer.optimizers:
-        raise ConfigurationError("Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers`.")
+        own = next((type(m).__name__ for m in trainer.modules.values() if hasattr(m, "configure_optimizers")), None)
+        raise ConfigurationError(
+            "Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers`."
+            + (f" {own}.configure_optimizers is a method of the model, which is not called." if own else "")
+        )
     check_components(trainer)
     callbacks = with_defaults(trainer) if dry_run.current is None else dry_run.current.watch(trainer)
     trainer.run.bind(callbacks)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from .._torch_compat import mark_stepped
-from .._torch_compat.compiling import failed_to_compile
+from .._torch_compat.compiling import failed_to_compile, forward_hooks, num_hooks_registered
 from ..metrics.result import StepResult
 from .compiled_graph import NUM_SETTINGS, Applied, Measured, Plan, StepGraphs
+from .compiled_obstacles import NotCompilableError, all_modules, obstacle_in_run
 from .compiled_optimizers import has_tensors, new_state, rule_for
 from .components import check_reached
 from .supervised import checked_pair
@@ -39,14 +41,15 @@ class CompiledCalls:
         self._states: list[dict[str, Any]] = []
         self._new_states: dict[nn.Parameter, dict[str, Any]] = {}  # of parameters that had none
         self._settings: tuple[Any, ...] = ()
+        self._traced_hooks: tuple[int, ...] | None = None  # of forward passes, when the first graph was made
         self.failure: BaseException | None = None  # of compiling, after which a step was completed without graphs
 
     def __call__(self, batch: Any) -> StepResult:
         """Take one step of the accumulation window, and the update at its end."""
         run = self._run
+        update = self._current()
         pair = run.program.split_batch(batch)  # type: ignore[attr-defined]
         inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
-        update = self._current()
         measured = (self._split if self._plan.is_split else self._whole)(update, inputs, targets)
         if run.window.is_last:
             run.window.has_stepped = True
@@ -60,26 +63,39 @@ class CompiledCalls:
     # What is prepared when something changed
 
     def _current(self) -> OptimizerUpdate:
-        """The update, after looking for changes since the last step: parameters, options, state, guard, listeners."""
+        """The update, after looking for changes since the last step: parameters, options, state, hooks, listeners."""
         update = next(iter(self._run.updates.by_name.values()))
+        self._run.updates.follow_groups(update)
         if self._is_outdated(update):
             self._prepare(update)
         window, groups = self._run.window, update.optimizer.param_groups
         read = self._rule.options
         settings = (window.divisor, update.clip_norm, update.clip_value, *[read(group) for group in groups])
         if settings != self._settings or self._has_tensors:
+            if [self._choices(group) for group in groups] != self._chosen:
+                self._prepare(update)
             self._settings = settings
             self._read_numbers(update)
         return update
 
+    def _choices(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The options of a group that decide about the entries of its state, and whether it can be compiled."""
+        return self._rule.slots(group), group.get("dampening"), group.get("differentiable")
+
     def _is_outdated(self, update: OptimizerUpdate) -> bool:
-        run, state = self._run, update.optimizer.state
+        run, state, replaced = self._run, update.optimizer.state, vars(self._run.program)
         return (
             update is not self._update
             or update.params is not self._given
             or update.guard is not self._guard
             or state is not self._optimizer_state
-            or len(state) != self._num_states
+            or len(state) != len(self._kept_states)
+            or not all(map(is_, state.values(), self._kept_states))
+            or num_hooks_registered() != self._num_hooks
+            or any(tuple(hooks) != numbers for hooks, numbers in self._hooks)
+            or vars(update.optimizer).get("step") is not self._own_step
+            or "forward" in replaced
+            or "compute_loss" in replaced
             or [p.requires_grad for p in update.params] != self._trainable
             or (run.program.accumulate, len(update.listeners), len(run.hooks["on_train_step_end"])) != self._around
         )
@@ -87,6 +103,7 @@ class CompiledCalls:
     def _prepare(self, update: OptimizerUpdate) -> None:
         """Read the parameters and the state of the optimizer; a missing state is made as torch makes it."""
         run, optimizer = self._run, update.optimizer
+        self._refuse_obstacles(update)
         rule = rule_for(optimizer)
         assert rule is not None
         self._update, self._given, self._guard, self._rule = update, update.params, update.guard, rule
@@ -96,17 +113,31 @@ class CompiledCalls:
         self._states, self._new_states = [], {}
         group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
         for param in self._params:
-            state, slots = optimizer.state.get(param, {}), rule.slots(group_of[param])
+            state, slots = optimizer.state.get(param) or {}, rule.slots(group_of[param])
             if slots and not state:
                 self._new_states[param] = state
             for name in slots:
                 if state.get(name) is None:
                     state[name] = new_state(name, param, group_of[param])
             self._states.append(state)
-        self._optimizer_state, self._num_states = optimizer.state, len(optimizer.state)
+        self._optimizer_state, self._kept_states = optimizer.state, list(optimizer.state.values())
+        self._chosen = [self._choices(group) for group in optimizer.param_groups]
         self._has_tensors = any(has_tensors(rule.options(group)) for group in optimizer.param_groups)
         self._reads = run.runtime.reads_are_free or (update.guard is not None and update.guard.is_immediate)
         self._settings = ()
+
+    def _refuse_obstacles(self, update: OptimizerUpdate) -> None:
+        """Look at everything that a graph does not look at itself: torch sees hooks when it traces, and never again."""
+        self._num_hooks, self._own_step = num_hooks_registered(), vars(update.optimizer).get("step")
+        if (obstacle := obstacle_in_run(self._run)) is not None:
+            raise NotCompilableError(obstacle)
+        found = forward_hooks(all_modules(self._run.components.modules.values()))
+        self._hooks = [(hooks, tuple(hooks)) for hooks in found]
+        numbers = tuple(number for _, own in self._hooks for number in own)
+        if self._traced_hooks is None:
+            self._traced_hooks = numbers
+        elif numbers != self._traced_hooks:
+            raise NotCompilableError("hooks of forward passes were registered or removed after it was compiled")
 
     def _read_numbers(self, update: OptimizerUpdate) -> None:
         """Make the tensor of the numbers that may change in every step; choose the graphs that belong to the rest."""
@@ -286,10 +317,12 @@ class CompiledCalls:
 
     def _keep_states(self, used: tuple[bool, ...]) -> None:
         """Give the optimizer the new states; torch makes none for parameters that the loss does not depend on."""
-        for param, is_used in zip(self._params, used, strict=True) if self._new_states else ():
+        if not self._new_states:
+            return
+        for param, is_used in zip(self._params, used, strict=True):
             if is_used and param in self._new_states:
                 self._optimizer_state[param] = self._new_states.pop(param)
-        self._num_states = len(self._optimizer_state)
+        self._kept_states = list(self._optimizer_state.values())
 
     def _flag(self, update: OptimizerUpdate) -> Tensor | None:
         """On a device that is not waited for: the tensor in which a graph notes that it left an update out."""

@@ -148,7 +148,7 @@ def _adagrad(param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor
 
 
 _SGD = Rule(
-    options=itemgetter("lr", "momentum", "weight_decay", "maximize", "nesterov"),
+    options=itemgetter("lr", "momentum", "weight_decay", "maximize", "nesterov", "dampening"),
     numbers=lambda g: _floats(g["lr"], g["momentum"], g["weight_decay"]),
     flags=lambda g: {
         "maximize": g["maximize"],

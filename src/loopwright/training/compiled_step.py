@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import nn
-
-from .._torch_compat.compiling import (
-    failed_to_compile,
-    has_backward_hooks,
-    has_own_steps,
-)
+from .._torch_compat.compiling import failed_to_compile
 from ..metrics.progress import counted
-from .compiled_optimizers import obstacle_in
+from .compiled_obstacles import NotCompilableError, find_obstacle
 
 if TYPE_CHECKING:
     from .compiled_calls import CompiledCalls
@@ -26,7 +19,6 @@ if TYPE_CHECKING:
 MOST_RECOMPILATIONS = 8  # after which a run goes on without graphs
 FASTER = 0.97  # of the time of an eager step: with less to gain, the step stays as it is
 CHANGING = ": it reads Python numbers that change, such as a counter; keep them in tensors"
-COMPILERS = ("c++", "g++", "clang++", "cl")
 
 
 class _KeepsRecompilingError(Exception):
@@ -71,6 +63,9 @@ class CompiledStep:
         before, began = self._num_compiled, monotonic()
         try:
             result = self._calls(batch)
+        except NotCompilableError as error:
+            self._give_up(run, str(error))
+            return run.program.train_step(batch)
         except Exception as error:
             if not failed_to_compile(error):
                 raise
@@ -183,51 +178,6 @@ def _leave_out(run: TrainingRun, seconds: float) -> None:
     """Let time of compiling count neither as time of training nor, in estimates, as that of evaluations."""
     run.eval_seconds += seconds
     run.compile_seconds += seconds
-
-
-def find_obstacle(run: TrainingRun) -> str | None:
-    """Why the steps of a run cannot be compiled as a whole, or None where that has to be tried."""
-    program: Any = run.program
-    if not program._has_default_step:
-        return (
-            f"`{run.words.step}` is overridden, and the compiled step is the default one: override `forward` and "
-            "`compute_loss` instead"
-        )
-    if not program._has_default_update:
-        return "`update` is overridden"
-    if run.runtime.world > 1:
-        return "several processes average gradients between the backward pass and the optimizer step"
-    if len(run.updates.by_name) > 1:
-        return f"there are {len(run.updates.by_name)} optimizers ({', '.join(run.updates.by_name)})"
-    replaced = [name for name in ("forward", "compute_loss") if name in vars(program)]
-    if replaced:
-        return f"`{replaced[0]}` is replaced on the trainer object, as `Profile` does to time it"
-    return _obstacle_in_machine(run) or _obstacle_in_update(run)
-
-
-def _obstacle_in_machine(run: TrainingRun) -> str | None:
-    compilers = (*([os.environ["CXX"]] if os.environ.get("CXX") else []), *COMPILERS)
-    if run.runtime.is_host and not any(map(shutil.which, compilers)):
-        return "there is no C++ compiler, which torch.compile needs: install g++ or clang++"
-    return None
-
-
-def _obstacle_in_update(run: TrainingRun) -> str | None:
-    update = next(iter(run.updates.by_name.values()))
-    optimizer, modules = update.optimizer, run.components.modules.values()
-    if update.scaler is not None:
-        return "a loss scaler (precision='fp16') looks at gradients before each optimizer step: use 'bf16'"
-    if has_own_steps(optimizer, ours="loopwright.training.step_checks"):  # which look at steps outside of `update`
-        return "functions are registered to run before or after the optimizer's steps"
-    if any(map(has_backward_hooks, _all_modules(modules))):
-        return "functions are registered to run in the backward pass"
-    if any(getattr(module, "sparse", False) for module in _all_modules(modules)):
-        return "an embedding has sparse gradients"
-    return obstacle_in(optimizer, run.runtime.is_host)
-
-
-def _all_modules(modules: Any) -> list[nn.Module]:
-    return [part for module in modules for part in module.modules()]
 
 
 def reason_of(error: BaseException) -> str:

@@ -43,6 +43,15 @@ class Components:
         """Yield the parameters of all modules that require gradients, each once."""
         return trainable_parameters(self.modules.values())
 
+    def parameter_orders(self) -> dict[str, list[int]]:
+        """Return the places of each optimizer's parameters among those of all models, -1 where they are of none."""
+        params = [param for module in self.modules.values() for param in module.parameters()]
+        places = {id(param): place for place, param in enumerate(params)}
+        return {
+            name: [places.get(id(param), -1) for group in optimizer.param_groups for param in group["params"]]
+            for name, optimizer in self.optimizers.items()
+        }
+
     def count_parameters(self) -> dict[str, int]:
         """Count the parameters of all modules, each once, and the trainable ones; lazy ones are left out."""
         params = {id(p): p for module in self.modules.values() for p in module.parameters() if not is_lazy(p)}

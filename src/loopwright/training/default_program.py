@@ -19,6 +19,23 @@ if TYPE_CHECKING:
     from .update import OptimizerUpdate
 
 
+class NotAssigned:
+    """A name that other frameworks assign to stop a run; here it would do nothing, so that assigning it raises."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: object, cls: type) -> Any:
+        if owner is None:
+            return self
+        raise AttributeError(self.name)  # the `__getattr__` of the object then raises with advice
+
+    def __set__(self, owner: object, value: object) -> None:
+        from .._other_frameworks import explain_attribute
+
+        explain_attribute(owner, self.name)
+
+
 class DefaultProgram(Program):
     """The methods that a run of `Trainer` calls, of which doors replace some, and the calls for files."""
 
@@ -58,6 +75,9 @@ class DefaultProgram(Program):
         """Train another run with its components, on its runtime: one of an experiment, or again the trainer's own."""
         self.run, self._components, self.runtime, self.compile_mode = run, run.components, run.runtime, compiled
 
+    should_stop, stop_training = NotAssigned(), NotAssigned()
+    _leaves_schedules = False  # whether schedulers that a step of the user's own steps are left to it
+
     # Epochs and steps
 
     def _train_epoch(self) -> None:
@@ -95,7 +115,7 @@ class DefaultProgram(Program):
             return None
         from .step_checks import StepWatch
 
-        return StepWatch(self)
+        return StepWatch(self, {} if self._leaves_schedules else self.schedules)
 
     def _check_own_step(self, update: OptimizerUpdate) -> None:
         """Refuse an `optimizer.step()` in `train_step` that would be wrong without `update`."""
@@ -114,6 +134,18 @@ class DefaultProgram(Program):
         from .step_checks import refuse_update
 
         refuse_update(self, loss, count)
+
+    @contextmanager
+    def _keep_schedules(self) -> Iterator[None]:
+        """Context in which no scheduler of this trainer may be stepped, since the trainer steps it."""
+        if not self.schedules:
+            yield
+            return
+        from .step_checks import SchedulerWatch
+
+        watch = SchedulerWatch(self.schedules)
+        yield
+        watch.check("on_epoch_end")
 
     # Files
 

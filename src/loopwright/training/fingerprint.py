@@ -118,6 +118,8 @@ def check_ranks(run: TrainingRun, description: Mapping[str, Any]) -> None:
     runtime = run.runtime
     if runtime.world == 1:
         return
+    orders = run.components.parameter_orders()
+    description = {**description, **{f"{key_of('optimizer', name)}.order": order for name, order in orders.items()}}
     own = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
     if len(set(runtime.gather_objects(own))) == 1:
         return

@@ -202,6 +202,11 @@ class Program(MediaMethods, TrainerHooks):
         raise NotImplementedError
 
     @property
+    def _other_optimizers(self) -> Iterable[Optimizer]:
+        """Optimizers that the user steps by hand, which are no components of this trainer."""
+        return ()
+
+    @property
     def _has_default_step(self) -> bool:
         return False
 
@@ -245,6 +250,9 @@ class Program(MediaMethods, TrainerHooks):
         for schedule in self.schedules.values():
             if schedule.interval == "epoch":
                 schedule.step(row)
+
+    def _keep_schedules(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
 
     def _eval_mode(self) -> AbstractContextManager[None]:
         raise NotImplementedError

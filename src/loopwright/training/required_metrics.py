@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..callback import TrainerHooks
+from ..callbacks.interval import Watching
 from ..data.random import preserved_rng
 from ..errors import ConfigurationError, DataError
 from ..metrics.best import Directions, WatchedMetric, settle_all
@@ -52,7 +53,9 @@ def _check_plateau(schedule: Schedule, metric: str | None, directions: Direction
 
 
 def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
-    measured = {"loss"} | _measured_in_evaluation(run) | _measured_by_callbacks(run)
+    after_epochs, by_callbacks = {"loss"} | _measured_in_evaluation(run), _measured_by_callbacks(run)
+    _check_moments(run, after_epochs, _with_promised(by_callbacks, run))
+    measured = after_epochs | by_callbacks
     known = _with_promised(measured, run)
     if missing := _missing(wanted, known, run):
         in_training = _measured_in_training(run)
@@ -67,6 +70,21 @@ def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
             f"{wanted[name]} watches {name!r}, which this run will not measure; it will measure: "
             f"{', '.join(sorted(known))}.{hint}"
         )
+
+
+def _check_moments(run: TrainingRun, after_epochs: set[str], logged: set[str]) -> None:
+    """Refuse a callback that looks after updates or samples at a metric that has a value only after an epoch."""
+    for callback in run.callbacks:
+        if not isinstance(callback, Watching) or callback.interval.unit == "epoch":
+            continue
+        name, every = callback.metric, f"{callback.interval.n} {callback.interval.unit}s"
+        if name in after_epochs and _missing({name: ""}, logged, run):
+            option = f"every_n_{callback.interval.unit}s={callback.interval.n}"
+            raise ConfigurationError(
+                f"{type(callback).__name__} watches {name!r} every {every}, but this run measures it only after "
+                f"epochs: use `every_n_epochs=`, or watch a metric that a callback logs during epochs, such as "
+                f"'online_loss' of OnlineLoss({option})."
+            )
 
 
 def _with_promised(known: set[str], run: TrainingRun) -> set[str]:

@@ -262,9 +262,8 @@ def _schedule_texts(run: TrainingRun) -> Iterator[str]:
 
 def _untrained_text(run: TrainingRun) -> str:
     """Return a line on parameters that require gradients and belong to no optimizer."""
-    own = {
-        id(p) for optimizer in run.components.optimizers.values() for g in optimizer.param_groups for p in g["params"]
-    }
+    optimizers = [*run.components.optimizers.values(), *run.program._other_optimizers]
+    own = {id(param) for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]}
     named = ((f"{name}.{key}", p) for name, m in run.components.modules.items() for key, p in m.named_parameters())
     left = [name for name, param in named if param.requires_grad and id(param) not in own]
     if not left or not own:
@@ -278,7 +277,8 @@ def _untrained_text(run: TrainingRun) -> str:
 
 def _loss_text(run: TrainingRun) -> str:
     num_parts = run.program.accumulate * run.runtime.num_shares
-    return loss_text(getattr(run.program, "loss_fn", None), run.components.modules.get("model"), num_parts)
+    loss_fn, model = getattr(run.program, "loss_fn", None), run.components.modules.get("model")
+    return loss_text(loss_fn, model, num_parts, has_own_step=not run.program._has_default_step)
 
 
 def age_text(moment: datetime) -> str:

@@ -178,7 +178,13 @@ class TrainingRun:
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Handle signals in this block; several ranks act on a signal at the same update."""
+        """Handle signals in this block; several ranks act on a signal at the same update.
+
+        A block inside of such a block, as of a door whose user wrote the loop, changes nothing.
+        """
+        if self.signals.is_handling:
+            yield
+            return
         self.consensus = StopConsensus(self) if self.runtime.world > 1 else None
         with self.signals:
             yield

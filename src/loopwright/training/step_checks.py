@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from .._torch_compat import version_of
+from .._torch_compat.fast_paths import ignore_updates
 from ..errors import ConfigurationError
 from ..metrics.result import mistake_in_loss
 
@@ -28,8 +30,9 @@ class StepWatch:
     Such a call is counted and followed by the optimizer's schedulers, unless the trainer refuses it.
     """
 
-    def __init__(self, trainer: Program) -> None:
+    def __init__(self, trainer: Program, schedules: Mapping[str, Any] | None = None) -> None:
         self.trainer, self.optimization = trainer, trainer.run.updates
+        self._schedules = SchedulerWatch({} if schedules is None else schedules)
         self.updates = list(trainer.run.updates.by_name.values())
         self._is_whole = trainer.progress.epoch_step == 0
         self._calls = trainer.run.updates.calls
@@ -39,15 +42,24 @@ class StepWatch:
         self._taking_part: set[OptimizerUpdate] = set()
         self._positions: dict[str, list[Any]] = {}  # of schedulers, before a step outside of `update`
         self._handles: list[RemovableHandle] = []
+        self._replaced: list[tuple[dict[str, Any], Any]] = []  # attributes of optimizers, and their own `zero_grad`
 
     def __enter__(self) -> StepWatch:
         for update in self.updates:
             self._handles += watch_own_steps(update, self._before_own_step, self.optimization.note_own_step)
+            if self._is_accumulating:
+                attributes = vars(update.optimizer)
+                self._replaced.append((attributes, attributes.get("zero_grad")))
+                attributes["zero_grad"] = partial(self._zero_grad, update, update.optimizer.zero_grad)
         return self
 
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
+        for attributes, own in self._replaced:
+            attributes["zero_grad"] = own
+            if own is None:
+                del attributes["zero_grad"]
 
     def after_step(self, result: StepResult, position: int) -> None:
         """Check a step that has ended, at this position of its window."""
@@ -71,6 +83,7 @@ class StepWatch:
 
     def _check_first(self, result: StepResult) -> None:
         self._is_first = False
+        self._schedules.check(f"`{self.trainer._words.step}`", in_step=True)
         if self.optimization.calls != self._calls:
             return
         step, call = self.trainer._words.step, self.trainer._words.update
@@ -114,6 +127,16 @@ class StepWatch:
             "self.progress.update % 5 == 0: self.update(...)`), or do not accumulate."
         )
 
+    def _zero_grad(self, update: OptimizerUpdate, zero_grad: Callable[..., None], *args: Any, **options: Any) -> None:
+        """Zero the gradients for a step that asks for it, unless they are those of earlier steps of the window."""
+        if any(param.grad is not None for param in update.params):
+            raise ConfigurationError(
+                f"`{self.trainer._words.step}` called zero_grad() within an accumulation window of "
+                f"{self.trainer.accumulate} batches, which would drop the gradients of the batches before: remove it. "
+                f"`{self.trainer._words.update}` zeroes the gradients after each window."
+            )
+        zero_grad(*args, **options)
+
     def _before_own_step(self, update: OptimizerUpdate) -> None:
         self.trainer._check_own_step(update)
         self._positions[update.name] = scheduler_positions(update)
@@ -126,6 +149,30 @@ class StepWatch:
             if scheduler_positions(update) == before:
                 update.schedule()
         self._positions = {}
+
+
+class SchedulerWatch:
+    """Notices schedulers of the trainer that the user steps, too; from where it is made to `check`.
+
+    Args:
+        schedules: the trainer's schedules, by name.
+    """
+
+    def __init__(self, schedules: Mapping[str, Any]) -> None:
+        self._found = [(schedule, scheduler_position(schedule.scheduler)) for schedule in schedules.values()]
+
+    def check(self, where: str, *, in_step: bool = False) -> None:
+        """Raise if a scheduler moved; in a step, those that count updates may have moved by one."""
+        for schedule, before in self._found:
+            now = scheduler_position(schedule.scheduler)
+            may_move = in_step and schedule.interval == "update" and (not isinstance(before, int) or now == before + 1)
+            if now == before or may_move:
+                continue
+            raise ConfigurationError(
+                f"{type(schedule.scheduler).__name__} was stepped in {where}, and the trainer steps it as well, once "
+                f"per {schedule.interval}: remove the `scheduler.step()` of your own, or do not pass the scheduler to "
+                "the trainer."
+            )
 
 
 def watch_own_steps(
@@ -146,8 +193,8 @@ def watch_own_steps(
         if not update.is_stepping and after is not None:
             after(update)
 
-    handles = [update.optimizer.register_step_pre_hook(enter)]
-    return handles if after is None else [*handles, update.optimizer.register_step_post_hook(leave)]
+    handles = [update.optimizer.register_step_pre_hook(ignore_updates(enter))]
+    return handles if after is None else [*handles, update.optimizer.register_step_post_hook(ignore_updates(leave))]
 
 
 def check_trained(run: TrainingRun) -> None:
@@ -220,6 +267,9 @@ def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
     if (mistake := mistake_in_loss(loss, count, trainer._words.takes_count)) is not None:
         raise ConfigurationError(f"The loss in `{trainer._words.step}` {mistake}.") from None
     error, names = sys.exception(), list(trainer.optimizers)
+    if len(names) == 1 and error is not None and "a second time" in str(error):
+        call = trainer._words.update
+        error.add_note(f"`{call}` runs backward itself: remove `loss.backward()` from `{trainer._words.step}`.")
     if len(names) > 1 and any(text in str(error) for text in ("a second time", "by an inplace operation")):
         assert error is not None
         error.add_note(f"If several optimizers share one loss, update them together: `self.update(loss, {names})`.")

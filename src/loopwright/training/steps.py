@@ -106,7 +106,8 @@ def record_epoch(run: TrainingRun, measured: Mapping[str, float]) -> None:
         run.meter.is_over = True
         progress.next_epoch()
         run.program._schedule_epoch(row)
-        run.emit("on_epoch_end", row)
+        with run.program._keep_schedules():
+            run.emit("on_epoch_end", row)
         if run.consensus is not None:
             run.consensus.on_stop(run)
 
@@ -132,7 +133,9 @@ def compute_steps(run: TrainingRun, watch: EpochChecks | None, steps: Iterable[S
     for step in steps:
         try:
             with autocast:
-                step.result = StepResult.of(train_step(step.batch), step.size)
+                result = train_step(step.batch)
+            is_ready = type(result) is StepResult and result.size is not None  # as the trainer's own step returns it
+            step.result = result if is_ready else StepResult.of(result, step.size)
         except torch.OutOfMemoryError as error:
             step.result = redo_window(run, step.window, step.position, error)
             train_step = step_function(run)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
+from .._torch_compat import watch_operators
 from ..errors import ConfigurationError
 
 TARGET_NAMES = ("labels", "label", "targets", "target", "y")
+TO_FLOAT = "convert tensors with `.float()`, arrays with `.astype('float32')`"
 ABOUT_INPUTS = re.compile(  # messages about shapes, types and indices
     r"\b(shapes?|sizes?|dim(ension)?s?|d?types?|scalar type|channels?|inputs?|expected|arguments?|index|indices|unpack"
-    r"|broadcast(able)?|bounds|mat[12]|multiplied|\dd)\b",
+    r"|broadcast(able)?|bounds|not implemented for|mat[12]|multiplied|\dd)\b",
     re.IGNORECASE,
 )
 
@@ -64,7 +68,7 @@ def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", for
             error.add_note(
                 f"The model was called with {describe(inputs)}. If that is not what it takes, override `{split}` "
                 f"(which part of a batch is input) or `{forward}` (how the model is called)."
-                f"{_dtype_hint(error, inputs)}"
+                f"{_dtype_hint(error, inputs)}{_names_hint(error, inputs) if split == 'split_batch' else ''}"
             )
         raise
 
@@ -84,10 +88,20 @@ def _dtype_hint(error: BaseException, inputs: Any) -> str:
     if not any(word in str(error).lower() for word in ("dtype", "double", "scalar type")):
         return ""
     if "float64" in describe(inputs):
-        return " The inputs are float64, which numpy makes by default: convert the data with `.float()`."
+        return f" The inputs are float64, which numpy makes by default: {TO_FLOAT}."
     if isinstance(inputs, Tensor) and not inputs.is_floating_point() and not inputs.is_complex():
-        return " The inputs are whole numbers: convert the data with `.float()`."
+        return f" The inputs are whole numbers: {TO_FLOAT}."
     return ""
+
+
+def _names_hint(error: BaseException, inputs: Any) -> str:
+    """Advice about the names in a dict, which have to be those of the model's arguments."""
+    if not isinstance(error, TypeError) or not isinstance(inputs, Mapping):
+        return ""
+    return (
+        f" The entries of a dict are passed by their names: {', '.join(map(str, inputs))}. Name them as in the model's "
+        f"`forward`; the target is the entry named {', '.join(TARGET_NAMES[:-1])} or {TARGET_NAMES[-1]}."
+    )
 
 
 def _target_hint(outputs: Any, targets: Any) -> str:
@@ -102,6 +116,8 @@ def _target_hint(outputs: Any, targets: Any) -> str:
         return " Give the targets the shape of the outputs: `targets.unsqueeze(1).float()`."
     if outputs.dim() < 2 or targets.shape[:1] != outputs.shape[:1]:
         return ""
+    if outputs.dim() > 2 and targets.shape == outputs.shape[:-1]:
+        return f" Classes come second in the outputs of a loss: `outputs.transpose(1, {outputs.dim() - 1})`."
     if targets.dim() == 2 and targets.shape[1] == 1:
         return " Class labels have one dimension: `targets.squeeze(1)`."
     if targets.is_floating_point():
@@ -120,10 +136,13 @@ def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, o
             f"`loss_fn=`, return the loss from the model, or override `{override}`."
         )
     try:
+        if type(targets) is Tensor and type(outputs) is Tensor and targets.dim() + outputs.dim() == 3:
+            return call_loss(loss_fn, outputs, targets)
         return loss_fn(outputs) if targets is None else loss_fn(outputs, targets)
+    except ConfigurationError:
+        raise
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
-        is_call = isinstance(error, TypeError) and (error.__traceback__ is None or error.__traceback__.tb_next is None)
-        if not is_call:
+        if not (isinstance(error, TypeError) and _is_of_call(error)):
             if is_about_inputs(error):
                 error.add_note(
                     f"The loss was called with {describe(outputs)} as outputs and {describe(targets)} as targets."
@@ -137,14 +156,63 @@ def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, o
         ) from error
 
 
-def loss_text(loss_fn: Any, model: nn.Module | None, num_parts: int) -> str:
-    """A sentence for the first line of a run about a loss that does not do what its user expects; mostly none.
+_CALLED: dict[int, ref[Any]] = {}  # loss functions whose operators `call_loss` has looked at
+
+
+def _is_of_call(error: BaseException) -> bool:
+    """Whether the call of a loss itself failed, and not a line in it."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code in (loss_of.__code__, call_loss.__code__):
+        frame = frame.tb_next
+    return frame is None
+
+
+def call_loss(loss_fn: Callable[..., Any], outputs: Any, targets: Any) -> Any:
+    """Call a loss, which must not combine outputs (n, 1) with targets (n,), or the reverse, to (n, n).
+
+    Broadcasting does so in `(outputs - targets) ** 2`: every output is compared with every target. Operators of a loss
+    function are looked at in its first call with such shapes.
+    """
+    is_column = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    is_column = is_column and outputs.numel() == targets.numel() > 1 and {outputs.dim(), targets.dim()} == {1, 2}
+    known = _CALLED.get(id(loss_fn))
+    if not is_column or (known is not None and known() is loss_fn) or torch.compiler.is_compiling():
+        return loss_fn(outputs, targets)
+    size = outputs.numel()
+
+    def look(arguments: tuple[Any, ...], result: Any) -> None:
+        is_square = isinstance(result, Tensor) and result.shape == (size, size)
+        if is_square and any(isinstance(value, Tensor) and value.shape == (size,) for value in arguments):
+            raise ConfigurationError(
+                f"The outputs have shape {tuple(outputs.shape)} and the targets {tuple(targets.shape)}, and the loss "
+                f"combines them to ({size}, {size}): every output with every target. Give both the same shape: "
+                f"{'`targets.unsqueeze(1)`' if targets.dim() == 1 else '`outputs.unsqueeze(1)`'} in the data or in the "
+                "loss. If all pairs are meant, write so: `targets[None]`."
+            )
+
+    with watch_operators(look):
+        loss = loss_fn(outputs, targets)
+    with suppress(TypeError):  # some callables cannot be referred to weakly: these are looked at in every call
+        key = id(loss_fn)
+        _CALLED[key] = ref(loss_fn, lambda _: _CALLED.pop(key, None))
+    return loss
+
+
+def loss_text(loss_fn: Any, model: nn.Module | None, num_parts: int, *, has_own_step: bool = False) -> str:
+    """A sentence for the first line of a run about a step or loss that its user does not expect; mostly none.
 
     Args:
         loss_fn: The loss.
         model: The model whose outputs it gets.
         num_parts: The number of batches of one update, on all processes.
+        has_own_step: Whether the user wrote the step, which may call methods of the model.
     """
+    for method in ("training_step", "train_step", "configure_optimizers"):
+        if not has_own_step and callable(getattr(model, method, None)):
+            return (
+                f" {type(model).__name__}.{method} is not called, because it is a method of the model: move it into a "
+                f"subclass of Trainer{', as `train_step(self, batch)`' if 'step' in method else ''}."
+            )
     while isinstance(model, nn.Sequential) and len(model):
         model = model[-1]
     name, last = type(loss_fn).__name__, type(model)

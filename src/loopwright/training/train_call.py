@@ -154,7 +154,7 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
             rank = run.runtime.sample_rank
             seed_everything(run.program.seed if rank == 0 else derive_seed(run.program.seed, rank))
     elif run.num_calls < progress.call or _is_finished(run, limits):
-        run.say(_finished_line(run))
+        run.say(_finished_line(run, limits))
         run.pending = pending
         if pending is not None:
             pending.restore_rng()
@@ -170,7 +170,7 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
     return True
 
 
-def _finished_line(run: TrainingRun) -> str:
+def _finished_line(run: TrainingRun, limits: Limits) -> str:
     """Return the line that says why a call has nothing to train, and what to do about it."""
     progress = run.progress
     if run.num_calls < progress.call:
@@ -183,7 +183,9 @@ def _finished_line(run: TrainingRun) -> str:
             f"{start}; it ended because: {run.stop_reason}. Pass {run.words.accept_changes} to continue anyway, or "
             f"{run.words.start_over} to start over."
         )
-    return f"{start}. Raise the limit to continue, or pass {run.words.start_over} to start over."
+    counts = ((limits.epochs, "epoch"), (limits.updates, "update"), (limits.samples, "sample"))
+    of = next((f" of {counted(count, unit)}" for count, unit in counts if count is not None), "")
+    return f"{start}. Raise the limit{of} to continue, or pass {run.words.start_over} to start over."
 
 
 def _place(run: TrainingRun, stream: Stream, pending: PendingRestore, *, is_changed: bool) -> None:

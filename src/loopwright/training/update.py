@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from .._torch_compat import foreach_div_, supports_found_inf
+from .._torch_compat.fast_paths import OptimizerStep, backward
 from ..callback import Hook
 from ..errors import ConfigurationError
 from ..metrics.result import mistake_in_loss
@@ -76,6 +77,7 @@ class OptimizerUpdate:
         peers: Peers | None = None,
     ) -> None:
         self.name, self.optimizer, self.scaler = name, optimizer, scaler
+        self._take_step = OptimizerStep(optimizer)
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.guard = guard
         self.peers = peers
@@ -88,8 +90,10 @@ class OptimizerUpdate:
         self.is_stepping = False
         self.is_joined = False  # whether the optimizer is being updated together with others
         self.params: list[nn.Parameter] = []
+        self.held: list[tuple[dict[str, Any], str, list[Any], int]] = []  # where the optimizer has lists, and lengths
         self.holds_all = False  # whether every trainable parameter belongs to the optimizer
         self.is_skipped = False
+        self._is_fused_sgd = False
         self._count: Any = None  # items of the window so far
         self._flag: Tensor | float | None = None  # above 0: not finite; a number where reading one is free
         self._reads_are_free = reads_are_free
@@ -115,6 +119,9 @@ class OptimizerUpdate:
     def refresh(self, trainable: Iterable[nn.Parameter]) -> None:
         """Read the optimizer's parameters again, after groups were added or layers frozen."""
         self.params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        owners = [(vars(self.optimizer), "param_groups"), *((group, "params") for group in self.optimizer.param_groups)]
+        self.held = [(owner, name, owner[name], len(owner[name])) for owner, name in owners if name in owner]
+        self._is_fused_sgd = type(self.optimizer) is SGD and any(g.get("fused") for g in self.optimizer.param_groups)
         own = {id(p) for p in self.params}
         self.holds_all = all(id(p) in own for p in trainable)
 
@@ -252,13 +259,15 @@ class OptimizerUpdate:
     def step(self) -> None:
         """Step the optimizer; a loss scaler, or a flag on the device, may skip the step."""
         self.is_stepping = True
+        if self._is_fused_sgd and len(self.optimizer.state) < len(self.params):
+            add_missing_momentum(self.optimizer)
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         elif self._flag is not None:
             self._step_unless_flagged()
         else:
-            self.optimizer.step()
+            self._take_step()
         self.is_stepping = False
         self.num_updates += 1
 
@@ -290,7 +299,7 @@ class OptimizerUpdate:
         """Make the fused optimizer skip the step on the device, as it does for loss scaling, without a host sync."""
         optimizer: Any = self.optimizer
         optimizer.grad_scale, optimizer.found_inf = None, self._flag
-        optimizer.step()
+        self._take_step()
         del optimizer.grad_scale, optimizer.found_inf
         flag = cast(Tensor, self._flag)
         self._seen = flag if self._seen is None else torch.maximum(self._seen, flag)
@@ -347,14 +356,25 @@ def run_backward(
     if peers is not None:
         inputs = peers.prepare_backward(loss, params, inputs, is_last=is_last, flag=flag, overlaps=overlaps)
     try:
-        if inputs is None:
-            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-        else:
-            torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
+        backward(loss, retain_graph, inputs)
         is_complete = True
     finally:
         if peers is not None:
             peers.finish_backward(is_complete=is_complete)
+
+
+def add_missing_momentum(optimizer: Optimizer) -> None:
+    """Give parameters whose first gradient comes later than those of others, as of layers that were frozen, a buffer.
+
+    The fused kernel of SGD fails if some parameters of a group have one and others not. Zeros are what it begins with.
+    """
+    for group in optimizer.param_groups:
+        if not group.get("fused") or not group["momentum"] or group["dampening"]:
+            continue
+        used = [p for p in group["params"] if p.grad is not None]
+        missing = [p for p in used if optimizer.state.get(p, {}).get("momentum_buffer") is None]
+        for param in missing if len(missing) < len(used) else ():
+            optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
 
 
 def _at_least_one(count: Any) -> Any:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._torch_compat import supports_found_inf
+from .._torch_compat.fast_paths import OptimizerStep
 from ..errors import ConfigurationError
-from .update import OptimizerUpdate
+from .update import OptimizerUpdate, add_missing_momentum
 from .window import Window
 
 OneOptimizer = Optimizer | str  # itself, or its name
@@ -71,6 +72,7 @@ class JointUpdate(OptimizerUpdate):
         self.holds_all = trained.keys() <= held.keys()
         self.params = list(({key: p for key, p in trained.items() if key in held} | held).values())
         self._several.param_groups = [{"params": self.params}]
+        self.held = [entry for member in self.members for entry in member.held]
 
     def backward(self, loss: Tensor, window: Window, count: Any = None, retain_graph: bool | None = None) -> None:
         first = self.members[0]
@@ -89,6 +91,8 @@ class JointUpdate(OptimizerUpdate):
     def step(self) -> None:
         for member in self.members:
             member.is_stepping = True
+            if member._is_fused_sgd and len(member.optimizer.state) < len(member.params):
+                add_missing_momentum(member.optimizer)
         super().step()
         for member in self.members:
             member.is_stepping = False
@@ -104,14 +108,14 @@ class _SeveralOptimizers:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self.param_groups: list[dict[str, Any]] = []
-        self._optimizers: Sequence[Any] = optimizers
+        self._optimizers = [(optimizer, OptimizerStep(optimizer)) for optimizer in optimizers]
         self._step_supports_amp_scaling = all(supports_found_inf(o) for o in optimizers)
 
     def step(self) -> None:
         given = {name: value for name, value in vars(self).items() if name in ("grad_scale", "found_inf")}
-        for optimizer in self._optimizers:
+        for optimizer, take_step in self._optimizers:
             vars(optimizer).update(given)  # a fused optimizer reads them to skip a step on the device
-            optimizer.step()
+            take_step()
             for name in given:
                 delattr(optimizer, name)
 
@@ -138,6 +142,7 @@ class Updates:
         self.on_joint: list[Callable[[OptimizerUpdate], None]] = []  # called with each joint update, when it is made
         self._joint: dict[tuple[str, ...], JointUpdate] = {}
         self._trainable: list[nn.Parameter] = []
+        self._modules: list[nn.Module] = []
         self._no_autocast = no_autocast
         self._find_only()
 
@@ -171,6 +176,10 @@ class Updates:
             raise self._unclear()
         self.calls += 1
         update.calls += 1
+        for owner, name, value, length in update.held:  # as `follow_groups`, without a call in each step
+            if owner[name] is not value or len(value) != length:
+                self.refresh(self._modules)
+                break
         if self._no_autocast is None:
             self._run(update, loss, count, retain_graph)
             return
@@ -257,12 +266,18 @@ class Updates:
         return joint
 
     def refresh(self, modules: Iterable[nn.Module]) -> None:
-        """Read again which parameters require gradients; call it after freezing or adding parameter groups."""
-        self._trainable = [p for module in modules for p in module.parameters() if p.requires_grad]
+        """Read again which parameters require gradients; call it after freezing or unfreezing."""
+        self._modules = list(modules)
+        self._trainable = [p for module in self._modules for p in module.parameters() if p.requires_grad]
         for update in self.every():
             update.refresh(self._trainable)
         own = {id(param) for update in self.by_name.values() for param in update.params}
         self.holds_all = all(id(param) in own for param in self._trainable)
+
+    def follow_groups(self, update: OptimizerUpdate) -> None:
+        """Read parameters again where a callback has added or removed some, or a group of them, in mid-epoch."""
+        if any(owner[name] is not value or len(value) != length for owner, name, value, length in update.held):
+            self.refresh(self._modules)
 
     def check(self) -> None:
         """Make the guard act on the flags that the device set since the last log point."""

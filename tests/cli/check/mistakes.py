@@ -86,6 +86,21 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "model.scheduler",
         "the run has only 0.875 of one: it would never be stepped",
     ),
+    "a step of a schedule after the run": (
+        scheduler("MultiStep", "at_updates=[20, 500]"),
+        "model.scheduler",
+        "the schedule changes at update 500, but the run has only 40",
+    ),
+    "milestones after the run": (
+        scheduler("MultiStepLR", "milestones=[100]", "every=update"),
+        "model.scheduler",
+        r"MultiStepLR\(milestones=\[100\]\): the run has 40 updates, before the first",
+    ),
+    "a learning rate below zero": (
+        scheduler("ExponentialLR", "gamma=-1.0", "every=update"),
+        "model.scheduler",
+        r"the learning rate is \[-0.01\] after step 1 of 40",
+    ),
     "an interval longer than the run": (
         ("trainer.callbacks.0.every_n_updates=1000",),
         "trainer.callbacks.0",
@@ -131,6 +146,16 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "datasets.train",
         "samples 54 and 63 cannot be put into one batch",
     ),
+    "a sample that is None": (
+        ("datasets.train.kind=checked.Missing", "datasets.train.n=10"),
+        "datasets.train",
+        "sample 9 is None: return the sample from __getitem__",
+    ),
+    "weights that become infinite": (
+        ("model.kind=checked.Overflowing",),
+        "model",
+        "weights are not finite after the first updates",
+    ),
     "a length that is too long": (
         ("datasets.test.kind=checked.Short",),
         "datasets.test",
@@ -163,10 +188,36 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "a model that cannot be built": (("model.kind=checked.Failing", "~model.width"), "model", "weights are nowhere"),
     "a file where the runs go": (("output_path=checked.py/out",), "output_path", "is a file, so"),
+    "a URL where the runs go": (("output_path=s3://bucket/runs",), "output_path", "is a URL, but files can be written"),
     "an initial checkpoint that is not there": (
         ("+initializer.kind=FromCheckpoint", "+initializer.path=nowhere.safetensors"),
         "initializer",
         "nowhere.safetensors",
+    ),
+}
+
+NOTES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    # what is no mistake, but worth a line: (overrides, the key that is named, words of the note)
+    "values that are not finite": (("datasets.test.kind=checked.Infinite",), "datasets.test", "are not finite in x"),
+    "weights without gradient": (
+        ("model.kind=checked.Spare", "~model.width"),
+        "model",
+        "no gradient reaches spare.weight, spare.bias",
+    ),
+    "inputs that training changes": (
+        ("model.kind=checked.GreedyInTraining",),
+        "model",
+        "a step changes its batch in place: x",
+    ),
+    "a cosine that rises again": (
+        scheduler("CosineAnnealingLR", "T_max=10", "every=update"),
+        "model.scheduler",
+        r"CosineAnnealingLR\(T_max=10\) is stepped 40 times: after 10 it rises again",
+    ),
+    "a model that would be compiled": (
+        ("+trainer.use_torch_compile=true",),
+        "trainer.use_torch_compile",
+        "the model was not compiled for this check",
     ),
 }
 

@@ -76,6 +76,24 @@ class Growing(Net):
         return self.body(x) * self.scale
 
 
+class GreedyInTraining(Net):
+    def forward(self, x):
+        return self.body(x.mul_(1.5) if self.training else x)
+
+
+class Spare(Net):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
+
+
+class Overflowing(Net):
+    def forward(self, x):
+        if self.training:
+            self.body[0].bias.data[0] = float("inf")
+        return self.body(x)
+
+
 class Counting(Net):
     def __init__(self):
         super().__init__()
@@ -125,6 +143,16 @@ class Spoiling(Points):
 class FloatLabels(Points):
     def __getitem__(self, index):
         return {"x": self.x[index], "y": self.y[index].float()}
+
+
+class Missing(Points):
+    def __getitem__(self, index):
+        return None if index == 9 else super().__getitem__(index)
+
+
+class Infinite(Points):
+    def __getitem__(self, index):
+        return {"x": self.x[index] / 0, "y": self.y[index]}
 
 
 class Pairs(Points):

@@ -13,7 +13,7 @@ import torch
 
 from loopwright.cli import main
 from loopwright.cli.check.config import check_config
-from tests.cli.check.mistakes import MISTAKES, WELL, callback
+from tests.cli.check.mistakes import MISTAKES, NOTES, WELL, callback
 from tests.cli.check.projects import CONFIG, MODULE
 
 
@@ -45,6 +45,13 @@ def test_mistake_is_found_with_its_place(overrides, key, words):
     assert len(fitting) == 1, "\n".join(map(str, found))
     assert fitting[0].key.startswith(key)
     assert fitting[0].file.endswith("run.yaml") or fitting[0].file == "command line"
+
+
+@pytest.mark.parametrize(("overrides", "key", "words"), NOTES.values(), ids=NOTES)
+def test_note_is_no_mistake_and_names_its_place(overrides, key, words):
+    report = check_config("run.yaml", overrides)
+    assert report.mistakes == []
+    assert [note.key for note in report.notes if re.search(words, note.message)] == [key]
 
 
 @pytest.mark.parametrize("overrides", WELL.values(), ids=WELL)
@@ -151,6 +158,12 @@ def test_notes_are_no_mistakes(capsys):
 def test_a_missing_config_has_exit_code_2(capsys):
     assert main(["check", "nowhere.yaml"]) == 2
     assert "nowhere.yaml is not a file" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_yaml_is_a_mistake_with_its_line(capsys):
+    Path("broken.yaml").write_text("seed: [1, 2\nname: points\n")
+    assert main(["check", "broken.yaml"]) == 1
+    assert "1 mistake in broken.yaml:\nbroken.yaml:2\n    is not YAML: expected ',' or ']'" in capsys.readouterr().out
 
 
 def test_command_works_as_a_process_of_its_own(project):

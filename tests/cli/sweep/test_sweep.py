@@ -75,6 +75,17 @@ def _check_finished_runs_stay(capsys, own: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in own.rglob("*")} == before
 
 
+def test_a_run_whose_process_is_killed_has_failed_and_the_signal_is_named(project, capsys):
+    with (project / "cli_project.py").open("a") as module:
+        module.write(
+            "\n\nimport os\n\nclass Killed(Net):\n    def forward(self, x):\n        os.kill(os.getpid(), 9)\n"
+        )
+    assert main(["sweep", "run.yaml", "model.kind=cli_project.Killed", "++sweep={model.width: [4]}", "--json"]) == 1
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["state"] == "failed"
+    assert run["error"].startswith("its process ended with SIGKILL: ")
+
+
 @pytest.mark.long
 def test_ctrl_c_lets_runs_save_and_the_same_command_continues_them_exactly(project):
     arguments = ["sweep", "run.yaml", "++sweep={model.optimizer.lr: [0.1]}", HOLD]
@@ -84,7 +95,7 @@ def test_ctrl_c_lets_runs_save_and_the_same_command_continues_them_exactly(proje
     (project / "go").touch()
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert "Interrupted: the same command continues." in printed
+    assert "Interrupted. The same command continues the sweep." in printed
     run = project / "runs" / "points" / "sweep" / "lr=0.1"
     assert (RunView(run).state, RunView(run).progress.update) == ("interrupted", 5)
     assert main(arguments) == 0

@@ -31,7 +31,7 @@ from loopwright.errors import CheckpointError
 
 from ...loops import build_net
 from .runs import build_trainer
-from .test_replaced_stages import replaced, torch_step, zero_backward_step
+from .stages import replaced, torch_step, zero_backward_step
 
 FOREIGN = (
     "runtime=",

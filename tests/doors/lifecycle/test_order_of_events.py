@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from torch.utils.data import TensorDataset
 
 from loopwright.doors.lifecycle import Trainer
@@ -110,7 +112,9 @@ def test_inner_methods_are_called_where_the_document_has_them(points: TensorData
             log.append(f"run_eval_epoch {is_training}")
             super()._run_eval_epoch(eval_dl, is_training)
 
+    handler = signal.getsignal(signal.SIGINT)
     trainer = train(build_trainer(kind=Inner), head(points, 16), 1, eval_dataset=points, gradient_clip_value=1.0)
+    assert signal.getsignal(signal.SIGINT) is handler
     trainer.evaluate(points)
     setup = ["prepare_model_and_optimizer", "prepare_dataloaders", "create_run_config"]
     run = ["run_training", "run_train_epoch", "clip_gradients", "clip_gradients", "run_eval_epoch True"]

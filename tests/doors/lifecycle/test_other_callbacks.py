@@ -20,6 +20,7 @@ from loopwright.doors.lifecycle import (
     ModelEmaCallback,
     MoveModulesToDeviceCallback,
     PrintMetricsCallback,
+    PrintProgressCallback,
     ProgressBarCallback,
     StepBasedEvaluationCallback,
     Trainer,
@@ -28,7 +29,8 @@ from loopwright.doors.lifecycle import (
 from loopwright.doors.lifecycle.callbacks.reporting import _Bar
 
 from ...loops import assert_same_model, build_net, evaluate_by_hand
-from .runs import Each, build_trainer, train
+from ...terminals import Screen, terminal
+from .runs import Each, build_trainer, head, train
 
 
 class CountingEval(TrainerCallback):
@@ -199,6 +201,32 @@ def test_the_bar_shows_how_far_an_epoch_is(points: TensorDataset, capsys: pytest
     assert bar.text(bar.began + 1).startswith("train [===============               ] 2/4  2 batches/s")
     train(build_trainer(callbacks=[ProgressBarCallback]), points, 1)
     assert capsys.readouterr().out == ""
+
+
+def test_the_bar_is_drawn_on_a_terminal_and_removed(points: TensorDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.doors.lifecycle.callbacks.reporting.REDRAW_SECONDS", 0.0)
+    with terminal(monkeypatch) as written:
+        train(build_trainer(callbacks=[ProgressBarCallback]), points, 1, eval_dataset=head(points, 9))
+    for line in ("train [==============================] 5/5", "eval [===============               ] 1/2"):
+        assert line in written[0]
+    assert Screen().feed(written[0]).text == ""
+
+
+def test_an_evaluation_alone_is_printed(points: TensorDataset, capsys: pytest.CaptureFixture[str]) -> None:
+    build_trainer(callbacks=[PrintProgressCallback]).evaluate(points)
+    assert capsys.readouterr().out == "\nEvaluating\nEvaluation is finished\n"
+
+
+def test_an_evaluation_in_the_middle_of_training_has_a_metric_of_its_own(points: TensorDataset) -> None:
+    class Evaluating(Trainer):
+        def train_epoch_end(self) -> None:
+            self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
+
+    trainer = train(build_trainer(kind=Evaluating), points, 2, eval_dataset=points)
+    history = trainer.run_history
+    assert list(history.get_metric_values("intermediate_eval_loss")) == list(
+        history.get_metric_values("eval_loss_epoch")
+    )
 
 
 def test_print_metrics_beside_the_defaults_prints_each_metric_once(

@@ -14,7 +14,7 @@ from loopwright.doors.lifecycle import Trainer
 
 from ...loops import assert_same_model, build_net, train_by_hand
 from .runs import build_trainer, train
-from .test_replaced_stages import STAGES, published_eval_epoch, replaced
+from .stages import STAGES, published_eval_epoch, replaced
 
 SCALER_FREE = [name for name in STAGES if name not in ("backward", "all", "epoch of plain stages", "schedule")]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -20,7 +20,7 @@ from loopwright.doors.lifecycle.utils import local_process_zero_first, local_pro
 
 from ...distributed.ranks import run_ranks, start_ranks
 from ...distributed.scenarios import assert_same, build_data, build_model, poisoned, weights_of
-from .test_replaced_stages import (
+from .stages import (
     STAGES,
     accelerator_clip,
     published_eval_epoch,

@@ -15,7 +15,7 @@ from loopwright.doors.lifecycle import StopTrainingError, Trainer, TrainerCallba
 
 from ...loops import assert_same_model, build_net, evaluate_by_hand, train_by_hand
 from .runs import Each, build_trainer, head, recording_callback, train
-from .test_replaced_stages import published_run, replaced
+from .stages import published_run, replaced
 
 
 def test_a_run_goes_by_the_config_that_the_user_made(points: TensorDataset) -> None:

@@ -224,6 +224,20 @@ def test_limited_batches_and_extra_evaluations_resume_too(points: TensorDataset,
     assert_same_run(resumed, whole)
 
 
+def test_a_state_that_a_signal_asks_for_is_saved_after_the_update_and_resumes_exactly(
+    points: TensorDataset, tmp_path: Path
+) -> None:
+    def request(trainer: Trainer) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    saving = SaveTrainingStateCallback(tmp_path / "states", save_at_end=False)
+    whole = train(build_trainer(callbacks=[saving, at_step(2, request), at_step(6, request)]), points, 2)
+    assert [path.name for path in (tmp_path / "states").iterdir()] == ["requested"]
+    resumed = build_trainer(seed=3)
+    resumed.train(points, 2, resume_from=tmp_path / "states" / "requested")
+    assert_same_run(resumed, whole)
+
+
 def test_only_the_latest_states_are_kept(points: TensorDataset, tmp_path: Path) -> None:
     saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_epochs=1, save_at_end=False, max_checkpoints=2)
     train(build_trainer(callbacks=[saving]), points, 4)

@@ -162,6 +162,12 @@ def test_an_evaluation_loss_that_is_no_number_ends_training(
     assert "the evaluation loss is nan" in capsys.readouterr().out
 
 
+def test_an_evaluation_alone_whose_loss_is_no_number_raises(points: TensorDataset) -> None:
+    trainer = build_trainer(callbacks=[TerminateOnNaNCallback])
+    with pytest.raises(NonFiniteLossError, match="evaluation loss is nan: check the weights and the evaluation data"):
+        trainer.evaluate(TensorDataset(points.tensors[0] * math.nan, points.tensors[1]))
+
+
 def test_where_reading_a_loss_would_wait_the_optimizer_step_is_guarded_instead(points: TensorDataset) -> None:
     class Slow(Runtime):
         reads_are_free = False  # type: ignore[assignment]

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from loopwright.data.random import seed_everything
 
-from .programs import MyTrainer, build_data, windows
+from ...loops import build_net
+from .programs import Config, MyTrainer, build_data, windows
 
 CLIP = 0.3
 
@@ -22,6 +23,12 @@ class Idiom(MyTrainer):
 
     def clip(self) -> None:
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+
+
+def fit(kind: type[Idiom], **options: Any) -> Idiom:
+    trainer = kind(Config(n_epochs=2, **options), build_net())
+    trainer.fit()
+    return trainer
 
 
 class OwnStep(Idiom):

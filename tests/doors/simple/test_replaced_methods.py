@@ -9,153 +9,26 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ChainedScheduler, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError
 from loopwright.doors.simple import Trainer
 from tests.distributed.ranks import run_ranks
-from tests.loops import assert_same_model, assert_same_optimizer, build_net
 
-from .programs import adam, cross_entropy, saved_in
-
-PER_BATCH = {"training": {"scheduler_step_per_batch": True}}
-
-
-def loader(points: TensorDataset) -> DataLoader[Any]:
-    return DataLoader(points, batch_size=8)
-
-
-def train_by_hand(
-    points: TensorDataset, epochs: int, *, clip: float | None = None, every: int = 1, seed: int = 1
-) -> tuple[nn.Module, Optimizer, StepLR, list[float]]:
-    """An ordinary loop with an optimizer, a scheduler stepped after each epoch, and gradients of `every` batches."""
-    model = build_net(seed, dropout=0.0)
-    optimizer = adam(model)
-    scheduler = StepLR(optimizer, 1, gamma=0.5)
-    losses, num_batches = [], 0
-    for _ in range(epochs):
-        for inputs, targets in loader(points):
-            loss = cross_entropy(model(inputs), targets)
-            loss.backward()
-            num_batches += 1
-            if num_batches % every == 0:
-                if clip is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), clip)
-                optimizer.step()
-                optimizer.zero_grad()
-            losses.append(loss.item())
-        scheduler.step()
-    return model, optimizer, scheduler, losses
-
-
-def build(kind: type[Trainer], config: Any = None, seed: int = 1) -> Trainer:
-    model = build_net(seed, dropout=0.0)
-    optimizer = adam(model)
-    return kind(model, optimizer, cross_entropy, config, scheduler=StepLR(optimizer, 1, gamma=0.5))
-
-
-def assert_same(trainer: Trainer, by_hand: tuple[nn.Module, Optimizer, StepLR, list[float]]) -> None:
-    model, optimizer, scheduler, _ = by_hand
-    assert trainer.optimizer is not None
-    assert_same_model(trainer.model, model)
-    assert_same_optimizer(trainer.optimizer, optimizer)
-    assert trainer.scheduler.last_epoch == scheduler.last_epoch
-
-
-class OwnStep(Trainer):
-    def train_step(self, batch: Any) -> dict[str, float]:
-        assert self.optimizer is not None
-        inputs, targets = batch[0].to(self.device), batch[1].to(self.device)
-        self.model.train()
-        self.optimizer.zero_grad()
-        loss = self.loss_fn(self.model(inputs), targets)  # type: ignore[misc]
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
-        self.optimizer.step()
-        return {"loss": loss.item()}
-
-
-class AccumulatingStep(Trainer):
-    """Gradients of two batches an update, as the document says to implement it."""
-
-    num_batches = 0
-
-    def train_step(self, batch: Any) -> dict[str, float]:
-        assert self.optimizer is not None
-        inputs, targets = self._prepare_batch(batch)
-        loss = self._compute_loss(self._forward_pass(inputs), targets)
-        loss.backward()
-        self.num_batches += 1
-        if self.num_batches % 2 == 0:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return {"loss": loss.item()}
-
-
-class OwnEvalStep(Trainer):
-    def eval_step(self, batch: Any) -> dict[str, float]:
-        self.model.eval()
-        with torch.no_grad():
-            outputs = self.model(batch[0])
-        return {"loss": cross_entropy(outputs, batch[1]).item(), "right": (outputs.argmax(1) == batch[1]).sum().item()}
-
-
-class OwnEpoch(Trainer):
-    """An epoch as one writes it, its scheduler included."""
-
-    def train_epoch(self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0) -> dict[str, float]:
-        assert self.optimizer is not None
-        self.model.train()
-        total = 0.0
-        for inputs, targets in train_dataloader:
-            self.optimizer.zero_grad()
-            loss = cross_entropy(self.model(inputs), targets)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
-            self.optimizer.step()
-            total += loss.item()
-        self.scheduler.step()
-        metrics = {"train_loss": total / len(train_dataloader)}
-        if eval_dataloader is not None:
-            metrics |= {f"eval_{name}": value for name, value in self.evaluate(eval_dataloader).items()}
-        return metrics
-
-
-class OwnEvaluate(Trainer):
-    def evaluate(self, dataloader: Any) -> dict[str, float]:
-        self.model.eval()
-        total, count = 0.0, 0
-        with torch.no_grad():
-            for inputs, targets in dataloader:
-                total += cross_entropy(self.model(inputs), targets).item()
-                count += 1
-        return {"loss": total / count}
-
-
-class OwnTrain(Trainer):
-    def train(self, train_dataloader: Any, num_epochs: int, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-        history: dict[str, list[float]] = {}
-        for epoch in range(num_epochs):
-            for name, value in self.train_epoch(train_dataloader, epoch=epoch).items():
-                history.setdefault(name, []).append(value)
-        return history
-
-
-class OwnParts(Trainer):
-    """The three parts of a step."""
-
-    def _prepare_batch(self, batch: Any) -> tuple[Any, Any]:
-        inputs, targets = batch
-        return inputs.to(self.device), targets.to(self.device)
-
-    def _forward_pass(self, inputs: Any) -> Any:
-        return self.model(inputs)
-
-    def _compute_loss(self, outputs: Any, targets: Any) -> Tensor:
-        return cross_entropy(outputs, targets)
+from .methods import (
+    AccumulatingStep,
+    OwnEpoch,
+    OwnEvalStep,
+    OwnEvaluate,
+    OwnParts,
+    OwnStep,
+    OwnTrain,
+    assert_same,
+    build,
+    loader,
+    train_by_hand,
+)
+from .programs import cross_entropy, saved_in
 
 
 @pytest.mark.parametrize("kind", [OwnStep, OwnEpoch], ids=["train_step", "train_epoch"])
@@ -214,73 +87,6 @@ def test_single_calls_of_replaced_methods_do_the_same(kind: type[Trainer], point
             trainer.train_step(batch)
         trainer.scheduler.step()
     assert_same(trainer, train_by_hand(points, 1, clip=0.1))
-
-
-def test_train_step_that_steps_an_epochs_scheduler_has_it_to_itself(points: TensorDataset) -> None:
-    class StepsBoth(OwnStep):
-        def train_step(self, batch: Any) -> dict[str, float]:
-            result = super().train_step(batch)
-            self.scheduler.step()
-            return result
-
-    trainer = build(StepsBoth)
-    trainer.train(loader(points), 2)
-    assert trainer.scheduler.last_epoch == 10
-
-
-def test_chained_scheduler_stepped_in_an_own_epoch_is_not_stepped_again(points: TensorDataset) -> None:
-    trainer = build(OwnEpoch)
-    assert trainer.optimizer is not None
-    trainer.scheduler = ChainedScheduler([StepLR(trainer.optimizer, 1, gamma=0.5)])
-    trainer.train(loader(points), 2)
-    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.25)
-
-
-def test_own_epoch_that_leaves_the_scheduler_alone_has_it_stepped(points: TensorDataset) -> None:
-    class Simple(Trainer):
-        def train_epoch(self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0) -> dict[str, float]:
-            return {"train_loss": sum(self.train_step(batch)["loss"] for batch in train_dataloader)}
-
-    trainer = build(Simple)
-    trainer.train(loader(points), 3)
-    assert_same(trainer, train_by_hand(points, 3))
-
-
-def test_own_epoch_with_steps_and_no_scheduler_steps_per_batch_is_refused(points: TensorDataset, mistake: Any) -> None:
-    class Forgetful(OwnEpoch):
-        def train_epoch(self, *args: Any, **options: Any) -> dict[str, float]:
-            scheduler, self.kept = self.scheduler, self.scheduler
-            scheduler.step = lambda: None
-            try:
-                return super().train_epoch(*args, **options)
-            finally:
-                del scheduler.step
-
-    what = "`optimizer.step()` in `train_epoch`, no `scheduler.step()`, and `scheduler_step_per_batch`"
-    with mistake("Door: simple", what, ConfigurationError, match=r"call self\.scheduler\.step\(\) after"):
-        build(Forgetful, PER_BATCH).train(loader(points), 1)
-
-
-def test_loop_around_train_epoch_that_steps_the_scheduler_again_is_refused(points: TensorDataset, mistake: Any) -> None:
-    class Twice(Trainer):
-        def train(self, train_dataloader: Any, num_epochs: int, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-            for epoch in range(num_epochs):
-                self.train_epoch(train_dataloader, epoch=epoch)
-                self.scheduler.step()
-
-    what = "`scheduler.step()` after `train_epoch`, which has stepped it"
-    with mistake("Door: simple", what, ConfigurationError, match="remove your own"):
-        build(Twice).train(loader(points), 3)
-
-
-def test_scheduler_moved_by_a_loaded_checkpoint_is_no_second_step(points: TensorDataset, tmp_path: Path) -> None:
-    trainer = build(Trainer)
-    trainer.train(loader(points), 3, save_dir=tmp_path)
-    trainer.load_checkpoint(tmp_path / "checkpoint_epoch_1")
-    trainer.train_epoch(loader(points))
-    trainer.load_checkpoint(tmp_path / "checkpoint_epoch_1")
-    trainer.train_epoch(loader(points))
-    assert_same(trainer, train_by_hand(points, 2))
 
 
 def test_own_epoch_that_trains_nothing_is_said(points: TensorDataset, mistake: Any, capsys: Any) -> None:
@@ -367,22 +173,6 @@ def test_files_of_torch_save_are_written_and_go_on_exactly(
     assert (state["epoch"], state["metric_value"]) == (1, losses[1])
     trainer.train(loader(points), 1, save_dir=str(folder))
     assert_same(trainer, train_by_hand(points, 3))
-
-
-def test_plateau_stepped_in_an_own_epoch_is_not_stepped_again(points: TensorDataset) -> None:
-    class Watching(Trainer):
-        def train_epoch(self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0) -> dict[str, float]:
-            for batch in train_dataloader:
-                self.train_step(batch)
-            self.scheduler.step(1.0)
-            return {"train_loss": 1.0}
-
-    model = build_net()
-    optimizer = adam(model)
-    trainer = Watching(model, optimizer, cross_entropy, scheduler=ReduceLROnPlateau(optimizer, patience=1))
-    trainer.train(loader(points), 2)
-    assert trainer.scheduler.last_epoch == 2
-    assert optimizer.param_groups[0]["lr"] == 0.01
 
 
 class Interrupting(OwnEpoch):

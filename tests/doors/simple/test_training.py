@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import NonFiniteLossError
+from loopwright import Callback, NonFiniteLossError
 from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
 from tests.loops import assert_same_model, assert_same_optimizer, batches, build_linear, build_net, train_by_hand
@@ -257,3 +257,24 @@ def test_signal_ends_the_run_with_its_code_whatever_a_subclass_does_with_metrics
     with pytest.raises(SystemExit) as caught:
         Demanding(model, adam(model), interrupted_loss).train(shuffled(points), 2)
     assert caught.value.code == 128 + signal.SIGTERM
+
+
+def test_a_signal_when_an_epoch_has_just_been_recorded_leaves_no_epoch_to_train_again(
+    points: TensorDataset, tmp_path: Path
+) -> None:
+    class Signalling(Callback):
+        def on_epoch_end(self, trainer: Any, metrics: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    model, whole = build_linear(), build_linear()
+    killed = Trainer(model, adam(model), cross_entropy)
+    killed._engine.run.bind([*killed._engine.run.callbacks, Signalling()])
+    with pytest.raises(SystemExit):
+        killed.train(shuffled(points), 3, save_dir=tmp_path)
+    model = build_linear()
+    resumed = Trainer(model, adam(model), cross_entropy)
+    loaded = resumed.load_checkpoint(tmp_path / "checkpoint_latest")
+    assert loaded["num_epochs"] == 1
+    resumed.train(shuffled(points), 3 - loaded["num_epochs"], save_dir=tmp_path)
+    Trainer(whole, adam(whole), cross_entropy).train(shuffled(points), 3)
+    assert_same_model(model, whole)

@@ -157,6 +157,7 @@ def optimizer_name(optimizers: Mapping[str, Optimizer], given: Any) -> str:
 
 
 HOOKS = ("on_epoch_start", "train_step", "on_epoch_end")
+LOOPS = ("_train_paired_core", "trainer_core")  # of the published program
 ARGUMENTS = ("x", "y", "idx")  # of train_step
 
 
@@ -199,6 +200,13 @@ def hooks_of(
     door: object, base: type, given: Mapping[str, Callable[..., Any] | None], keywords: Mapping[str, Mapping[str, Any]]
 ) -> EpochHooks:
     """The hooks of an epoch: the functions that were given, otherwise the methods, which a subclass must have."""
+    for name in LOOPS:
+        if hasattr(door, name):
+            raise ConfigurationError(
+                f"{type(door).__name__}.{name} would never be called: the loop over the batches is the trainer's own, "
+                "so that a run can be continued inside an epoch. Override train_step(self, x, y, idx, **kwargs), or "
+                "assign another self.train_loader."
+            )
     for name, hook in given.items():
         if hook is None and not is_overridden(door, name, base):
             raise NotImplementedError(f"{type(door).__name__} must override {name}, or pass it to train_paired.")

@@ -20,7 +20,7 @@ from ...data.random import seed_everything
 from ...errors import CheckpointError, ConfigurationError
 from ...training.media_log import log_files
 from ...training.run import TrainingRun
-from .._shared import LoggingTrainer, on_first_process
+from .._shared import LoggingTrainer, check_method_names, on_first_process
 from .config import Config
 from .engine import Engine, checked_trackers
 from .experiment import choose_directory, epoch_path, load_network, read_state, save_network, saved_epochs
@@ -57,6 +57,7 @@ class Trainer(LoggingTrainer):
         *,
         callbacks: Iterable[Track] = (),
     ) -> None:
+        check_method_names(self)
         self.log_losses = log_losses
         self.current_epoch: int | None = None
         self.loaded_epoch = 0  # epochs that a run which is continued had behind it

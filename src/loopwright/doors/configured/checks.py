@@ -17,6 +17,7 @@ from ...errors import ConfigurationError
 from ...metrics.result import mistake_in_loss
 from ...training.supervised import describe
 from ...training.updates import listed
+from .._shared import check_method_names, other_optimizers
 from .config import BaseTrainerConfig
 
 if TYPE_CHECKING:
@@ -36,15 +37,7 @@ REPLACEABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "predict_step": (("batch", "model"), ()),
     "_split_batch": (("batch",), ()),
 }
-MISTAKEN = {  # names that other frameworks have for them
-    "compute_loss": "loss_compute",
-    "training_step": "train_step",
-    "evaluation_step": "eval_step",
-    "validation_step": "eval_step",
-    "test_step": "eval_step",
-    "prediction_step": "predict_step",
-    "split_batch": "_split_batch",
-}
+MISTAKEN = {"compute_loss": "loss_compute", "test_step": "eval_step", "prediction_step": "predict_step"}
 
 
 EVENTS = {  # of the published system's callbacks, which have other arguments too
@@ -70,9 +63,7 @@ def check_events(callbacks: Iterable[object]) -> None:
 def check_methods(door: BaseTrainer) -> None:
     """Refuse methods that would never be called, or not with the arguments they take."""
     kind = type(door)
-    for name, meant in MISTAKEN.items():
-        if callable(getattr(kind, name, None)) and not door.overrides(meant):
-            raise ConfigurationError(f"{kind.__name__}.{name} would never be called; did you mean {meant}?")
+    check_method_names(door, REPLACEABLE, MISTAKEN)
     for name in hook_names(TrainerHooks):
         if callable(getattr(kind, name, None)):
             raise ConfigurationError(
@@ -133,6 +124,18 @@ def check_models(door: BaseTrainer, model: Any) -> None:
             f"{type(door).__name__} has several models ({', '.join(model)}), but the default `train_step` calls only "
             "one: override `train_step(self, batch, model)`, where `model` is the dict of them, and call "
             "`self.update(loss, name)` for each optimizer."
+        )
+
+
+def say_unknown_optimizers(door: BaseTrainer) -> None:
+    """Print a line about optimizers that a subclass has made by itself, which the trainer neither feeds nor saves."""
+    engine = door._engine
+    engine.setup()
+    if names := other_optimizers(door, engine.optimizers.values()):
+        engine.run.say(
+            f"{type(door).__name__} has {', '.join(f'self.{name}' for name in names)} beside the trainer's optimizers "
+            f"({', '.join(engine.optimizers)}): checkpoints do not contain it, and `self.update(loss)` computes "
+            "no gradients for it. Pass several optimizers as optimizer={...}, one for each model."
         )
 
 

@@ -31,6 +31,7 @@ WITHOUT_EFFECT = {
     "add_default_callbacks": "callbacks are those under `callbacks`, the progress display and the run directory",
     "add_trainer_callbacks": "a trainer class has no callbacks",
 }
+MAY_BE_NULL = ("callbacks", "forward_properties", "target_properties", "start_at_epoch", *WITHOUT_EFFECT)  # the default
 
 
 class BaseTrainerConfig(BaseModel):
@@ -101,6 +102,7 @@ class BaseTrainerConfig(BaseModel):
             known = {*cls.model_fields, *(info.alias for info in cls.model_fields.values() if info.alias)}
             for name in [name for name in settings if name not in known]:
                 raise ValueError(f"there is no setting {name}; {nearest(str(name), known)}")
+            return {name: value for name, value in settings.items() if value is not None or name not in MAY_BE_NULL}
         return settings
 
     @model_validator(mode="after")

@@ -26,10 +26,10 @@ from ...optim.build import build_schedule, named
 from ...run.experiment import describe_dataset
 from ...runtime import Runtime
 from ...runtime.base import is_launched
-from ...trainer import Trainer as CoreTrainer
 from ...training.program import Changes, Display, Words
 from ...training.supervised import call_model
 from ...training.updates import OptimizerChoice
+from .._shared import DoorTrainer
 from .checks import (
     check_events,
     check_models,
@@ -58,7 +58,7 @@ class Collating(Protocol):
     def collate_fn(self, samples: list[Any]) -> Any: ...
 
 
-class Engine(CoreTrainer):
+class Engine(DoorTrainer):
     """Maps the core's names onto the door's. `datasets` is what callbacks find data sets in, by their keys."""
 
     _door = "configured"
@@ -86,7 +86,7 @@ class Engine(CoreTrainer):
         progress: Display,
     ) -> None:
         config = door.config
-        self.door = door  # which callbacks are given, and they are bound in what follows
+        self.door: BaseTrainer = door  # which callbacks are given, and they are bound in what follows
         super().__init__(
             model,
             DEFAULT_OPTIMIZER if optimizer is None else optimizer,
@@ -365,7 +365,7 @@ class UnusedParameters(Callback):
     def __init__(self) -> None:
         self._is_done = False
 
-    def on_optimizer_start(self, trainer: CoreTrainer, optimizer: str) -> None:
+    def on_optimizer_start(self, trainer: Any, optimizer: str) -> None:
         if self._is_done:
             return
         self._is_done = True

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...data.open import Stream, open_stream
@@ -20,6 +21,7 @@ from ...training.components import check_owners
 from ...training.fingerprint import describe_object, describe_program
 from ...training.update import OptimizerUpdate
 from ...training.window import Guard
+from .._shared import other_optimizers
 from .gradients import Gradients
 from .loaders import Gathering, inner_of
 
@@ -74,8 +76,7 @@ class Components(CoreTrainer):
         self._components.models = self._current_models()
 
     def configure_optimizers(self) -> None:
-        if self.door.optimizer is not None:
-            self.optimizers["optimizer"] = self.door.optimizer
+        self.optimizers.update(self._current_optimizers())
 
     def use_config(self, config: TrainerRunConfig) -> None:
         """Use the settings of the run's config, which a method of the user's may have made."""
@@ -127,6 +128,8 @@ class Components(CoreTrainer):
         optimizer = self.door.optimizer
         if not self.trains or optimizer is None:
             return
+        if self._gradients is not None:
+            self._gradients.reach_all = len(self._current_optimizers()) > 1
         is_new = optimizer is not self.optimizers["optimizer"]
         if is_new or models != known:
             self._check_optimizer()
@@ -135,9 +138,13 @@ class Components(CoreTrainer):
             self.optimizers["optimizer"] = optimizer
             self._rebuild_update(self.optimizer_update.guard)
 
+    def _current_optimizers(self) -> dict[str, Optimizer]:
+        """The optimizer, and those that a subclass has beside it and steps by itself."""
+        main = self.door.optimizer
+        return ({} if main is None else {"optimizer": main}) | other_optimizers(self.door, [main])
+
     def _current_models(self) -> dict[str, nn.Module]:
-        optimizer = self.door.optimizer
-        groups = [] if optimizer is None else optimizer.param_groups
+        groups = [group for optimizer in self._current_optimizers().values() for group in optimizer.param_groups]
         trained = {id(param) for group in groups for param in group["params"]}
         models = {"model": self.door.get_model(keep_torch_compile=False)}
         for name, value in vars(self.door).items():
@@ -150,6 +157,14 @@ class Components(CoreTrainer):
         door = self.door
         if door.optimizer is None:
             raise ConfigurationError("Trainer has no optimizer: pass `optimizer=`, or use `evaluate`.")
+        others = list(self._current_optimizers())[1:]
+        if others and (self.runtime.world > 1 or self.runtime.precision == "fp16"):
+            where = "on several processes" if self.runtime.world > 1 else "with mixed_precision='fp16'"
+            raise ConfigurationError(
+                f"{type(door).__name__} has a further optimizer, self.{others[0]}, which cannot be stepped {where}: "
+                "only the gradients of self.optimizer are averaged and unscaled. Give its parameters to "
+                "self.optimizer, as a parameter group, or use loopwright.doors.modular."
+            )
         try:
             check_owners(self._current_models(), {"optimizer": door.optimizer})
         except ConfigurationError:

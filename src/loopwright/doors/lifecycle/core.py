@@ -22,6 +22,7 @@ from ...runtime.modes import evaluating, start_training_mode
 from ...training import steps as loop
 from ...training.evaluate import evaluate, measuring_nothing
 from ...training.program import Words
+from . import saving
 from .checks import checked_output
 from .components import Components
 from .loaders import EvaluationLoader, TrainingLoader, prepared
@@ -230,8 +231,6 @@ class Core(Components):
 
     def load_callbacks(self) -> None:
         """Let the callbacks of a resumed run, which have started by now, go on where they were."""
-        from . import saving
-
         state, self.waiting_state = self.waiting_state, None
         if state is not None:
             saving.load_callbacks(self.door, state)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..._torch_compat import overflow_flags
+from ..._torch_compat import overflow_flags, version_of
+from ..._torch_compat.fast_paths import ignore_updates
 from ...errors import ConfigurationError
 from ...training.update import OptimizerUpdate
 from ...training.window import Window
@@ -30,12 +31,14 @@ class Gradients:
         self.runtime, self.update, self.window = runtime, update, window
         self.was_skipped = False  # whether the loss scaler left out the last optimizer step
         self.has_stepped = False  # whether any optimizer step had gradients to go by
+        self.reach_all = False  # whether other optimizers, which the user steps, need gradients too
         self._is_in_backward = self._is_taken = False  # a `backward_step` of the user's, and the step it took
         self._obstacle: str | None = None
         self._autocasts = runtime.precision != "fp32"
         self._plain = Window()
         self._is_complete = self._is_scaled = self._is_own_step = self._has_trained = False
         self._kept: list[tuple[nn.Parameter, Tensor | None]] | None = None
+        self._left: list[tuple[nn.Parameter, Tensor, int]] = []  # gradients after a step of the first window
         self._no_autocast: AbstractContextManager[Any] | None = None
         self._needs_completion = runtime.world > 1 or runtime.precision != "fp32" or update.guard is not None
         self._handles: list[Any] = [
@@ -60,6 +63,22 @@ class Gradients:
 
     def close_step(self) -> None:
         self._drop_stand_in()
+        if not self.window.is_last and not self._has_trained:
+            grads = ((param, param.grad) for param in self.update.params)
+            self._left = [(param, grad, version_of(grad)) for param, grad in grads if grad is not None]
+
+    def _check_left(self, *, is_over: bool = False) -> None:
+        """Refuse to lose the gradients of a window's earlier steps; `is_over` if the next backward pass is over."""
+        left = self._left
+        if any(
+            param.grad is not grad or (not is_over and version_of(grad) != version) for param, grad, version in left
+        ):
+            raise ConfigurationError(
+                "Gradients were changed by `zero_grad()` or clipping before their update was complete, which takes "
+                "several batches with gradient_accumulation_steps: leave zeroing to `optimizer_zero_grad` and clipping "
+                "to `optimizer_step` or `_clip_gradients`, which are called once per update."
+            )
+        self._left = [] if is_over else left
 
     def _drop_stand_in(self) -> None:
         if self._kept is not None:
@@ -82,10 +101,13 @@ class Gradients:
                 "`torch.no_grad()`, created from a number, or computed only from frozen layers. Return the loss as it "
                 "was computed."
             )
+        self._check_left()
+        self._left = []
         if self._is_complete:  # a second loss for gradients that are averaged and unscaled already
             self._run_exactly(loss.backward)
             self.update.average()
             return
+        self.update.holds_all = self.update.holds_all or self.reach_all
         self._plain.is_last, self._plain.size = self.window.is_last, self.window.size
         self._plain.overlaps = self._kept is None  # gradients of a stand-in are dropped before they are averaged
         self._run_exactly(self.update.backward, loss, self._plain)
@@ -160,8 +182,10 @@ class Gradients:
     def own_backward(self, obstacle: str | None) -> Iterator[None]:
         """A `backward_step` of the user's; a step in it is that of the update, unless there is an obstacle to it."""
         self._is_in_backward, self._obstacle = True, obstacle
+        self._check_left()
         try:
             yield
+            self._check_left(is_over=True)
         finally:
             self._is_in_backward = False
 
@@ -181,6 +205,7 @@ class Gradients:
     def _note_gradients(self) -> None:
         self.has_stepped = self.has_stepped or any(param.grad is not None for param in self.update.params)
 
+    @ignore_updates
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_own_step:
             return
@@ -199,6 +224,7 @@ class Gradients:
         if self._no_autocast is not None:
             self._no_autocast.__enter__()
 
+    @ignore_updates
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_own_step:
             return

@@ -14,9 +14,9 @@ from ...errors import CheckpointError
 from ...training.state import capture, own_rng, return_to, write_together
 from ...training.state_mismatch import differing_kinds, listed
 from ...training.undo import load_parts
-from .core import Core
 
 if TYPE_CHECKING:
+    from .core import Core
     from .trainer import Trainer
 
 OWN = "lifecycle"  # the part of a training state that is the door's
@@ -31,7 +31,7 @@ def write_checkpoint_of(
     save_scheduler: bool,
 ) -> None:
     """Write the parts of a trainer as they are now, with the model that it has at the moment; one process alone can."""
-    core = Core(door, door._runtime)
+    core = type(door._core)(door, door._runtime)
     core.configure_models()
     write_parts(
         path,
@@ -107,7 +107,7 @@ def load_state_into(door: Trainer, directory: str | Path) -> dict[str, Any]:
 
 def _core_of(door: Trainer) -> Core:
     """A core trainer of the components that the door has now, which may have changed since its run began."""
-    core = Core(door, door._runtime)
+    core = type(door._core)(door, door._runtime)
     core.setup()
     core.use_scheduler(door.scheduler)
     return core

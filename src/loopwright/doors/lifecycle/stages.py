@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ...data.stream import batch_size_of
 from ...errors import ConfigurationError
+from ...training.supervised import call_loss
 from .._shared import is_overridden
 from . import run_config as processes
 from .placeholders import TrainerPlaceholderValues, placeholder_values, resolve
@@ -170,7 +171,7 @@ class Stages:
             )
         inputs, targets = _pair(batch)
         outputs = self.model(inputs)
-        loss = self.loss_func(outputs, targets)
+        loss = call_loss(self.loss_func, outputs, targets)
         return {"loss": loss, "model_outputs": outputs, "batch_size": batch_size_of(targets)}
 
 

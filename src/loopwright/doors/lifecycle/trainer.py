@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ...errors import ConfigurationError
 from ...runtime import resolve_runtime
-from .._shared import is_overridden
+from .._shared import check_method_names, is_overridden
 from . import run_config, saving
 from .accelerator import PRECISIONS, Accelerator, checked_accelerator, checked_precision, unwrapped
 from .callbacks import CallbackHandler, CallbackLike, LimitBatchesCallback, TrainerCallback, get_default_callbacks
@@ -77,6 +77,7 @@ class Trainer(Epochs):
         *,
         mixed_precision: str | None = None,
     ) -> None:
+        check_method_names(self)
         check_components(model, loss_func, optimizer)
         if isinstance(run_history, type):
             raise ConfigurationError(

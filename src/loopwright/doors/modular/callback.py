@@ -179,20 +179,27 @@ class States(CoreCallback):
                 callback.load_state_dict(state[name])
 
 
-def _refuse_published(callback: Callback) -> None:
-    """Refuse the methods of the published package's callbacks, `pre_train_step` and the like, which nothing calls."""
-    for name in dir(type(callback)):
+_PHASES = {  # of the published package's events, `pre_train_step` and the like, by their names here
+    "epoch": "epoch",
+    "fit": "fit",
+    "optimizer_step": "optimizer_step",
+    "train_epoch": "train_epoch",
+    "train_step": "train_batch",
+    "validation_epoch": "validation",
+    "validation_step": "validation_batch",
+}
+_OTHER_PHASES = ("configure", "configure_models", "launch", "optimizer_zero_grad", "setup")  # which have no event here
+
+
+def refuse_published(owner: object) -> None:
+    """Refuse the published package's events on a callback or trainer, which nothing calls under their names."""
+    for name in dir(type(owner)):
         when, _, phase = name.partition("_")
-        if when in ("pre", "post") and callable(getattr(callback, name)):
-            end = "start" if when == "pre" else "end"
-            phases = {
-                "train_step": "train_batch",
-                "validation_step": "validation_batch",
-                "validation_epoch": "validation",
-            }
-            event = f"on_{phases.get(phase, phase)}_{end}"
-            meant = f"here that event is {event}" if hasattr(Callback, event) else "there is no such event here"
-            raise ConfigurationError(f"{type(callback).__name__}.{name} would never be called; {meant}.")
+        if when not in ("pre", "post") or phase not in (*_PHASES, *_OTHER_PHASES) or not callable(getattr(owner, name)):
+            continue
+        event = f"on_{_PHASES.get(phase, phase)}_{'start' if when == 'pre' else 'end'}"
+        meant = f"here that event is {event}" if hasattr(Callback, event) else "there is no such event here"
+        raise ConfigurationError(f"{type(owner).__name__}.{name} would never be called; {meant}.")
 
 
 def sort_callbacks(given: Iterable[Any]) -> tuple[list[Callback], list[CoreCallback]]:
@@ -205,7 +212,7 @@ def sort_callbacks(given: Iterable[Any]) -> tuple[list[Callback], list[CoreCallb
             core.append(made)
         elif isinstance(made, Callback):
             check_hooks(made, Callback)
-            _refuse_published(made)
+            refuse_published(made)
             own.append(made)
         elif callable(made):
             own.append(EpochFunction(made))

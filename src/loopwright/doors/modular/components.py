@@ -120,14 +120,16 @@ def hidden_modules(owner: object) -> str | None:
     return None
 
 
-def initialise(module: nn.Module, device: torch.device) -> None:
-    """Give a model on the meta device memory and call its `init_weights`, where it has that."""
+def initialise(module: nn.Module, device: torch.device, *, by_door: bool) -> None:
+    """Give a model on the meta device memory, and values by its `init_weights`; `by_door` if the trainer's follows."""
     from ...runtime.base import is_meta
     from ...runtime.fsdp import allocate
 
-    if callable(init := getattr(module, "init_weights", None)) and is_meta(module):
+    init = getattr(module, "init_weights", None)
+    if (callable(init) or by_door) and is_meta(module):
         allocate(module, device)
-        init()
+        if callable(init):
+            init()
 
 
 def raw_module(module: nn.Module) -> nn.Module:

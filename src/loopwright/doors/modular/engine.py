@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from torch import nn
+from torch import nn, no_grad
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -26,7 +26,6 @@ from ...training import steps as loop
 from ...training.components import check_accumulation, check_clipping, found_on, is_trained, swap_parameters
 from ...training.program import Display, Words
 from ...training.train_call import run_training
-from .._shared import is_overridden
 from .callback import Callback, Hooks, States, sort_callbacks
 from .components import as_loaders, assign, check_models, check_owned, check_ready, initialise, modules_of, raw_module
 from .config import DreamTrainerConfig, build_runtime
@@ -102,11 +101,13 @@ class Engine(CoreTrainer):
         assign(door, door.configure_models(), nn.Module, "configure_models", "model")
         assign(door, door.configure_metrics(), (nn.Module, ComputedMetric), "configure_metrics", "metrics")
         for name, module in modules_of(door).items():
-            initialise(raw_module(module), self.runtime.device)
+            initialise(raw_module(module), self.runtime.device, by_door=self.overrides("init_weights"))
             if module is not raw_module(module):
                 self.wrap(module)  # here, where it is known not to need compiling
             self.models[name] = raw_module(module)
         check_models(door, self.models)
+        with no_grad():
+            door.init_weights()
         train, val = as_loaders(door.configure_dataloaders())
         self.loaders = (train if train is not None else self.loaders[0], val if val is not None else self.loaders[1])
 
@@ -185,9 +186,7 @@ class Engine(CoreTrainer):
         return self.history
 
     def overrides(self, name: str) -> bool:
-        from .trainer import DreamTrainer
-
-        return is_overridden(type(self.door), name, DreamTrainer)  # what is assigned to a trainer is not watched
+        return self.door._overrides(name)
 
     def _train_epoch(self) -> None:
         """All epochs, in the door's own loop or one of the user's."""
@@ -206,6 +205,8 @@ class Engine(CoreTrainer):
         """The epochs as the core runs them."""
         self.user_loop = None
         loop.train(self.run, partial(loop.train_epoch, self.run))
+
+    _keep_schedules = nullcontext  # type: ignore[assignment]  # `schedulers` looks at what the user steps
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs, except schedulers that the user's loop has stepped."""

@@ -18,8 +18,8 @@ from ...errors import ConfigurationError, check_arguments
 from ...metrics.history import History
 from ...training.components import check_clipping
 from ...training.run import TrainingRun
-from .._shared import LoggingTrainer
-from .callback import Hooks
+from .._shared import LoggingTrainer, check_method_names, is_overridden
+from .callback import Hooks, refuse_published
 from .components import allow_loading
 from .config import DreamTrainerConfig, check_config, saving
 from .engine import Engine
@@ -62,6 +62,8 @@ class DreamTrainer(LoggingTrainer, Hooks):
     def __init__(self, config: DreamTrainerConfig) -> None:
         check_config(config)
         check_hooks(self, Hooks, allow_other=True)
+        refuse_published(self)
+        check_method_names(self, others=_ELSEWHERE)
         for name, arguments in _ARGUMENTS.items():
             check_arguments(getattr(self, name), arguments, f"{type(self).__name__}.{name}")
         self.config = config
@@ -88,10 +90,17 @@ class DreamTrainer(LoggingTrainer, Hooks):
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
+    def _overrides(self, name: str) -> bool:
+        """Whether a subclass replaced a method of `DreamTrainer`; what is assigned to a trainer is not watched."""
+        return is_overridden(type(self), name, DreamTrainer)
+
     # What a trainer is made of
 
     def configure_models(self) -> Any:
         """Assign models to self, unless `__init__` did, or return them by name. Each is then placed and wrapped."""
+
+    def init_weights(self) -> None:
+        """Set the first weights of the models, without gradients; called once, after `configure_models`."""
 
     def configure_optimizers(self) -> Any:
         """Assign optimizers, and schedulers if you like, to self, or return them by name."""
@@ -270,8 +279,14 @@ class DreamTrainer(LoggingTrainer, Hooks):
 
 
 # What methods are called with that a user may replace.
+_ELSEWHERE = {  # names that other frameworks have for these methods
+    "train_dataloader": "configure_dataloaders",
+    "val_dataloader": "configure_dataloaders",
+    "validation_epoch_end": "on_validation_end",
+}
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "configure_models": (),
+    "init_weights": (),
     "configure_optimizers": (),
     "configure_schedulers": (),
     "configure_metrics": (),

@@ -46,11 +46,6 @@ class UserLoop:
                 "epoch, and call `self.training_step(batch, batch_idx)` or `self.backward(loss)` for each batch."
             )
 
-    @property
-    def is_open(self) -> bool:
-        """Whether an epoch is under way."""
-        return self._batches is not None
-
     def begin_epoch(self) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of the one that a resumed run is in."""
         self.end_epoch()

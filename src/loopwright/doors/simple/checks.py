@@ -114,6 +114,15 @@ def check_step_result(returned: Any, method: str) -> None:
             )
 
 
+def unprefixed(metrics: Any, prefix: str) -> Any:
+    """Metrics without the prefix that their names get in the history, where a method has written it already."""
+    if not isinstance(metrics, Mapping):
+        return metrics
+    return {
+        name if name.removeprefix(prefix) in metrics else name.removeprefix(prefix): metrics[name] for name in metrics
+    }
+
+
 def as_numbers(returned: Any, method: str) -> dict[str, float]:
     """The metrics that an overridden method returned, as floats."""
     if isinstance(returned, Mapping) and all(isinstance(value, SupportsFloat) for value in returned.values()):

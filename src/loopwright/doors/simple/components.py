@@ -17,10 +17,10 @@ from ...errors import ConfigurationError, NonFiniteLossError
 from ...optim.build import Interval, build_schedule
 from ...runtime import resolve_runtime
 from ...runtime.base import detect_device
-from ...trainer import Trainer as CoreTrainer
 from ...training.step_checks import StepWatch, scheduler_position, watch_own_steps
 from ...training.update import OptimizerUpdate
 from ...training.updates import Updates
+from .._shared import DoorTrainer
 from .checks import keywords_of, takes
 from .config import Settings
 
@@ -147,7 +147,7 @@ def is_clipped(params: list[nn.Parameter], max_norm: float) -> bool:
     return not norms or float(torch.linalg.vector_norm(torch.stack(norms))) <= max_norm * 1.001
 
 
-class Components(CoreTrainer):
+class Components(DoorTrainer):
     """The components of the door's trainer; each can be replaced."""
 
     def __init__(

@@ -25,7 +25,7 @@ from ...training.program import Words
 from ...training.required_metrics import measured_on
 from ...training.step_checks import StepWatch, Versions, gradient_versions, watch_own_steps
 from ...training.update import OptimizerUpdate
-from .checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
+from .checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result, unprefixed
 from .components import Components, EpochWatch, Guard, OwnSteps, is_clipped
 from .kept_models import EpochEnds
 
@@ -64,7 +64,7 @@ class Engine(Components):
         if not self.runtime.is_main:
             self.display.style = "silent"
         guard.on_train_start(self)  # single steps are guarded as well, and they come without a `train` call
-        self.door = door
+        self.door: Trainer = door
         self.shown_epoch: int | None = None  # in the place of the run's own count
         self.watched: Callable[[dict[str, float]], str] | None = None  # by ReduceLROnPlateau, in a `train` call
         self._epoch: EpochFunction | None = None
@@ -100,7 +100,7 @@ class Engine(Components):
             return self.learn(batch)
         result = self.door.train_step(batch)
         check_step_result(result, "train_step")
-        return result
+        return unprefixed(result, "train_")
 
     @property
     def _has_default_step(self) -> bool:
@@ -143,7 +143,7 @@ class Engine(Components):
             return self.measure(batch)
         result = self.door.eval_step(batch)
         check_step_result(result, "eval_step")
-        return result
+        return unprefixed(result, "eval_")
 
     def learn(self, batch: Any) -> Any:
         """Take the core's step, with the door's methods for its parts."""
@@ -285,6 +285,7 @@ class Engine(Components):
         is_own = data is self.run.train_data and self.run.train_stream is not None
         stream = self.run.train_stream if is_own else self._open(data, None, shuffle=True)
         assert stream is not None
+        epoch = self.progress.epoch
         self._eval_data, self._has_passed = eval_data, True
         try:
             self.is_passing = True
@@ -293,7 +294,7 @@ class Engine(Components):
             self._eval_data, self.is_passing = None, False
             if not is_own:
                 stream.close()
-        if self.run.is_interrupted:  # there are no metrics that a subclass could go on with
+        if self.run.is_interrupted and self.progress.epoch == epoch:  # no metrics that a subclass could go on with
             self._leave()
         row = self.history.epochs[-1]
         return {name if name.startswith("eval_") else f"train_{name}": value for name, value in row.items()}
@@ -328,7 +329,7 @@ class Engine(Components):
         ]
         try:
             with self._eval_mode(), preserved_rng():
-                metrics = as_numbers(self.door.evaluate(self._eval_data), "evaluate")
+                metrics = unprefixed(as_numbers(self.door.evaluate(self._eval_data), "evaluate"), "eval_")
         finally:
             for handle in handles:
                 handle.remove()

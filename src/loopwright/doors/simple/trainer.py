@@ -15,7 +15,7 @@ from ...metrics.meter import Meter
 from ...metrics.result import StepResult
 from ...training.run import TrainingRun
 from ...training.supervised import TARGET_NAMES, call_model, describe, loss_of, split_supervised
-from .._shared import LoggingTrainer, is_overridden, tracked
+from .._shared import LoggingTrainer, check_method_names, is_overridden, tracked
 from .checkpoints import load, pretrained_files, say_unsaved
 from .checks import as_device, check_callbacks, check_data, check_epochs, check_loss, check_model, takes
 from .engine import Engine
@@ -56,6 +56,7 @@ class Trainer(Assignable, LoggingTrainer):
         device: torch.device | str | None = None,
         scheduler: Any = None,
     ) -> None:
+        check_method_names(self)
         check_model(model)
         check_loss(loss_fn)
         self._best: dict[tuple[Path, str], float] = {}

@@ -286,8 +286,12 @@ class Pix2pixTrainer(Trainer):
 
     def update_display(self, x: Tensor, y: Tensor, y_fake: Tensor, idx: int) -> None:
         """Print the losses, and write a triplet and the curves to the folder `live`."""
-        self.loss_manager.print_losses(self.current_epoch or 0, idx)
+        self.print_losses(self.current_epoch or 0, idx)
         self.show_live(x, y_fake, y)
+
+    def print_losses(self, epoch: int, iter: int, precision: int = 2, capture: bool = False) -> str | None:  # noqa: A002
+        """Print the last values of all losses; with `capture`, return the line instead."""
+        return self.loss_manager.print_losses(epoch, iter, precision, capture)
 
     def print_end_of_epoch(self, capture: bool = False, precision: int = 8) -> str | None:
         """Print the number and the duration of the epoch, and both learning rates of the next one."""

@@ -1,0 +1,170 @@
+"""The profile of a run as it is kept, printed, traced and resumed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright import Callback, ConfigurationError, Interrupted, Trainer
+from loopwright.callbacks import BestModel, Checkpoints, Profile
+from loopwright.cli import main
+from loopwright.profiling import Report
+from loopwright.run import RunView
+
+from ..loops import build_net
+from .hand_clock import SlowData, slow_trainer
+from .test_same_run import Failing, traces, weights_of
+
+cross_entropy = nn.functional.cross_entropy
+sgd = partial(torch.optim.SGD, lr=0.1)
+
+
+def test_the_profile_of_a_run_is_in_its_directory(tmp_path, points):
+    profile = Profile(warmup=1)
+    run_dir = tmp_path / "run"
+    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, run_dir=run_dir, progress="silent").train(points, 2)
+    stored = json.loads((run_dir / "profile.json").read_text())
+    assert stored == profile.as_dict() == RunView(run_dir).profile
+    assert Report.from_dict(stored) == profile.report
+    assert str(Report.from_dict(stored)) == str(profile.report)
+    assert stored["version"] == 1
+    assert stored["memory"]["process"] > 0
+
+
+def test_a_resumed_run_is_the_same_and_has_the_profile_of_its_last_process(tmp_path, points):
+    def train(name, updates, *callbacks):
+        trainer = Trainer(
+            build_net(), sgd, cross_entropy, callbacks=callbacks, run_dir=tmp_path / name, progress="silent"
+        )
+        trainer.train(points, num_updates=updates, batch_size=8)
+        return trainer
+
+    plain = train("plain", 12)
+    train("timed", 5, Profile(warmup=0), Checkpoints(every_updates=1))
+    profile = Profile(warmup=0)
+    resumed = train("timed", 12, profile, Checkpoints(every_updates=1))
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(plain), weights_of(resumed), strict=True))
+    assert profile.report.num_steps == RunView(tmp_path / "timed").profile["num_steps"] == 7
+
+
+def test_a_run_may_be_resumed_with_a_profile_or_without_and_show_says_what_it_covers(tmp_path, points, capsys):
+    def train(updates, *callbacks):
+        trainer = Trainer(
+            build_net(), sgd, cross_entropy, callbacks=callbacks, run_dir=tmp_path / "run", progress="silent"
+        )
+        return trainer.train(points, num_updates=updates, batch_size=8)
+
+    for number, callbacks in enumerate([(), (Profile(),), ()], start=1):
+        assert len(train(3 * number, *callbacks).steps["loss"]) == 3 * number
+    main(["show", str(tmp_path / "run")])
+    assert capsys.readouterr().out.endswith("Measured up to step 6 of 9.\n")
+
+
+def test_a_failed_run_has_a_profile_too_and_prints_none(tmp_path, points, capsys):
+    trainer = Trainer(
+        *(build_net(), sgd, cross_entropy),
+        callbacks=[Profile(warmup=0), Failing("on_eval_step_end")],
+        run_dir=tmp_path / "run",
+        progress="lines",
+    )
+    with pytest.raises(RuntimeError, match="as asked"):
+        trainer.train(points, 1, points)
+    assert RunView(tmp_path / "run").profile["num_steps"] == 2
+    assert "Where the time went" not in capsys.readouterr().out
+
+
+def test_the_table_is_printed_unless_the_trainer_is_silent(points, capsys):
+    def printed(progress):
+        Trainer(build_net(), sgd, cross_entropy, callbacks=Profile(warmup=0), progress=progress).train(points)
+        return capsys.readouterr().out
+
+    assert printed("silent") == ""
+    lines = printed("lines").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("Where the time went: 2 steps in "))
+    assert lines[start + 1].split() == ["part", "share", "total", "per", "step"]
+    assert any(line.split()[:2] == ["all", "100.0"] for line in lines[start:])
+
+
+def test_a_trace_of_three_steps_is_written_and_not_counted(tmp_path, points):
+    profile = Profile(warmup=1, trace=True, memory=True)
+    run_dir = tmp_path / "run"
+    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, run_dir=run_dir, progress="silent").train(
+        points, 2, batch_size=8
+    )
+    events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
+    assert sum(event.get("name") == "Optimizer.step#SGD.step" for event in events) == 3
+    assert profile.report.num_steps == 2 * 5 - 1 - 3
+    assert profile.report.files == {"trace": "trace.json"}
+    assert profile.report.memory["operators"][0]["bytes"] > 0
+    assert "The trace is in trace.json." in str(profile.report)
+
+
+def test_a_trace_goes_where_it_is_sent_also_when_the_run_ends_first(tmp_path, points):
+    path = tmp_path / "traces" / "mine.json"
+    profile = Profile(warmup=1, trace=path)
+    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, progress="silent").train(points)
+    assert json.loads(path.read_text())["traceEvents"]
+    assert profile.report.files == {"trace": str(path)}
+
+
+def test_two_profiles_of_one_run_are_refused_and_leave_nothing(points, mistake):
+    trainer = Trainer(build_net(), sgd, cross_entropy, callbacks=[Profile(), Profile()], progress="silent")
+    with mistake("Arguments", "two `Profile` callbacks", ConfigurationError, match="pass one `Profile`"):
+        trainer.train(points)
+    assert traces(trainer)["timed"] == []
+    assert torch.autograd.backward.__module__ == "torch.autograd"
+
+
+def test_a_profile_that_is_given_to_another_trainer_begins_anew(clock):
+    profile = Profile(warmup=0, steps=1)
+    for forward in (10, 20):
+        slow_trainer(clock, forward=forward, callbacks=profile).train(SlowData(clock, 0), 1, batch_size=6)
+        assert profile.report.parts == {"forward": forward}
+
+
+def test_a_signal_ends_the_profile_with_its_report(tmp_path, points, capsys):
+    class Signal(Callback):
+        def on_update_end(self, trainer):
+            if trainer.progress.update == 3:
+                signal.raise_signal(signal.SIGTERM)
+
+    trainer = Trainer(
+        *(build_net(), sgd, cross_entropy),
+        callbacks=[Profile(warmup=0), Signal()],
+        run_dir=tmp_path / "run",
+        progress="lines",
+    )
+    with pytest.raises(Interrupted):
+        trainer.train(points, 5, batch_size=8)
+    assert "Where the time went: 3 steps in " in capsys.readouterr().out
+    assert RunView(tmp_path / "run").profile["num_steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"warmup": -1}, "Profile(warmup=-1): use a whole number of steps, 0 or more."),
+        ({"steps": 0}, "Profile(steps=0): use a whole number of steps, 1 or more."),
+        ({"trace": 3}, "Profile(trace=3): use True, False, or the path of a file."),
+    ],
+    ids=["warmup", "steps", "trace"],
+)
+def test_wrong_arguments_are_refused_at_once(options, said, mistake):
+    name, value = next(iter(options.items()))
+    with mistake("Arguments", f"`Profile({name}={value})`", ConfigurationError) as caught:
+        Profile(**options)
+    assert str(caught.value) == said
+
+
+def test_a_best_model_is_kept_while_a_profile_runs(tmp_path, points):
+    profile, best = Profile(), BestModel("eval_loss", restore=True)
+    trainer = Trainer(
+        build_net(), sgd, cross_entropy, callbacks=[best, profile], run_dir=tmp_path / "run", progress="silent"
+    )
+    history = trainer.train(points, 3, points)
+    assert trainer.evaluate(points)["loss"] == pytest.approx(min(history["eval_loss"]))

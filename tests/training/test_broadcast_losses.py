@@ -1,0 +1,117 @@
+"""Outputs of shape (n, 1) and targets of shape (n,) are not compared all with all, unless the loss says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopwright import ConfigurationError, Trainer
+from loopwright.doors import lifecycle, simple
+from loopwright.training.supervised import call_loss
+
+SECTION = "Steps that train nothing, or the wrong thing"
+X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+Y = X.sum(1)
+
+
+def squared(outputs: Any, targets: Any) -> Any:
+    return ((outputs - targets) ** 2).mean()
+
+
+class Squared(nn.Module):
+    def forward(self, outputs: Any, targets: Any) -> Any:
+        return (outputs - targets).square().mean()
+
+
+def build(loss: Any, model: nn.Module | None = None) -> Trainer:
+    model = nn.Linear(4, 1) if model is None else model
+    return Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), loss, progress="silent")
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")  # torch's own, before its loss broadcasts
+@pytest.mark.parametrize(
+    "loss",
+    [squared, Squared(), nn.MSELoss(), nn.L1Loss(), nn.HuberLoss()],
+    ids=["a function", "a module", "MSELoss", "L1Loss", "HuberLoss"],
+)
+def test_a_loss_that_broadcasts_is_refused(loss: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"\(8, 1\) and the targets \(8,\).*\(8, 8\).*targets\.unsqueeze\(1\)"):
+        build(loss).train((X, Y), 1, batch_size=8)
+
+
+def test_the_message_is_on_the_page_of_mistakes(mistake: Any) -> None:
+    what = "`((outputs - targets) ** 2).mean()` of outputs (n, 1) and targets (n,)"
+    with mistake(SECTION, what, ConfigurationError, match="every output with every target"):
+        build(squared).train((X, Y), 1, batch_size=8)
+
+
+def test_the_reverse_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    with pytest.raises(ConfigurationError, match=r"\(8,\) and the targets \(8, 1\).*outputs\.unsqueeze\(1\)"):
+        build(squared, model).train((X, Y[:, None]), 1, batch_size=8)
+
+
+def test_evaluations_are_refused_too() -> None:
+    with pytest.raises(ConfigurationError, match="every output with every target"):
+        build(squared).evaluate((X, Y), batch_size=8)
+
+
+def test_the_doors_with_a_loss_function_refuse_it() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = TensorDataset(X, Y)
+    with pytest.raises(ConfigurationError, match="every output with every target"):
+        simple.Trainer(model, optimizer, squared).train(torch.utils.data.DataLoader(data, 8), 1)
+    with pytest.raises(ConfigurationError, match="every output with every target"):
+        lifecycle.Trainer(model, Squared(), optimizer, callbacks=()).train(data, 1)
+
+
+def of_squeezed(outputs: Any, targets: Any) -> Any:
+    return ((outputs.squeeze(1) - targets) ** 2).mean()
+
+
+def of_all_pairs(outputs: Any, targets: Any) -> Any:
+    return ((outputs - targets[None]) ** 2).mean()
+
+
+def of_ranks(outputs: Any, targets: Any) -> Any:
+    """A ranking loss: all pairs of outputs, all pairs of targets."""
+    return torch.relu(1 - (outputs - outputs.T) * torch.sign(targets[:, None] - targets[None])).mean()
+
+
+@pytest.mark.parametrize("loss", [of_squeezed, of_all_pairs, of_ranks])
+def test_a_loss_that_means_what_it_does_is_trained_as_by_hand(loss: Any) -> None:
+    torch.manual_seed(1)
+    ours, theirs = nn.Linear(4, 1), nn.Linear(4, 1)
+    theirs.load_state_dict(ours.state_dict())
+    build(loss, ours).train([(X[:8], Y[:8]), (X[8:16], Y[8:16])], 2)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.01)
+    for _ in range(2):
+        for part in (slice(0, 8), slice(8, 16)):
+            optimizer.zero_grad()
+            loss(theirs(X[part]), Y[part]).backward()
+            optimizer.step()
+    assert torch.equal(ours.weight, theirs.weight)
+
+
+def test_one_sample_is_one_pair() -> None:
+    build(squared).train((X, Y), 1, batch_size=1)
+
+
+def test_the_operators_of_a_loss_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import loopwright.training.supervised as supervised
+
+    looked: list[int] = []
+    original = supervised.watch_operators
+    monkeypatch.setattr(supervised, "watch_operators", lambda look: looked.append(1) or original(look))
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        return of_squeezed(outputs, targets)
+
+    for _ in range(3):
+        call_loss(loss, X[:, :1], Y)
+    assert looked == [1]
