@@ -71,3 +71,13 @@ class Hold(Callback):
             Path("held").touch()
             while not Path("go").exists():
                 time.sleep(0.01)
+
+
+class HoldUntilSignal(Callback):
+    """Says that the fifth update is over, and waits there for a signal that asks to stop."""
+
+    def on_update_end(self, trainer):
+        if trainer.progress.update == 5:
+            Path("held").touch()
+            while trainer.run.signals.requested is None:
+                time.sleep(0.01)

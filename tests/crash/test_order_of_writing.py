@@ -129,6 +129,30 @@ def test_what_was_best_at_the_resume_point_is_there_when_the_run_goes_on_otherwi
     assert list(kept(tmp_path / "run")) == [update_name(1)]
 
 
+def test_the_best_model_at_a_resume_point_that_is_still_being_written_is_kept(points, tmp_path):
+    """The first resume point is held up until the second epoch's model is there, and the one before it would be gone."""
+
+    def program() -> None:
+        def moment(source: str, target: str) -> bool:
+            if target == f"checkpoints/{update_name(1)}":
+                end = time.monotonic() + 10
+                while not (tmp_path / "run" / "kept" / update_name(2)).exists() and time.monotonic() < end:
+                    threading.Event().wait(0.01)
+                end = time.monotonic() + 0.5  # what would remove it does so now
+                while (tmp_path / "run" / "kept" / update_name(1)).exists() and time.monotonic() < end:
+                    threading.Event().wait(0.01)
+            return target == f"checkpoints/{update_name(2)}"
+
+        kill_before(moment)
+        run(tmp_path / "run", points, KEEPERS[keeper]())
+
+    for keeper in KEEPERS:
+        assert call_forked(program, tmp_path).code == -signal.SIGKILL
+        found = {info.name[: len(update_name(1))] for info in list_checkpoints(tmp_path / "run") if info.kind == "kept"}
+        assert found == {update_name(1), update_name(2)}, keeper
+        shutil.rmtree(tmp_path / "run")
+
+
 def test_a_model_that_is_held_in_memory_is_written_when_training_ends_in_any_way(points, tmp_path):
     """The first best model is written at once; those of the seconds after it are held until they have to be."""
 

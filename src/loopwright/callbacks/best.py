@@ -210,6 +210,8 @@ class BestCheckpoint(Watching):
             kept.discard(after_update=trainer.progress.update)
 
     def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
+        for kept in self._kept.values():
+            kept.await_resume_point(trainer.progress.update)
         return [kept.writer for kept in self._kept.values()]
 
     def on_loop_end(self, trainer: Trainer) -> None:

@@ -274,8 +274,11 @@ class BestModel(Callback):
             self._kept.start()
 
     def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
+        if self._kept is None:
+            return ()
+        self._kept.await_resume_point(trainer.progress.update)
         self._start()
-        return () if self._kept is None else (self._kept.writer,)
+        return (self._kept.writer,)
 
     def on_loop_end(self, trainer: Trainer) -> None:
         self._start()

@@ -39,7 +39,8 @@ class KeptModels:
     """A directory of the best models by a metric; which models are kept is read from the directory itself.
 
     A run that is killed goes on from the newest of its `resume_points`, where models of later updates do not count: the
-    best models at that update stay until there is a newer resume point.
+    best models at that update stay until there is a newer resume point. So do the best models at a resume point that is
+    still being written.
 
     Args:
         directory: Where the kept models are.
@@ -76,6 +77,7 @@ class KeptModels:
         self.writer = writer or AsyncWriter()
         self.resume_points = None if resume_points is None else Path(resume_points)
         self._held: Candidate | None = None
+        self._unwritten: tuple[int, ...] = ()  # the updates of resume points that may still be on their way to the disk
         self._listed: tuple[int, list[Candidate]] | None = None  # what was there when the directory was last changed
 
     def wants(self, name: str, value: float, update: int) -> bool:
@@ -139,6 +141,11 @@ class KeptModels:
         self._held = self._listed = None
         self.writer.start()
 
+    def await_resume_point(self, update: int) -> None:
+        """Keep the best models at this update until a resume point of it, or a later one, is on disk."""
+        saved = self._saved_update()
+        self._unwritten = (*(other for other in self._unwritten if other > saved), update)
+
     def _candidates(self) -> list[Candidate]:
         """What is kept; the directory is read again only if something was written to it or removed from it."""
         changed = self.directory.stat().st_mtime_ns if self.directory.is_dir() else 0
@@ -175,17 +182,20 @@ class KeptModels:
         if not self.writer.group.is_main:
             return []
         self._listed = None
+        self._unwritten = tuple(update for update in self._unwritten if update <= after_update)
         doomed = [model for model in self.models() if model.update > after_update]
         for model in doomed:
             remove_directory(model.path)
         return [model.name for model in doomed]
 
     def prune(self) -> None:
-        """Remove all but the best few, and the best few at the newest resume point."""
+        """Remove all but the best few, and the best few at the newest resume point and at those still being written."""
         if not self.writer.group.is_main:
             return
         models, saved = self.models(), self._saved_update()
-        needed = models[: self.policy.keep] + [model for model in models if model.update <= saved][: self.policy.keep]
+        needed = models[: self.policy.keep]
+        for update in (saved, *(update for update in self._unwritten if update > saved)):
+            needed += [model for model in models if model.update <= update][: self.policy.keep]
         for model in models:
             if model not in needed:
                 self._listed = None

@@ -108,7 +108,7 @@ def test_a_run_whose_sweep_was_killed_saves_and_ends(project):
     task = Task("only", {"model.width": 8}, project / "only")
     spec = {
         "config": str(project / "run.yaml"),
-        "overrides": ["model.width=8,16", HOLD],
+        "overrides": ["model.width=8,16", f"{HOLD}UntilSignal"],
         "chosen": task.chosen,
         "path": str(task.path),
         "metric": "test_loss",
@@ -122,7 +122,6 @@ def test_a_run_whose_sweep_was_killed_saves_and_ends(project):
 
     wait_for(is_held)
     child.process.stdin.close()  # what the system does for a process that is gone
-    (project / "go").touch()
     assert child.process.wait(timeout=300) == 143
     assert (RunView(task.path).state, RunView(task.path).progress.update) == ("interrupted", 5)
     assert child.close() is None
