@@ -104,16 +104,20 @@ def test_ctrl_c_lets_runs_save_and_the_same_command_continues_them_exactly(proje
     assert compare_trees(newest(run), newest(alone)) == ()
 
 
-def test_a_run_whose_sweep_was_killed_saves_and_ends(project):
+def started_child(project: Path, *overrides: str) -> tuple[Task, Child]:
     task = Task("only", {"model.width": 8}, project / "only")
     spec = {
         "config": str(project / "run.yaml"),
-        "overrides": ["model.width=8,16", f"{HOLD}UntilSignal"],
+        "overrides": ["model.width=8,16", *overrides],
         "chosen": task.chosen,
         "path": str(task.path),
         "metric": "test_loss",
     }
-    child = Child(task, spec, project / "output.txt", os.environ)
+    return task, Child(task, spec, project / "output.txt", os.environ)
+
+
+def test_a_run_whose_sweep_was_killed_saves_and_ends(project):
+    task, child = started_child(project, f"{HOLD}UntilSignal")
 
     def is_held() -> bool:
         for _ in child.messages():
@@ -124,6 +128,15 @@ def test_a_run_whose_sweep_was_killed_saves_and_ends(project):
     child.process.stdin.close()  # what the system does for a process that is gone
     assert child.process.wait(timeout=300) == 143
     assert (RunView(task.path).state, RunView(task.path).progress.update) == ("interrupted", 5)
+    assert child.close() is None
+
+
+def test_a_run_that_waits_for_the_answer_of_a_killed_sweep_is_interrupted_and_not_pruned(project):
+    task, child = started_child(project)
+    wait_for(lambda: any(True for _ in child.messages()))
+    child.process.stdin.close()
+    assert child.process.wait(timeout=300) == 143
+    assert (RunView(task.path).state, RunView(task.path).progress.update) == ("interrupted", 3)
     assert child.close() is None
 
 

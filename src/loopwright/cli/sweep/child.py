@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ...trainer import Trainer
 
 STOP, GO_ON = "stop", "go on"
+GONE = "gone"  # the sweep's process has ended: no answer, and SIGTERM ends this one
 PRUNED = "pruned by the sweep"
 PATIENCE_SECONDS = 60.0
 
@@ -113,8 +114,8 @@ class Parent:
     def send(self, message: Mapping[str, Any]) -> None:
         try:
             print(json.dumps(message), file=self._pipe, flush=True)
-        except BrokenPipeError:  # the sweep's process is gone
-            self._answers.put(STOP)
+        except BrokenPipeError:
+            self._answers.put(GONE)
 
     def ask(self, message: Mapping[str, Any]) -> str:
         self.send(message)
@@ -123,8 +124,8 @@ class Parent:
     def _read_answers(self) -> None:
         for line in sys.stdin:
             self._answers.put(line.strip())
-        self._answers.put(STOP)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)  # first, so that nothing is trained between the two
+        self._answers.put(GONE)
 
 
 class Reporter(Callback):
