@@ -1,4 +1,4 @@
-"""Who hears of what, in which order, and what is refused when it is registered."""
+"""Which functions an event calls, in which order, and what is refused when it is registered."""
 
 from __future__ import annotations
 
@@ -263,3 +263,13 @@ def test_only_what_is_overridden_is_called():
 
     hooks = Dispatch(Callback, Trainer(), [One(), Callback()], base=TrainerHooks).hooks
     assert {name: len(found) for name, found in hooks.items() if found} == {"on_train_end": 1}
+
+
+def test_an_event_that_is_assigned_to_a_callback_or_to_the_trainer_is_called(points):
+    seen = []
+    callback = Callback()
+    callback.on_epoch_end = lambda trainer, metrics: seen.append(("callback", trainer.progress.epoch))
+    trainer = Trainer(build_net(), sgd, cross_entropy, callbacks=[callback], progress="silent")
+    trainer.on_epoch_end = lambda metrics: seen.append(("trainer", sorted(metrics)))
+    trainer.train(points, num_epochs=1)
+    assert seen == [("trainer", ["loss"]), ("callback", 1)]

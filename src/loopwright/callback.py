@@ -370,11 +370,10 @@ class Dispatch:
         self.hooks: dict[str, list[Hook]] = {}
         for name in hook_names(vocabulary):
             found: list[Hook] = []
-            if base is not None and getattr(type(owner), name) is not getattr(base, name):
+            if base is not None and _has_own(owner, name, base):
                 found.append(named_hook(getattr(owner, name), f"{type(owner).__name__}.{name}", None))
             for callback in callbacks:
-                is_overridden = getattr(type(callback), name, None) is not getattr(vocabulary, name)
-                if is_overridden and name not in getattr(callback, "ignored_events", ()):
+                if _has_own(callback, name, vocabulary) and name not in getattr(callback, "ignored_events", ()):
                     label = getattr(callback, "name", type(callback).__name__)
                     given = owner if trainer_for is None else trainer_for(callback)
                     found.append(named_hook(getattr(callback, name), f"{label}.{name}", given))
@@ -383,6 +382,11 @@ class Dispatch:
     def emit(self, event: str, *args: Any) -> None:
         for hook in self.hooks[event]:
             hook(*args)
+
+
+def _has_own(owner: object, name: str, base: type) -> bool:
+    """Whether an object has an event of its own: in its class, or assigned to the object itself."""
+    return getattr(type(owner), name, None) is not getattr(base, name) or name in getattr(owner, "__dict__", ())
 
 
 def named_hook(function: Hook, label: str, owner: object | None = None) -> Hook:

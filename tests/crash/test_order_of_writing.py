@@ -149,7 +149,7 @@ def test_the_best_model_at_a_resume_point_that_is_still_being_written_is_kept(po
     for keeper in KEEPERS:
         assert call_forked(program, tmp_path).code == -signal.SIGKILL
         found = {info.name[: len(update_name(1))] for info in list_checkpoints(tmp_path / "run") if info.kind == "kept"}
-        assert found == {update_name(1), update_name(2)}, keeper
+        assert found >= {update_name(1), update_name(2)}, keeper
         shutil.rmtree(tmp_path / "run")
 
 

@@ -260,14 +260,31 @@ class RunRecorder(Callback):
 
     # The end
 
+    def on_loop_end(self, trainer: Trainer) -> None:
+        """Add the row of an epoch that a limit cut short, before the last resume point is saved."""
+        progress = trainer.progress
+        if progress.call_finished and progress.in_epoch and len(trainer.history) > progress.epoch:
+            self._add_epoch(trainer, progress.epoch + 1, trainer.history.epochs[-1])
+
     def on_train_end(self, trainer: Trainer) -> None:
-        if trainer.progress.in_epoch and len(trainer.history) > trainer.progress.epoch:
-            self._add_epoch(trainer, trainer.progress.epoch + 1, trainer.history.epochs[-1])
         if self._metrics is not None:
             self._add(self._metrics.flush)
-        self._close(trainer, "finished" if trainer.stop_reason is None else "stopped", trainer.stop_reason)
+        self._close(trainer, *_ending(trainer))
         if self._directory is not None and self._directory.metrics_path.exists():
             self._left = _state_of(self._directory, trainer)
+
+    def finish_again(self, trainer: Trainer) -> None:
+        """Note the end of a run that was killed between its last resume point and the end of the call."""
+        from ..run import MetricsStore, RunManifest
+
+        directory = trainer.run.directory
+        if directory is None or RunManifest.read(directory.manifest_path).state in ("finished", "stopped"):
+            return
+        self._directory, self._metrics = directory, MetricsStore(directory.metrics_path)
+        state, reason = _ending(trainer)
+        self._note(state=state, reason=reason, progress=_counts(trainer))
+        self._add_end(trainer, state, reason, None)
+        self._add(self._metrics.close)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if isinstance(error, (KeyboardInterrupt, Interrupted)):
@@ -313,10 +330,9 @@ class RunRecorder(Callback):
             return
         self._directory = directory
         if directory.has_run:
-            counts = {name: getattr(trainer.progress, name) for name in COUNTED}
             names = trainer.history.epochs[-1] if trainer.history.epochs else ()
             found |= self._directions(trainer, names)
-            self._note(state=state, reason=reason, progress=counts, **found)
+            self._note(state=state, reason=reason, progress=_counts(trainer), **found)
         if self._metrics is not None:
             try:
                 self._add_notes(trainer)
@@ -345,6 +361,15 @@ def _state_of(directory: RunDirectory, trainer: Trainer) -> tuple[int, ...]:
     """The position of the run, and the date and size of its metrics: where they are the same, nothing is after it."""
     file = directory.metrics_path.stat()
     return trainer.progress.step, trainer.progress.epoch, file.st_mtime_ns, file.st_size
+
+
+def _ending(trainer: Trainer) -> tuple[State, str | None]:
+    """The state of a run that reached its end, and what stopped it, if something did."""
+    return ("finished" if trainer.stop_reason is None else "stopped"), trainer.stop_reason
+
+
+def _counts(trainer: Trainer) -> dict[str, Any]:
+    return {name: getattr(trainer.progress, name) for name in COUNTED}
 
 
 def _accepted(trainer: Trainer) -> dict[str, Any] | None:

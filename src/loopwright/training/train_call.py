@@ -248,13 +248,27 @@ def _run(run: TrainingRun) -> None:
             if run.compiled is not None:
                 run.compiled.report(run)
             run.runtime.finish_exchange()
-            progress.call_finished = not run.is_interrupted
-            run.emit("on_loop_end")
-            _leave_if_interrupted(run)
-            run.emit("on_train_end")
+            _end(run)
         except BaseException as error:
             emit_exception(run, error)
             raise
+        _leave_if_interrupted(run)
+
+
+def _end(run: TrainingRun) -> None:
+    """Save and emit the final events of a call that reached a limit or a stop, or save and leave after a signal.
+
+    Which one it is, is decided once: a signal that comes later waits for the end of the events, and the call stays
+    finished.
+    """
+    run.progress.call_finished = not run.is_interrupted
+    if run.progress.call_finished:
+        with run.signals.deferred():
+            run.emit("on_loop_end")
+            run.emit("on_train_end")
+    else:
+        run.emit("on_loop_end")
+        _leave_if_interrupted(run)
 
 
 def _complete_history(run: TrainingRun) -> None:
@@ -284,14 +298,12 @@ def _leave_if_interrupted(run: TrainingRun) -> None:
     """After a signal, when everything is saved, end the program with the signal's exit code."""
     if not run.is_interrupted:
         return
-    update, is_saved = run.progress.update, run.directory is not None
-    saved = (
-        "saved; start the same program again to resume"
-        if is_saved
-        else ("nothing was saved, because there is no run_dir")
-    )
+    update, is_saved, is_finished = run.progress.update, run.directory is not None, run.progress.call_finished
+    saved = "saved; start the same program again to resume"
+    if not is_saved:
+        saved = "nothing was saved, because there is no run_dir"
     if not is_notebook():
-        run.say(f"{run.signals.name} after update {update}: {saved}.")
+        run.say(f"{run.signals.name} after {'the last ' if is_finished else ''}update {update}: {saved}.")
     raise interruption(
         run.signals.exit_code,
         f"Interrupted after update {update}{', which was saved' if is_saved else ''}. The trainer keeps this state: "

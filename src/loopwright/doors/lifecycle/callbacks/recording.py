@@ -74,6 +74,8 @@ def recorded(trainer: Trainer) -> Iterator[None]:
         raise
     if core.stop_text is not None:
         core.run.stop(core.stop_text)
+    core.progress.call_finished = True
+    core.run.emit("on_loop_end")
     core.run.emit("on_train_end")
 
 
