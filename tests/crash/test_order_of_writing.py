@@ -130,7 +130,7 @@ def test_what_was_best_at_the_resume_point_is_there_when_the_run_goes_on_otherwi
 
 
 def test_the_best_model_at_a_resume_point_that_is_still_being_written_is_kept(points, tmp_path):
-    """The first resume point is held up until the second epoch's model is there, and the one before it would be gone."""
+    """The first resume point is held up until the second epoch's model is there, which displaces the first one's."""
 
     def program() -> None:
         def moment(source: str, target: str) -> bool:
