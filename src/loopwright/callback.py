@@ -320,7 +320,7 @@ def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False
     """Refuse misspelt hooks and hooks with other arguments, at registration rather than hours later."""
     check_hook_names(callback, vocabulary, allow_other=allow_other)
     for name in hook_names(vocabulary):
-        if getattr(type(callback), name) is getattr(vocabulary, name):
+        if not _has_own(callback, name, vocabulary):
             continue
         expected = [p for p in inspect.signature(getattr(vocabulary, name)).parameters if p != "self"]
         advice = f" Write `def {name}({', '.join(['self', *expected])})`."

@@ -256,19 +256,19 @@ def _run(run: TrainingRun) -> None:
 
 
 def _end(run: TrainingRun) -> None:
-    """Save and emit the final events of a call that reached a limit or a stop, or save and leave after a signal.
-
-    Which one it is, is decided once: a signal that comes later waits for the end of the events, and the call stays
-    finished.
-    """
-    run.progress.call_finished = not run.is_interrupted
-    if run.progress.call_finished:
-        with run.signals.deferred():
-            run.emit("on_loop_end")
-            run.emit("on_train_end")
-    else:
+    """Finish a call that reached a limit or a stop; after a signal, save and leave."""
+    if run.is_interrupted:
         run.emit("on_loop_end")
         _leave_if_interrupted(run)
+    finish(run)
+
+
+def finish(run: TrainingRun) -> None:
+    """Emit the final events of a call, which is finished from here on: a signal waits until these events are over."""
+    run.progress.call_finished = True
+    with run.signals.deferred():
+        run.emit("on_loop_end")
+        run.emit("on_train_end")
 
 
 def _complete_history(run: TrainingRun) -> None:

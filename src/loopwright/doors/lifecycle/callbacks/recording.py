@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ....callbacks.recorder import RunRecorder
 from ....checkpoint.manifest import local_path
-from ....training.train_call import emit_exception
+from ....training.train_call import emit_exception, finish
 from .events import TrainerCallback
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ def recorded(trainer: Trainer) -> Iterator[None]:
         raise
     if core.stop_text is not None:
         core.run.stop(core.stop_text)
-    core.progress.call_finished = True
-    core.run.emit("on_loop_end")
-    core.run.emit("on_train_end")
+    finish(core.run)
 
 
 def _use_callback(trainer: Trainer, core: Core) -> None:
