@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import CheckpointError, ConfigurationError, check_arguments
@@ -236,6 +237,7 @@ class Rewinding(BaseException):
         self.undo = undo
 
 
+@cache
 def hook_names(vocabulary: type) -> tuple[str, ...]:
     return tuple(name for name in vars(vocabulary) if name.startswith("on_"))
 
@@ -319,9 +321,7 @@ def _check_state_version(callback: Callback) -> None:
 def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:
     """Refuse misspelt hooks and hooks with other arguments, at registration rather than hours later."""
     check_hook_names(callback, vocabulary, allow_other=allow_other)
-    for name in hook_names(vocabulary):
-        if not _has_own(callback, name, vocabulary):
-            continue
+    for name in own_hooks(callback, vocabulary):
         expected = [p for p in inspect.signature(getattr(vocabulary, name)).parameters if p != "self"]
         advice = f" Write `def {name}({', '.join(['self', *expected])})`."
         check_arguments(getattr(callback, name), expected, f"{type(callback).__name__}.{name}", advice)
@@ -367,26 +367,26 @@ class Dispatch:
         base: type | None = None,
         trainer_for: Callable[[Any], object] | None = None,
     ) -> None:
-        self.hooks: dict[str, list[Hook]] = {}
-        for name in hook_names(vocabulary):
-            found: list[Hook] = []
-            if base is not None and _has_own(owner, name, base):
-                found.append(named_hook(getattr(owner, name), f"{type(owner).__name__}.{name}", None))
-            for callback in callbacks:
-                if _has_own(callback, name, vocabulary) and name not in getattr(callback, "ignored_events", ()):
-                    label = getattr(callback, "name", type(callback).__name__)
-                    given = owner if trainer_for is None else trainer_for(callback)
-                    found.append(named_hook(getattr(callback, name), f"{label}.{name}", given))
-            self.hooks[name] = found
+        self.hooks: dict[str, list[Hook]] = {name: [] for name in hook_names(vocabulary)}
+        if base is not None:
+            for name in own_hooks(owner, base):
+                self.hooks[name].append(named_hook(getattr(owner, name), f"{type(owner).__name__}.{name}", None))
+        for callback in callbacks:
+            label = getattr(callback, "name", type(callback).__name__)
+            given = owner if trainer_for is None else trainer_for(callback)
+            for name in own_hooks(callback, vocabulary):
+                if name not in getattr(callback, "ignored_events", ()):
+                    self.hooks[name].append(named_hook(getattr(callback, name), f"{label}.{name}", given))
 
     def emit(self, event: str, *args: Any) -> None:
         for hook in self.hooks[event]:
             hook(*args)
 
 
-def _has_own(owner: object, name: str, base: type) -> bool:
-    """Whether an object has an event of its own: in its class, or assigned to the object itself."""
-    return getattr(type(owner), name, None) is not getattr(base, name) or name in getattr(owner, "__dict__", ())
+def own_hooks(owner: object, vocabulary: type) -> list[str]:
+    """The events that an object has a method of its own for: one of its class, or one that was assigned to it."""
+    kind, assigned = type(owner), getattr(owner, "__dict__", ())
+    return [n for n in hook_names(vocabulary) if n in assigned or getattr(kind, n, None) is not getattr(vocabulary, n)]
 
 
 def named_hook(function: Hook, label: str, owner: object | None = None) -> Hook:

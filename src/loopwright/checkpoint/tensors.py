@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+from _thread import allocate_lock, start_new_thread
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from .atomic import FileRecord, HashingFile
 from .layout import SHARDS, TIED, Box, Json, Layout, StoredShard, parse_json, read_header, read_layouts, whole
 from .tree import TensorKey, Tree, tensor_key
 
+T = TypeVar("T")
 ALIGNMENT = 8
 
 DTYPES = {
@@ -58,15 +60,47 @@ def read_tensors(path: Path, *, copies: bool = True) -> dict[str, Tensor]:
 
     Without `copies` they are mapped from the file: only to be looked at, and in no more memory than is looked at.
     """
-    try:
+
+    def read() -> tuple[dict[str, str], dict[str, Tensor]]:
         with open_tensors(path) as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if copies:  # a mapped tensor would change under us if the file did
-                tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    except Exception as error:  # the reader has no common error type, and the file is untrusted
-        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+    metadata, tensors = _read_without_signals(path, read)
+    if copies:  # a mapped tensor would change under us if the file did
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     return tensors | {name: tensors[kept] for name, kept in _tied_in(path, metadata, tensors).items()}
+
+
+def _read_without_signals(path: Path, read: Callable[[], T]) -> T:
+    """Return what a function reads from a file, called in a thread: signal handlers run in the main thread only.
+
+    Below safetensors' reader, torch drops the exception that a handler raises (of Ctrl-C, for one) and fails with an
+    error of its own, so that a good file would be taken for a damaged one. The thread is a plain one, since a handler
+    may also raise in the middle of `threading.Thread.start`, which then fails with an error of its own, too.
+    """
+    outcome: list[tuple[T | None, Exception | None]] = []
+    is_over = allocate_lock()
+
+    def run() -> None:
+        try:
+            outcome.append((read(), None))
+        except Exception as error:  # the reader has no common error type, and the file is untrusted
+            outcome.append((None, error))
+        finally:
+            is_over.release()
+
+    is_over.acquire()
+    start_new_thread(run, ())
+    try:
+        is_over.acquire()
+    except BaseException:  # of a handler, maybe after the lock was taken
+        while not outcome:  # a thread must not be left in the reader when the program ends
+            is_over.acquire(timeout=0.01)
+        raise
+    result, error = outcome[0]
+    if error is not None:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+    return cast(T, result)
 
 
 def open_tensors(path: Path) -> Any:
@@ -184,13 +218,14 @@ class StoredFiles:
     def read(self, shard: StoredShard, region: Box) -> Tensor:
         """A region of one entry, mapped: to be copied, since it changes if the file does."""
         path = self.directory / shard.file
-        try:
+
+        def read() -> Tensor:
             if shard.file not in self._open:
                 self._open[shard.file] = open_tensors(path)
             tensor: Tensor = self._open[shard.file].get_slice(shard.name)[region.slices]
-        except Exception as error:  # the reader has no common error type, and the file is untrusted
-            raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
-        return tensor
+            return tensor
+
+        return _read_without_signals(path, read)
 
 
 class StoredTensor:
