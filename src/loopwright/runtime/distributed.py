@@ -130,7 +130,8 @@ class DistributedRuntime(Runtime):
         self._is_replicated = self.mesh.replicate == self.world  # so that gradient buckets are summed over all ranks
         carries = self.is_host and self.group.has_gloo and self.mesh.shard == self.world
         self._reduce_scatter = HostReduceScatter() if carries else None
-        self._in_flight: dict[int, Message] = {}  # by optimizer, as its list of parameters
+        # by optimizer, as its list of parameters, which is kept: the id of one that is gone may be that of the next
+        self._in_flight: dict[int, tuple[Sequence[nn.Parameter], Message]] = {}
         self._stamps = Stamps()
         consensus = HostConsensus if self.is_host else RequestConsensus
         self._consensus = consensus(self.group.new_host_group())
@@ -267,7 +268,7 @@ class DistributedRuntime(Runtime):
         if not is_last:
             return inputs
         if not self._is_replicated and (message := self._message(flag, params)) is not None:
-            self._in_flight[id(params)] = message
+            self._in_flight[id(params)] = params, message
             if self._reduce_scatter is None:
                 self._send(message)  # all-reduced during the backward pass
             else:
@@ -303,7 +304,7 @@ class DistributedRuntime(Runtime):
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
         """Average the gradients that FSDP2 has not averaged yet; 1 if any rank's flag is set, None without one."""
-        message = self._in_flight.pop(id(params), None)
+        _, message = self._in_flight.pop(id(params), (params, None))
         if message is None or message.summed is None:
             message = self._message(flag, params)
         if self._averages:
@@ -379,6 +380,7 @@ class DistributedRuntime(Runtime):
         """Send this update's requests; return the maximum over all ranks of the previous update's."""
         if self._heartbeat is not None:
             self._heartbeat.beat()
+        self._in_flight.clear()  # of backward passes over other parameters than those that were updated
         return self._consensus.exchange(tuple(requests))
 
     def finish_exchange(self) -> None:
