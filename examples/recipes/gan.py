@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import pad, softplus
 
 from loopwright import Trainer, seed_everything
 from loopwright.callbacks import EMA
@@ -71,16 +71,18 @@ def main() -> None:
     seed_everything(0)
     images = load_images()
     adam = partial(torch.optim.Adam, lr=5e-4, betas=(0.5, 0.99))
+    ema = EMA(0.99, model="generator")
     trainer = GAN(
         build_models(),
         {"generator": adam, "discriminator": adam},
-        callbacks=[EMA(0.99, model="generator")],
+        callbacks=[ema],
         run_dir="runs/gan",
     )
     history = trainer.train(images, num_epochs=epochs, batch_size=64)
     history.plot("runs/gan/curves.png")
-    drawn = trainer.draw(256)
-    grid = drawn[:40].view(4, 10, 8, 8).transpose(1, 2).reshape(32, 80)
+    with ema.weights(trainer):  # the averaged weights in place of the last ones
+        drawn = trainer.draw(256)
+    grid = pad(drawn[:40], (2, 2, 2, 2), value=-1).view(4, 10, 12, 12).transpose(1, 2).reshape(48, 120)
     plt.imsave("runs/gan/drawn.png", grid.repeat_interleave(8, 0).repeat_interleave(8, 1).numpy(), cmap="gray")
     distance = torch.cdist(drawn.flatten(1), images).min(1).values.mean()
     others = torch.cdist(images[:256], images[256:]).min(1).values.mean()

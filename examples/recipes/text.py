@@ -82,7 +82,7 @@ def main() -> None:
     updates = parser.parse_args().updates
     seed_everything(0)
     text = load_text()
-    pieces = text[: len(text) // LENGTH * LENGTH].view(-1, LENGTH)
+    pieces = text.unfold(0, LENGTH + 1, LENGTH)  # the last byte of a piece is the first of the next one
     inputs, targets = pieces[:, :-1], pieces[:, 1:]
     held_out = len(pieces) // 20
     trainer = Trainer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.callbacks import Checkpoints, OfflineLoss, ProgressDisplay, Rewind
+from loopwright.callbacks import BestModel, Checkpoints, EarlyStopping, OfflineLoss, ProgressDisplay, Rewind
 
 from ..terminals import ESCAPES, Screen, terminal
 from .runs import Clock, Crash, Timed, build_net, build_timed, build_trainer, train
@@ -366,3 +367,20 @@ def test_a_run_ends_with_its_best_epoch_its_best_model_and_what_to_type(points, 
     assert model == f"Best model: runs/my first/kept/update-{5 * epoch:08d}"
     assert Path(model.removeprefix("Best model: ")).is_dir()
     assert look == "To inspect it: loopwright show 'runs/my first', or loopwright ui runs"
+
+
+def test_the_best_epoch_is_by_the_metric_of_the_best_model_where_another_callback_watches_the_loss(
+    points, capsys, monkeypatch, tmp_path
+):
+    numbers = count()
+    metrics = {"accuracy": lambda outputs, targets: torch.tensor(1 / (1 + next(numbers)))}  # lower in every batch
+    monkeypatch.chdir(tmp_path)
+    callbacks = [BestModel("eval_accuracy"), EarlyStopping("eval_loss", patience=9)]
+    trainer = train(
+        build_trainer(callbacks, metrics=metrics, progress="lines", run_dir="runs/two"), points, num_epochs=2
+    )
+    *_, finished, model, _ = capsys.readouterr().out.splitlines()
+    first, second = trainer.history["eval_accuracy"]
+    assert first > second
+    assert finished.endswith(f"Best eval_accuracy {first:#.4g} in epoch 1.")
+    assert model == "Best model: runs/two/kept/update-00000005"

@@ -125,6 +125,19 @@ def test_what_a_callback_promises_to_log_may_be_watched(points):
     assert train(points, Adding("eval_loss_twice"), eval_data=points).history["eval_loss_twice"] == [2.0, 2.0]
 
 
+def test_a_metric_that_a_callback_may_log_is_refused_with_the_method_that_names_it(points, mistake):
+    class Scoring(Callback):
+        def on_eval_end(self, trainer, data):
+            trainer.log({"score": 1.0})
+
+    callbacks = [Scoring(), EarlyStopping("eval_score")]
+    trainer = Measuring(build_net(), sgd, cross_entropy, callbacks=callbacks, progress="silent")
+    what = "`EarlyStopping` watches what a callback of your own logs"
+    said = r"add a method `metric_names\(self, known\)` to Scoring that returns {'eval_score'}\."
+    with mistake("Arguments", what, ConfigurationError, match=said):
+        trainer.train(points, eval_data=points)
+
+
 def test_a_step_of_ones_own_may_return_what_nobody_can_know_before(points):
     class Own(Measuring):
         def train_step(self, batch):

@@ -27,6 +27,14 @@ def test_a_finished_run_is_not_trained_again_and_says_so(points, tmp_path, capsy
     )
 
 
+def test_a_finished_run_names_the_limit_that_ended_it_not_one_that_is_far_away(points, tmp_path, capsys):
+    build_trainer(tmp_path).train(points, 100, num_updates=7, batch_size=8)
+    second = build_trainer(tmp_path)
+    second.run.progress_style = "lines"
+    second.train(points, 100, num_updates=7, batch_size=8)
+    assert "(1 epoch, 7 updates). Raise the limit of 7 updates to continue" in capsys.readouterr().out
+
+
 def test_raising_the_limit_of_a_finished_run_goes_on(points, tmp_path):
     whole = build_trainer(None)
     whole.train(points, 3, batch_size=8)

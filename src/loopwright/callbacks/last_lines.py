@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..callback import Trainer
+    from ..checkpoint.inspect import CheckpointInfo
 
 
 def last_lines(trainer: Trainer, seconds: float, *, is_resumed: bool) -> list[str]:
@@ -23,7 +24,8 @@ def last_lines(trainer: Trainer, seconds: float, *, is_resumed: bool) -> list[st
     A call without a run directory that trained one epoch has nothing to add to the line of that epoch.
     """
     run, reason = trainer.run, trainer.stop_reason
-    best = _best(trainer)
+    kept = None if run.directory is None else _best_kept(run.directory.path)
+    best = _best(trainer, kept)
     lines = stop_lines(trainer)
     if run.directory is None:
         return [*lines, f"Best {best}."] if best is not None and len(trainer.history) > 1 else lines
@@ -34,7 +36,7 @@ def last_lines(trainer: Trainer, seconds: float, *, is_resumed: bool) -> list[st
         lines.append(f"Finished: {length} in {time}." + (f" Best {best}." if best is not None else ""))
     elif best is not None:
         lines.append(f"Best {best}.")
-    return [*lines, *_places(run.directory.path)]
+    return [*lines, *_places(run.directory.path, kept)]
 
 
 def stop_lines(trainer: Trainer) -> list[str]:
@@ -43,10 +45,14 @@ def stop_lines(trainer: Trainer) -> list[str]:
     return [] if reason is None else [f"Stopped after {counted(trainer.progress.update, 'update')}: {reason}"]
 
 
-def _best(trainer: Trainer) -> str | None:
-    """ "eval_loss 0.2667 in epoch 3", of the metric that the run goes by; None where it is not known what is better."""
+def _best(trainer: Trainer, kept: CheckpointInfo | None) -> str | None:
+    """ "eval_loss 0.2667 in epoch 3", of the metric that the run goes by; None where it is not known what is better.
+
+    That is the metric of the best kept model, if there is one, as in `RunView.main_metric`.
+    """
     directions, rows = trainer.run.directions, trainer.history.epochs
-    names = [name for name in directions.watched if name in trainer.history] or trainer.history.names
+    kept_by = kept.metric[:1] if kept is not None and kept.metric else ()
+    names = [name for name in kept_by or directions.watched if name in trainer.history] or trainer.history.names
     name = headline(names, directions.eval_keys)
     mode = None if name is None else directions.of(name)
     if name is None or mode is None:
@@ -55,15 +61,19 @@ def _best(trainer: Trainer) -> str | None:
     return None if found is None else f"{name} {number_text(found[1][name])} in epoch {found[0]}"
 
 
-def _places(path: Path) -> list[str]:
+def _best_kept(path: Path) -> CheckpointInfo | None:
     from ..errors import LoopwrightError
     from ..run.best import choose
-    from ..run.directory import shown
 
-    kept = None
     if any((path / "kept").iterdir()):
         with suppress(LoopwrightError):  # models by a metric of unknown mode: the run is complete all the same
-            kept = choose(path)
+            return choose(path)
+    return None
+
+
+def _places(path: Path, kept: CheckpointInfo | None) -> list[str]:
+    from ..run.directory import shown
+
     lines = [] if kept is None else [f"Best model: {shown(kept.path)}"]
     run, folder = (shlex.quote(str(shown(place)) or ".") for place in (path, path.parent))
     return [*lines, f"To inspect it: loopwright show {run}, or loopwright ui {folder}"]

@@ -48,7 +48,7 @@ DESCRIPTION = """\
 Train models, and look at the runs that training has recorded.
 
 Commands that take a RUN use the last one if you name none. `loopwright COMMAND --help` has the details of a command."""
-GLOSSARY = "The words used here are explained in docs/words.md."
+GLOSSARY = "The words used here are explained at\n  https://github.com/loopwright/loopwright/blob/main/docs/words.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MORE = """\
 Prints versions, devices, the speed of each precision, whether torch.compile works, the limits for data-loading workers,
 the speed of the disk and what a checkpoint costs on it, distributed backends and optional packages; then advice. This
-takes about 15 seconds, most of it for compiling.
+takes up to a minute, most of it for compiling.
 Exit code 1: the folder is not writable."""
 EXAMPLE = """\
 doctor

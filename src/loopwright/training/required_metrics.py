@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..callback import TrainerHooks
+from ..callback import Callback, TrainerHooks
 from ..callbacks.interval import Watching
 from ..data.random import preserved_rng
 from ..errors import ConfigurationError, DataError
@@ -66,6 +66,8 @@ def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if name.startswith("eval_") and run.eval_stream is None:
             hint = " Pass `eval_data=` to evaluate."
+        elif own := _own_callback(run, name):
+            hint += f" If {own} logs it, add a method `metric_names(self, known)` to {own} that returns {{{name!r}}}."
         raise ConfigurationError(
             f"{wanted[name]} watches {name!r}, which this run will not measure; it will measure: "
             f"{', '.join(sorted(known))}.{hint}"
@@ -99,6 +101,17 @@ def _missing(wanted: dict[str, str], known: set[str], run: TrainingRun) -> list[
     """Return watched metrics that are unknown, unless the trainer's own hooks may log them."""
     missing = [name for name in wanted if name not in known]
     return [n for n in missing if not _overrides(run, *(EVAL_HOOKS if n.startswith("eval_") else TRAIN_HOOKS))]
+
+
+def _own_callback(run: TrainingRun, name: str) -> str | None:
+    """Return a callback of the user's whose hooks may log this metric, and which names no metrics."""
+    hooks = EVAL_HOOKS if name.startswith("eval_") else TRAIN_HOOKS
+    for callback in run.callbacks:
+        kind = type(callback)
+        is_own = not kind.__module__.startswith("loopwright.") and kind.metric_names is Callback.metric_names
+        if is_own and any(getattr(kind, hook) is not getattr(Callback, hook) for hook in hooks):
+            return kind.__name__
+    return None
 
 
 def _overrides(run: TrainingRun, *names: str) -> bool:

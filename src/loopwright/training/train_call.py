@@ -17,7 +17,7 @@ from ..data.order import derive_seed
 from ..data.random import seed_everything
 from ..errors import ConfigurationError, DataError, interruption, is_notebook
 from ..metrics.history import History
-from ..metrics.progress import Limits, counted
+from ..metrics.progress import Limits, Progress, counted
 from ..runtime import dry_run
 from . import steps as loop
 from .lazy_layers import materialise
@@ -183,9 +183,20 @@ def _finished_line(run: TrainingRun, limits: Limits) -> str:
             f"{start}; it ended because: {run.stop_reason}. Pass {run.words.accept_changes} to continue anyway, or "
             f"{run.words.start_over} to start over."
         )
-    counts = ((limits.epochs, "epoch"), (limits.updates, "update"), (limits.samples, "sample"))
-    of = next((f" of {counted(count, unit)}" for count, unit in counts if count is not None), "")
-    return f"{start}. Raise the limit{of} to continue, or pass {run.words.start_over} to start over."
+    of = " and ".join(_reached_limits(limits, progress))
+    return f"{start}. Raise the limit of {of} to continue, or pass {run.words.start_over} to start over."
+
+
+def _reached_limits(limits: Limits, progress: Progress) -> list[str]:
+    """Return each limit that has been reached: "2 epochs", "90 seconds"."""
+    ends = limits.from_call(progress)
+    pairs = (
+        (limits.epochs, "epoch", Limits(epochs=ends.epochs)),
+        (limits.updates, "update", Limits(updates=ends.updates)),
+        (limits.samples, "sample", Limits(samples=ends.samples)),
+        (limits.seconds, "second", Limits(seconds=ends.seconds)),
+    )
+    return [counted(count, unit) for count, unit, end in pairs if count is not None and end.reached(progress)]
 
 
 def _place(run: TrainingRun, stream: Stream, pending: PendingRestore, *, is_changed: bool) -> None:

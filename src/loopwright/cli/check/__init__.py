@@ -38,7 +38,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Try a run file on a few samples, or a program for several processes on one."
+    what = "Try a run file on a few samples, or simulate several processes of a program."
     parser = add_command(parsers, common, "check", run=check_command, what=what, more=MORE, example=EXAMPLE)
     parser.add_argument(
         "--processes", type=int, metavar="N", help="the number of processes (default: as the program says, or 2)"
