@@ -30,7 +30,7 @@ from ...training.updates import OptimizerChoice, listed
 from .._shared import as_tracker, on_first_process
 from .config import Common, Saving, runtime_of
 from .experiment import EpochRecorder, ExperimentRun, Recorded, ResumePoints, epochs_behind, read_recorded
-from .losses import losses_of
+from .losses import LossManager, losses_of
 from .steps import EpochHooks, NonFiniteGuard, OwnSteps, check_gradients, check_loss, optimizer_name
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class Engine(CoreTrainer):
         assert self._epoch is not None
         x, y = as_pair(batch)
         self.run.window.has_stepped = True  # hooks have run: no second try in micro-batches
-        losses = losses_of(self.door)
+        losses: LossManager | None = getattr(self.door, "loss_manager", None)  # in every step: no call for it
         if losses is not None:
             losses.start_step(self.run.window.size)
         returned = self._epoch.step(x, y, self.progress.epoch_step, **self._epoch.keywords.get("train_step", {}))
