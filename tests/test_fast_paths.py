@@ -187,7 +187,8 @@ def test_a_hook_that_ignores_updates_is_left_out_beside_none_that_does_not(weigh
 
 def test_a_profiler_sees_the_range_of_the_step(weight: nn.Parameter) -> None:
     step = OptimizerStep(sgd(weight))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:  # without, torch 2.11 warns
         step()
     assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}
 

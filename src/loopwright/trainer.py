@@ -120,7 +120,7 @@ class Trainer(DefaultProgram):
         self.runtime = resolve_runtime(runtime, precision, device, compile)
         self.compile_mode = compile or self.runtime.compile
         self.seed = seed
-        self.datasets: Mapping[str, Any] = {}  # by name, for callbacks that look at more than the evaluation data
+        self.datasets: dict[str, Any] = {}  # by name, for callbacks that look at more than the evaluation data
         self._components = Components()
         self.run = TrainingRun(self, self.runtime, self._components, progress_style=progress)
         if compile == "step":

@@ -88,7 +88,7 @@ def use_pillow() -> None:
 
 
 def use_kornia() -> None:
-    from loopwright.doors.adversarial.config import PairAugmentation
+    from loopwright.doors.adversarial.data_config import PairAugmentation
     from loopwright.doors.adversarial.pix2pix.dataset import pair_changes
 
     (flip,) = pair_changes(PairAugmentation(h_flip_chance=1.0), 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -33,15 +34,25 @@ class Net(nn.Module):
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
 
+@contextmanager
+def default_backend(backend: Any) -> Iterator[None]:
+    """Have graphs turned into code by this backend; in torch 2.11, which has no default to set, by its argument."""
+    if hasattr(torch.compiler, "set_default_backend"):
+        before = torch.compiler.get_default_backend()
+        torch.compiler.set_default_backend(backend)
+        yield
+        torch.compiler.set_default_backend(before)
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+            yield
+
+
 @pytest.fixture
 def traced() -> Iterator[None]:
     """Graphs are traced and not turned into machine code, which takes long and is no question of these tests."""
-    if not hasattr(torch.compiler, "get_default_backend"):
-        pytest.skip(f"torch {torch.__version__} has no `torch.compiler.set_default_backend`")
-    before = torch.compiler.get_default_backend()
-    torch.compiler.set_default_backend("eager")
-    yield
-    torch.compiler.set_default_backend(before)
+    with default_backend("eager"):
+        yield
 
 
 def build(

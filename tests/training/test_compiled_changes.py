@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from loopwright import Callback
-from tests.training.compiled_runs import SGD, assert_same, both, traced
+from tests.training.compiled_runs import SGD, assert_same, both, default_backend, traced
 
 __all__ = ["traced"]  # a fixture
 
@@ -33,10 +33,8 @@ class After(Callback):
 @pytest.fixture
 def with_autograd() -> Any:
     """Graphs with the backward pass that kernels have, in which hooks of parameters are not run; no machine code."""
-    before = torch.compiler.get_default_backend()
-    torch.compiler.set_default_backend("aot_eager")
-    yield
-    torch.compiler.set_default_backend(before)
+    with default_backend("aot_eager"):
+        yield
 
 
 def optimizer_of(trainer: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from loopwright.errors import CheckpointError
 from loopwright.run import RunView
 from loopwright.training import compiled_step, steps
 from tests.mistakes import Mistakes
-from tests.training.compiled_runs import DATA, Net, X, build, traced
+from tests.training.compiled_runs import DATA, Net, X, build, default_backend, traced
 
 __all__ = ["traced"]  # a fixture
 pytestmark = pytest.mark.usefixtures("traced")
@@ -172,12 +173,12 @@ class Estimates(Callback):
 
 
 @pytest.fixture
-def clock(traced: None, monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(traced: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     monkeypatch.setattr(steps, "monotonic", clock.per_update)
     monkeypatch.setattr(compiled_step, "monotonic", lambda: clock.now)
-    torch.compiler.set_default_backend(clock.compile)
-    return clock
+    with default_backend(clock.compile):
+        yield clock
 
 
 @pytest.mark.parametrize("measures", [True, False], ids=["with a trial", "resumed"])

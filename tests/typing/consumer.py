@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import loopwright
 from loopwright import Callback, History, Schedule, StepResult, StepRow, Trainer, callbacks, schedules, tuning
+from loopwright.data import BatchTransform
 from loopwright.doors import adversarial, configured, lifecycle, modular, simple
 
 x = torch.ones(8, 2)
@@ -51,6 +52,26 @@ class Own(Trainer):
         return {"loss": loss}
 
 
+class GAN(Trainer):
+    generator: nn.Module
+    discriminator: nn.Module
+
+    def train_step(self, batch: Tensor) -> dict[str, Tensor]:
+        loss = self.discriminator(self.generator(batch)).mean()
+        self.update(loss, "generator")
+        return {"loss": loss}
+
+
+class OwnEpoch(lifecycle.Trainer):
+    def _run_train_epoch(self, train_dl: Any) -> None:
+        self.train_epoch_start()
+
+
+class OwnLosses(adversarial.Trainer):
+    def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Tensor:
+        return self.loss_manager.compute_loss_xy("L1", x, y)
+
+
 # Right
 
 trainer = Trainer(model, sgd, nn.MSELoss(), callbacks=[Printer(), Printer, stop_early], precision="bf16")
@@ -72,6 +93,9 @@ trainer.load(Path("checkpoint"))
 rate: float | None = tuning.find_learning_rate(trainer, data).suggestion
 callbacks.EMA(0.99)
 loopwright.seed_everything(1)
+trainer.train(BatchTransform((x, x), lambda batch: batch), num_updates=1)
+configured.BaseTrainerConfig(max_epochs=3, forward_properties=["pixels"])
+adversarial.Config()
 
 # Wrong
 

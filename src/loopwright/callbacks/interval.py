@@ -63,7 +63,7 @@ class Interval:
         for unit, n in given.items():
             if not isinstance(n, int) or isinstance(n, bool) or n < 1:
                 raise ConfigurationError(f"{owner}(every_n_{unit}s={n!r}): use a whole number, 1 or more.")
-        self.unit: Unit = next(iter(given), "epoch")
+        self.unit: Unit = next(iter(given)) if given else "epoch"
         self.n = given.get(self.unit, 1)
         self._seen = 0
 

@@ -50,9 +50,9 @@ class LearningRateLog(Callback):
         if (every_n_epochs, every_n_updates, every_n_samples) != (None, None, None):
             self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
         by_update: tuple[str, ...] = ("on_update_end", "on_rewind")
-        self.ignored_events: tuple[str, ...] = by_update if self.interval is None else ("on_train_step_end",)
-        if self.interval is not None and self.interval.unit == "epoch":
-            self.ignored_events += by_update
+        ignored = by_update if self.interval is None else ("on_train_step_end",)
+        is_by_epoch = self.interval is not None and self.interval.unit == "epoch"
+        self.ignored_events = (*ignored, *by_update) if is_by_epoch else ignored
         self._rates: dict[str, float | Tensor] = {}
 
     def on_train_start(self, trainer: Trainer) -> None:

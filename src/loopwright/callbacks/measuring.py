@@ -68,7 +68,7 @@ class TrainTime(Periodic):
             every_n_epochs=every_n_epochs, every_n_updates=every_n_updates, every_n_samples=every_n_samples
         )
         self.is_exact = is_exact
-        self._seconds = dict.fromkeys(("data", "forward", "backward", "update"), 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(("data", "forward", "backward", "update"), 0.0)
         self._last = 0.0
         self._waits = False
         self._wrapped: list[TimedUpdate] = []

@@ -29,7 +29,11 @@ Exit code 1: the ONNX file was written, but its outputs differ from those of tor
 EXAMPLE = """\
 export
 export runs/digits --format onnx --checkpoint newest --output digits.onnx"""
-SUFFIXES = {"safetensors": (".safetensors",), "torch": (".pt", ".pth", ".bin"), "onnx": (".onnx",)}
+SUFFIXES: dict[str, tuple[str, ...]] = {
+    "safetensors": (".safetensors",),
+    "torch": (".pt", ".pth", ".bin"),
+    "onnx": (".onnx",),
+}
 BATCH_SIZE = 4
 
 

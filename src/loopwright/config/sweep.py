@@ -17,7 +17,7 @@ from .overrides import RANGE, Override, parse_range
 from .tree import COMMAND_LINE, Config, ConfigError, Node, Problem, nearest, to_node
 
 METHODS = ("grid", "random", "optuna")
-OPTIONS = {"method": str, "num": int, "seed": int, "metric": str, "direction": str}
+OPTIONS: dict[str, type[Any]] = {"method": str, "num": int, "seed": int, "metric": str, "direction": str}
 SWEEP = "sweep"
 VARIED = "values of a sweep"  # where the values of the command line are resolved; a name that no file uses
 MAX_VARIANTS = 100_000

@@ -22,7 +22,7 @@ FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 MERGE = "<<"
 PLAIN = "plain"
-TYPES = {f"{TAG}int": int, f"{TAG}float": float, f"{TAG}bool": bool, f"{TAG}null": type(None)}
+TYPES: dict[str, type[Any]] = {f"{TAG}int": int, f"{TAG}float": float, f"{TAG}bool": bool, f"{TAG}null": type(None)}
 STRING = f"{TAG}str"
 SIMPLE = re.compile(r"[A-Za-z_./][-A-Za-z0-9_./+=@ ]*[-A-Za-z0-9_./+=@]|[A-Za-z_./]")
 

@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -93,7 +94,7 @@ class Curves:
         stamp = stamp_of(path)
         with self.stores.opened(path) as metrics:
             cursor = str(metrics.cursor())
-            known = {"step": set(metrics.step_names()), "epoch": set(metrics.epoch_names)}
+            known: dict[Level, set[str]] = {"step": set(metrics.step_names()), "epoch": set(metrics.epoch_names)}
             for name in dict.fromkeys(names):
                 levels = [level for level in _levels(window.level) if name in known[level]]
                 for level in levels:
@@ -171,7 +172,7 @@ def csv_lines(stores: Stores, runs: Sequence[tuple[str, Path]], names: Sequence[
     yield _csv([HEADER])
     for run, (path, own) in asked.items():
         with stores.opened(path) as metrics:
-            for name, level in ((name, level) for name in own for level in _levels(None)):
+            for name, level in product(own, _levels(None)):
                 columns = metrics.columns(name, level)
                 values = [repr(value) for value in columns["value"]]
                 places = zip(*(columns[axis] for axis in AXES), values, strict=True)

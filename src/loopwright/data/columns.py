@@ -59,7 +59,7 @@ class BatchTransform(Dataset[Any]):
 
     def __init__(self, data: Any, transform: Callable[[Any], Any]) -> None:
         is_columns = isinstance(data, (Tensor, np.ndarray, tuple, Mapping)) and not isinstance(data, Dataset)
-        self.data = from_columns(data) if is_columns else data
+        self.data: Any = from_columns(data) if is_columns else data
         if not hasattr(self.data, "__getitem__") or not hasattr(self.data, "__len__"):
             raise DataError(
                 f"BatchTransform was given a {type(data).__name__}, whose samples have no index: pass tensors, arrays "

@@ -198,8 +198,9 @@ class Cursor:
     def _open(self) -> Iterator[Any]:
         """Return an iterator of this epoch; a node starts over, unless a state was loaded, which may be at its end."""
         is_placed, self._is_placed = self._is_placed, False
-        if is_node(self.source) and not is_placed:
-            self.source.reset()
+        node = self.source
+        if is_node(node) and not is_placed:
+            node.reset()
         if self._randomness is Randomness.UNSEEDED:
             return iter(self.source)
         with preserved_rng():

@@ -51,7 +51,7 @@ class Fetcher:
         self.dataset = dataset
         self.seed = seed
         is_transformed = type(dataset) is BatchTransform
-        self._data = dataset.data if is_transformed else dataset
+        self._data: Any = dataset.data if is_transformed else dataset
         self._transform = dataset.transform if is_transformed else None
         self._collate = collate
         self._put_together = _fast_collate(collate)

@@ -115,6 +115,7 @@ class Order(Protocol):
 
     def describe(self) -> str:
         """Return the text that identifies the order in a run's fingerprint."""
+        ...
 
 
 class SequentialOrder:
@@ -192,8 +193,9 @@ class SampledOrder:
         return len(self.sampler)
 
     def indices(self, epoch: int) -> Indices:
-        if isinstance(self.sampler, HasEpochs):
-            self.sampler.set_epoch(epoch)
+        sampler = self.sampler
+        if isinstance(sampler, HasEpochs):
+            sampler.set_epoch(epoch)
         seed = derive_seed(self._seed, SAMPLER, epoch)
         with preserved_rng(), _own_generator(self.sampler, seed):
             seed_sample(seed)
@@ -271,6 +273,7 @@ class EpochPlan(Protocol):
 
     def span(self, position: int) -> tuple[int, int]:
         """Return start and end of the rest of the batch at `position`; both are equal at the end of the epoch."""
+        ...
 
     def indices(self, start: int, stop: int) -> list[Any]: ...
 

@@ -338,9 +338,9 @@ def _checked_table(call: str, names: Sequence[Any], rows: Iterable[Sequence[Any]
 
 
 def _cell(value: Any) -> Cell:
-    if isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1):
-        value = value.item()
-    return value if value is None or type(value) in (str, int, float, bool) else str(value)
+    is_scalar = isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1)
+    cell: Any = value.item() if is_scalar else value
+    return cell if cell is None or type(cell) in (str, int, float, bool) else str(cell)
 
 
 # Any of them

@@ -21,7 +21,7 @@ GAP = "between train calls"
 UNSAMPLED = "unsampled"  # parts of steps that were not synchronised with the accelerator
 
 _MEASURED: Mapping[str, str] = {}
-_POOLED = dict.fromkeys(OF_A_STEP, UNSAMPLED)
+_POOLED: Mapping[str, str] = dict.fromkeys(OF_A_STEP, UNSAMPLED)
 _IN_EVALUATION = {part: f"{EVALUATION}/{part}" for part in (DATA, TRANSFER, FORWARD, COMMUNICATION)}
 
 

@@ -212,7 +212,7 @@ def _buckets(connection: sqlite3.Connection, key: object, first: int, last: int,
     )
     rows = connection.execute(query, (key, level, first, last)).fetchall()
     table = np.array(rows, float).reshape(-1, len(names)).T
-    columns = dict(zip(names, table, strict=True))
+    columns: Columns = dict(zip(names, table, strict=True))
     columns["key"] = columns["key"] * 8**level
     columns["update"] = np.full(len(rows), np.nan)
     return columns

@@ -10,7 +10,7 @@ from ..errors import CheckpointError
 
 PROFILE = "profile.json"
 VERSION = 1
-FIELDS = {  # that a reader relies on
+FIELDS: dict[str, type[Any]] = {  # that a reader relies on
     "version": int,
     "seconds": float,
     "verdict": str,

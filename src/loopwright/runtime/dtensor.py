@@ -26,8 +26,7 @@ def dtensor_type() -> type[Any] | None:
 
 def mesh_of(tensor: Tensor) -> Any:
     """The device mesh of a DTensor; None for a plain tensor."""
-    module = sys.modules.get("torch.distributed.tensor")
-    kind = getattr(module, "DTensor", None)
+    kind = dtensor_type()
     return tensor.device_mesh if kind is not None and isinstance(tensor, kind) else None
 
 
@@ -47,7 +46,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 def local_tensor(tensor: Tensor) -> Tensor:
     """The tensor itself, or this rank's part of a DTensor."""
-    to_local = getattr(tensor, "to_local", None)
+    to_local: Any = getattr(tensor, "to_local", None)
     return to_local().detach() if callable(to_local) else tensor.detach()
 
 

@@ -30,7 +30,7 @@ LIKE_PARAMETER = {
     *("acc_delta", "sum", "prev", "step_size", "ax"),
 }
 ONE_NUMBER = {"step", "mu_product", "eta", "mu"}
-REQUIRED = {
+REQUIRED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("Adam", "AdamW", "RAdam"), ("step", "exp_avg", "exp_avg_sq")),
     "NAdam": ("step", "mu_product", "exp_avg", "exp_avg_sq"),
     "Adamax": ("step", "exp_avg", "exp_inf"),

@@ -15,10 +15,12 @@ class Guard(Protocol):
     @property
     def is_final(self) -> bool:
         """Whether no update may follow a refused one."""
+        ...
 
     @property
     def is_immediate(self) -> bool:
         """Whether values must be checked at once, even if that waits for the device."""
+        ...
 
     def refuse(self, what: str) -> None:
         """Handle a value that is not finite, before the optimizer step that would have used it."""
@@ -63,6 +65,7 @@ class Peers(Protocol):
 
     def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Clip the gradients by their total norm, and return it."""
+        ...
 
     def sum_count(self, count: Any) -> Any:
         """Return the sum of the counts of all processes."""

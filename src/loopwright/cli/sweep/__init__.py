@@ -86,7 +86,7 @@ class SweepJob:
         self.method = "optuna" if options.optuna else sweep.method
         self.metric: str = options.metric or sweep.metric or default_metric(config)
         self.direction: str | None = options.direction or sweep.direction
-        self.mode = mode_of(self.metric, self.direction, config)
+        self.mode: Mode = mode_of(self.metric, self.direction, config)
         self.folder = folder_of(config, options.output)
         self.results: list[Result] = []
 

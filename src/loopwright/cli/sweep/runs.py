@@ -61,6 +61,7 @@ class Search(Protocol):
 
     def report(self, task: Task, update: int, value: float) -> bool:
         """Take the metric at an update of a run; return whether the run is to continue."""
+        ...
 
     def done(self, result: Result) -> None:
         """Take the result of a run that has ended."""

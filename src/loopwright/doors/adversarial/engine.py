@@ -30,6 +30,7 @@ from ...training.updates import OptimizerChoice, listed
 from .._shared import as_tracker, on_first_process
 from .config import Common, Saving, runtime_of
 from .experiment import EpochRecorder, ExperimentRun, Recorded, ResumePoints, epochs_behind, read_recorded
+from .losses import LossManager, losses_of
 from .steps import EpochHooks, NonFiniteGuard, OwnSteps, check_gradients, check_loss, optimizer_name
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ class DoorState(Callback):
         self.door = door
 
     def state_dict(self) -> dict[str, Any]:
-        door = self.door
+        door, losses = self.door, losses_of(self.door)
         scalers = found_on(door, torch.amp.GradScaler, {})
         return {
             "epoch": door.current_epoch,
-            "losses": None if door.loss_manager is None else door.loss_manager.state_dict(),
+            "losses": None if losses is None else losses.state_dict(),
             "scalers": {name: scaler.state_dict() for name, scaler in scalers.items()},
             "own": door.state_dict(),
         }
@@ -68,8 +69,8 @@ class DoorState(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         door = self.door
         door.current_epoch = state["epoch"]
-        if door.loss_manager is not None and state["losses"] is not None:
-            door.loss_manager.load_state_dict(state["losses"])
+        if (losses := losses_of(door)) is not None and state["losses"] is not None:
+            losses.load_state_dict(state["losses"])
         for name, scaler in found_on(door, torch.amp.GradScaler, {}).items():
             if name in state["scalers"]:
                 scaler.load_state_dict(state["scalers"][name])
@@ -229,7 +230,7 @@ class Engine(CoreTrainer):
         assert self._epoch is not None
         x, y = as_pair(batch)
         self.run.window.has_stepped = True  # hooks have run: no second try in micro-batches
-        losses = self.door.loss_manager
+        losses: LossManager | None = getattr(self.door, "loss_manager", None)  # in every step: no call for it
         if losses is not None:
             losses.start_step(self.run.window.size)
         returned = self._epoch.step(x, y, self.progress.epoch_step, **self._epoch.keywords.get("train_step", {}))
@@ -242,8 +243,8 @@ class Engine(CoreTrainer):
 
     def on_log(self, rows: list[StepRow]) -> None:
         """At a log point, which all processes reach together, sum up what each of them measured."""
-        if self.door.loss_manager is not None and self.runtime.world > 1:
-            self.door.loss_manager.settle_together(self.runtime.sum_table)
+        if (losses := losses_of(self.door)) is not None and self.runtime.world > 1:
+            losses.settle_together(self.runtime.sum_table)
 
     def on_train_epoch_end(self) -> None:
         assert self._epoch is not None

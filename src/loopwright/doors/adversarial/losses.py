@@ -326,6 +326,11 @@ class LossManager:
         return {name: loss.history for name, loss in self.loss_fns.items()}
 
 
+def losses_of(trainer: object) -> LossManager | None:
+    """The loss manager of a trainer; None where nothing has made one."""
+    return getattr(trainer, "loss_manager", None)
+
+
 def _weight_keywords(loss_kwargs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     if set(loss_kwargs) != {"weight_kwargs"}:
         raise ConfigurationError(

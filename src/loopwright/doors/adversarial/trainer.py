@@ -25,7 +25,7 @@ from .config import Config
 from .engine import Engine, checked_trackers
 from .experiment import choose_directory, epoch_path, load_network, read_state, save_network, saved_epochs
 from .images import check_network, write_examples
-from .losses import LossManager
+from .losses import LossManager, losses_of
 from .pix2pix.dataset import PairedDataset
 from .pix2pix.live import Curves, LiveView, thinned
 from .reading import ConfigManager, ConfigSource, export_config, say_without_effect
@@ -48,6 +48,7 @@ class Trainer(LoggingTrainer):
     """
 
     config_type: ClassVar[type[Config]] = Config
+    loss_manager: LossManager  # from `init_loss_manager` on
 
     def __init__(
         self,
@@ -65,7 +66,6 @@ class Trainer(LoggingTrainer):
         self.experiment_dir: Path | None = None
         self.examples_dir: Path | None = None
         self.is_continuing = self._wants_checkpoint = False
-        self.loss_manager: LossManager | None = None
         self.train_loader: Any = None
         self.val_loader: Any = None
         self.live: LiveView | None = None
@@ -233,8 +233,8 @@ class Trainer(LoggingTrainer):
         given = {"on_epoch_start": on_epoch_start, "train_step": train_step, "on_epoch_end": on_epoch_end}
         hooks = hooks_of(self, Trainer, given, keywords)
         self.current_epoch = 1 + epoch + self.loaded_epoch
-        if self.loss_manager is not None:
-            self.loss_manager.epoch = self.current_epoch
+        if (losses := losses_of(self)) is not None:
+            losses.epoch = self.current_epoch
         started = perf_counter()
         try:
             with self._live_view(multithreaded) or nullcontext() as self.live:
@@ -263,7 +263,8 @@ class Trainer(LoggingTrainer):
         if self._engine.runtime.world == 1:  # reading metrics needs all processes, and only this one is here
             self._engine.run.flush()
         series = self._engine.history.steps
-        names = [] if self.loss_manager is None else [name for name in self.loss_manager.loss_fns if name in series]
+        losses = losses_of(self)
+        names = [] if losses is None else [name for name in losses.loss_fns if name in series]
         length = self._engine.run.epoch_length() or 1
         live.update_losses(self.vis.points | {name: thinned(series[name], length) for name in names})
 

@@ -40,59 +40,72 @@ class BaseTrainerConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     kind: str | None = Field(
-        None,
+        default=None,
         description="The trainer class, as an import path; its annotation of `trainer_config` decides its settings.",
     )
     max_epochs: Count | None = Field(
-        None, description="How long to train, in epochs. Give exactly one of the three limits."
+        default=None, description="How long to train, in epochs. Give exactly one of the three limits."
     )
-    max_updates: Count | None = Field(None, description="How long to train, in updates of the weights.")
-    max_samples: Count | None = Field(None, description="How long to train, in samples; training ends exactly there.")
-    effective_batch_size: Positive = Field(32, description="Samples in one update, over all processes.")
+    max_updates: Count | None = Field(default=None, description="How long to train, in updates of the weights.")
+    max_samples: Count | None = Field(
+        default=None, description="How long to train, in samples; training ends exactly there."
+    )
+    effective_batch_size: Positive = Field(default=32, description="Samples in one update, over all processes.")
     max_batch_size: Positive | None = Field(
-        None, description="Samples that go through the model at once. A larger update is several equal batches."
+        default=None, description="Samples that go through the model at once. A larger update is several equal batches."
     )
-    num_workers: Count = Field(0, description="Worker processes that read the training data.")
-    precision: Precision = Field("fp32", description="The precision of the forward pass.")
+    num_workers: Count = Field(default=0, description="Worker processes that read the training data.")
+    precision: Precision = Field(default="fp32", description="The precision of the forward pass.")
     callbacks: list[Annotated[Any, CALLBACK]] = Field(
         default_factory=list, description="Callbacks of `loopwright.callbacks`, or your own."
     )
     initializer: Annotated[Any, INITIALIZER] = Field(
-        None, description="First weights from an earlier run: `{kind: FromCheckpoint, path: ...}`."
+        default=None, description="First weights from an earlier run: `{kind: FromCheckpoint, path: ...}`."
     )
-    start_at_epoch: Count = Field(0, description="Count as if this number of epochs were done; their data is not read.")
+    start_at_epoch: Count = Field(
+        default=0, description="Count as if this number of epochs were done; their data is not read."
+    )
     forward_properties: list[str] = Field(
         default_factory=list, description="Keys of a batch that are passed to the model, as keyword arguments."
     )
     target_properties: list[str] = Field(default_factory=list, description="Keys of a batch that `loss_compute` gets.")
-    log_every_n_epochs: Positive | None = Field(None, description="Print progress and remaining time every n epochs.")
-    log_every_n_updates: Positive | None = Field(
-        None, description="The same every n updates; at most one of the three."
+    log_every_n_epochs: Positive | None = Field(
+        default=None, description="Print progress and remaining time every n epochs."
     )
-    log_every_n_samples: Positive | None = Field(None, description="The same every n samples.")
+    log_every_n_updates: Positive | None = Field(
+        default=None, description="The same every n updates; at most one of the three."
+    )
+    log_every_n_samples: Positive | None = Field(default=None, description="The same every n samples.")
     track_every_n_epochs: Positive | None = Field(
-        None, description="Record the mean losses as `online_loss` every n epochs."
+        default=None, description="Record the mean losses as `online_loss` every n epochs."
     )
     track_every_n_updates: Positive | None = Field(
-        None, description="The same every n updates; at most one of the three."
+        default=None, description="The same every n updates; at most one of the three."
     )
-    track_every_n_samples: Positive | None = Field(None, description="The same every n samples.")
-    skip_nan_loss: StrictBool = Field(False, description="Skip updates whose loss is not finite, instead of an error.")
-    skip_nan_loss_max_count: Count = Field(100, description="How many updates a run may skip before it is an error.")
+    track_every_n_samples: Positive | None = Field(default=None, description="The same every n samples.")
+    skip_nan_loss: StrictBool = Field(
+        default=False, description="Skip updates whose loss is not finite, instead of an error."
+    )
+    skip_nan_loss_max_count: Count = Field(
+        default=100, description="How many updates a run may skip before it is an error."
+    )
     use_torch_compile: StrictBool | Literal["step"] = Field(
-        False, description="Compile the model with torch.compile; with `step` the whole training step as one graph."
+        default=False,
+        description="Compile the model with torch.compile; with `step` the whole training step as one graph.",
     )
     find_unused_params: StrictBool = Field(
-        False, description="List the parameters without a gradient in the first update."
+        default=False, description="List the parameters without a gradient in the first update."
     )
-    save_on_sigint: StrictBool = Field(True, description="On Ctrl-C, finish the update and save; false ends at once.")
+    save_on_sigint: StrictBool = Field(
+        default=True, description="On Ctrl-C, finish the update and save; false ends at once."
+    )
 
     disable_gradient_accumulation: StrictBool = Field(
-        False, description="Refuse a `max_batch_size` that makes several batches of an update."
+        default=False, description="Refuse a `max_batch_size` that makes several batches of an update."
     )
-    static_graph: StrictBool = Field(False, description="Accepted, without an effect; a line says so.")
-    add_default_callbacks: StrictBool = Field(True, description="Accepted, without an effect; a line says so.")
-    add_trainer_callbacks: StrictBool = Field(True, description="Accepted, without an effect; a line says so.")
+    static_graph: StrictBool = Field(default=False, description="Accepted, without an effect; a line says so.")
+    add_default_callbacks: StrictBool = Field(default=True, description="Accepted, without an effect; a line says so.")
+    add_trainer_callbacks: StrictBool = Field(default=True, description="Accepted, without an effect; a line says so.")
 
     @model_validator(mode="before")
     @classmethod

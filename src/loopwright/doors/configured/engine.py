@@ -107,7 +107,7 @@ class Engine(DoorTrainer):
         self._is_updating_total = False
         self._has_looked = False  # whether a step's own backward() was seen to be of another loss than the total
         self._own_steps: dict[str, int] = {}  # of each optimizer, as many as were seen
-        self.datasets: dict[str, Any] = dict(datasets)
+        self.datasets = dict(datasets)
         self.settings: Mapping[str, Any] = {}  # of the run's config, where there is one
 
     # What the door's user may have overridden

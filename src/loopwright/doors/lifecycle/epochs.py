@@ -131,7 +131,7 @@ class Epochs(LoggingTrainer, Stages):
 
     # A training epoch
 
-    def _run_train_epoch(self, train_dl: Any) -> bool:
+    def _run_train_epoch(self, train_dl: Any) -> bool | None:
         """Run a training epoch and record `train_loss_epoch`. Returns whether `max_num_train_steps` is reached."""
         core, call = self._core, self.callback_handler.call_event
         train_dl = prepared(core, train_dl, TrainingLoader)

@@ -61,7 +61,7 @@ class _Arithmetic:
         return Expression(operator.neg, self)
 
     def __round__(self, digits: int | None = None) -> Expression:
-        return Expression(partial(round, ndigits=digits), self)
+        return Expression(round, self) if digits is None else Expression(round, self, digits)
 
     def __int__(self) -> NoReturn:
         raise ConfigurationError(

@@ -155,7 +155,7 @@ class Hooks:
 class EpochFunction(Callback):
     """A plain function as a callback: called as `function(trainer, metrics)` at the end of every epoch."""
 
-    def __init__(self, function: Callable[..., None]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
         check_arguments(function, ("trainer", "metrics"), f"Callback function {self.name}")

@@ -16,7 +16,7 @@ from ....losses import GANLoss, Laplacian, Perceptual, Sobel
 from ....training.supervised import describe
 from ..config import Config
 from ..experiment import discard_unused
-from ..losses import LMLoss, LossManager
+from ..losses import LMLoss
 from ..reading import ConfigSource
 from ..scheduling import ScheduledRate, TorchScheduler, rate_schedule
 from ..trainer import Trainer
@@ -87,7 +87,6 @@ class Pix2pixTrainer(Trainer):
         callbacks: Trackers of `loopwright.trackers`.
     """
 
-    loss_manager: LossManager
     gen_lr_scheduler: LRScheduler
     disc_lr_scheduler: LRScheduler
 

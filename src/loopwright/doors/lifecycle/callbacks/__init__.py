@@ -1,14 +1,8 @@
 """Callbacks of the lifecycle door: their base class, and the callbacks that ship."""
 
 from .averaging import ModelEma, ModelEmaCallback, WSDCheckpointCallback
-from .events import (
-    CallbackHandler,
-    CallbackLike,
-    CallbackNotFoundError,
-    SaveTrainingStateCallback,
-    StopTrainingError,
-    TrainerCallback,
-)
+from .events import CallbackNotFoundError, SaveTrainingStateCallback, StopTrainingError, TrainerCallback
+from .handler import CallbackHandler, CallbackLike
 from .limiting import (
     ConvertSyncBatchNormCallback,
     LimitBatchesCallback,

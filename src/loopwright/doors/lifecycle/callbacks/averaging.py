@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ....callbacks.ema import averaged_parameters, move_averages, paired_groups
 from ....errors import ConfigurationError
-from .events import CallbackHandler, TrainerCallback
+from .events import TrainerCallback
+from .handler import CallbackHandler
 from .watching import SaveBestModelCallback
 
 if TYPE_CHECKING:
