@@ -1,13 +1,23 @@
 """The fast path gives what the general path gives, and never the data set's own memory."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    StackDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from loopwright.data import open_stream
 from loopwright.data.indexed import IndexedStream, TensorStream
+from loopwright.errors import DataError
 from tests.data.example_data import mark_dataset, same, sizes, tensors, values
 
 
@@ -37,6 +47,35 @@ def test_both_paths_agree_on_a_subset_of_a_subset(shuffle):
     dataset = Subset(Subset(tensors(50), range(0, 50, 2)), torch.tensor([3, 20, 7, -1, 9]))
     fast, general = both(dataset, 2, shuffle)
     assert same(values(fast), values(general))
+
+
+def test_both_paths_agree_on_a_subset_with_reversed_indices():
+    fast, general = both(Subset(tensors(50), np.argsort(np.arange(20))[::-1]), 6)
+    assert same(values(fast), values(general))
+
+
+MASK = [True, False] * 10
+MASKED = {
+    "of tensors": lambda: Subset(tensors(20), MASK),
+    "of columns": lambda: Subset(StackDataset(torch.arange(20)), np.array(MASK)),
+    "of a sampler": lambda: DataLoader(tensors(20), sampler=SubsetRandomSampler(MASK)),
+}
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_a_mask_is_not_read_as_the_indices_0_and_1(kind):
+    with pytest.raises(DataError, match="has a mask of True and False"):
+        values(open_stream(MASKED[kind](), seed=0, shuffle=False))
+
+
+def test_a_mask_in_place_of_indices_is_an_error(mistake):
+    with mistake("Data", "`Subset(data, mask)`", DataError, match=r"nonzero\(\)"):
+        values(open_stream(Subset(tensors(20), torch.tensor(MASK)), seed=0, shuffle=False))
+
+
+def test_fractions_in_place_of_indices_are_an_error():
+    with pytest.raises(DataError, match=r"indices of samples of torch.float32: pass integers"):
+        values(open_stream(Subset(tensors(20), [0.5, 1.5]), seed=0, shuffle=False))
 
 
 def test_both_paths_agree_on_a_weighted_sample():

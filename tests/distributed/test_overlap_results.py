@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import torch.distributed.tensor.parallel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from loopwright import DistributedRuntime, Mesh, Trainer
+from loopwright import DistributedRuntime, Mesh, Runtime, Trainer
 from loopwright.callbacks import Checkpoints
+from loopwright.errors import ConfigurationError
 from tests.distributed.overlap import (
     EACH,
     build,
@@ -26,6 +28,7 @@ from tests.distributed.overlap import (
     train,
 )
 from tests.distributed.ranks import RunRanks, run_ranks
+from tests.mistakes import Mistakes
 
 
 def compare_with_hand_written(rank: int, bucket_mb: float) -> bool:
@@ -168,6 +171,46 @@ def freeze(rank: int) -> tuple[list[int], bool]:
 
 def test_layers_frozen_in_the_middle_of_the_run_are_not_sent(shared: RunRanks) -> None:
     assert shared(freeze, 2) == [([8] * 3 + [4] * 3 + [8] * 2, True)] * 2
+
+
+ALONE: dict[str, Any] = {"accumulate": 3, "runtime": Runtime(), "progress": "silent"}
+
+
+def freeze_within_windows(rank: int) -> list[bool]:
+    class Freezing(Trainer):
+        def on_train_step_end(self, batch: Any, result: Any) -> None:
+            if self.progress.step in (2, 8):  # between the first and the second step of a window
+                self.model[:2].requires_grad_(self.progress.step == 8)
+
+    same = []
+    for bucket_mb in (EACH, 25):
+        trainer = build_trainer(build(), Freezing, bucket_mb=bucket_mb, accumulate=3)
+        own = state_of(train(trainer).model)
+        every = trainer.runtime.gather_objects(own)
+        same.append(equal(*every))
+        alone = Freezing(build(), partial(torch.optim.SGD, lr=0.1, momentum=0.9), nn.MSELoss(), **ALONE)
+        same.append(all(map(partial(torch.allclose, atol=1e-6), own, state_of(train(alone).model))))
+    return same
+
+
+def test_layers_frozen_within_a_window_are_averaged_once_more(shared: RunRanks) -> None:
+    assert shared(freeze_within_windows, 2) == [[True] * 4] * 2
+
+
+def train_sparse(rank: int) -> str:
+    model = nn.Sequential(nn.EmbeddingBag(9, 5, sparse=True), nn.Linear(5, 5))
+    trainer = build_trainer(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    try:
+        train(trainer, data=(torch.arange(24).reshape(12, 2) % 9, torch.ones(12, 5)))
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def test_sparse_gradients_are_refused(shared: RunRanks, mistake: Mistakes) -> None:
+    first, _ = shared(train_sparse, 2)
+    assert "build the embedding with sparse=False" in first
+    mistake.said("Several processes", "a layer with sparse gradients", first)
 
 
 def tensor_parallel(rank: int) -> tuple[list[bool], bool]:

@@ -84,6 +84,17 @@ def test_functions_that_are_registered_after_the_first_step_are_called(name: str
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_that_a_callback_computes_are_part_of_the_update(accumulate: int, with_autograd: None) -> None:
+    change = After(lambda trainer, _: trainer.model.last.weight.square().sum().backward())
+    eager, compiled = both(epochs=3, callbacks=lambda: [change], accumulate=accumulate)
+    for ours, theirs in zip(compiled.model.parameters(), eager.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        assert ours.grad is None
+    assert compiled.run.compiled is not None
+    assert ("gradients before the step" in compiled.run.compiled.reason) == (accumulate == 1)
+
+
 def test_a_hook_that_is_removed_is_not_called_any_more(traced: None) -> None:
     class Removing(Callback):
         def __init__(self) -> None:

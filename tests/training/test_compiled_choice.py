@@ -40,6 +40,18 @@ class Counting(Dropping):
         return super().forward(x)
 
 
+class Listing(Net):
+    """Keeps a number of every call in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.means.append(x.mean())
+        return super().forward(x)
+
+
 class Reading(Trainer):
     """Reads a number from a tensor, in the middle of the step."""
 
@@ -84,6 +96,21 @@ def test_nothing_of_the_trial_is_seen_in_the_run(traced: None, monkeypatch: pyte
     assert said[0] == "Compiling the training step (the first time takes up to a minute) ..."
     assert said[1] == f"compile='step': the step is not compiled: {measured.run.compiled.reason}."
     assert said[1].count(" per update compiled, ") == 1
+
+
+class Writing(Net):
+    """Writes into its inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.add_(1.0))
+
+
+def test_a_batch_that_steps_write_into_is_as_before_the_trial(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_step, "FASTER", 0.0)
+    plain, tried = (build(what, model=Writing, measures=True) for what in (None, "step"))
+    for trainer in (plain, tried):
+        trainer.train(DATA, num_epochs=1, batch_size=16)
+    assert_close(plain.history, tried.history, 0.0)
 
 
 def test_the_faster_one_is_chosen_and_said_and_saved(
@@ -224,6 +251,7 @@ class Sparse(nn.Module):
         ({"kind": OwnUpdate}, "`update` is overridden"),
         ({"kind": Reading}, "torch cannot trace it"),
         ({"model": Counting}, "compiled again in every step: .* such as a counter"),
+        ({"model": Listing}, "compiled again in every step: .* a list or buffer that grows"),
         ({"model": Branching}, "torch cannot trace it: Data-dependent branching .*line"),
         ({"optimizer": two_optimizers}, r"there are 2 optimizers \(a, b\)"),
         ({"optimizer": OwnSGD}, "OwnSGD is not one of the optimizers that can be compiled"),

@@ -44,7 +44,7 @@ def backward(loss: Tensor, retain_graph: bool | None = None, inputs: Sequence[Te
         or not loss.requires_grad
         or not loss.is_floating_point()
         or _in_functorch()
-        or Tensor.backward is not _TENSOR_BACKWARD
+        or loss.__class__.backward is not _TENSOR_BACKWARD
         or torch.autograd.backward is not _AUTOGRAD_BACKWARD
     ):
         loss.backward(retain_graph=retain_graph, inputs=inputs)  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from .collate import collate_samples
-from .columns import NamedColumns, as_tensor, is_mapped_array, is_plain_tensor
+from .columns import NamedColumns, as_indices, as_tensor, is_mapped_array, is_plain_tensor
 
 Select = Callable[[Tensor], Any]
 
@@ -100,7 +100,7 @@ def _of_subset(dataset: Subset[Any]) -> Columns | None:
     inner, chosen = columns_of(dataset.dataset), dataset.indices
     if inner is None or inner.form is None:
         return None
-    every = torch.as_tensor(chosen, dtype=torch.int64)
+    every = as_indices(chosen)
     every = torch.where(every < 0, every + inner.length, every)  # counted from the end
     return Columns(lambda indices: inner.select(every[indices]), len(every), inner.form)
 

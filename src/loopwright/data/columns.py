@@ -293,6 +293,25 @@ def copied(samples: Any) -> Any:
     return type(samples)(map(copied, samples)) if type(samples) in (list, tuple) else samples
 
 
+def as_indices(values: Any) -> Tensor:
+    """Return indices of samples as a tensor of int64.
+
+    Raises:
+        DataError: for a mask, whose entries would be read as the indices 0 and 1, and for fractions.
+    """
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        values = values.astype(np.int64)  # also of a reversed array, which torch does not take
+    indices = torch.as_tensor(values)
+    if len(indices) and indices.dtype is torch.bool:
+        raise DataError(
+            "A Subset or a sampler has a mask of True and False, where indices of samples are expected: pass the "
+            "positions of True, such as `torch.as_tensor(mask).nonzero().flatten()`."
+        )
+    if len(indices) and indices.dtype.is_floating_point:
+        raise DataError(f"A Subset or a sampler has indices of samples of {indices.dtype}: pass integers.")
+    return indices.to(torch.int64)
+
+
 def is_plain_tensor(tensor: Tensor) -> bool:
     """Whether selected rows of a tensor are what stacked rows are."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_nested:

@@ -14,7 +14,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from .._torch_compat import collates_as_torch
 from ..errors import DataError
-from .columns import is_plain_tensor
+from .columns import as_indices, is_plain_tensor
 from .fetch import BatchSource, Request, can_pin, pin
 from .order import BatchPlan, EpochPlan, EvenBatches, spans_from
 from .rows import copies, rows, selections
@@ -357,8 +357,8 @@ def is_tensors(dataset: Any) -> bool:
 def _resolve(dataset: Any, order: Any) -> tuple[tuple[Tensor, ...], Any]:
     """Return the tensors inside nested subsets, and the order as indices into them (a range if sequential)."""
     while type(dataset) is Subset:
-        chosen = torch.as_tensor(dataset.indices, dtype=torch.int64)
-        order = chosen if isinstance(order, range) else chosen[torch.as_tensor(order, dtype=torch.int64)]
+        chosen = as_indices(dataset.indices)
+        order = chosen if isinstance(order, range) else chosen[as_indices(order)]
         dataset = dataset.dataset
     if isinstance(order, range):
         return dataset.tensors, order
@@ -366,7 +366,7 @@ def _resolve(dataset: Any, order: Any) -> tuple[tuple[Tensor, ...], Any]:
 
 
 def _not_negative(order: Any, length: int) -> Tensor:
-    indices = torch.as_tensor(order, dtype=torch.int64)
+    indices = as_indices(order)
     if len(indices) and indices.min() < 0:  # counted from the end
         indices = torch.where(indices < 0, indices + length, indices)
     return indices

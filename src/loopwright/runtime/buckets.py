@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch_compat import foreach_copy_
+from ..errors import ConfigurationError
 from .dtensor import local_tensor, mesh_of
 
 MESSAGE_SIZE = 3  # numbers that are summed together with the gradients, see `consensus`
@@ -57,13 +58,17 @@ class Bucket:
         held = [grad for grad in grads if grad is not None]
         self._packed = flat, _, views = self._memory()
         message = self._no_message if message is None else message
-        if len(held) == len(grads):
-            foreach_copy_(views, [message, self._all_present, *held])
-        else:
-            flat.zero_()
-            has = [grad is not None for grad in grads]
-            present = torch.tensor(has, dtype=self.dtype, device=flat.device)
-            foreach_copy_([*views[:2], *compress(views[2:], has)], [message, present, *held])
+        try:
+            if len(held) == len(grads):
+                foreach_copy_(views, [message, self._all_present, *held])
+            else:
+                flat.zero_()
+                has = [grad is not None for grad in grads]
+                present = torch.tensor(has, dtype=self.dtype, device=flat.device)
+                foreach_copy_([*views[:2], *compress(views[2:], has)], [message, present, *held])
+        except RuntimeError:
+            _refuse_sparse(held)
+            raise
         return flat
 
     def unpack(self, world: int, *, is_late: bool = False) -> Tensor:
@@ -109,6 +114,15 @@ class Bucket:
         if self._is_kept:
             self._kept = memory
         return memory
+
+
+def _refuse_sparse(grads: Iterable[Tensor]) -> None:
+    for grad in grads:
+        if grad.layout is not torch.strided:
+            raise ConfigurationError(
+                f"The gradient of a parameter of shape {tuple(grad.shape)} is sparse, and several processes average "
+                "dense gradients only: build the embedding with sparse=False."
+            ) from None
 
 
 class Plan:

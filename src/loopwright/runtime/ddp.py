@@ -71,6 +71,9 @@ class Averaging:
         self._failed: Plan | None = None  # of a backward pass that ended with an exception
         self._is_behind = False  # whether a complete bucket waits until the user's hooks have run
         self._hooks: dict[int, RemovableHandle] = {}
+        self._earlier: set[nn.Parameter] = (
+            set()
+        )  # that earlier passes of a window gave gradients, and may be frozen now
         self._positions: dict[int, tuple[int, nn.Parameter]] = {}  # in the order of gradients, by the parameter's id
 
     def clear(self) -> None:
@@ -79,9 +82,14 @@ class Averaging:
             handle.remove()
         self._hooks.clear()
         self._plans.clear()
+        self._earlier.clear()
         self._current = self._failed = None
 
     # A backward pass
+
+    def expect(self, params: Sequence[nn.Parameter]) -> None:
+        """Begin a backward pass that is not the last of its window: nothing is sent, but these are averaged later."""
+        self._earlier.update([param for param in params if param.requires_grad])
 
     def start(self, params: Sequence[nn.Parameter]) -> None:
         """Begin the last backward pass of a window; `finish` ends it, and `average` follows for these parameters."""
@@ -164,6 +172,7 @@ class Averaging:
             return None
         message = message if plan.buckets[-1].can_hold_message else None
         summed = self._average_one(plan, message) if plan.is_one else self._average_several(plan, message)
+        self._earlier.difference_update(plan.params)
         self.sent = plan.sent
         return None if message is None else summed
 
@@ -190,12 +199,14 @@ class Averaging:
     # Plans, and the order of gradients
 
     def _plan(self, params: Sequence[nn.Parameter]) -> Plan:
-        key = tuple([(id(param), param.dtype) for param in params if param.requires_grad])
+        earlier = self._earlier
+        key = tuple([(id(param), param.dtype) for param in params if param.requires_grad or param in earlier])
         plan = self._plans.get(key)
         if plan is None:
-            self._plans[key] = plan = Plan([param for param in params if param.requires_grad], self.max_bytes)
+            own = [param for param in params if param.requires_grad or param in earlier]
+            self._plans[key] = plan = Plan(own, self.max_bytes)
             for param in plan.params if plan.is_early else ():
-                if id(param) not in self._hooks:
+                if param.requires_grad and id(param) not in self._hooks:
                     watch: Any = param.register_post_accumulate_grad_hook  # which torch has given no types
                     self._hooks[id(param)] = watch(self._on_gradient)
         return plan

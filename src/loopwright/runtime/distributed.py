@@ -266,6 +266,8 @@ class DistributedRuntime(Runtime):
         if self._shards.is_used:
             inputs = self._shards.prepare(loss, params, inputs, is_last=is_last)
         if not is_last:
+            if self._averages:
+                self.averaging.expect(params)
             return inputs
         if not self._is_replicated and (message := self._message(flag, params)) is not None:
             self._in_flight[id(params)] = params, message

@@ -76,6 +76,8 @@ class CompiledCalls:
                 self._prepare(update)
             self._settings = settings
             self._read_numbers(update)
+        if not self._plan.is_split and any(p.grad is not None for p in self._params):
+            raise NotCompilableError("parameters have gradients before the step, as of a callback's backward pass")
         return update
 
     def _choices(self, group: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 MOST_RECOMPILATIONS = 8  # after which a run goes on without graphs
 FASTER = 0.97  # of the time of an eager step: with less to gain, the step stays as it is
-CHANGING = ": it reads Python numbers that change, such as a counter; keep them in tensors"
+CHANGING = (
+    ": it depends on what changes in each, such as a counter, or a list or buffer that grows; keep it in a tensor"
+)
 
 
 class _KeepsRecompilingError(Exception):
@@ -39,6 +42,7 @@ class CompiledStep:
         self.seconds = 0.0  # of compiling in this run, also in earlier processes
         self._calls: CompiledCalls | None = None
         self._num_compiled = 0  # in this process
+        self._times: Counter[str] = Counter()  # how often this process has compiled each graph
         self._num_reported = 0
 
     @property
@@ -125,7 +129,10 @@ class CompiledStep:
             self._give_up(run, f"{unclear if timed.is_faster is None else 'that would not be faster'} ({times})")
 
     def _add_graph(self, graph: str) -> None:
+        """Note a graph; one that this process compiles again is another one, since torch has found a difference."""
         self._num_compiled += 1
+        self._times[graph] += 1
+        graph = graph if self._times[graph] == 1 else f"{graph}.{self._times[graph]}"
         if graph not in self.graphs:
             self.graphs.append(graph)
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from ..data.random import rng_state, set_rng_state
 from ..metrics.meter import Meter
+from ..runtime.feed import map_tensors
 from .keeper import Keeper
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class _Windows:
     def take(self, number: int) -> float:
         """Take so many windows; return the seconds that they took."""
         window, length = self._run.window, self._run.program.accumulate
+        # a step may write into its batch, which the first step of the run needs as it is
+        batches = iter([map_tensors(Tensor.clone, self._batch) for _ in range(number * length)])
         _wait(self._run.runtime.device)
         # other programs' time counts on a clock, and on a busy machine it is most of it
         clock = process_time if self._run.runtime.is_host and torch.get_num_threads() == 1 else perf_counter
@@ -95,7 +98,7 @@ class _Windows:
         for _ in range(number):
             for position in range(length):
                 window.is_last, window.divisor = position == length - 1, float(length)
-                self._step(self._batch)
+                self._step(next(batches))
         _wait(self._run.runtime.device)
         return clock() - began
 
