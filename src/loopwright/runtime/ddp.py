@@ -71,9 +71,7 @@ class Averaging:
         self._failed: Plan | None = None  # of a backward pass that ended with an exception
         self._is_behind = False  # whether a complete bucket waits until the user's hooks have run
         self._hooks: dict[int, RemovableHandle] = {}
-        self._earlier: set[nn.Parameter] = (
-            set()
-        )  # that earlier passes of a window gave gradients, and may be frozen now
+        self._earlier: set[nn.Parameter] = set()  # had gradients from an earlier pass of the window; may be frozen now
         self._positions: dict[int, tuple[int, nn.Parameter]] = {}  # in the order of gradients, by the parameter's id
 
     def clear(self) -> None:
@@ -172,7 +170,8 @@ class Averaging:
             return None
         message = message if plan.buckets[-1].can_hold_message else None
         summed = self._average_one(plan, message) if plan.is_one else self._average_several(plan, message)
-        self._earlier.difference_update(plan.params)
+        if self._earlier:
+            self._earlier.difference_update(plan.params)
         self.sent = plan.sent
         return None if message is None else summed
 
