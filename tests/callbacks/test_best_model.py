@@ -99,3 +99,14 @@ def test_a_best_model_that_is_neither_written_nor_restored_is_said(points, capsy
         assert said == []
     else:
         mistake.said("Arguments", "`BestModel()` without `run_dir`", said[0])
+
+
+def test_the_evaluation_of_an_epoch_that_a_limit_cut_short_counts(tmp_path, points):
+    """Training that is limited by updates may end inside its first epoch, and would keep no model otherwise."""
+    trainer = build_trainer([BestModel(restore=True)], run_dir=tmp_path)
+    trainer.train(points, num_updates=2, batch_size=8, eval_data=points)
+    assert [info.name for info in list_checkpoints(tmp_path) if info.kind == "kept"] == ["update-00000002"]
+    trainer.train(points, num_updates=5, batch_size=8, eval_data=points)
+    best = min(trainer.history["eval_loss"])
+    assert choose(tmp_path).metric == ("eval_loss", best)
+    assert trainer.evaluate(points, batch_size=8)["loss"] == best

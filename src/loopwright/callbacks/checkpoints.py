@@ -281,6 +281,10 @@ class BestModel(Callback):
         return (self._kept.writer,)
 
     def on_loop_end(self, trainer: Trainer) -> None:
+        """Look at the row of an epoch that a limit cut short, which is measured at the end of training."""
+        row = cut_epoch(trainer)
+        if self.metric in row:
+            self.on_epoch_end(trainer, row)
         self._start()
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
@@ -317,6 +321,13 @@ class BestModel(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.best, self._weights = state["best"], state["weights"]
+
+
+def cut_epoch(trainer: Trainer) -> Mapping[str, float]:
+    """The row of an epoch that a limit or a stop of this `train` call has cut short; empty where none did."""
+    progress = trainer.progress
+    is_cut = progress.call_finished and progress.in_epoch and len(trainer.history) > progress.epoch
+    return trainer.history.epochs[-1] if is_cut else {}
 
 
 def open_kept(

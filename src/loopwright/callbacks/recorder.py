@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..callback import Callback
 from ..errors import CheckpointError, ConfigurationError, Interrupted
+from .checkpoints import cut_epoch
 from .record_lines import LineCollector
 
 if TYPE_CHECKING:
@@ -262,9 +263,8 @@ class RunRecorder(Callback):
 
     def on_loop_end(self, trainer: Trainer) -> None:
         """Add the row of an epoch that a limit cut short, before the last resume point is saved."""
-        progress = trainer.progress
-        if progress.call_finished and progress.in_epoch and len(trainer.history) > progress.epoch:
-            self._add_epoch(trainer, progress.epoch + 1, trainer.history.epochs[-1])
+        if row := cut_epoch(trainer):
+            self._add_epoch(trainer, trainer.progress.epoch + 1, row)
 
     def on_train_end(self, trainer: Trainer) -> None:
         if self._metrics is not None:
