@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...metrics.progress import Limits
 from ...training.run import TrainingRun
-from ...training.step_checks import scheduler_position
+from ...training.step_checks import check_clipping, scheduler_position
 from ...training.window import Window
 from .._shared import LoggingTrainer, is_overridden
 from .callbacks import CallbackHandler, StopTrainingError
@@ -152,7 +152,9 @@ class Epochs(LoggingTrainer, Stages):
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Compute the loss of a batch, call `on_train_step_end`, then `backward_step` with the divided loss."""
-        output = checked_output(self.calculate_train_batch_loss(batch), "calculate_train_batch_loss")
+        core, calculate = self._core, self.calculate_train_batch_loss
+        returned = calculate(batch) if core.run.progress.step else check_clipping(core.run, calculate, batch)
+        output = checked_output(returned, "calculate_train_batch_loss")
         self.callback_handler.call_event("on_train_step_end", self, batch=batch, batch_output=output, step=step)
         loss = output["loss"]
         self._core.report(loss, output.get("batch_size", self._core.run.window.size))
