@@ -20,6 +20,7 @@ from ..metrics.progress import Limits, Progress
 from ..metrics.rows import Note, Place
 from ..runtime import Runtime, Signals
 from .components import Components
+from .held_schedulers import HeldSchedulers
 from .media_log import MediaLog
 from .updates import Updates
 from .window import Window
@@ -111,6 +112,7 @@ class TrainingRun:
         # Files
         self.directory: RunDirectory | None = None
         self.pending: PendingRestore | None = None
+        self.held = HeldSchedulers()
         self.fingerprint: dict[str, Any] | None = None  # describes the program, to compare it when the run is resumed
         self.accepted: list[Change] = []  # differences between the program and the run that it continues
         self.token = ""  # names the directory in which several processes write a checkpoint together

@@ -71,8 +71,9 @@ class Engine(CoreTrainer):
         check_clipping("gradient_clip_val", config.gradient_clip_val)
         check_accumulation(config.gradient_accumulation_steps, "gradient_accumulation_steps")
         own, core = sort_callbacks(config.callbacks)
+        states = States(own)
         super().__init__(
-            callbacks=[States(own), *core, *default_callbacks(config, core), Rounds()],
+            callbacks=[states, *core, *default_callbacks(config, core), Rounds()],
             accumulate=config.gradient_accumulation_steps,
             clip_norm=config.gradient_clip_val,
             runtime=build_runtime(config),
@@ -80,6 +81,7 @@ class Engine(CoreTrainer):
             run_dir=config.run_dir,
             progress=cast("Display", config.progress),
         )
+        states.held = self.run.held
         self.door, self.config, self._plateau_metric = door, config, config.monitor
         self.events = Dispatch(Callback, door, own, base=Hooks)
         self.loaders: tuple[Any, Any] = (None, None)
