@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -22,6 +23,7 @@ from ..runtime import Runtime, Signals
 from .components import Components
 from .held_schedulers import HeldSchedulers
 from .media_log import MediaLog
+from .same_settings import sum_and_compare
 from .updates import Updates
 from .window import Window
 
@@ -213,7 +215,7 @@ class TrainingRun:
 
     def flush(self) -> None:
         """Read the pending step metrics from the device and emit `on_log`: a log point."""
-        rows = self.meter.flush_rows(self.progress, self.runtime.sum_table if self.runtime.world > 1 else None)
+        rows = self.meter.flush_rows(self.progress, partial(sum_and_compare, self) if self.runtime.world > 1 else None)
         self.directions.losses |= self.meter.losses
         self.updates.check()
         self.program._adopt_replaced()

@@ -21,6 +21,7 @@ from ..errors import DataError
 from ..metrics.result import StepResult
 from .evaluate import evaluate
 from .out_of_memory import redo_window, step_function
+from .same_settings import sum_and_compare
 from .step_checks import check_clipping
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def begin_epoch(run: TrainingRun, stream: Stream | None = None) -> None:
         run.emit("on_epoch_start")
     run.program._adopt_replaced()
     run.updates.refresh(run.components.modules.values())
+    if run.consensus is not None:
+        sum_and_compare(run, {})
 
 
 def end_steps(run: TrainingRun) -> None:
