@@ -16,7 +16,7 @@ from ...training.window import Window
 from .._shared import LoggingTrainer, is_overridden
 from .callbacks import CallbackHandler, StopTrainingError
 from .callbacks.recording import recorded
-from .checks import WeightsWatch, checked_output, step_obstacle
+from .checks import WeightsWatch, checked_output, refuse_second_backward, step_obstacle
 from .loaders import TrainingLoader, prepared
 from .stages import Stages
 from .tracking import LossTracker
@@ -160,6 +160,13 @@ class Epochs(LoggingTrainer, Stages):
         self._core.report(loss, output.get("batch_size", self._core.run.window.size))
         self._loss_tracker.is_reported = True
         share = self._share_of_update(loss, "num_items_in_batch" in output)
+        try:
+            self._run_backward_step(loss, share)
+        except RuntimeError as error:
+            refuse_second_backward(error, core.run.progress.step)
+            raise
+
+    def _run_backward_step(self, loss: Tensor, share: Tensor) -> None:
         if not self._has_own_backward or not self._core.is_in_step:
             self.backward_step(share)
             return
