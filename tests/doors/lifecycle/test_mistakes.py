@@ -218,7 +218,7 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
             wrong, "did you mean on_train_epoch_end", lambda: build_trainer(callbacks=[Misspelt]),
         ),
         "`loss.backward()` in `on_train_step_end` of a callback": (
-            wrong, "remove `loss.backward()`", lambda: run([Backward])(1),
+            wrong, "remove `loss.backward", lambda: run([Backward])(1),
         ),
         "an event without its arguments": (
             wrong, r"give it \(self, trainer, \*\*kwargs\)", lambda: build_trainer(callbacks=[WithoutTrainer]),
