@@ -285,7 +285,7 @@ def test_the_package_has_few_modules_at_its_root() -> None:
     modules = {path.stem for path in SOURCE.glob("*.py")}
     assert {name for name in modules if not name.startswith("_")} <= {"trainer", "callback", "errors", "testing"}
     assert {name for name in modules if name.startswith("_")} <= {
-        *("__init__", "__main__", "_lazy", "_other_frameworks", "_torch_compat", "_version"),
+        *("__init__", "__main__", "_lazy", "_other_frameworks", "_overrides", "_torch_compat", "_version"),
     }
 
 

@@ -135,7 +135,8 @@ def test_every_argument_of_the_trainer_is_explained(name):
 
 def test_what_help_shows_of_the_trainer_is_documented():
     """Methods that are not for users have an underscore; the events are documented in `Callback`."""
-    shown = [name for name in dir(loopwright.Trainer) if not name.startswith(("_", "on_"))]
+    names = [name for name in dir(loopwright.Trainer) if not name.startswith(("_", "on_"))]
+    shown = [name for name in names if hasattr(loopwright.Trainer, name)]  # not those that only raise with advice
     methods = [name for name in shown if not isinstance(getattr(loopwright.Trainer, name), Words)]
     assert [name for name in methods if not inspect.getdoc(getattr(loopwright.Trainer, name))] == []
 

@@ -284,6 +284,36 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
         ConfigurationError,
         "the models are a, b: override `train_step`",
     ),
+    "`trainer.optimizers()`": (
+        lambda t, d: (t.setup(), t.optimizers()),
+        loopwright.errors.CallError,
+        r"is a dict .* write `self.optimizers\['optimizer'\]`",
+    ),
+    "`Trainer.load_from_checkpoint(path)`": (
+        lambda t, d: Trainer.load_from_checkpoint("last.ckpt"),  # type: ignore[attr-defined]
+        AttributeError,
+        r"then write `trainer.load\(path\)`",
+    ),
+    "`trainer.load_from_checkpoint(path)`": (
+        lambda t, d: t.load_from_checkpoint("last.ckpt"),
+        AttributeError,
+        r"write `trainer.load\(path\)`",
+    ),
+    "`trainer.checkpoint_callback.best_model_path`": (
+        lambda t, d: t.checkpoint_callback.best_model_path,
+        AttributeError,
+        r"write `trainer.load_weights\(trainer.run_dir\)`",
+    ),
+    "`self.accelerator.backward(loss)`": (
+        lambda t, d: t.accelerator.backward(None),
+        AttributeError,
+        r"write `self.update\(loss\)` in `train_step`, in place of",
+    ),
+    "`trainer.gather_for_metrics(tensor)`": (
+        lambda t, d: t.gather_for_metrics(torch.ones(1)),
+        AttributeError,
+        r"write `trainer.runtime.gather\(tensor\)`",
+    ),
     "`scheduler=StepLR`, which needs a step size": (
         lambda t, d: build(scheduler=StepLR).train(d),
         ConfigurationError,

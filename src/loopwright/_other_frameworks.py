@@ -1,15 +1,14 @@
-"""Names of other frameworks and misspelt ones, and what to write instead. Imported only for errors and subclasses."""
+"""Arguments, attributes and events of other frameworks, and what to write instead. Imported only for errors."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from .errors import CallError, ConfigurationError, MissingAttributeError, check_arguments
+from .errors import CallError, MissingAttributeError
 
 EPOCHS = "write `num_epochs=`"
 UPDATES = "write `num_updates=`; an update is one optimizer step"
@@ -194,20 +193,26 @@ ATTRIBUTES = {
     "clip_grad_norm_": "`Trainer(clip_norm=1.0)`",
     **dict.fromkeys(("save_pretrained", "push_to_hub"), "`trainer.model.save_pretrained(path)`, if the model has it"),
     "is_main_process": "`trainer.runtime.is_main`",
+    **dict.fromkeys(("global_rank", "process_index"), "`trainer.runtime.rank`"),
+    **dict.fromkeys(("world_size", "num_processes"), "`trainer.runtime.world`"),
+    **dict.fromkeys(("all_gather", "gather", "gather_for_metrics"), "`trainer.runtime.gather(tensor)`"),
+    "wait_for_everyone": "`trainer.runtime.barrier('name')`",
+    "unwrap_model": "`trainer.model`, which is not wrapped",
+    "accelerator": "`self.update(loss)` in `train_step`, in place of `accelerator.backward(loss)` and "
+    "`optimizer.step()`; devices and processes are the trainer's own",
+    **dict.fromkeys(
+        ("checkpoint_callback", "checkpoint_callbacks", "best_model_path"),
+        "`trainer.load_weights(trainer.run_dir)`, which loads the best kept model, or "
+        "`loopwright.load_weights(run_dir)` for its weights alone",
+    ),
+    "lr_schedulers": "`trainer.schedules`, a dict of them by name",
+    **dict.fromkeys(
+        ("toggle_optimizer", "untoggle_optimizer"),
+        "`self.update(loss, 'name')`, whose gradients go to the parameters of that optimizer only",
+    ),
+    "clip_gradients": "`Trainer(clip_norm=1.0)`",
     "lr": "`trainer.optimizer.param_groups[0]['lr']`",
     "state": "`trainer.progress` for counters, `trainer.history` for metrics",
-}
-
-OVERRIDDEN = (
-    *("train_step", "eval_step", "predict_step", "prepare_batch", "split_batch", "forward", "compute_loss"),
-    *("configure_models", "configure_optimizers", "configure_data"),
-)
-STEPS = {  # methods of other frameworks, which would never be called: the right method and its arguments
-    "training_step": ("train_step", "train_step(self, batch)"),
-    "validation_step": ("eval_step", "eval_step(self, batch)"),
-    "test_step": ("eval_step", "eval_step(self, batch)"),
-    "train_dataloader": ("configure_data", "configure_data(self), which returns (training data, evaluation data)"),
-    "val_dataloader": ("configure_data", "configure_data(self), which returns (training data, evaluation data)"),
 }
 
 _OWNER = re.compile(r"\b(MediaMethods|DefaultProgram)\.")  # of methods that users know as the trainer's
@@ -285,111 +290,3 @@ def explain_attribute(owner: object, name: str) -> None:
     if name in ATTRIBUTES and (not hasattr(type(owner), name) or name in ("should_stop", "stop_training")):
         message = f"{type(owner).__name__} has no attribute {name!r}: write {ATTRIBUTES[name]}."
         raise MissingAttributeError(message, name=name, obj=owner)
-
-
-def check_subclass(trainer: object, base: type) -> None:
-    """Refuse overrides that would never be called or take other arguments, before anything is built."""
-    _check_steps(trainer, base)
-    for name in OVERRIDDEN:
-        if getattr(type(trainer), name) is not getattr(base, name):
-            expected = [p for p in inspect.signature(getattr(base, name)).parameters if p != "self"]
-            advice = f" Write `def {name}({', '.join(['self', *expected])})`."
-            check_arguments(getattr(trainer, name), expected, f"{type(trainer).__name__}.{name}", advice)
-    check_method_names(trainer, OVERRIDDEN)
-
-
-def _check_steps(trainer: object, base: type) -> None:
-    """Refuse methods of other frameworks in a subclass, which would never be called."""
-    for cls in type(trainer).__mro__:
-        if cls is base:
-            return
-        for name, (ours, how) in STEPS.items():
-            is_ours = cls.__module__.startswith("loopwright.")
-            if name in vars(cls) and not is_ours and getattr(type(trainer), ours) is getattr(base, ours):
-                raise ConfigurationError(f"{cls.__name__}.{name} would never be called. Override this instead: {how}.")
-
-
-SAME = {"training": "train", "evaluation": "eval", "validation": "eval", "val": "eval", "optimiser": "optimizer"}
-NEAR = 0.75  # the similarity, from 0 to 1, from which on one word is a misspelling of another
-
-
-def check_method_names(
-    trainer: object, known: Iterable[str] | None = None, others: Mapping[str, str] = MappingProxyType({})
-) -> None:
-    """Refuse methods of a subclass that nothing calls and that were meant to override another one.
-
-    Args:
-        trainer: The trainer; a class of this package is among its bases.
-        known: The methods to override. Default: all methods of that class.
-        others: Names that other frameworks have for these methods, with the right ones.
-    """
-    kind = type(trainer)
-    at = next(index for index, cls in enumerate(kind.__mro__) if cls.__module__.startswith("loopwright."))
-    library = kind.__mro__[at]
-    own = {name: member for cls in reversed(kind.__mro__[:at]) for name, member in vars(cls).items()}
-    new = [name for name in own if inspect.isfunction(own[name]) and not hasattr(library, name)]
-    left = [name for name in known or _methods(library) if name not in own] if new else []
-    for name in new:
-        near = [other for other in left if _is_meant(kind, name, other)]
-        near += [right for other, right in others.items() if right in left and _is_near(name, other)]
-        if near and not any(name in _mentioned(other) for key, other in own.items() if key != name):
-            meant = max(near, key=lambda other: _similarity(name, other))
-            raise ConfigurationError(
-                f"{kind.__name__}.{name} would never be called; did you mean {meant}? If it is a method of your own, "
-                "give it another name."
-            )
-
-
-def _methods(library: type) -> list[str]:
-    """The methods of a trainer's class that a subclass may override."""
-    names = [name for name in dir(library) if not name.startswith(("__", "log_"))]
-    return [name for name in names if inspect.isfunction(getattr(library, name))]
-
-
-def _is_meant(kind: type, name: str, other: str) -> bool:
-    """Whether a method is another one, misspelt, and not one that calls it."""
-    function, known = getattr(kind, name), getattr(kind, other)
-    mentioned = _mentioned(function)
-    if other in mentioned and "super" not in mentioned:
-        return False
-    if _words(name) == _words(other) and name.startswith("_") == other.startswith("_"):
-        return True
-    required = [p for p in inspect.signature(known).parameters.values() if p.default is p.empty]
-    num_arguments = len([p for p in required if p.kind is p.POSITIONAL_OR_KEYWORD])
-    return _is_near(name, other) and _takes(function, num_arguments)
-
-
-def _is_near(name: str, other: str) -> bool:
-    """Whether a name is a misspelling of another one, and not that with further words, which says something else."""
-    own_words, words = _words(name), _words(other)
-    if len(own_words) == len(words):
-        return all(_similarity(*pair) >= NEAR for pair in zip(own_words, words, strict=True))
-    return not set(words) < set(own_words) and _similarity("".join(own_words), "".join(words)) >= 0.85
-
-
-def _words(name: str) -> list[str]:
-    return [SAME.get(word, word) for word in name.lower().strip("_").removeprefix("on_").split("_")]
-
-
-def _similarity(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
-
-
-def _takes(function: Callable[..., Any], num_arguments: int) -> bool:
-    try:
-        inspect.signature(function).bind(*range(num_arguments))
-    except TypeError:
-        return False
-    return True
-
-
-def _mentioned(member: Any) -> set[str]:
-    """The names and strings in a method or property, and in the functions inside it."""
-    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-    code = [inspect.unwrap(function).__code__] if inspect.isfunction(function) else []
-    found: set[str] = set()
-    while code:
-        one = code.pop()
-        found |= {*one.co_names, *(value for value in one.co_consts if isinstance(value, str))}
-        code += [value for value in one.co_consts if inspect.iscode(value)]
-    return found

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import ConfigurationError
 from loopwright.doors.adversarial import Pix2pixTrainer
-from loopwright.doors.configured import BaseTrainerConfig
+from loopwright.doors.configured import BaseTrainerConfig, TrainerResult
 from loopwright.doors.simple import Trainer as SimpleTrainer
 
 from ..loops import build_net
@@ -92,13 +92,28 @@ class OwnOptimizer(CustomTrainer):
         self.second = torch.optim.SGD(self.model.parameters(), lr=0.1)
 
 
-def test_optimizer_that_the_trainer_neither_feeds_nor_saves_is_said(
-    mistake: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = build_configured().config
-    OwnOptimizer(config, model=build_model(), datasets={"train": Points()}, progress="lines").train()
-    said = next(line for line in capsys.readouterr().out.splitlines() if "self.second" in line)
-    mistake.said("Door: configured", "an optimizer that a subclass made by itself", said)
+def test_optimizer_that_the_trainer_neither_feeds_nor_saves_is_refused(mistake: Any) -> None:
+    trainer = OwnOptimizer(build_configured().config, model=build_model(), datasets={"train": Points()})
+    what = "an optimizer that a subclass made by itself"
+    with mistake("Door: configured", what, ConfigurationError, match=r"optimizer=\{'optimizer': ..., 'second': ...\}"):
+        trainer.train()
+
+
+def test_optimizers_passed_as_the_error_says_are_trained_by_name() -> None:
+    class Both(CustomTrainer):
+        def train_step(self, batch: Any, model: nn.Module) -> TrainerResult:
+            result = super().train_step(batch, model)
+            self.update(result.total_loss, "optimizer", retain_graph=True)
+            self.update(result.total_loss, "second")
+            return result
+
+    model = build_model()
+    first, *rest = model.parameters()
+    optimizers = {"optimizer": torch.optim.SGD([first], lr=0.1), "second": torch.optim.SGD(rest, lr=0.1)}
+    before = [param.detach().clone() for param in model.parameters()]
+    trainer = Both(build_configured().config, model=model, optimizer=optimizers, datasets={"train": Points()})
+    trainer.train()
+    assert not any(torch.equal(param, old) for param, old in zip(model.parameters(), before, strict=True))
 
 
 # modular

@@ -102,6 +102,31 @@ def watch_operators(look: Callable[[tuple[Any, ...], Any], None]) -> AbstractCon
     return Watch()  # type: ignore[no-untyped-call]
 
 
+@contextmanager
+def watch_clipping(look: Callable[[str], None]) -> Iterator[None]:
+    """Context in which a function is called with the name of each clipping that finds no gradients. Since 2.6."""
+    from torch.nn.utils import clip_grad
+
+    names = {"_get_total_norm": "clip_grad_norm_", "_group_tensors_by_device_and_dtype": "clip_grad_value_"}
+    own = {name: getattr(clip_grad, name) for name in names}
+
+    def watched(name: str) -> Callable[..., Any]:
+        def call(tensors: Any, *args: Any, **options: Any) -> Any:
+            if not len(tensors if name == "_get_total_norm" else tensors[0]):
+                look(names[name])
+            return own[name](tensors, *args, **options)
+
+        return call
+
+    try:
+        for name in names:
+            setattr(clip_grad, name, watched(name))
+        yield
+    finally:
+        for name, function in own.items():
+            setattr(clip_grad, name, function)
+
+
 # Optimizers, schedules and loss scaling
 
 

@@ -33,7 +33,7 @@ def is_overridden(owner: object, name: str, base: type) -> bool:
 def check_method_names(trainer: object, known: Iterable[str] | None = None, others: Mapping[str, str] = NONE) -> None:
     """Refuse a method of a subclass that nothing calls and whose name resembles one to override."""
     if not type(trainer).__module__.startswith("loopwright."):
-        from .._other_frameworks import check_method_names
+        from .._overrides import check_method_names
 
         check_method_names(trainer, known, others)
 

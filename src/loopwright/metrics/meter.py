@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite, nan
+from math import fsum, isfinite, nan
 from numbers import Real
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -218,7 +218,7 @@ class Meter:
             )
         if is_final:
             self.reset_computed()
-        return result | self._logged
+        return result | (self._logged if gather is None else average_logged(gather(self._logged)))
 
     def fresh(self) -> Meter:
         """A meter for the next phase, with the same settings; metrics that keep their own state are reset."""
@@ -245,6 +245,21 @@ class Meter:
             for name, value in theirs.items():
                 own[name] = own.get(name, 0.0) + value
         self._logged |= state["logged"]
+
+
+def average_logged(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Average values over the processes that logged them; a value that all of these have in common stays exactly that.
+
+    >>> average_logged([{"a": 0.1, "b": 1.0}, {"a": 0.1, "b": 2.0}, {"a": 0.1, "c": 5.0}])
+    {'a': 0.1, 'b': 1.5, 'c': 5.0}
+    """
+    columns: dict[str, list[float]] = {}
+    for table in tables:
+        for name, value in table.items():
+            columns.setdefault(name, []).append(value)
+    return {
+        name: column[0] if len(set(column)) == 1 else fsum(column) / len(column) for name, column in columns.items()
+    }
 
 
 def average_steps(

@@ -1,7 +1,8 @@
 """Signals during training: a handler only sets a flag, which the loop reads after each update.
 
 SIGTERM and the first SIGINT request a stop at the end of the update; a second SIGINT interrupts at once. SIGUSR1
-requests a resume point without stopping.
+requests a resume point without stopping. A stop that was requested after the last update, and on which the loop has not
+acted, takes effect when training is over: the signal is raised again, without the handlers of training.
 """
 
 from __future__ import annotations
@@ -47,12 +48,17 @@ class Signals:
                 self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._request_save)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Restore the earlier handlers, which then get a signal that came too late for the loop to act on.
+
+        An exception that leaves the block is the end of the run, by that signal or another cause.
+        """
         for number, handler in self._previous.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._previous = {}
-        self.requested = self.stop = None
-        self.is_handling = False
+        requested, self.requested, self.stop, self.is_handling = self.requested, None, None, False
+        if requested is not None and error is None:
+            signal.raise_signal(requested)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from ..optim.build import CurveSchedule, Schedule, build_schedule
 from ..runtime import dry_run
 from ..runtime.modes import start_training_mode
 from .components import (
+    OptimizersByName,
     check_options,
     check_owners,
     check_settings,
@@ -92,7 +93,7 @@ def prepare_model(trainer: Program, module: nn.Module) -> dict[int, nn.Parameter
 def assemble_optimizers(trainer: Program, replaced: dict[int, nn.Parameter]) -> None:
     """Build and find the optimizers and schedules."""
     check_returned(trainer.configure_optimizers(), "configure_optimizers", "self.optimizer = ...")  # type: ignore[func-returns-value]
-    trainer._components.optimizers = found_on(trainer, Optimizer, trainer.optimizers)
+    trainer._components.optimizers = OptimizersByName(found_on(trainer, Optimizer, trainer.optimizers))
     for optimizer in trainer.optimizers.values():
         swap_parameters(optimizer, replaced)
         trainer.runtime.adapt_optimizer(optimizer)

@@ -6,20 +6,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from math import inf, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ..callback import TrainerHooks, check_hooks
-from ..errors import ConfigurationError
+from ..errors import CallError, ConfigurationError
 
 if TYPE_CHECKING:
     from ..optim.build import Schedule
     from ..run.manifest import RunFacts
 
 T = TypeVar("T")
+
+
+class OptimizersByName(dict[str, Optimizer]):
+    """The optimizers by name; in other frameworks `self.optimizers()` is a call."""
+
+    def __call__(self, *_: Any, **__: Any) -> Never:
+        names = " or ".join(f"`self.optimizers[{name!r}]`" for name in self)
+        raise CallError(
+            f"`trainer.optimizers` is a dict of the optimizers by name, not a method: write {names}. A step needs none "
+            "of them, since `self.update(loss)` runs backward and steps the optimizer."
+        )
 
 
 class Components:
@@ -134,7 +145,7 @@ def check_class(trainer: object, base: type) -> None:
     """Refuse hooks of a subclass that would never be called, and methods of other frameworks."""
     check_hooks(trainer, TrainerHooks, allow_other=True)
     if type(trainer) is not base:
-        from .._other_frameworks import check_subclass
+        from .._overrides import check_subclass
 
         check_subclass(trainer, base)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import public
+from ..errors import MissingAttributeError, public
 from ..runtime.modes import evaluating
 from . import assembly
 from .program import Program
@@ -34,6 +34,24 @@ class NotAssigned:
         from .._other_frameworks import explain_attribute
 
         explain_attribute(owner, self.name)
+
+
+class NotOfClass:
+    """A method that other frameworks call on the class, to raise with advice there as on an object."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: object, cls: type) -> Any:
+        if owner is not None:
+            raise AttributeError(self.name)  # the `__getattr__` of the object then raises with advice
+        raise MissingAttributeError(
+            f"{cls.__name__} has no {self.name!r}: make the trainer as before, `trainer = {cls.__name__}(model, ...)`, "
+            "then write `trainer.load(path)`, or `trainer.load_weights(path)` for the weights alone. A run with "
+            "`run_dir=` continues by itself.",
+            name=self.name,
+            obj=cls,
+        )
 
 
 class DefaultProgram(Program):
@@ -76,6 +94,7 @@ class DefaultProgram(Program):
         self.run, self._components, self.runtime, self.compile_mode = run, run.components, run.runtime, compiled
 
     should_stop, stop_training = NotAssigned(), NotAssigned()
+    load_from_checkpoint = NotOfClass()
     _leaves_schedules = False  # whether schedulers that a step of the user's own steps are left to it
 
     # Epochs and steps

@@ -63,6 +63,10 @@ class Words:
         "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` "
         "skips such updates."
     )
+    clip: str = (  # what to do instead of clipping where there are no gradients
+        "`self.update(loss)` computes the gradients, steps the optimizer and drops them. Remove the call and pass "
+        "`clip_norm=` (or `clip_value=`) to the trainer"
+    )
     record_media: str = "Pass `run_dir=` to the trainer, or add a tracker from `loopwright.trackers` to the callbacks."
     takes_count: bool = True  # whether a loss may be a sum, trained with the number of its items
 

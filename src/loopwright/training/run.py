@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -20,7 +21,9 @@ from ..metrics.progress import Limits, Progress
 from ..metrics.rows import Note, Place
 from ..runtime import Runtime, Signals
 from .components import Components
+from .held_schedulers import HeldSchedulers
 from .media_log import MediaLog
+from .same_settings import sum_and_compare
 from .updates import Updates
 from .window import Window
 
@@ -111,6 +114,7 @@ class TrainingRun:
         # Files
         self.directory: RunDirectory | None = None
         self.pending: PendingRestore | None = None
+        self.held = HeldSchedulers()
         self.fingerprint: dict[str, Any] | None = None  # describes the program, to compare it when the run is resumed
         self.accepted: list[Change] = []  # differences between the program and the run that it continues
         self.token = ""  # names the directory in which several processes write a checkpoint together
@@ -211,7 +215,7 @@ class TrainingRun:
 
     def flush(self) -> None:
         """Read the pending step metrics from the device and emit `on_log`: a log point."""
-        rows = self.meter.flush_rows(self.progress, self.runtime.sum_table if self.runtime.world > 1 else None)
+        rows = self.meter.flush_rows(self.progress, partial(sum_and_compare, self) if self.runtime.world > 1 else None)
         self.directions.losses |= self.meter.losses
         self.updates.check()
         self.program._adopt_replaced()

@@ -32,6 +32,7 @@ from ..metrics.metric_objects import (
     paths_of,
 )
 from ..metrics.progress import Progress
+from .held_schedulers import state_of
 from .run import PendingRestore
 from .state_mismatch import (
     NOTHING_KEPT,
@@ -71,7 +72,7 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
         "optimizers": {name: optimizer.state_dict() for name, optimizer in run.components.optimizers.items()},
         "schedules": {name: s.scheduler.state_dict() for name, s in run.components.schedules.items()},
         "lanes": updates,
-        "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
+        "callbacks": {name: state_of(callback) for name, callback in callbacks.items()},
         "callback_versions": {name: callback.state_version for name, callback in callbacks.items()},
         "progress": run.progress.state_dict(),
         "history": run.history.state_dict() if has_history else None,
@@ -117,6 +118,7 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
     progress = Progress()
     progress.load_state_dict(small["progress"])
     owners = metric_owners(run)
+    run.held.forget()
     with undone_on_error(run, source, callbacks.values()) as at:
         for name, optimizer in run.components.optimizers.items():
             at.part = f"optimizers: {name}"
@@ -129,7 +131,7 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
                 schedule.scheduler.load_state_dict(small["schedules"][name])
         for name, callback in callbacks.items():
             at.part = f"callbacks: {name}"
-            callback.load_state_dict(small["callbacks"].get(name) or callback.state_dict())
+            run.held.load(callback, small["callbacks"].get(name) or callback.state_dict())
         at.part = "lanes"
         run.updates.load_state_dict(small["lanes"])
         at.part = "metrics"

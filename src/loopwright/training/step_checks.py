@@ -5,22 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from .._torch_compat import version_of
+from .._torch_compat import version_of, watch_clipping
 from .._torch_compat.fast_paths import ignore_updates
 from ..errors import ConfigurationError
 from ..metrics.result import mistake_in_loss
+from .update import OptimizerUpdate
 
 if TYPE_CHECKING:
     from ..metrics.result import StepResult
     from .program import Program
     from .run import TrainingRun
-    from .update import OptimizerUpdate
 
+T = TypeVar("T")
 Versions = list[tuple[int, int]]  # of gradients
 
 
@@ -195,6 +196,29 @@ def watch_own_steps(
 
     handles = [update.optimizer.register_step_pre_hook(ignore_updates(enter))]
     return handles if after is None else [*handles, update.optimizer.register_step_post_hook(ignore_updates(leave))]
+
+
+def check_clipping(run: TrainingRun, step: Callable[[Any], T], batch: Any) -> T:
+    """Call the first step of a run; if it clips gradients before there are any, or after they are gone, raise."""
+
+    def look(name: str) -> None:
+        params = (param for update in run.updates.by_name.values() for param in update.params)
+        if any(param.grad is not None for param in params) or _is_in_update():
+            return  # the parameters of this call have none, but others do
+        raise ConfigurationError(
+            f"{name} was called when no parameter had a gradient, so it clipped nothing: {run.words.clip}."
+        )
+
+    with watch_clipping(look):
+        return step(batch)
+
+
+def _is_in_update() -> bool:
+    """Whether the trainer itself clips, which it does whether or not there is a gradient."""
+    frame, codes = sys._getframe(), (OptimizerUpdate.clip.__code__,)
+    while frame.f_back is not None and frame.f_code not in codes:
+        frame = frame.f_back
+    return frame.f_code in codes
 
 
 def check_trained(run: TrainingRun) -> None:

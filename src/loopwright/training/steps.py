@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from ..errors import DataError
 from ..metrics.result import StepResult
 from .evaluate import evaluate
 from .out_of_memory import redo_window, step_function
+from .same_settings import sum_and_compare
+from .step_checks import check_clipping
 
 if TYPE_CHECKING:
     from ..data.stream import Batch, Stream
@@ -83,6 +86,8 @@ def begin_epoch(run: TrainingRun, stream: Stream | None = None) -> None:
         run.emit("on_epoch_start")
     run.program._adopt_replaced()
     run.updates.refresh(run.components.modules.values())
+    if run.consensus is not None:
+        sum_and_compare(run, {})
 
 
 def end_steps(run: TrainingRun) -> None:
@@ -130,15 +135,17 @@ def train_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits |
 def compute_steps(run: TrainingRun, watch: EpochChecks | None, steps: Iterable[Step]) -> None:
     """Compute each step by the trainer's `train_step`, in micro-batches once memory has run out."""
     autocast, train_step = run.runtime.autocast, step_function(run)
+    call = partial(check_clipping, run, train_step) if run.progress.step == 0 and run.compiled is None else train_step
     for step in steps:
         try:
             with autocast:
-                result = train_step(step.batch)
+                result = call(step.batch)
             is_ready = type(result) is StepResult and result.size is not None  # as the trainer's own step returns it
             step.result = result if is_ready else StepResult.of(result, step.size)
         except torch.OutOfMemoryError as error:
             step.result = redo_window(run, step.window, step.position, error)
             train_step = step_function(run)
+        call = train_step
         if watch is not None:
             watch.after_step(step.result, step.position)
 

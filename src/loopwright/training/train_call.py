@@ -20,6 +20,7 @@ from ..metrics.history import History
 from ..metrics.progress import Limits, Progress, counted
 from ..runtime import dry_run
 from . import steps as loop
+from .held_schedulers import unsaved_texts
 from .lazy_layers import materialise
 from .required_metrics import check_required_metrics
 from .resume import Origin, restore_run, starting_line
@@ -146,6 +147,7 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
         run.stop_reason = None  # the earlier reason must not end the run again
     if run.num_calls > progress.call:
         run.stop_reason = None
+        run.held.forget()
         _continue_epoch(run, stream, data, pending)
         if pending is not None and resumed is not None:  # otherwise the program may have used the generators since
             pending.restore_rng()
@@ -252,7 +254,7 @@ def _run(run: TrainingRun) -> None:
     with run.handling_signals():
         try:
             run.updates.reset()
-            run.emit("on_train_start")
+            _start(run)
             _complete_history(run)
             run.media.begin(run)
             loop.train(run)
@@ -264,6 +266,22 @@ def _run(run: TrainingRun) -> None:
             emit_exception(run, error)
             raise
         _leave_if_interrupted(run)
+
+
+def _start(run: TrainingRun) -> None:
+    """Emit `on_train_start`; then load the schedulers that callbacks made there, and name what no checkpoint holds."""
+    models, optimizers = run.components.modules.values(), run.components.optimizers.values()
+    with run.held.loaded_after(optimizers) as lost:
+        run.emit("on_train_start")
+    for name in lost:
+        run.say(
+            f"The checkpoint has the state of the scheduler {name}, which does not exist when training starts: this "
+            "state is ignored. Make the scheduler in the callback's constructor or in `on_train_start`."
+        )
+    own = [c for c in run.callbacks if not c.has_own_state and not type(c).__module__.startswith("loopwright.")]
+    for callback in own if run.directory is not None else ():
+        for text in unsaved_texts(callback, [*models, *optimizers]):
+            run.say(text)
 
 
 def _end(run: TrainingRun) -> None:

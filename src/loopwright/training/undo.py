@@ -24,6 +24,7 @@ from ..metrics.metric_objects import (
     modules_with_metrics,
     object_states,
 )
+from .held_schedulers import HeldSchedulers, state_of
 from .state_mismatch import compare_components, listed
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def undone_on_error(run: TrainingRun, source: str, callbacks: Iterable[Callback]
     undo = [
         *(_optimizer_undone(optimizer) for optimizer in run.components.optimizers.values()),
         *(_state_undone(schedule.scheduler, deepcopy) for schedule in run.components.schedules.values()),
-        *(_state_undone(callback, snapshot) for callback in callbacks),
+        *(_callback_undone(callback) for callback in callbacks),
         *(_state_undone(update, deepcopy) for update in run.updates.by_name.values()),
         *(_state_undone(model, snapshot) for model in run.components.models.values() if _may_refuse(model)),
     ]
@@ -84,6 +85,11 @@ def _optimizer_undone(optimizer: Optimizer) -> Callable[[], None]:
 def _state_undone(owner: Any, copied: Callable[[Any], Any]) -> Callable[[], None]:
     state = copied(owner.state_dict())
     return lambda: owner.load_state_dict(state)
+
+
+def _callback_undone(callback: Callback) -> Callable[[], None]:
+    state = snapshot(state_of(callback))
+    return lambda: HeldSchedulers().load(callback, state)
 
 
 def _may_refuse(model: nn.Module) -> bool:

@@ -67,6 +67,11 @@ class Misspelt(TrainerCallback):
     def on_train_epoch_ends(self, trainer: Trainer, **kwargs: Any) -> None: ...
 
 
+class Backward(TrainerCallback):
+    def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        batch_output["loss"].backward()
+
+
 class WithoutTrainer(TrainerCallback):
     def on_train_epoch_end(self) -> None: ...  # type: ignore[override]
 
@@ -211,6 +216,9 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
         # callbacks
         "a misspelt event, `on_train_epoch_ends`": (
             wrong, "did you mean on_train_epoch_end", lambda: build_trainer(callbacks=[Misspelt]),
+        ),
+        "`loss.backward()` in `on_train_step_end` of a callback": (
+            wrong, "remove `loss.backward", lambda: run([Backward])(1),
         ),
         "an event without its arguments": (
             wrong, r"give it \(self, trainer, \*\*kwargs\)", lambda: build_trainer(callbacks=[WithoutTrainer]),

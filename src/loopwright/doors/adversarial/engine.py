@@ -80,7 +80,11 @@ class DoorState(Callback):
 class Engine(CoreTrainer):
     """Trains whatever networks, optimizers and schedulers the door has as attributes, under their names."""
 
-    _words = Words(start_over="train.load.continue_train: false", accept_changes="train.load.accept_changes: true")
+    _words = Words(
+        start_over="train.load.continue_train: false",
+        accept_changes="train.load.accept_changes: true",
+        clip="call it between `loss.backward()` and the step of the optimizer",
+    )
     _door = "adversarial"
     _plateau_metric = None
     _step_methods = ()  # the functions of an epoch are given with each call

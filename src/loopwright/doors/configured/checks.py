@@ -127,15 +127,17 @@ def check_models(door: BaseTrainer, model: Any) -> None:
         )
 
 
-def say_unknown_optimizers(door: BaseTrainer) -> None:
-    """Print a line about optimizers that a subclass has made by itself, which the trainer neither feeds nor saves."""
+def refuse_unknown_optimizers(door: BaseTrainer) -> None:
+    """Raise for an optimizer that a subclass has made by itself: no update gives it gradients, no checkpoint has it."""
     engine = door._engine
     engine.setup()
-    if names := other_optimizers(door, engine.optimizers.values()):
-        engine.run.say(
-            f"{type(door).__name__} has {', '.join(f'self.{name}' for name in names)} beside the trainer's optimizers "
-            f"({', '.join(engine.optimizers)}): checkpoints do not contain it, and `self.update(loss)` computes "
-            "no gradients for it. Pass several optimizers as optimizer={...}, one for each model."
+    for name in other_optimizers(door, engine.optimizers.values()):
+        every = ", ".join(f"{known!r}: ..." for known in (*engine.optimizers, name))
+        raise ConfigurationError(
+            f"{type(door).__name__} made the optimizer self.{name} itself, beside {', '.join(engine.optimizers)}: "
+            "checkpoints would not contain it, and `self.update(loss)` would compute no gradients for it. Pass all "
+            f"optimizers to the constructor, as optimizer={{{every}}}, and call `self.update(loss, {name!r})` in "
+            "`train_step`."
         )
 
 

@@ -64,6 +64,10 @@ class Engine(DoorTrainer):
     _door = "configured"
     _words = Words(
         accumulate="max_batch_size",
+        clip=(
+            "the trainer computes the gradients, steps the optimizer and drops them after `train_step` or in "
+            "`self.update(loss)`. Clip in `on_optimizer_start(self, trainer, optimizer)` of a callback"
+        ),
         nonfinite=(
             "Lower the learning rate (`lr` of the optimizer) or look for bad samples; `skip_nan_loss: true` skips "
             "such updates."

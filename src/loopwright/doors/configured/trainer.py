@@ -20,7 +20,7 @@ from ...training.run import TrainingRun
 from ...training.supervised import call_model, describe
 from ...training.updates import OptimizerChoice
 from .._shared import LoggingTrainer, is_overridden
-from .checks import check_methods, check_models, checked_config, say_unknown_optimizers
+from .checks import check_methods, check_models, checked_config, refuse_unknown_optimizers
 from .config import BaseTrainerConfig
 from .engine import Engine
 from .losses import TrainerResult, result_of
@@ -164,7 +164,7 @@ class BaseTrainer(LoggingTrainer):
             changes: "refuse" ends with an error if the program differs from the one that began the run; "accept"
                 continues with the new values.
         """
-        say_unknown_optimizers(self)
+        refuse_unknown_optimizers(self)
         return self._engine.run_to_limit(resume, changes)
 
     def evaluate(self, dataset_key: Any) -> dict[str, float]:

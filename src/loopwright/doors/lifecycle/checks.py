@@ -195,3 +195,15 @@ class WeightsWatch:
             f"so the weights have not changed. Call `{call}` or `super().{name}()` in it, and zero the gradients after "
             "that step, as `optimizer_zero_grad` does, not before it."
         )
+
+
+def refuse_second_backward(error: RuntimeError, num_steps: int) -> None:
+    """Raise where a stage or a callback before `backward_step` has called `loss.backward()`.
+
+    After the first step, a part of the graph may be of an earlier step, such as a hidden state.
+    """
+    if "a second time" in str(error) and num_steps == 0:
+        raise ConfigurationError(
+            "The loss has been through backward() before `backward_step`, which calls it: remove `loss.backward()` "
+            "from `calculate_train_batch_loss`, and from `on_train_step_end` of callbacks, which comes before it."
+        ) from error

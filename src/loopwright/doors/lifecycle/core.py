@@ -42,7 +42,10 @@ class Core(Components):
     """
 
     _door = "lifecycle"
-    _words = Words(record_media="Add `RecordRunCallback(run_dir)` to the callbacks.")
+    _words = Words(
+        record_media="Add `RecordRunCallback(run_dir)` to the callbacks.",
+        clip="they come with `backward_step`. Clip in `optimizer_step`, or pass `gradient_clip_value=` to `train`",
+    )
     _plateau_metric = None
 
     def __init__(self, door: Trainer, runtime: Runtime, *, trains: bool = False) -> None:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...metrics.progress import Limits
 from ...training.run import TrainingRun
-from ...training.step_checks import scheduler_position
+from ...training.step_checks import check_clipping, scheduler_position
 from ...training.window import Window
 from .._shared import LoggingTrainer, is_overridden
 from .callbacks import CallbackHandler, StopTrainingError
 from .callbacks.recording import recorded
-from .checks import WeightsWatch, checked_output, step_obstacle
+from .checks import WeightsWatch, checked_output, refuse_second_backward, step_obstacle
 from .loaders import TrainingLoader, prepared
 from .stages import Stages
 from .tracking import LossTracker
@@ -152,12 +152,21 @@ class Epochs(LoggingTrainer, Stages):
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Compute the loss of a batch, call `on_train_step_end`, then `backward_step` with the divided loss."""
-        output = checked_output(self.calculate_train_batch_loss(batch), "calculate_train_batch_loss")
+        core, calculate = self._core, self.calculate_train_batch_loss
+        returned = calculate(batch) if core.run.progress.step else check_clipping(core.run, calculate, batch)
+        output = checked_output(returned, "calculate_train_batch_loss")
         self.callback_handler.call_event("on_train_step_end", self, batch=batch, batch_output=output, step=step)
         loss = output["loss"]
         self._core.report(loss, output.get("batch_size", self._core.run.window.size))
         self._loss_tracker.is_reported = True
         share = self._share_of_update(loss, "num_items_in_batch" in output)
+        try:
+            self._run_backward_step(loss, share)
+        except RuntimeError as error:
+            refuse_second_backward(error, core.run.progress.step)
+            raise
+
+    def _run_backward_step(self, loss: Tensor, share: Tensor) -> None:
         if not self._has_own_backward or not self._core.is_in_step:
             self.backward_step(share)
             return

@@ -11,6 +11,7 @@ from ...checkpoint.components import Parts, read_parts, write_parts
 from ...checkpoint.migrations import complete_state, explained
 from ...data.random import set_rng_state
 from ...errors import CheckpointError
+from ...training.held_schedulers import HeldSchedulers, schedulers_of, set_hyperparameters, state_of
 from ...training.state import capture, own_rng, return_to, write_together
 from ...training.state_mismatch import differing_kinds, listed
 from ...training.undo import load_parts
@@ -65,7 +66,7 @@ def save_run(door: Trainer, directory: str | Path, extra: Mapping[str, Any] | No
         "event": event if event is not None and event[0] in RESUMABLE else None,
         "seed": core.order_seed,
         "history": door.run_history.state_dict(),
-        "callbacks": {name: callback.state_dict() for name, callback in door.callback_handler.named().items()},
+        "callbacks": {name: state_of(callback) for name, callback in door.callback_handler.named().items()},
         "extra": dict(extra or {}),
     }
     write_together(core.run, directory, {**capture(core.run), OWN: own}, core.run.checkpoint_meta())
@@ -91,7 +92,10 @@ def load_callbacks(door: Trainer, tree: Mapping[str, Any]) -> None:
     for name, callback in door.callback_handler.named().items():
         if name in saved:
             with explained(f"{OWN}: callbacks: {name} cannot load its part of the training state"):
-                callback.load_state_dict(saved[name])
+                HeldSchedulers().load(callback, saved[name])
+    if any(schedulers_of(callback) for callback in door.callback_handler.named().values()):
+        for name, optimizer in door._core.optimizers.items():  # whose rates a new scheduler has set anew
+            set_hyperparameters(optimizer, tree["optimizers"][name]["param_groups"])
     set_rng_state(own_rng(tree["rng"], door._core.run))
 
 

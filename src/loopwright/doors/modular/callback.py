@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...callback import Callback as CoreCallback
 from ...callback import check_hooks, named_by_class
 from ...errors import ConfigurationError, check_arguments
+from ...training.held_schedulers import HeldSchedulers, state_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,14 +170,15 @@ class States(CoreCallback):
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self.callbacks = named_by_class(callbacks)
+        self.held = HeldSchedulers()  # until the engine has its run
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: callback.state_dict() for name, callback in self.callbacks.items()}
+        return {name: state_of(callback) for name, callback in self.callbacks.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, callback in self.callbacks.items():
             if name in state:
-                callback.load_state_dict(state[name])
+                self.held.load(callback, state[name])
 
 
 _PHASES = {  # of the published package's events, `pre_train_step` and the like, by their names here

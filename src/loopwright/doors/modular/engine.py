@@ -56,6 +56,10 @@ class Engine(CoreTrainer):
         eval_step="validation_step",
         update="self.backward(loss)",
         accumulate="gradient_accumulation_steps",
+        clip=(
+            "call `self.clip_gradients(optimizer, max_norm)` after `self.backward(loss)`, or set `gradient_clip_val` "
+            "in the config"
+        ),
         takes_count=False,
         record_media="Set `run_dir` in the config.",
         nonfinite="Lower the learning rate, clip gradients (`gradient_clip_val`) or look for bad samples.",
@@ -67,8 +71,9 @@ class Engine(CoreTrainer):
         check_clipping("gradient_clip_val", config.gradient_clip_val)
         check_accumulation(config.gradient_accumulation_steps, "gradient_accumulation_steps")
         own, core = sort_callbacks(config.callbacks)
+        states = States(own)
         super().__init__(
-            callbacks=[States(own), *core, *default_callbacks(config, core), Rounds()],
+            callbacks=[states, *core, *default_callbacks(config, core), Rounds()],
             accumulate=config.gradient_accumulation_steps,
             clip_norm=config.gradient_clip_val,
             runtime=build_runtime(config),
@@ -76,6 +81,7 @@ class Engine(CoreTrainer):
             run_dir=config.run_dir,
             progress=cast("Display", config.progress),
         )
+        states.held = self.run.held
         self.door, self.config, self._plateau_metric = door, config, config.monitor
         self.events = Dispatch(Callback, door, own, base=Hooks)
         self.loaders: tuple[Any, Any] = (None, None)

@@ -42,6 +42,7 @@ class Engine(Components):
     _words = Words(
         update="super().train_step(batch)",
         accumulate="training.gradient_accumulation_steps",
+        clip="call it between `loss.backward()` and `optimizer.step()`, or set `training.max_grad_norm` in the config",
         no_run_dir="Training",
         record_media="Pass `save_dir=` to `train`.",
     )
