@@ -90,6 +90,17 @@ def test_looking_changes_nothing(points):
     assert torch.equal(rng_state()["torch"], generators)
 
 
+def test_looking_does_not_change_a_batch_that_the_loss_writes_into():
+    def loss_fn(outputs, targets):
+        return nn.functional.mse_loss(outputs, targets.add_(1.0))
+
+    batches, evaluated = ([(torch.zeros(2, 3), torch.zeros(2, 1))] for _ in range(2))
+    watch = Watch("loss", "eval_loss")
+    trainer = Trainer(nn.Linear(3, 1), sgd, loss_fn, callbacks=[watch], progress="silent")
+    trainer.train(batches, 1, eval_data=evaluated)
+    assert batches[0][1].tolist() == evaluated[0][1].tolist() == [[1.0], [1.0]], "written into once, by its own step"
+
+
 def test_a_named_loss_may_be_watched_without_an_evaluation(points):
     trainer = train(points, Watch("fit"), Trainer, named_losses)
     assert "fit" in trainer.history

@@ -7,10 +7,11 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import ConfigurationError
+from ..runtime.feed import map_tensors
 from .required_metrics import peek
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def materialise(run: TrainingRun) -> None:
     try:
         with run.program._eval_mode(), run.media.muted(), torch.no_grad(), run.runtime.autocast:
             run.window.size = batches[0].size
-            run.program.eval_step(run.program.prepare_batch(batches[0].value))
+            own = map_tensors(Tensor.clone, batches[0].value)  # a step may write into it
+            run.program.eval_step(run.program.prepare_batch(own))
     except Exception as error:
         raise refuse(names, f"`eval_step` failed on the first one ({type(error).__name__}: {error})") from error
     if names := uninitialized(run.components.modules):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ..callback import Callback, TrainerHooks
 from ..callbacks.interval import Watching
@@ -15,6 +16,7 @@ from ..errors import ConfigurationError, DataError
 from ..metrics.best import Directions, WatchedMetric, settle_all
 from ..metrics.meter import Meter
 from ..metrics.result import StepResult
+from ..runtime.feed import map_tensors
 
 if TYPE_CHECKING:
     from ..data.open import Batch, Stream
@@ -183,6 +185,9 @@ def _names(run: TrainingRun, batches: list[Batch], step: Callable[[Any], Any]) -
     ):
         for batch, size, _ in batches:
             run.window.size = size
-            meter.add(StepResult.of(step(run.program.prepare_batch(batch)), size))
+            own = map_tensors(
+                Tensor.clone, batch
+            )  # a step may write into it, and it may belong to a list of the user's
+            meter.add(StepResult.of(step(run.program.prepare_batch(own)), size))
     run.directions.losses |= meter.losses
     return set(meter.compute())
