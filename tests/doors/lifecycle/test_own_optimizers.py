@@ -95,7 +95,8 @@ class ZeroesInBackward(Trainer):
 
 class ClipsBefore(Trainer):
     def calculate_train_batch_loss(self, batch: Any) -> Any:
-        nn.utils.clip_grad_norm_(self.model.parameters(), 0.01)
+        if any(param.grad is not None for param in self.model.parameters()):  # of an earlier batch
+            nn.utils.clip_grad_norm_(self.model.parameters(), 0.01)
         return super().calculate_train_batch_loss(batch)
 
 
@@ -109,7 +110,7 @@ class Zeroing(TrainerCallback):
     [
         ("`zero_grad()` in `calculate_train_batch_loss`, with accumulation", ZeroesInForward, []),
         ("`zero_grad()` in `backward_step`, with accumulation", ZeroesInBackward, []),
-        ("`clip_grad_norm_` before every batch, with accumulation", ClipsBefore, []),
+        ("`clip_grad_norm_` between two batches of an update, with accumulation", ClipsBefore, []),
         ("`zero_grad()` in a callback before every batch, with accumulation", Trainer, [Zeroing()]),
     ],
 )
