@@ -254,7 +254,7 @@ def _objects(owners: MetricOwners) -> dict[str, Any]:
     known = {id(part) for module in owners.modules.values() for part in module.modules()}
     found: dict[str, Any] = {}
     for prefix, owner in owners.objects.items():
-        for path, value in _attributes(owner):
+        for path, value in attributes_of(owner):
             if not hasattr(value, "compute"):  # most are none, and a protocol takes Python 3.11 some microseconds
                 continue
             if isinstance(value, ComputedMetric) and not isinstance(value, type) and id(value) not in known:
@@ -263,7 +263,7 @@ def _objects(owners: MetricOwners) -> dict[str, Any]:
     return found
 
 
-def _attributes(owner: object) -> Iterator[tuple[str, object]]:
+def attributes_of(owner: object) -> Iterator[tuple[str, Any]]:
     """The attributes of an object, and the items of those that are dicts, lists or tuples, by path."""
     for name, value in vars(owner).items():
         yield name, value

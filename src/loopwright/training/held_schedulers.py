@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..metrics.meter import ComputedMetric
+from ..metrics.metric_objects import attributes_of
 
 KEY = "held schedulers"  # the only entry of a state that is not the callback's own
 
@@ -29,16 +30,7 @@ class SavedCallback(Protocol):
 
 def schedulers_of(callback: object) -> dict[str, LRScheduler]:
     """Return the schedulers among the attributes of a callback, and in lists and dicts there, by path."""
-    return {path: value for path, value in _attributes(callback) if isinstance(value, LRScheduler)}
-
-
-def _attributes(owner: object) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(owner).items():
-        yield name, value
-        if isinstance(value, dict):
-            yield from ((f"{name}.{key}", item) for key, item in value.items())
-        elif isinstance(value, list | tuple):
-            yield from ((f"{name}.{at}", item) for at, item in enumerate(value))
+    return {path: value for path, value in attributes_of(callback) if isinstance(value, LRScheduler)}
 
 
 def state_of(callback: SavedCallback) -> dict[str, Any]:
@@ -102,7 +94,7 @@ def unsaved_texts(callback: object, known: Iterable[nn.Module | Optimizer]) -> l
     return [
         f"Checkpoints do not contain {name}.{path} ({type(value).__name__}), so a resumed run would begin with another "
         f"one: give {name} the methods `state_dict` and `load_state_dict`, if it changes in training."
-        for path, value in _attributes(callback)
+        for path, value in attributes_of(callback)
         if _changes(value) and id(value) not in saved
     ]
 
