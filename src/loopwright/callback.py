@@ -227,16 +227,6 @@ class TrainerHooks:
     def on_exception(self, error: BaseException) -> None: ...
 
 
-class Rewinding(BaseException):
-    """Raised by a callback at the end of a step or update: the loop calls `undo` and continues from the state it loads.
-
-    Not an `Exception`, so that no `except Exception` of a user's method catches it.
-    """
-
-    def __init__(self, undo: Callable[[], None]) -> None:
-        self.undo = undo
-
-
 @cache
 def hook_names(vocabulary: type) -> tuple[str, ...]:
     return tuple(name for name in vars(vocabulary) if name.startswith("on_"))

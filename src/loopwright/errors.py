@@ -149,3 +149,13 @@ def shortened(traceback: TracebackType, error: BaseException) -> TracebackType:
 
 def _is_ours(entry: TracebackType) -> bool:
     return str(entry.tb_frame.f_globals.get("__name__")).startswith("loopwright.")
+
+
+class Rewinding(BaseException):
+    """Raised by a callback at the end of a step or update: the loop calls `undo` and continues from the state it loads.
+
+    Not an `Exception`, so that no `except Exception` of a user's method catches it.
+    """
+
+    def __init__(self, undo: Callable[[], None]) -> None:
+        self.undo = undo

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from .._torch_compat import foreach_norm, sparse_values
-from ..callback import Rewinding
 from ..data.stream import SkippingStream
-from ..errors import ConfigurationError, NonFiniteLossError
+from ..errors import ConfigurationError, NonFiniteLossError, Rewinding
 from ..metrics.history import HistoryCopy
 from .nonfinite import NonFiniteGuard
 

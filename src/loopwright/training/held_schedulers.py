@@ -36,7 +36,7 @@ def schedulers_of(callback: object) -> dict[str, LRScheduler]:
 def state_of(callback: SavedCallback) -> dict[str, Any]:
     """Return the state of a callback for a checkpoint: its own, or that of the schedulers it holds."""
     state = callback.state_dict()
-    held = {} if state else schedulers_of(callback)
+    held = {} if state or type(callback).__module__.startswith("loopwright.") else schedulers_of(callback)
     return {KEY: {path: scheduler.state_dict() for path, scheduler in held.items()}} if held else state
 
 

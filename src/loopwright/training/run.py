@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -21,9 +20,7 @@ from ..metrics.progress import Limits, Progress
 from ..metrics.rows import Note, Place
 from ..runtime import Runtime, Signals
 from .components import Components
-from .held_schedulers import HeldSchedulers
 from .media_log import MediaLog
-from .same_settings import sum_and_compare
 from .updates import Updates
 from .window import Window
 
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..run import RunDirectory
     from ..run.changes import Change
+    from .held_schedulers import HeldSchedulers
     from .program import Program, Words
 
 
@@ -54,6 +52,12 @@ class StepChoice(Protocol):
 
 
 MAX_NOTES = 1000  # that wait for a recorder; without one they are forgotten
+
+
+def _held_schedulers() -> HeldSchedulers:
+    from .held_schedulers import HeldSchedulers  # imported with the first run, not with the package
+
+    return HeldSchedulers()
 
 
 class TrainingRun:
@@ -114,7 +118,7 @@ class TrainingRun:
         # Files
         self.directory: RunDirectory | None = None
         self.pending: PendingRestore | None = None
-        self.held = HeldSchedulers()
+        self.held = _held_schedulers()
         self.fingerprint: dict[str, Any] | None = None  # describes the program, to compare it when the run is resumed
         self.accepted: list[Change] = []  # differences between the program and the run that it continues
         self.token = ""  # names the directory in which several processes write a checkpoint together
@@ -213,9 +217,15 @@ class TrainingRun:
 
     # Metrics
 
+    def sum_and_compare(self, table: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        """Sum a table of metrics over all processes; raise on all of them if their settings differ."""
+        from .same_settings import sum_and_compare  # imported only where there are several processes
+
+        return sum_and_compare(table, self.runtime, self.updates, self.components, self.progress)
+
     def flush(self) -> None:
         """Read the pending step metrics from the device and emit `on_log`: a log point."""
-        rows = self.meter.flush_rows(self.progress, partial(sum_and_compare, self) if self.runtime.world > 1 else None)
+        rows = self.meter.flush_rows(self.progress, self.sum_and_compare if self.runtime.world > 1 else None)
         self.directions.losses |= self.meter.losses
         self.updates.check()
         self.program._adopt_replaced()

@@ -6,7 +6,7 @@ a log point, so none has weights that differ between processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -15,36 +15,41 @@ from torch import Tensor
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from .run import TrainingRun
+    from ..metrics.progress import Progress
+    from ..runtime import Runtime
+    from .components import Components
+    from .updates import Updates
 
 HYPERPARAMETERS = ("lr", "weight_decay", "momentum", "betas")
 KEY = "settings "  # begins the name in a table of metrics that has a digest; those of metrics begin with a number
 Table = Mapping[str, tuple[float, float]]
 
 
-def sum_and_compare(run: TrainingRun, table: Table) -> dict[str, tuple[float, float]]:
+def sum_and_compare(
+    table: Table, runtime: Runtime, updates: Updates, components: Components, progress: Progress
+) -> dict[str, tuple[float, float]]:
     """Sum a table of metrics over all processes; raise on all of them if their settings differ."""
-    total = run.runtime.sum_table({**table, f"{KEY}{crc32(repr(list(_values(run))).encode())}": (1.0, 1.0)})
+    total = runtime.sum_table({**table, f"{KEY}{crc32(repr(list(_values(updates))).encode())}": (1.0, 1.0)})
     digests = [name for name in total if name.startswith(KEY)]
     for name in digests:
         del total[name]
     if len(digests) > 1:
-        raise _difference(run)
+        raise _difference(runtime.gather_objects(_named(updates, components)), progress.update)
     return total
 
 
-def _values(run: TrainingRun) -> Iterator[object]:
+def _values(updates: Updates) -> Iterator[object]:
     """Yield the settings of each optimizer, without names."""
-    for update in run.updates.by_name.values():
+    for update in updates.by_name.values():
         for group in update.optimizer.param_groups:
             yield [_number(group[name]) for name in HYPERPARAMETERS if name in group]
         yield bytes([param.requires_grad for param in update.params])
 
 
-def _named(run: TrainingRun) -> dict[str, object]:
-    names = {id(p): f"{of}.{name}" for of, m in run.components.modules.items() for name, p in m.named_parameters()}
+def _named(updates: Updates, components: Components) -> dict[str, object]:
+    names = {id(p): f"{of}.{name}" for of, m in components.modules.items() for name, p in m.named_parameters()}
     found: dict[str, object] = {}
-    for update in run.updates.by_name.values():
+    for update in updates.by_name.values():
         for at, group in enumerate(update.optimizer.param_groups):
             where = f"of {update.title}" + f", group {at}" * (len(update.optimizer.param_groups) > 1)
             found |= {f"`{name}` {where}": _number(group[name]) for name in HYPERPARAMETERS if name in group}
@@ -58,8 +63,7 @@ def _number(value: object) -> object:
     return value.tolist() if isinstance(value, Tensor) else value
 
 
-def _difference(run: TrainingRun) -> ConfigurationError:
-    every = run.runtime.gather_objects(_named(run))
+def _difference(every: Sequence[Mapping[str, object]], number: int) -> ConfigurationError:
     names = dict.fromkeys(name for named in every for name in named)
     texts = [
         f"{name} is {', '.join(f'{named.get(name)} on rank {rank}' for rank, named in enumerate(every[:4]))}"
@@ -69,6 +73,6 @@ def _difference(run: TrainingRun) -> ConfigurationError:
     shown = "; ".join([*texts[:3], *([f"and {len(texts) - 3} more"] if len(texts) > 3 else [])])
     return ConfigurationError(
         f"The processes train with different settings, so their weights would differ: {shown} (after update "
-        f"{run.progress.update}). Change settings on every process in the same way: not under a condition on the rank, "
+        f"{number}). Change settings on every process in the same way: not under a condition on the rank, "
         "nor on a loss or metric of one process."
     )

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..callback import Rewinding
-from ..errors import DataError
+from ..errors import DataError, Rewinding
 from ..metrics.result import StepResult
 from .evaluate import evaluate
 from .out_of_memory import redo_window, step_function
-from .same_settings import sum_and_compare
 from .step_checks import check_clipping
 
 if TYPE_CHECKING:
@@ -87,7 +85,7 @@ def begin_epoch(run: TrainingRun, stream: Stream | None = None) -> None:
     run.program._adopt_replaced()
     run.updates.refresh(run.components.modules.values())
     if run.consensus is not None:
-        sum_and_compare(run, {})
+        run.sum_and_compare({})
 
 
 def end_steps(run: TrainingRun) -> None:

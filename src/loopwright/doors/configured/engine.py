@@ -64,10 +64,7 @@ class Engine(DoorTrainer):
     _door = "configured"
     _words = Words(
         accumulate="max_batch_size",
-        clip=(
-            "the trainer computes the gradients, steps the optimizer and drops them after `train_step` or in "
-            "`self.update(loss)`. Clip in `on_optimizer_start(self, trainer, optimizer)` of a callback"
-        ),
+        clip="call it in `on_optimizer_start(self, trainer, optimizer)` of a callback, where gradients are complete",
         nonfinite=(
             "Lower the learning rate (`lr` of the optimizer) or look for bad samples; `skip_nan_loss: true` skips "
             "such updates."
@@ -108,8 +105,7 @@ class Engine(DoorTrainer):
         self.config = config
         self._is_several = isinstance(model, Mapping)
         self.own_scheduling = OwnScheduling(self)
-        self._is_updating_total = False
-        self._has_looked = False  # whether a step's own backward() was seen to be of another loss than the total
+        self._is_updating_total = self._has_looked = False  # at a step's own backward() of another loss than the total
         self._own_steps: dict[str, int] = {}  # of each optimizer, as many as were seen
         self.datasets = dict(datasets)
         self.settings: Mapping[str, Any] = {}  # of the run's config, where there is one

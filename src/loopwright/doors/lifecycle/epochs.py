@@ -161,15 +161,15 @@ class Epochs(LoggingTrainer, Stages):
         self._loss_tracker.is_reported = True
         share = self._share_of_update(loss, "num_items_in_batch" in output)
         try:
-            self._run_backward_step(loss, share)
+            if not self._has_own_backward or not core.is_in_step:
+                self.backward_step(share)
+            else:
+                self._take_own_backward(loss, share)
         except RuntimeError as error:
             refuse_second_backward(error, core.run.progress.step)
             raise
 
-    def _run_backward_step(self, loss: Tensor, share: Tensor) -> None:
-        if not self._has_own_backward or not self._core.is_in_step:
-            self.backward_step(share)
-            return
+    def _take_own_backward(self, loss: Tensor, share: Tensor) -> None:
         gradients = self._core.gradients
         gradients.note(loss)
         self._core.scheduler_position = scheduler_position(self.scheduler)

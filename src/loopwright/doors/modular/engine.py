@@ -56,10 +56,7 @@ class Engine(CoreTrainer):
         eval_step="validation_step",
         update="self.backward(loss)",
         accumulate="gradient_accumulation_steps",
-        clip=(
-            "call `self.clip_gradients(optimizer, max_norm)` after `self.backward(loss)`, or set `gradient_clip_val` "
-            "in the config"
-        ),
+        clip="call `self.clip_gradients(optimizer, max_norm)` after `self.backward(loss)`, or set `gradient_clip_val`",
         takes_count=False,
         record_media="Set `run_dir` in the config.",
         nonfinite="Lower the learning rate, clip gradients (`gradient_clip_val`) or look for bad samples.",
