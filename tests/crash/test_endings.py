@@ -93,3 +93,10 @@ def test_a_run_that_was_killed_after_its_last_update_is_finished_once_it_is_star
     assert recorded(tmp_path / "killed" / "run") == recorded(whole / "run")
     kinds = [found.kind for found in view.metrics.events()]
     assert (kinds.count("finished"), kinds[-1]) == (1, "finished")
+
+
+def test_a_finished_run_without_its_manifest_is_still_finished(tmp_path, points, whole):
+    (whole / "run" / "run.json").unlink()
+    again = run_in(whole, points)
+    assert (again.code, "after train" in again.out) == (0, True)
+    assert not (whole / "run" / "run.json").exists()

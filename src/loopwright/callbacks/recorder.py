@@ -278,7 +278,9 @@ class RunRecorder(Callback):
         from ..run import MetricsStore, RunManifest
 
         directory = trainer.run.directory
-        if directory is None or RunManifest.read(directory.manifest_path).state in ("finished", "stopped"):
+        if directory is None or not directory.has_run:  # a user may have removed the manifest
+            return
+        if RunManifest.read(directory.manifest_path).state in ("finished", "stopped"):
             return
         self._directory, self._metrics = directory, MetricsStore(directory.metrics_path)
         state, reason = _ending(trainer)

@@ -105,7 +105,7 @@ class Engine(DoorTrainer):
         self.config = config
         self._is_several = isinstance(model, Mapping)
         self.own_scheduling = OwnScheduling(self)
-        self._is_updating_total = self._has_looked = False  # at a step's own backward() of another loss than the total
+        self._is_updating_total = self._has_looked = False  # the second: at an own backward() of another loss
         self._own_steps: dict[str, int] = {}  # of each optimizer, as many as were seen
         self.datasets = dict(datasets)
         self.settings: Mapping[str, Any] = {}  # of the run's config, where there is one

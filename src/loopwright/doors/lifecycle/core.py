@@ -53,7 +53,7 @@ class Core(Components):
         self.stage: Stage = "steps"
         self.resumed_event: tuple[str, list[str]] | None = None
         self.waiting_state: Any = None  # of a resumed run, for callbacks that have not started yet
-        self.is_in_window = self.is_checked = False  # whether the first training epoch of this run was looked at
+        self.is_in_window = self.is_checked = False  # the second: at the first training epoch of this run
         self.eval_metric = ""
         self.epoch_metrics: EpochMetrics | None = None  # of a run that is recorded
         self.stop_text: str | None = None  # of the exception that ended the run
