@@ -8,6 +8,8 @@ import random
 import shutil
 import signal
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
@@ -42,6 +44,7 @@ import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
+import loopwright.data.random  # noqa: E402
 from tests.mistakes import Mistakes  # noqa: E402
 
 torch.set_num_threads(1)
@@ -51,6 +54,25 @@ settings.register_profile("steady", deadline=None, derandomize=True, suppress_he
 settings.load_profile("steady")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _current_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of the tests' own, here and in the processes they start: what lies in the checkout is not found."""
+    before, folder = Path.cwd(), tmp_path_factory.mktemp("current")
+    os.chdir(folder)
+    multiprocessing.process.ORIGINAL_DIR = str(folder)  # where processes that are not forked begin
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(_current_folder: Path) -> Iterator[None]:
+    """Empty for every test, since a folder for each of thousands of tests would take seconds."""
+    yield
+    os.chdir(_current_folder)
+    for left in os.scandir(_current_folder):
+        shutil.rmtree(left) if left.is_dir(follow_symlinks=False) else os.unlink(left)
+
+
 @pytest.fixture(autouse=True)
 def _random_numbers(request: pytest.FixtureRequest) -> None:
     """The same in every run of a test, whatever ran before it."""
@@ -58,6 +80,7 @@ def _random_numbers(request: pytest.FixtureRequest) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    loopwright.data.random._last = loopwright.data.random.Seed(0, "default")  # no `seed_everything` of another test
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,6 +88,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "mistake" in getattr(item, "fixturenames", ()):
             item.add_marker("mistake")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the end what was not run and why: without a browser, for instance, it was not the whole suite."""
+    reports = terminalreporter.getreports("skipped")
+    for reason, number in Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports).items():
+        terminalreporter.write_line(f"not run: {number} test{'s' if number > 1 else ''}: {reason}")
 
 
 @pytest.fixture

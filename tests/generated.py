@@ -38,7 +38,7 @@ LOGGING = " log_image log_images log_histogram log_text log_table log_figure"
 
 SIMPLE = {  # methods by what they are for; a test says that none is left out
     "called": "train train_epoch train_step eval_step evaluate load_checkpoint export" + LOGGING,
-    "inside": "_prepare_batch _forward_pass _compute_loss _save_checkpoint",
+    "inside": "_prepare_batch _forward_pass _compute_loss _save_checkpoint state_dict load_state_dict",
 }
 LIFECYCLE = {
     "called": "train evaluate save_checkpoint load_checkpoint save_training_state load_training_state gather get_model "
@@ -54,13 +54,13 @@ LIFECYCLE = {
     "_run_evaluation _run_eval_epoch _update_loss_tracker _add_epoch_loss_to_run_history",
 }
 CONFIGURED = {
-    "override": "loss_compute train_step eval_step predict_step _split_batch",
+    "override": "loss_compute train_step eval_step predict_step _split_batch state_dict load_state_dict",
     "called": "update train evaluate eval predict save load export stop log log_step" + LOGGING,
 }
 MODULAR = {
     "required": "configure_models configure_optimizers configure_dataloaders training_step validation_step",
     "optional": "init_weights configure_schedulers configure_metrics training_loop validation_loop should_validate "
-    "compute_metrics save_checkpoint load_checkpoint",
+    "compute_metrics save_checkpoint load_checkpoint state_dict load_state_dict",
     "called": "fit setup backward step clip_gradients autocast wrap_model log_metrics stop" + LOGGING,
 }
 PRESETS = "single_device ddp fsdp hsdp"

@@ -125,8 +125,3 @@ def test_no_cycle_has_more_than_two_modules_even_with_lazy_and_type_checking_imp
 def test_the_search_for_cycles_finds_them():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"f"}, "f": set()}
     assert cycles_in(graph) == [{"a", "b", "c"}]
-
-
-def test_no_file_is_longer_than_four_hundred_lines():
-    lengths = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in files(".")}
-    assert {name: length for name, length in lengths.items() if length > 400} == {}

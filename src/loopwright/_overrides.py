@@ -63,6 +63,7 @@ def check_method_names(
     at = next(index for index, cls in enumerate(kind.__mro__) if cls.__module__.startswith("loopwright."))
     library = kind.__mro__[at]
     own = {name: member for cls in reversed(kind.__mro__[:at]) for name, member in vars(cls).items()}
+    _check_state(trainer, [name for name in ("state_dict", "load_state_dict") if name in own])
     new = [name for name in own if inspect.isfunction(own[name]) and not hasattr(library, name)]
     left = [name for name in known or _methods(library) if name not in own] if new else []
     for name in new:
@@ -74,6 +75,18 @@ def check_method_names(
                 f"{kind.__name__}.{name} would never be called; did you mean {meant}? If it is a method of your own, "
                 "give it another name."
             )
+
+
+def _check_state(trainer: Any, given: list[str]) -> None:
+    """Refuse one of the methods that save and load the state of a subclass without the other."""
+    kind = type(trainer).__name__
+    if len(given) == 1:
+        other = "load_state_dict(self, state)" if given == ["state_dict"] else "state_dict(self)"
+        raise ConfigurationError(
+            f"{kind} has `{given[0]}` and no `{other.partition('(')[0]}`, but checkpoints need both: add `def {other}`."
+        )
+    for name, expected in (("state_dict", []), ("load_state_dict", ["state"])) if given else ():
+        check_arguments(getattr(trainer, name), expected, f"{kind}.{name}")
 
 
 def _methods(library: type) -> list[str]:

@@ -151,6 +151,11 @@ class Callback:
         """Whether this callback has a `state_dict` of its own; without one, metrics among its attributes are saved."""
         return type(self).state_dict is not Callback.state_dict
 
+    @property
+    def _users_objects(self) -> Collection[object]:
+        """The objects with a `state_dict` of users whose states this callback saves: loading does not call it."""
+        return (self,) if has_users_state(self) else ()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a checkpoint saves for an exact resume: tensors, numbers, strings, lists, dicts."""
         return {}
@@ -193,6 +198,12 @@ class Callback:
             f"The checkpoint holds version {version} of the state of {name}, but the current state_version is "
             f"{self.state_version}: override `{name}.migrate_state(state, version)` to convert it."
         )
+
+
+def has_users_state(owner: object) -> bool:
+    """Whether an object has a `state_dict` that is not of this package. It may need what training creates first."""
+    method: Any = getattr(type(owner), "state_dict", None)
+    return method is not None and not str(getattr(method, "__module__", "")).startswith("loopwright.")
 
 
 class TrainerHooks:

@@ -151,6 +151,13 @@ def _is_ours(entry: TracebackType) -> bool:
     return str(entry.tb_frame.f_globals.get("__name__")).startswith("loopwright.")
 
 
+class WaitInterrupted(BaseException):
+    """A signal ended a wait for data between two updates; the loop leaves as after the update before.
+
+    Not an `Exception`, so that no `except Exception` of a user's data set catches it.
+    """
+
+
 class Rewinding(BaseException):
     """Raised by a callback at the end of a step or update: the loop calls `undo` and continues from the state it loads.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .callback import as_callbacks
 from .data.open import as_dataset, refuse_shuffled
+from .data.random import resolve_seed
 from .data.stream import Stream
 from .errors import ConfigurationError, public
 from .metrics.progress import Limits
@@ -67,7 +68,7 @@ class Trainer(DefaultProgram):
         compile: Compile | None = None,  # noqa: A002  (the name that users know)
         device: str | torch.device | None = None,
         runtime: Runtime | Mesh | str | torch.device | None = None,
-        seed: int | None = 0,
+        seed: int | Literal["auto"] | None = "auto",
         run_dir: str | Path | None = None,
         progress: Display = "auto",
         name: str | None = None,
@@ -95,8 +96,9 @@ class Trainer(DefaultProgram):
                 apply `torch.compile` to the model or to its repeated blocks.
             device: "cpu", "cuda", "cuda:1", "mps" or a `torch.device`. Default: a GPU if there is one, else the CPU.
             runtime: "ddp", "fsdp", a `Mesh`, a `Runtime`, or a device. Default: DDP if a launcher started the program.
-            seed: Seeds the weights that `configure_models` makes, the order of samples and randomness in data sets.
-                None for a different seed in every run.
+            seed: Seeds the weights that `configure_models` makes, the order of samples, and randomness in steps and
+                data sets; the program's own generators are not changed. Default: the seed of the last
+                `seed_everything`, else 0. None for a different seed in every run.
             run_dir: The directory that the run is recorded in and resumed from; without one nothing is written.
             progress: "bar", "lines" or "silent". Default: a bar on a terminal, lines elsewhere.
             name: The name of the run in lists and on the page. Default: that of its directory.
@@ -119,7 +121,7 @@ class Trainer(DefaultProgram):
         self.accumulate, self.clip_norm, self.clip_value = accumulate, clip_norm, clip_value
         self.runtime = resolve_runtime(runtime, precision, device, compile)
         self.compile_mode = compile or self.runtime.compile
-        self.seed = seed
+        self._seed = resolve_seed(seed)
         self.datasets: dict[str, Any] = {}  # by name, for callbacks that look at more than the evaluation data
         self._components = Components()
         self.run = TrainingRun(self, self.runtime, self._components, progress_style=progress)
@@ -346,7 +348,8 @@ class Trainer(DefaultProgram):
         """
         from .tuning.tune import Tuner
 
-        return Tuner(self, data, batch_size=batch_size, seconds=seconds, only=only).tell()
+        with self.run.generators.of_program():
+            return Tuner(self, data, batch_size=batch_size, seconds=seconds, only=only).tell()
 
     def stop(self, reason: str = "stop() was called") -> None:
         """Request the end of training after the current update; `reason` is printed and recorded."""

@@ -24,9 +24,10 @@ from playwright.sync_api import BrowserContext, Page, Playwright, expect, sync_p
 CHROMIUM = os.environ.get("LOOPWRIGHT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 MARKUP = "<img src=x onerror=alert(1)>"
 SIZE = {"width": 1280, "height": 800}
+MILLISECONDS = 60_000  # after which something that must come has not come
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=MILLISECONDS)
 
 
 class Browsers:
@@ -54,7 +55,10 @@ class Browsers:
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
     if not Path(CHROMIUM).exists():
-        pytest.skip(f"No browser at {CHROMIUM}: install Debian's `chromium`, or name one in LOOPWRIGHT_CHROMIUM")
+        pytest.skip(
+            f"the live page needs a browser, and there is none at {CHROMIUM}: apt-get install chromium, or name one in "
+            "LOOPWRIGHT_CHROMIUM"
+        )
     with sync_playwright() as playwright:
         browsers = Browsers(playwright, tmp_path_factory.mktemp("profiles"))
         yield browsers
@@ -118,7 +122,7 @@ class Visitor:
             page.emulate_media(color_scheme="dark")
         if size:
             page.set_viewport_size({"width": size[0], "height": size[1]})
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(MILLISECONDS)
         home = file.as_uri() if file else f"http://127.0.0.1:{port or self.site.port}/"
         page.on("console", lambda message: self._note(message.type in ("error", "warning"), f"console: {message.text}"))
         page.on("pageerror", lambda error: self._note(True, f"error: {error}"))

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import loopwright
 
-from .training import processes
+from .training import start_process
 
 STEPS = 8  # of an epoch, and between two images
 LOGGER = logging.getLogger("painting")
@@ -61,6 +61,4 @@ def paint(run_dir: str, gates: str, num_epochs: int, fail_at: int) -> None:
 def start_painting(run_dir: Path, gates: Path, *, num_epochs: int, fail_at: int = 0) -> BaseProcess:
     """Begin a training; `gates / "8"` lets it pass step 8."""
     gates.mkdir(exist_ok=True)
-    process = processes.Process(target=paint, args=(str(run_dir), str(gates), num_epochs, fail_at), daemon=True)
-    process.start()
-    return process
+    return start_process(paint, str(run_dir), str(gates), num_epochs, fail_at)

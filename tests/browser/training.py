@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
+from contextlib import chdir
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -54,6 +56,11 @@ def train(run_dir: str, num_epochs: int, halt: int = 0, wait: float = 0.005) -> 
 
 def start(run_dir: Path, num_epochs: int, halt: int = 0, wait: float = 0.005) -> BaseProcess:
     """Begin, or continue, a training."""
-    process = processes.Process(target=train, args=(str(run_dir), num_epochs, halt, wait), daemon=True)
-    process.start()
+    return start_process(train, str(run_dir), num_epochs, halt, wait)
+
+
+def start_process(function: Callable[..., None], *arguments: object) -> BaseProcess:
+    process = processes.Process(target=function, args=arguments, daemon=True)
+    with chdir(Path(__file__).parents[2]):  # where the fork server, which the first process starts, finds this module
+        process.start()
     return process

@@ -76,7 +76,7 @@ def test_without_a_terminal_there_is_one_plain_line_an_epoch(points, capsys):
     assert re.fullmatch(r"Best eval_loss \d\.\d+ in epoch [12]\.", last)
 
 
-def test_within_a_long_epoch_there_is_a_line_every_interval(points, capsys, monkeypatch):
+def test_within_a_long_epoch_there_is_a_line_every_interval(points, capsys, monkeypatch, rare_log_points):
     monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", -1.0)
     train(build_trainer([ProgressDisplay("lines", interval=0.0)], progress="lines"), points, num_epochs=1)
     first, *lines = capsys.readouterr().out.splitlines()

@@ -114,8 +114,7 @@ class NotedTrainer(Trainer):
         self.events.append("trainer.on_update_end")
 
 
-def test_the_events_of_an_epoch_come_in_their_order(points, monkeypatch):
-    monkeypatch.setattr("loopwright.training.evaluate.LOG_SECONDS", 1e9)
+def test_the_events_of_an_epoch_come_in_their_order(points, rare_log_points):
     events: list[str] = []
     trainer = build_trainer([Noted("a", events)], accumulate=2)
     trainer.train(points, 1, eval_data=points, batch_size=16)

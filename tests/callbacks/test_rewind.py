@@ -59,8 +59,9 @@ def test_a_device_that_must_be_waited_for_is_asked_at_every_step():
 def test_the_generators_are_where_the_clean_run_leaves_them():
     states = []
     for batches, callbacks in ((poisoned(good_batches(), 4), [Rewind()]), (good_batches(), [])):
-        build(callbacks).train(batches, num_epochs=1)
-        states.append(torch.get_rng_state())
+        trainer = build(callbacks)
+        trainer.train(batches, num_epochs=1)
+        states.append(trainer.run.generators.state()["torch"])
     assert torch.equal(*states)
 
 

@@ -28,7 +28,7 @@ FIELDS = {
     "modular": [("rng",), ("callbacks", "EMA", "models")],
     "adversarial": [
         ("callbacks", "DoorState"),
-        *(("callbacks", "DoorState", name) for name in ("epoch", "losses", "scalers", "own")),
+        *(("callbacks", "DoorState", name) for name in ("epoch", "losses", "scalers")),
     ],
 }
 

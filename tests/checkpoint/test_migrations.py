@@ -192,6 +192,7 @@ def may_be_absent(way: tuple[Any, ...]) -> bool:
     top = way[0]
     is_entry = len(way) == 2 and top in ("callbacks", "callback_versions")
     is_value = (top in ("history", "meter") and len(way) > 2) or (top == "callbacks" and len(way) > 3)
+    is_value = is_value or (top == "lanes" and way[-1] in ("stepped", "skipped"))  # counts that were added later
     is_value = is_value or way[:2] == ("callbacks", "Fussy")  # which then has no state left, as before its first run
     return top in OPEN or is_entry or is_value or (top == "schedules" and str(way[-1]).startswith("_"))
 

@@ -19,7 +19,11 @@ def facts(printed: str) -> dict[str, str]:
 def test_show_prints_what_ran_and_how_it_ended(in_gallery, capsys):
     assert main(["show", "finished"]) == 0
     found = facts(capsys.readouterr().out)
-    assert (found["state"], found["progress"], found["seed"]) == ("finished", "3 of 3 epochs, 100%", "0")
+    assert (found["state"], found["progress"], found["seed"]) == (
+        "finished",
+        "3 of 3 epochs, 100%",
+        "0, given as `seed`",
+    )
     assert found["id"] == RunView("runs/finished").id
 
 

@@ -40,7 +40,7 @@ def ui(folder: Path, *arguments: str, end: int = signal.SIGINT) -> Iterator[list
         assert line, process.stderr.read()
         yield lines
         process.send_signal(end)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
         assert (process.returncode, out, err) == (0 if end == signal.SIGINT else -end, "", "")
     finally:
         process.kill()
@@ -49,7 +49,7 @@ def ui(folder: Path, *arguments: str, end: int = signal.SIGINT) -> Iterator[list
 
 def get(url: str, path: str) -> int:
     host = re.match(r"http://([\w.-]+:\d+)/", url)[1]
-    connection = http.client.HTTPConnection(host, timeout=30)
+    connection = http.client.HTTPConnection(host, timeout=300)
     connection.request("GET", path)
     status = connection.getresponse().status
     connection.close()
@@ -68,7 +68,7 @@ def test_it_ends_quietly_while_a_page_follows_a_run(tmp_path: Path):
     write_run(tmp_path / "runs" / "a", media=False)
     with ui(tmp_path, "--port", "0") as lines:
         port = int(re.search(r":(\d+)/", lines[1])[1])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         connection.request("GET", "/api/live?run=a&name=loss")
         response = connection.getresponse()
         assert response.readline().startswith(b"retry")

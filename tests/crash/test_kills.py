@@ -21,6 +21,7 @@ PROGRAMS = {
     "native stopped early": (["--patience", "1", "--every", "1", "--epochs", "6"], ["file:70", "step:5", "end:1"]),
     "lifecycle": (["--door", "lifecycle", "--accumulate", "2"], ["step:5", "file:20", "epoch:1", "eval:2"]),
     "lifecycle iterable": (["--door", "lifecycle", "--data", "iterable", "--schedule", "cycle"], ["file:25", "eval:5"]),
+    "lifecycle stopped early": (["--door", "lifecycle", "--patience", "1", "--epochs", "6"], ["step:5", "end:1"]),
     "simple": (["--door", "simple", "--schedule", "cycle"], ["step:10", "file:13", "eval:2", "end:1"]),
     "simple iterable": (["--door", "simple", "--data", "iterable", "--patience", "1"], ["file:22", "epoch:1"]),
 }

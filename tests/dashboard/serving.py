@@ -16,7 +16,7 @@ from typing import Any
 from loopwright.dashboard.folder import RunsFolder
 from loopwright.dashboard.serve import bind, build_server
 
-SECONDS = 30.0
+SECONDS = 120.0  # after which something that must come has not come
 
 
 @dataclass(frozen=True)

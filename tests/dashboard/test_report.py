@@ -143,9 +143,9 @@ def test_a_run_whose_metrics_are_damaged_is_in_a_report_and_said_to_be(tmp_path:
     assert data["curves"]["sound"]
 
 
-def test_a_damaged_run_is_refused_by_name(tmp_path: Path):
+def test_a_run_that_may_not_be_read_is_refused_by_name(tmp_path: Path):
     run = write_run(tmp_path / "a", media=False)
-    with (run / "run.json").open("r+b") as file:
-        file.truncate(100_000_000)
-    with pytest.raises(ConfigurationError, match=r"cannot be in a report\. run\.json has 100,000,000 bytes"):
+    (run / "config.yaml").unlink(missing_ok=True)
+    (run / "config.yaml").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError, match=r"cannot be in a report\. config\.yaml is a link"):
         find_entries([type("Run", (), {"path": run})()])

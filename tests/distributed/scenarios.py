@@ -354,3 +354,48 @@ def bad_sample_raises(runtime: Any) -> dict[str, Any]:
     except NonFiniteLossError as error:
         return {"update": str(error).partition(" in update ")[2][:10]}
     return {"update": "it raised nothing"}
+
+
+class NaNBehind(torch.autograd.Function):
+    """The identity, with gradients that are NaN for some rows."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, is_bad: Tensor) -> Tensor:
+        ctx.save_for_backward(is_bad)
+        return outputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.masked_fill(ctx.saved_tensors[0], float("nan")), None
+
+
+class OneBadGradient(Trainer):
+    """The gradient of one sample is NaN, its loss is not; on several processes, one of them has that sample."""
+
+    def compute_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        is_bad = (targets - self.bad).abs().sum(1, keepdim=True) < 1e-12
+        return (NaNBehind.apply(outputs, is_bad) - targets).square().mean()
+
+
+def fit_bad_gradient(runtime: Any, **options: Any) -> OneBadGradient:
+    model = build_model()
+    trainer = OneBadGradient(model, torch.optim.SGD(model.parameters(), 0.1), runtime=runtime, **options)
+    trainer.bad = build_data().tensors[1][5]
+    return trainer
+
+
+@scenario
+def bad_gradient_raises(runtime: Any) -> dict[str, Any]:
+    trainer = fit_bad_gradient(runtime, progress="silent")
+    try:
+        trainer.train(build_data(), num_epochs=1, batch_size=8)
+    except NonFiniteLossError as error:
+        return {"update": str(error).partition(" in update ")[2][:10], "weights": weights_of(trainer.model)}
+    return {"update": "it raised nothing"}
+
+
+@scenario
+def bad_gradient_skipped(runtime: Any) -> dict[str, Any]:
+    trainer = fit_bad_gradient(runtime, progress="silent", callbacks=[NonFiniteGuard("skip")])
+    history = trainer.train(build_data(), num_epochs=2, batch_size=8)
+    return {"skipped": history["skipped_updates"], "weights": weights_of(trainer.model)}

@@ -76,11 +76,12 @@ def train(
         "epochs": history.epochs,
         "steps": list(history.steps["loss"]),
         "sample": trainer.progress.sample,
+        **({"random": trainer.run.generators.state()["torch"]} if dropout else {}),  # each process has its own
     }
 
 
 def kill_one(rank: int, runtime: str, folder: Path, kill: tuple[int, int] | None) -> dict[str, Any]:
-    return train(rank, runtime, folder, kill=kill, dropout=0.2) | {"random": torch.get_rng_state()}
+    return train(rank, runtime, folder, kill=kill, dropout=0.2)
 
 
 def assert_identical(first: Any, second: Any, place: str = "") -> None:

@@ -16,6 +16,8 @@ from loopwright.callbacks import Checkpoints
 from tests.distributed.ranks import run_ranks
 from tests.mistakes import Mistakes
 
+pytestmark = pytest.mark.usefixtures("rare_log_points")
+
 
 class Lowering(Callback):
     """Lowers the learning rate after the second update, on the ranks that are given."""

@@ -270,6 +270,60 @@ def test_a_lifecycle_run_that_was_killed_goes_on_in_one_record(points, tmp_path)
     assert records["killed"] == records["whole"]
 
 
+def lifecycle_by_epochs(points, first, event=None, epoch=None):
+    """The documented pair of callbacks, in either order; SIGKILL at an event, when the other callbacks have had it."""
+
+    def die(self, trainer, **kwargs):
+        if trainer.run_history.current_epoch == epoch:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    dies = type("Dies", (TrainerCallback,), {} if event is None else {event: die})
+    recording, saving = RecordRunCallback("run"), SaveTrainingStateCallback("states", save_every_n_epochs=1)
+    pair = [recording, saving] if first == "recording" else [saving, recording]
+    trainer = lifecycle_trainer(*pair, Measures(), dies())
+    torch.manual_seed(0)
+    trainer.train(points, 3, points, resume_from=saving.latest)
+
+
+class Measures(TrainerCallback):
+    """Records a metric twice in the first epoch, and then no more."""
+
+    def on_train_epoch_end(self, trainer, **kwargs):
+        for value in (1.0, 2.0) if trainer.run_history.current_epoch == 1 else ():
+            trainer.run_history.update_metric("once", value)
+
+
+@pytest.mark.parametrize("first", ["recording", "saving"])
+@pytest.mark.parametrize(("event", "epoch"), [
+    ("on_training_run_epoch_end", 2),  # the state of the epoch exists, and its row does not
+    ("on_train_epoch_start", 3),  # the row is queued
+    ("on_eval_epoch_end", 3),
+    ("on_training_run_end", 4),
+])  # fmt: skip
+def test_no_epoch_is_lost_from_the_record_of_a_lifecycle_run_that_was_killed(first, event, epoch, points, tmp_path):
+    records = {}
+    for name, deaths in (("whole", [()]), ("killed", [(event, epoch), ()])):
+        (tmp_path / name).mkdir()
+        for death in deaths:
+            ended = call_forked(partial(lifecycle_by_epochs, points, first, *death), tmp_path / name)
+            assert ended.code == (-signal.SIGKILL if death else 0), ended.err
+        metrics = RunView(tmp_path / name / "run").metrics
+        records[name] = {metric: (metrics.epochs(metric), metrics.steps(metric)) for metric in metrics.names()}
+    assert records["killed"] == records["whole"]
+    assert [point.at for point in records["killed"]["eval_loss_epoch"][0]] == [1, 2, 3]
+    assert [point.at for point in records["killed"]["once"][0]] == [1]
+
+
+def test_a_lifecycle_run_is_recorded_from_a_state_of_a_run_that_was_not(points, tmp_path):
+    saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_epochs=1)
+    lifecycle_trainer(saving).train(points, 2, points)
+    trainer = lifecycle_trainer(RecordRunCallback(tmp_path / "run"))
+    trainer.train(points, 3, points, resume_from=tmp_path / "states" / "epoch_2")
+    history = trainer.run_history.get_metric_values("eval_loss_epoch")
+    recorded = RunView(tmp_path / "run").metrics.epochs("eval_loss_epoch")
+    assert [(point.at, point.value) for point in recorded] == [(2, history[1]), (3, history[2])]
+
+
 def test_a_second_lifecycle_run_is_recorded_beside_the_first(points, tmp_path):
     trainer = lifecycle_trainer(RecordRunCallback(tmp_path / "run"))
     trainer.train(points, 1)

@@ -41,8 +41,8 @@ def test_a_step_makes_no_more_calls_than_when_they_were_last_counted(name: str, 
     assert now.total() <= stored[name].total(), f"{name}: {added(now, stored[name])}"
 
 
-def test_the_native_step_makes_at_most_37_calls(stored: dict[str, Counter[str]]):
-    assert stored["native"].total() <= 37  # three of them take the place of more than thirty of torch's
+def test_the_native_step_makes_at_most_40_calls(stored: dict[str, Counter[str]]):
+    assert stored["native"].total() <= 40  # three of them take the place of more than thirty of torch's
 
 
 def test_with_those_of_torch_a_step_makes_no_more_calls_than_the_tight_loop():

@@ -93,7 +93,8 @@ def test_a_call_makes_few_calls_besides_its_steps(tmp_path: Path):
     trainer.train(data, num_updates=2, batch_size=BATCH)
     trainer.train(data, num_updates=1, batch_size=BATCH)
     number = calls_of(lambda: trainer.train(data, num_updates=1, batch_size=BATCH))
-    assert number <= 3120, number
+    # 62 of them exchange the random generators of the program and the run, 30 watch over waits for data and workers
+    assert number <= 3240, number
 
 
 def test_rows_that_another_process_added_between_two_calls_are_removed(tmp_path: Path):

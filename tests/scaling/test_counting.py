@@ -64,7 +64,7 @@ def test_every_way_to_call_a_collective_is_counted_with_its_bytes() -> None:
         }
         one = estimate(transformer(2, 64, sequence=8), "fsdp", devices=2, batch=2)  # on GPUs
         messages = [(each.kind, each.payload) for each in one.collectives if each.what == "messages"]
-        assert messages == [("all-reduce", result["message"]), ("all-reduce", 32)]
+        assert messages == [("all-reduce", result["message"]), ("all-reduce", 4), ("all-reduce", 32)]
 
 
 def test_counts_inside_of_counts_are_counted_by_both() -> None:

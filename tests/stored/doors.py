@@ -26,7 +26,7 @@ from loopwright.doors.lifecycle import Trainer as LifecycleTrainer
 from loopwright.doors.modular import DreamTrainer, DreamTrainerConfig
 from loopwright.doors.simple import Trainer as SimpleTrainer
 
-from .parts import classifier, count_steps, eighths, outcome, points
+from .parts import classifier, count_steps, eighths, next_numbers, outcome, points
 
 
 def simple(dies_at: int | None = None) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def simple(dies_at: int | None = None) -> dict[str, Any]:
         "scheduler": scheduler.state_dict(),
         "history": {name: [*earlier.get(name, []), *values] for name, values in history.items()},
         "calls": len(calls),
-        "random": torch.rand(3),
+        "random": next_numbers(trainer._engine.run),
     }
 
 
@@ -91,7 +91,7 @@ def lifecycle(dies_at: int | None = None) -> dict[str, Any]:
         "average": ema.ema_model.module.state_dict(),
         "callbacks": [stopping.state_dict(), best.state_dict()],
         "calls": len(calls),
-        "random": torch.rand(3),
+        "random": next_numbers(trainer._core.run),
     }
 
 
@@ -169,7 +169,7 @@ def modular(dies_at: int | None = None) -> dict[str, Any]:
         "counts": [trainer.current_epoch, trainer.global_step],
         "average": ema.state_dict(),
         "calls": len(calls),
-        "random": torch.rand(3),
+        "random": next_numbers(trainer._engine.run),
     }
 
 
@@ -225,5 +225,5 @@ def adversarial(dies_at: int | None = None) -> dict[str, Any]:
         "losses": read_loss_log(trainer.experiment_dir),
         "epoch": trainer.current_epoch,
         "calls": len(calls),
-        "random": torch.rand(3),
+        "random": next_numbers(trainer._engine.run),
     }

@@ -47,6 +47,12 @@ def count_steps(model: nn.Module, dies_at: int | None) -> list[int]:
     return calls
 
 
+def next_numbers(run: Any) -> torch.Tensor:
+    """The random numbers that the next step of a run would draw."""
+    with run.own_generators():
+        return torch.rand(3)
+
+
 def outcome(trainer: Any, *callbacks: Any) -> dict[str, Any]:
     """Everything that a run which went on has in common with one that was never stopped."""
     counted = ("epoch", "step", "update", "sample", "epoch_step", "epoch_sample")
@@ -60,5 +66,5 @@ def outcome(trainer: Any, *callbacks: Any) -> dict[str, Any]:
         "progress": {name: progress[name] for name in counted},
         "stop_reason": trainer.stop_reason,
         "callbacks": [callback.state_dict() for callback in callbacks],
-        "random": torch.rand(3),
+        "random": next_numbers(trainer.run),
     }

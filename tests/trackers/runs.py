@@ -111,7 +111,7 @@ def build(
     callbacks: Iterable[Any] = (), run_dir: Path | None = None, every_updates: int = 4, **options: Any
 ) -> Trainer:
     net = build_net()
-    saving = [Checkpoints(every_updates=every_updates, asynchronous=False)] if run_dir is not None else []
+    saving = [Checkpoints(every_updates=every_updates, every_epochs=None, asynchronous=False)] if run_dir else []
     return Trainer(
         net,
         torch.optim.Adam(net.parameters(), lr=0.01),

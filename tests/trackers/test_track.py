@@ -99,7 +99,7 @@ def test_a_tracker_that_fails_is_reported_once_and_the_run_is_the_same(method, e
     assert f"{type(error).__name__}: {error}" in record.message
 
 
-def test_a_tracker_that_fails_for_a_while_has_the_rows_of_later(caplog):
+def test_a_tracker_that_fails_for_a_while_has_the_rows_of_later(caplog, rare_log_points):
     tracker, original = Recorded(), Recorded.log
 
     def log(rows):
@@ -145,16 +145,19 @@ def test_a_tracker_that_hangs_delays_neither_steps_nor_resume_points_and_the_end
     assert "Recorded has not finished after 0.2 s" in record.message
 
 
-def test_rows_for_which_there_is_no_room_are_left_out_and_that_is_said_once(monkeypatch, caplog):
+def test_rows_for_which_there_is_no_room_are_left_out_and_that_is_said_once(monkeypatch, caplog, rare_log_points):
     """Five rows of steps and one of the epoch wait; there is room for seven, until the last update is over."""
     monkeypatch.setattr(background, "MOST_ROWS", 7)
-    tracker, release, original = Recorded(), threading.Event(), Recorded.start
+    tracker, is_busy, release, original = Recorded(), threading.Event(), threading.Event(), Recorded.start
 
     class Release(Callback):
+        def on_train_step_start(self, trainer, batch):
+            assert is_busy.wait(300)  # rows that the thread took together with `start` would not wait
+
         def on_loop_end(self, trainer):
             release.set()
 
-    tracker.start = lambda run: (release.wait(300), original(tracker, run))
+    tracker.start = lambda run: (is_busy.set(), release.wait(300), original(tracker, run))
     train(build([Track(tracker), Release()]), 2)
     assert tracker.order == [*(("step", step) for step in range(1, 6)), ("epoch", 5), ("epoch", 10)]
     (record,) = caplog.records

@@ -93,14 +93,26 @@ class Exploding(torch.autograd.Function):
         return grad * math.inf
 
 
-def test_an_infinite_gradient_norm_is_refused_where_clipping_computes_it(points):
+def test_an_infinite_gradient_is_refused_before_clipping_hides_it(points):
     class Bad(Trainer):
         def compute_loss(self, outputs, targets):
             return Exploding.apply(cross_entropy(outputs, targets))
 
+    for clipping in ({"clip_norm": 1.0}, {"clip_value": 1.0}):
+        net = build_linear()
+        with pytest.raises(NonFiniteLossError, match=r"gradient of 'weight' is not finite .* in update 1 "):
+            Bad(net, sgd(net), progress="silent", **clipping).train(points)
+        assert_same_model(net, build_linear())
+
+
+def test_a_norm_that_overflows_is_refused_though_each_gradient_is_finite(points):
+    class Large(Trainer):
+        def compute_loss(self, outputs, targets):
+            return cross_entropy(outputs, targets) * 1e30
+
     net = build_linear()
-    with pytest.raises(NonFiniteLossError, match="gradient norm"):
-        Bad(net, sgd(net), clip_norm=1.0, progress="silent").train(points)
+    with pytest.raises(NonFiniteLossError, match="gradient norm of optimizer 'optimizer' is inf"):
+        Large(net, sgd(net), clip_norm=1.0, progress="silent").train(points)
     assert_same_model(net, build_linear())
 
 

@@ -18,7 +18,6 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision,
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks.checkpoints import Checkpoints
-from loopwright.data.random import rng_state
 from tests.forked import call_forked
 from tests.loops import assert_same_model, build_net
 from tests.runs import KillAt, Killed, adam, assert_same_run, build_trainer, cross_entropy, rows
@@ -28,15 +27,15 @@ from tests.runs import KillAt, Killed, adam, assert_same_run, build_trainer, cro
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
-    """Runs that nothing happened to, each trained once; and what the generators were like at their ends."""
+    """Runs that nothing happened to, each trained once."""
     inputs = torch.randn(37, 6, generator=torch.Generator().manual_seed(7))
     data = TensorDataset(inputs, (inputs.sum(1) > 0).long() + (inputs[:, 0] > 1).long())
 
     @cache
-    def train(num_epochs: int, accumulate: int) -> tuple[Trainer, torch.Tensor]:
+    def train(num_epochs: int, accumulate: int) -> Trainer:
         trainer = build_trainer(tmp_path_factory.mktemp("whole") / "run", accumulate=accumulate)
         trainer.train(data, num_epochs, eval_data=data, batch_size=8)
-        return trainer, rng_state()["torch"]
+        return trainer
 
     return train
 
@@ -47,7 +46,7 @@ def whole_run(tmp_path_factory):
 def test_a_run_stopped_anywhere_and_continued_with_fresh_objects_is_the_same_run(
     points, tmp_path, whole_run, stop_at, accumulate
 ):
-    whole, generators = whole_run(3, accumulate)
+    whole = whole_run(3, accumulate)
     assert stop_at < whole.progress.update
     first = build_trainer(tmp_path / "cut", accumulate=accumulate)
     first.train(points, num_updates=stop_at, eval_data=points, batch_size=8)
@@ -56,12 +55,12 @@ def test_a_run_stopped_anywhere_and_continued_with_fresh_objects_is_the_same_run
     second.train(points, 3, eval_data=points, batch_size=8)
     assert_same_run(second, whole)
     assert rows(second) == rows(whole)
-    assert torch.equal(rng_state()["torch"], generators)
+    assert torch.equal(second.run.generators.state()["torch"], whole.run.generators.state()["torch"])
 
 
 @pytest.mark.parametrize("kill_at", [1, 3, 5, 7, 10, 13])
 def test_a_run_killed_anywhere_is_the_same_run(points, tmp_path, whole_run, kill_at):
-    whole, _ = whole_run(5, 2)
+    whole = whole_run(5, 2)
     with pytest.raises(Killed):
         build_trainer(tmp_path / "cut", [KillAt(kill_at)], accumulate=2).train(
             points, 5, eval_data=points, batch_size=8
@@ -234,9 +233,8 @@ def test_a_process_killed_for_real_leaves_the_same_run_in_the_end(tmp_path, kill
     killed = call_forked(lambda: run_program(tmp_path / "cut", Kill(kill_at)), tmp_path)
     assert killed.code == -signal.SIGKILL, killed.err
     whole = run_program(tmp_path / "whole", Callback())
-    generators = rng_state()
     cut = run_program(tmp_path / "cut", Callback())
     assert_same_run(cut, whole)
     assert rows(cut) == rows(whole)
     for name in ("torch", "numpy", "python"):
-        assert str(rng_state()[name]) == str(generators[name])
+        assert str(cut.run.generators.state()[name]) == str(whole.run.generators.state()[name])

@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import TensorDataset
 
-from loopwright import ConfigurationError, StepResult, Trainer
+from loopwright import ConfigurationError, NonFiniteLossError, StepResult, Trainer
 from loopwright.callbacks import NonFiniteGuard
 from tests.distributed.ranks import run_ranks
 from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
@@ -86,14 +86,15 @@ def test_a_step_that_leaves_out_updates_now_and_then_is_none_that_trains_nothing
     assert len(own(Rarely).train(points, 2, batch_size=8).epochs) == 2
 
 
-def test_updates_that_the_guard_skips_are_updates(points):
+def test_an_epoch_of_which_the_guard_skips_every_update_is_an_error(points):
     class Nans(Own):
         def train_step(self, batch):
             loss = self.loss(batch) * nan
             self.update(loss)
             return loss
 
-    assert len(own(Nans, callbacks=[NonFiniteGuard("skip")]).train(points, 1, batch_size=8).epochs) == 1
+    with pytest.raises(NonFiniteLossError, match="Nothing was trained: all 5 updates of optimizer 'optimizer'"):
+        own(Nans, callbacks=[NonFiniteGuard("skip")]).train(points, 1, batch_size=8)
 
 
 def test_a_loss_of_another_optimizer_is_an_error_before_the_first_step(points, mistake):

@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from loopwright import Callback, ConfigurationError, Schedule, Trainer
-from loopwright.data.random import rng_state
 from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
 
 cross_entropy = nn.functional.cross_entropy
@@ -174,14 +173,13 @@ def test_two_calls_are_one_long_call(points, first, second, accumulate):
     cut, whole = build(), build()
     cut.train(points, num_updates=first, eval_data=points, batch_size=8)
     cut.train(points, num_updates=second, eval_data=points, batch_size=8)
-    generator = rng_state()["torch"]
     whole.train(points, num_updates=first + second, eval_data=points, batch_size=8)
     assert_same_model(cut.model, whole.model)
     assert_same_optimizer(cut.optimizers["optimizer"], whole.optimizers["optimizer"])
     assert cut.history.epochs == whole.history.epochs
     assert cut.history.steps["loss"].state_dict()["values"].equal(whole.history.steps["loss"].state_dict()["values"])
     assert where(cut) == where(whole)
-    assert torch.equal(rng_state()["torch"], generator)
+    assert torch.equal(cut.run.generators.state()["torch"], whole.run.generators.state()["torch"])
 
 
 def test_epoch_calls_are_one_long_call_and_the_hand_written_loop(points):

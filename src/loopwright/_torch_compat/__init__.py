@@ -7,8 +7,11 @@ do not import is imported at the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .._version import OLDEST_TORCH, __version__
 
@@ -40,8 +44,32 @@ foreach_mul_ = torch._foreach_mul_
 foreach_lerp_ = torch._foreach_lerp_
 """Move each tensor of the first list towards that of the second. Since 2.0."""
 
-foreach_norm = torch._foreach_norm
-"""The norm of each tensor. Since 1.12."""
+_ones: dict[torch.device, Tensor] = {}
+
+
+def note_nonfinite(flag: Tensor, tensors: list[Tensor]) -> None:
+    """Set a flag, a tensor of one number, where a value on its device is not finite; waits for nothing. Since 1.6.
+
+    It is the kernel of loss scaling with a scale of 1, so values keep their bits.
+    """
+    one = _ones.get(flag.device)
+    if one is None:
+        one = _ones[flag.device] = torch.ones((), device=flag.device)
+    try:
+        torch._amp_foreach_non_finite_check_and_unscale_(tensors, flag, one)
+    except (NotImplementedError, RuntimeError):  # sparse, complex, of a graph, or on a device without the kernel
+        for tensor in tensors:
+            values = _sparse_values(tensor.detach()) if tensor.is_sparse else tensor.detach()
+            is_bad = ~(values if values.dtype.itemsize > 1 else values.float()).isfinite().all()
+            flag.copy_(torch.maximum(flag, is_bad.to(flag)))
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all values of tensors are finite, with one read from the device. Since 1.6."""
+    values = [tensor.detach() for tensor in tensors]
+    flag = torch.zeros((), device=values[0].device if values else None)
+    note_nonfinite(flag, values)
+    return not flag.item()
 
 
 # Tensors and modules
@@ -55,7 +83,7 @@ def version_of(tensor: Tensor) -> int:
     return tensor._version
 
 
-def sparse_values(tensor: Tensor) -> Tensor:
+def _sparse_values(tensor: Tensor) -> Tensor:
     """The stored values of a sparse tensor, coalesced or not; `Tensor.values` takes only a coalesced one. Since 0.4."""
     return tensor._values()
 
@@ -184,6 +212,70 @@ def workers_of(batches: Any) -> list[Any]:
     """The worker processes of a loader's iterator. Since 1.0."""
     workers: list[Any] = batches._workers
     return workers
+
+
+class PolledBatches(_MultiProcessingDataLoaderIter):
+    """The iterator of a loader with workers, which calls `look` while it waits for one. Since 1.0.
+
+    An iterator becomes one by its `__class__`: it is the same but for one method.
+    """
+
+    look: Callable[[], None]
+    between_looks = 0.25  # seconds
+
+    def _try_get_data(self, timeout: float = between_looks) -> tuple[bool, Any]:
+        while True:
+            found: tuple[bool, Any]
+            found = super()._try_get_data(min(timeout, self.between_looks))  # type: ignore[no-untyped-call]
+            timeout -= self.between_looks
+            if found[0]:
+                return found
+            self.look()
+            if timeout <= 0:
+                return found
+
+
+def awaited_worker(frame: FrameType) -> Any:
+    """The worker process whose batch a loader's iterator needs next; None for a frame of anything else. Since 1.0."""
+    batches: Any = frame.f_locals.get("self")
+    if not issubclass(type(batches), _MultiProcessingDataLoaderIter) or not hasattr(batches, "_task_info"):
+        return None  # or of one that is still starting its workers
+    task = batches._task_info.get(batches._rcvd_idx)
+    return None if task is None else batches._workers[task[0]]
+
+
+def expect_killed_workers(batches: Any) -> None:
+    """Let the end of a loader's workers be no error any more, which torch's handler of SIGCHLD raises. Since 1.0."""
+    from torch.utils.data._utils import signal_handling as torchs
+
+    handling: Any = torchs
+    handling._remove_worker_pids(id(batches))
+    batches._worker_pids_set = False
+
+
+_WORKER_ENDED = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? (\d+)[\d, ]*\) "
+    r"(?:is killed by signal: (?P<signal>[^.]+)\.|exited unexpectedly(?: with exit code (?P<code>\d+))?)"
+)
+
+
+def ended_worker(error: BaseException | None) -> tuple[int, int | None] | None:
+    """The process id of a worker that torch found dead, and its exit code where torch says it. Since 1.0."""
+    found = _WORKER_ENDED.match(str(error)) if isinstance(error, RuntimeError) else None
+    if error is None or found is None:
+        return None
+    if found["signal"] or found["code"]:
+        by_name = {signal.strsignal(number): -number for number in signal.valid_signals()}
+        return int(found[1]), by_name.get(found["signal"]) if found["signal"] else int(found["code"])
+    return ended_worker(error.__cause__) or (int(found[1]), None)
+
+
+def check_workers() -> None:
+    """Raise torch's error if a worker process of any loader was killed or failed. Since 1.0."""
+    from torch.utils.data._utils import signal_handling as torchs
+
+    handling: Any = torchs
+    handling._error_if_any_worker_fails()
 
 
 def shut_down_workers(batches: Any) -> None:

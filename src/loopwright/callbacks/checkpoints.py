@@ -107,7 +107,16 @@ class Checkpoints(Callback):
         store.discard(after_update=trainer.progress.update)
 
     def on_loop_end(self, trainer: Trainer) -> None:
-        self.save(trainer, wait=True)
+        """Save; after a signal, when time may be short, the record of the run is closed while the files are synced."""
+        from .recorder import RunRecorder
+
+        is_left = trainer.run.is_interrupted
+        self.save(trainer, wait=not is_left)
+        if is_left and self._store is not None:
+            for callback in trainer.run.callbacks:
+                if isinstance(callback, RunRecorder):
+                    callback.leave(trainer)
+            self._store.wait()
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if self._store is not None:
@@ -118,7 +127,7 @@ class Checkpoints(Callback):
         from ..checkpoint import AsyncWriter, CheckpointStore
 
         assert trainer.run.directory is not None
-        writer = AsyncWriter(self.on_error, group=trainer.run.writing_group())
+        writer = AsyncWriter(self.on_error, group=trainer.run.writing_group(), check=trainer.run.components.finite)
         self._store = CheckpointStore(trainer.run.directory.checkpoints, self.policy.keep, writer=writer)
         return self._store
 
@@ -336,7 +345,7 @@ def open_kept(
     """The kept models of a run by one metric, with a writer of their own."""
     from ..checkpoint import AsyncWriter, KeptModels
 
-    writer = AsyncWriter(on_error, group=trainer.run.writing_group())
+    writer = AsyncWriter(on_error, group=trainer.run.writing_group(), check=trainer.run.components.finite)
     return KeptModels(run.kept, policy, writer=writer, resume_points=run.checkpoints)
 
 

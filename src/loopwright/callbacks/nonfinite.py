@@ -1,9 +1,11 @@
-"""The reaction to losses and gradient norms that are not finite, before they reach the weights."""
+"""The reaction to losses, gradients and learning rates that are not finite, before they reach the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
+
+from torch import nn
 
 from ..callback import Callback
 from ..errors import ConfigurationError, NonFiniteLossError
@@ -14,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class NonFiniteGuard(Callback):
-    """Prevents optimizer steps on NaN or infinite losses, and on such gradient norms where clipping computes them.
+    """Prevents optimizer steps on losses, gradients and learning rates that are NaN or infinite.
 
     Every trainer has one, with "raise". On an accelerator a fused optimizer skips the step by itself, and the host
-    reads it at the next log point; other optimizers need a read from the device before each step.
+    reads it at the next log point; other optimizers need a read from the device before each step. The gradients of a
+    closure (`optimizer.step(closure)`) are computed inside the step, so that they are not looked at.
 
     Args:
         action: "raise" an error, "skip" the update and continue, "stop" training without the update, or "off".
@@ -47,6 +50,9 @@ class NonFiniteGuard(Callback):
     def on_train_start(self, trainer: Trainer) -> None:
         self._trainer = trainer
 
+    def name_of(self, param: nn.Parameter) -> str:
+        return parameter_name({} if self._trainer is None else self._trainer.modules, param)
+
     def refuse(self, what: str) -> None:
         assert self._trainer is not None
         progress = self._trainer.progress
@@ -68,3 +74,10 @@ class NonFiniteGuard(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.num_skipped = state["num_skipped"]
+
+
+def parameter_name(modules: Mapping[str, nn.Module], param: nn.Parameter) -> str:
+    """Return the name of a parameter for a message, with that of its model where there are several."""
+    named = ((name, key) for name, module in modules.items() for key, p in module.named_parameters() if p is param)
+    name, key = next(named, ("", "a parameter"))
+    return repr(f"{name}.{key}" if len(modules) > 1 else key)

@@ -165,12 +165,13 @@ class ProgressDisplay(Callback):
         evaluation, done = self._eval_bar(), self._done(trainer, done_of(trainer))
         if done is not None and evaluation is not None:
             done = min(done, 0.99)  # it is not over before its last evaluation
+        skipped = trainer.run.updates.num_skipped
         return Moment(
             epoch=self._epoch_bar(trainer),
             evaluation=evaluation,
             run=None if done is None else Bar("run", done, 1.0, self._left.of_run(trainer, self._evaluated(trainer))),
             speed=self._left.samples_per_second(trainer),
-            metrics=self._row,
+            metrics={**self._row, "skipped_updates": skipped} if skipped else self._row,
             means=_means(trainer),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -67,6 +68,7 @@ class RunRecorder(Callback):
         self._metrics: MetricsStore | None = None
         self._is_open = False  # whether a `train` call is under way
         self._has_started = False
+        self._has_left = False  # whether the end by a signal is recorded
         self._left: tuple[int, ...] | None = None  # the file and the position at the end of a `train` call
         self._tree: WorkTree | None = None  # while git is at work
         self._waiting: list[Callable[[], None]] = []
@@ -87,19 +89,24 @@ class RunRecorder(Callback):
 
         directory = self._open_own(trainer) if self.own_path is not None else trainer.run.directory
         assert directory is not None
-        self._directory, self._waiting, self._is_open = directory, [], True
+        self._directory, self._waiting, self._is_open, self._has_left = directory, [], True, False
         with directory.starting():
             self._write_manifest(trainer, directory)
         self._metrics = MetricsStore(directory.metrics_path)
         exists = directory.metrics_path.exists()
         if not exists or _state_of(directory, trainer) != self._left:
             if exists:
-                self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
+                self._truncate(trainer, self._metrics)
             self._warn_of_gap(trainer, self._metrics)
         if trainer.progress.step and not self._has_started:
             self._count_media(trainer, directory)
         self._note_start(trainer)
         self._lines.start()
+
+    def _truncate(self, trainer: Trainer, metrics: MetricsStore) -> None:
+        """Remove what is after the resume point that this process continues, or after the end of the call before."""
+        at, was_finished = trainer.progress, None if self._has_started else trainer.run.was_finished
+        metrics.truncate(step=at.step, epoch=at.epoch, is_finished=was_finished)
 
     def _open_own(self, trainer: Trainer) -> RunDirectory:
         """The directory of this recorder alone, locked."""
@@ -132,7 +139,11 @@ class RunRecorder(Callback):
             return
         self._tree = WorkTree(Path.cwd()).ask()
         manifest = RunManifest.collect(
-            device=str(trainer.runtime.device), seed=trainer.seed, tree=self._tree, fingerprint=run.fingerprint
+            device=str(trainer.runtime.device),
+            seed=trainer.seed,
+            seed_source=trainer._seed.source,
+            tree=self._tree,
+            fingerprint=run.fingerprint,
         )
         manifest.changed(facts=facts).write(directory.manifest_path)
 
@@ -151,7 +162,7 @@ class RunRecorder(Callback):
 
         progress, view = trainer.progress, MetricsView(directory.metrics_path)
         points = [e for e in view.events() if e.kind == "checkpoint" and e.update == progress.update and e.wall]
-        if points and points[-1].detail:  # saved in an evaluation, which is done again
+        if points and "media" in points[-1].detail:  # saved in an evaluation, which is done again
             trainer.run.media.count_on(progress.step, points[-1].detail["media"])
             return
         items = [item for item in view.media() if item.step == progress.step] if points else []
@@ -227,7 +238,8 @@ class RunRecorder(Callback):
         if self._metrics is not None and self._is_open:
             self._add_notes(trainer)
             logged = trainer.run.media.logged_in_steps(trainer.progress)
-            self._add_event(trainer, "checkpoint", detail=None if logged is None else {"media": logged})
+            detail = {"finished": trainer.progress.call_finished} | ({} if logged is None else {"media": logged})
+            self._add_event(trainer, "checkpoint", detail=detail)
             self._add(self._metrics.flush)
         return ()
 
@@ -276,6 +288,8 @@ class RunRecorder(Callback):
     def finish_again(self, trainer: Trainer) -> None:
         """Note the end of a run that was killed between its last resume point and the end of the call."""
         from ..run import MetricsStore, RunManifest
+        from ..run.metrics_view import MetricsView
+        from ..run.metrics_writing import END_EVENTS
 
         directory = trainer.run.directory
         if directory is None or not directory.has_run:  # a user may have removed the manifest
@@ -284,16 +298,27 @@ class RunRecorder(Callback):
             return
         self._directory, self._metrics = directory, MetricsStore(directory.metrics_path)
         state, reason = _ending(trainer)
-        self._note(state=state, reason=reason, progress=_counts(trainer))
-        self._add_end(trainer, state, reason, None)
+        ends = [event for event in MetricsView(directory.metrics_path).events() if event.kind in END_EVENTS]
+        if (trainer.progress.step, trainer.progress.epoch) not in [(end.step, end.epoch) for end in ends]:
+            self._add_end(trainer, state, reason, None)
         self._add(self._metrics.close)
+        self._note(state=state, reason=reason, progress=_counts(trainer))
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if isinstance(error, (KeyboardInterrupt, Interrupted)):
-            self._close(trainer, "interrupted", trainer.run.signals.name)
+            if not self._has_left:
+                self._close(trainer, "interrupted", trainer.run.signals.name)
             return
         self._lines.add("ERROR", "".join(traceback.format_exception(error)))
         self._close(trainer, "failed", f"{type(error).__name__}: {error}", error)
+
+    def leave(self, trainer: Trainer) -> None:
+        """Record the end by a signal, while the last resume point is written; that it fails is recorded as well."""
+        try:
+            self._close(trainer, "interrupted", trainer.run.signals.name)
+            self._has_left = True
+        except (CheckpointError, OSError) as error:
+            logger.warning("%s", error)
 
     def _found_by_git(self) -> dict[str, Any]:
         """The state of the working tree, once; waits for git if it is still running."""
@@ -331,19 +356,35 @@ class RunRecorder(Callback):
         if directory is None:  # it could not be opened
             return
         self._directory = directory
-        if directory.has_run:
-            names = trainer.history.epochs[-1] if trainer.history.epochs else ()
-            found |= self._directions(trainer, names)
-            self._note(state=state, reason=reason, progress=_counts(trainer), **found)
-        if self._metrics is not None:
+        names = trainer.history.epochs[-1] if trainer.history.epochs else ()
+        found |= self._directions(trainer, names)
+        close_metrics = partial(self._close_metrics, trainer, state, reason, error)
+        note = partial(self._note, state=state, reason=reason, progress=_counts(trainer), **found)
+        if state == "interrupted":  # the time that is left may be short: both files are synced at once
+            self._add_notes(trainer)
+            at_once = threading.Thread(target=close_metrics)
+            at_once.start()
             try:
-                self._add_notes(trainer)
-                self._add_end(trainer, state, reason, error)
-                self._metrics.close()
-            except CheckpointError as problem:  # `on_train_end` has raised it if it is to end training
-                logger.warning("%s", problem)
+                if directory.has_run:
+                    note()
+            finally:
+                at_once.join()
+        else:
+            close_metrics()
+            if directory.has_run:  # last, since `finish_again` leaves a run alone that is finished by its manifest
+                note()
         if self.own_path is not None:
             directory.unlock()
+
+    def _close_metrics(self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None) -> None:
+        if self._metrics is None:
+            return
+        try:
+            self._add_notes(trainer)
+            self._add_end(trainer, state, reason, error)
+            self._metrics.close()
+        except CheckpointError as problem:  # `on_train_end` has raised it if it is to end training
+            logger.warning("%s", problem)
 
     def _add_end(self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None) -> None:
         if self.spans_calls and state == "running":

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import Tensor
 
-from .._torch_compat import foreach_norm, sparse_values
+from .._torch_compat import are_finite
 from ..data.stream import SkippingStream
 from ..errors import ConfigurationError, NonFiniteLossError, Rewinding
 from ..metrics.history import HistoryCopy
@@ -118,7 +117,7 @@ class Rewind(NonFiniteGuard):
         is_due = progress.update - self._taken_at >= self.every_updates
         if not is_due and progress.epoch_step != trainer.run.epoch_length():
             return
-        if not _are_finite(trainer.parameters()):
+        if not are_finite(trainer.parameters()):
             self._go_back(trainer, "the weights are not finite", blame=self._is_searching)
         if is_due:
             self._keep(trainer)
@@ -155,12 +154,12 @@ class Rewind(NonFiniteGuard):
         if self._is_searching:
             return True
         is_of_window = self._refused is not None and (loss is None or math.isfinite(loss))
-        return not (is_of_window and trainer.accumulate > 1) and _are_finite(trainer.parameters())
+        return not (is_of_window and trainer.accumulate > 1) and are_finite(trainer.parameters())
 
     def _search(self, trainer: Trainer, optimizer: str) -> None:
         """Find the step with a finite loss and gradients that are not; a loss scaler skips such steps itself."""
         update = trainer.run.updates.by_name[optimizer]
-        if update.scaler is None and not _are_finite(p.grad for p in update.params if p.grad is not None):
+        if update.scaler is None and not are_finite(p.grad for p in update.params if p.grad is not None):
             self.refuse(f"a gradient of optimizer {optimizer!r} is not finite")
 
     def _keep(self, trainer: Trainer) -> None:
@@ -230,13 +229,3 @@ def _loss_of(result: StepResult) -> float | None:
         return loss
     count = float(result.count)
     return loss / count if count else loss
-
-
-def _are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all values are finite, with one read from the device."""
-    values = [sparse_values(t.detach()) if t.is_sparse else t.detach() for t in tensors]
-    values = [value for value in values if value.numel()]
-    if not values:
-        return True
-    norms = foreach_norm(values, math.inf)
-    return bool(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).isfinite().all())

@@ -7,9 +7,10 @@ import hashlib
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
 _in_use: set[Path] = set()  # what this process is writing now; process ids may be used again
+_unsynced: dict[Path, list[int]] = {}  # of directories that are being filled: their files, open until they are synced
 _tokens: set[str] = set()  # of the groups that this process leads
 _rounds: Counter[tuple[Path, str, int]] = Counter()  # how often a process of a group wrote to a place
 
@@ -36,9 +38,10 @@ class FileRecord:
 
 
 class HashingFile:
-    """A new file that is hashed while it is written and durable once closed."""
+    """A new file that is hashed while it is written and durable once closed; in a staged directory, once that is."""
 
     def __init__(self, path: Path) -> None:
+        self._later = _unsynced.get(path.parent)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._hash = hashlib.sha256()
         self._size = 0
@@ -61,6 +64,9 @@ class HashingFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None and self._later is not None:
+            self._later.append(self._descriptor)
+            return
         try:
             if kind is None:
                 os.fsync(self._descriptor)
@@ -84,6 +90,33 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def _sync_together(descriptors: list[int]) -> None:
+    """Make files and directories durable at the same time: on a slow disk every sync takes seconds."""
+    errors: list[OSError] = []
+
+    def sync(descriptor: int) -> None:
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            errors.append(error)
+
+    threads: list[threading.Thread] = []
+    try:
+        for descriptor in descriptors[1:]:
+            thread = threading.Thread(target=sync, args=(descriptor,))
+            try:
+                thread.start()
+                threads.append(thread)
+            except RuntimeError:  # the system, or a program that ends, starts no more threads
+                sync(descriptor)
+        sync(descriptors[0])
+    finally:
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+
+
 @contextmanager
 def staged_file(destination: Path) -> Iterator[Path]:
     """A path to write to, which replaces the destination in one step if nothing is raised."""
@@ -102,22 +135,33 @@ def staged_file(destination: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def staged_directory(destination: Path, shared: Path | None = None) -> Iterator[Path]:
+def staged_directory(
+    destination: Path, shared: Path | None = None, ready: Callable[[], object] | None = None
+) -> Iterator[Path]:
     """A directory to fill, which replaces the destination in one step if nothing is raised.
 
-    A `shared` one may be there already, with what other processes put into it.
+    A `shared` one may be there already, with what other processes put into it. The files are synced together, and the
+    directory with them: nothing of it has its name yet. Then `ready` returns once it may appear.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     staging = shared or _hidden_sibling(destination, "tmp")
     _in_use.add(staging)
     clean_leftovers(destination.parent, destination.name)
+    unsynced: list[int] = []
+    _unsynced[staging] = unsynced
     try:
         staging.mkdir(exist_ok=shared is not None)
         yield staging
-        sync_directory(staging)
+        unsynced.append(os.open(staging, os.O_RDONLY))
+        _sync_together(unsynced)
+        if ready is not None:
+            ready()
         _put_in_place(staging, destination)
         sync_directory(destination.parent)
     finally:
+        del _unsynced[staging]
+        for descriptor in unsynced:
+            os.close(descriptor)
         shutil.rmtree(staging, ignore_errors=True)
         _in_use.discard(staging)
 

@@ -22,7 +22,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,7 @@ def write_checkpoint(
     stop: threading.Event | None = None,
     parts: Sequence[Part] = (),
     beside: Mapping[str, bytes] | None = None,
+    ready: Callable[[], object] | None = None,
 ) -> None:
     """Write a state tree as a checkpoint directory, which appears complete or not at all.
 
@@ -92,6 +93,7 @@ def write_checkpoint(
         stop: Set it to give up waiting for the parts of other processes.
         parts: Parts of the history, where the tree has a note of them in its place.
         beside: Further files by name, for other programs that read the model.
+        ready: Called when all is on disk but the name; it returns when the checkpoint may appear.
 
     Raises:
         CheckpointError: A value cannot be saved, or the files cannot be written.
@@ -118,7 +120,7 @@ def write_checkpoint(
         check_directory(path)
         taken = {part_name(rank) for rank in range(group.world)} if shards else set()
         models = _model_files(tree, taken | {part.name for part in parts} | set(beside or ()))
-        with staged_directory(destination, shared) as staging:
+        with staged_directory(destination, shared, ready) as staging:
             files = _write_state(staging, structure, _split(tensors, models))
             files |= {part.name: part.put_into(staging) for part in parts}
             files |= {name: write_bytes(staging / name, content) for name, content in (beside or {}).items()}

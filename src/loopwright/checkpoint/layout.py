@@ -19,6 +19,44 @@ from typing import NoReturn, TypeAlias
 from ..errors import CheckpointError
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
+MAX_DEPTH = 100  # of JSON in JSON
+LARGEST_TEXT = 32 << 20  # bytes of a file or a text of a run that are read; a run writes thousands of them
+
+
+def read_limited(path: Path, largest: int = LARGEST_TEXT) -> bytes:
+    """The content of a file of a run, which may hold anything: a file that is too large is not read.
+
+    Raises:
+        CheckpointError: The file has more bytes than `largest`.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > largest else file.read(largest + 1)  # a device has no size
+    if size > largest or len(data) > largest:
+        raise CheckpointError(
+            f"{path} has {max(size, len(data)):,} bytes and is not read: Loopwright writes no such file of more than "
+            f"{largest:,} bytes. Restore it from a copy, or move it away."
+        )
+    return data
+
+
+def read_json(path: Path, largest: int = LARGEST_TEXT) -> Json:
+    """Strict JSON from a file of a run; an error where it is too large, or nested deeper than a reader can follow."""
+    data = read_limited(path, largest)
+    value = parse_json(data, str(path))
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value):
+        raise CheckpointError(f"{path} is nested more than {MAX_DEPTH} levels deep: restore it from a copy.")
+    return value
+
+
+def _is_deeper(value: Json) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inside = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [item for items in inside for item in items if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def parse_json(data: bytes, name: str) -> Json:

@@ -16,7 +16,7 @@ from typing import Any
 from .._version import __version__
 from ..errors import CheckpointError, ConfigurationError
 from .atomic import CHUNK, FileRecord
-from .layout import SHARDS, Json, parse_json, read_layouts, table_of, text_of
+from .layout import SHARDS, Json, read_json, read_layouts, table_of, text_of
 
 # The format of the files, of which the lowest that suffices is written: 2, where the history is in files of its own; 3,
 # where a part of the state has a version above 1, which readers of format 2 do not look at (see `migrations.py`).
@@ -129,7 +129,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
         raise CheckpointError(f"There is no checkpoint at {directory}: the path does not exist.")
     if problem := _unreadable(directory, MANIFEST):
         raise CheckpointError(f"{directory} is not a complete checkpoint: {problem}; {REMEDY}.")
-    content = parse_json(_read(name), str(name))
+    content = _read(name)
     number = content.get("format") if isinstance(content, dict) else None
     if not isinstance(content, dict) or not isinstance(number, int):
         raise CheckpointError(f"{name} is not a manifest: it has no format version; {REMEDY}.")
@@ -221,11 +221,9 @@ def _unreadable(directory: Path, name: str) -> str | None:
     return None if stat.S_ISREG(mode) else f"{name} is not a regular file"
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> Json:
     try:
-        if path.stat().st_size > LARGEST_MANIFEST:
-            raise CheckpointError(f"{path} is too large to be a manifest; {REMEDY}.")
-        return path.read_bytes()
+        return read_json(path, LARGEST_MANIFEST)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 

@@ -32,7 +32,7 @@ REQUIRED = (  # what the first version of Loopwright saved of a trainer
     *("models", "optimizers", "schedules", "lanes", "callbacks", "progress"),
     *("history", "meter", "data", "stop_reason", "rng"),
 )
-ADDED = ("callback_versions", "computed", "metrics", "eval_data", "num_pieces", "fingerprint", "compiled")
+ADDED = ("callback_versions", "computed", "metrics", "eval_data", "num_pieces", "fingerprint", "compiled", "trainer")
 DOORS = ("simple", "lifecycle")  # parts of a door beside those of its trainer
 NAMED = ("models", "optimizers", "schedules", "callbacks")  # parts that hold one state for each component, by its name
 
@@ -45,6 +45,7 @@ MIGRATIONS: dict[tuple[str, int], Migration] = {
     ("num_pieces", 0): lambda _: 1,
     ("fingerprint", 0): lambda _: None,
     ("compiled", 0): lambda _: None,
+    ("trainer", 0): lambda _: None,
 }
 
 
@@ -124,6 +125,9 @@ def complete_state(tree: Any, source: str) -> dict[str, Any]:
                 "for each of them"
             )
     added = {part: migrate(part, None, 0, source) for part in ADDED if part not in tree}
+    if "trainer" in added:
+        door = tree["callbacks"].get("DoorState")  # where the adversarial interface had this state before
+        added["trainer"] = (door.get("own") if isinstance(door, Mapping) else None) or None
     return {**tree, **added}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.history import History
 from .atomic import clean_leftovers, remove_directory
+from .finite import FiniteCheck
 from .format import Checkpoint, read_checkpoint
 from .history_parts import SharedHistory
 from .manifest import (
@@ -146,8 +147,8 @@ class CheckpointStore:
         """
         return [entry for entry in list_own(self.directory) if entry.problem is None]
 
-    def newest(self, *, lazy: bool = False) -> Checkpoint | None:
-        """The newest checkpoint that verifies; damaged ones are named in the log and passed over.
+    def newest(self, *, lazy: bool = False, check: FiniteCheck | None = None) -> Checkpoint | None:
+        """The newest checkpoint that verifies and is finite; others are named in the log and passed over.
 
         One that a newer version wrote is not damaged: that is an error. In a group, let one process find it and the
         others read its `path`, so that all take the same.
@@ -159,12 +160,16 @@ class CheckpointStore:
             if path in copies:
                 continue
             try:
-                return read_checkpoint(path, lazy=lazy)
+                checkpoint = read_checkpoint(path, lazy=lazy)
+                problem = None if check is None else check.problem(checkpoint.tree)
+                if problem is None:
+                    return checkpoint
             except VersionError:
                 raise
             except CheckpointError as error:
-                logger.warning("Checkpoint %s is skipped: %s", path.name, error)
-                self._passed_over.append(path)
+                problem = str(error)
+            logger.warning("Checkpoint %s is skipped: %s", path.name, problem)
+            self._passed_over.append(path)
         for path in sorted(copies):
             logger.warning(
                 "Checkpoint %s is not resumed automatically, because it was written under another name.", path

@@ -18,6 +18,7 @@ from torch import Tensor
 from .._torch_compat import foreach_copy_, set_state_dict_metadata, state_dict_metadata
 from ..errors import CheckpointError, ConfigurationError
 from .encoding import encode_with_shards
+from .finite import FiniteCheck
 from .format import write_checkpoint
 from .history_parts import Part
 from .sharded import check_token
@@ -240,14 +241,22 @@ class Write:
     error: BaseException | None = None
 
     def run(self, group: Group) -> None:
+        write_checkpoint(
+            *(self.path, self.state, self.meta),
+            group=group,
+            token=self.token,
+            stop=self.stop,
+            parts=self.parts,
+            ready=self._finish_earlier,
+        )
+        self._finish_earlier()  # on a rank other than 0, which writes only its part
+        if self.then is not None and group.is_main:
+            self.then()
+
+    def _finish_earlier(self) -> None:
         for other in self.after:
             other.finish()
         self.after = []
-        write_checkpoint(
-            self.path, self.state, self.meta, group=group, token=self.token, stop=self.stop, parts=self.parts
-        )
-        if self.then is not None and group.is_main:
-            self.then()
 
     def finish(self) -> None:
         """Return when it is on disk; an error, where it is not and that is no mere warning."""
@@ -266,6 +275,7 @@ class AsyncWriter:
     Args:
         on_error: "raise" raises the error of a failed write in the next call; "warn" logs it.
         group: This process and the number of processes that write together.
+        check: Says which values are not finite, so that the state is not written.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -281,11 +291,12 @@ class AsyncWriter:
         {'weight': tensor([1., 1.])}
     """
 
-    def __init__(self, on_error: OnError = "raise", *, group: Group = SINGLE) -> None:
+    def __init__(self, on_error: OnError = "raise", *, group: Group = SINGLE, check: FiniteCheck | None = None) -> None:
         if on_error not in ("raise", "warn"):
             raise ConfigurationError(f"on_error={on_error!r}: use 'raise' or 'warn'.")
         self.on_error = on_error
         self.group = group
+        self._finite = check
         self._buffers = SnapshotBuffers(group)
         self._held: Write | None = None
         self._current: Write | None = None
@@ -370,6 +381,13 @@ class AsyncWriter:
 
     def _write(self, write: Write) -> None:
         try:
+            if self._finite is not None and (problem := self._finite.problem(write.state)) is not None:
+                raise CheckpointError(
+                    f"{write.path.name} was not saved, since {problem}, and no run can go on from such a state. "
+                    "Checkpoints that were saved before it are unchanged: start the program again to continue from "
+                    "the newest. Values that are not finite come from steps with a closure or of your own code, or "
+                    "from weights that overflow: lower the learning rate."
+                )
             write.run(self.group)
         except BaseException as error:
             if self.on_error == "raise" and threading.main_thread().is_alive():

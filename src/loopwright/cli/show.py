@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from ..checkpoint.layout import read_limited
+from ..run.config_file import MAX_BYTES
 from ..run.reading import CONFIG, RunView
 from .arguments import add_command, add_run
 from .exits import FOUND, OK
@@ -34,7 +36,20 @@ show
 show runs/digits --config
 show digits --json"""
 FACTS = {  # entries of the manifest that have a line of their own
-    *("id", "name", "tags", "created", "updated", "state", "reason", "progress", "command", "format", "seed"),
+    *(
+        "id",
+        "name",
+        "tags",
+        "created",
+        "updated",
+        "state",
+        "reason",
+        "progress",
+        "command",
+        "format",
+        "seed",
+        "seed_source",
+    ),
     *(
         "changes",
         "watched",
@@ -95,7 +110,7 @@ def _print_config(run: RunView) -> int:
     if not path.is_file():
         print(printable(f"{run.path} has no {CONFIG}: a program started this run, not a run file."))
         return FOUND
-    print(printable(path.read_text(errors="replace"), keep="\n"), end="")
+    print(printable(read_limited(path, MAX_BYTES).decode(errors="replace"), keep="\n"), end="")
     return OK
 
 
@@ -136,7 +151,7 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         "tags": ", ".join(run.tags) or None,
         "command": _command_text(manifest.get("command")),
         "code": _code_text(manifest),
-        "seed": number_text(manifest.get("seed")),
+        "seed": _seed_text(manifest),
         "device": _text(manifest.get("device")),
         "door": _text(manifest.get("door")),
         "compile": _compile_text(manifest.get("arguments"), manifest.get("compiled")),
@@ -156,6 +171,13 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         print(printable(f"  {key:<{width}}  {text}"))
     if is_full:
         _print_entries({key: value for key, value in manifest.items() if isinstance(value, dict | list)})
+
+
+def _seed_text(manifest: Mapping[str, Any]) -> str | None:
+    """The seed, and where it is from, which runs of earlier versions do not record."""
+    text, source = number_text(manifest.get("seed")), manifest.get("seed_source")
+    sources = {"default": "the default", "seed_everything": "from seed_everything", "argument": "given as `seed`"}
+    return f"{text}, {sources[source]}" if text is not None and source in sources else text
 
 
 def _print_entries(entries: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..checkpoint.layout import read_limited
 from ..errors import LoopwrightError
 from ..run.axes import AXES
 from ..run.changes import flatten
@@ -145,7 +146,7 @@ def media_file(run: Path, item: MediaItem) -> bytes:
     path = None if item.file is None else own_file(run, item.file)
     if path is None:
         raise Refusal(404, f"The picture of {item.name!r} at step {item.step} no longer exists.")
-    return path.read_bytes()
+    return read_limited(path)
 
 
 def checkpoints(run: RunView, *, verify: bool = False) -> list[Json]:

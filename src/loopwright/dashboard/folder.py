@@ -20,7 +20,6 @@ from .summary import damaged_summary, summarize
 Stamp = tuple[tuple[int, int], ...]
 WATCHED = (MANIFEST, CONFIG, METRICS, f"{METRICS}-wal", "checkpoints", "kept")  # that a summary depends on
 OWN_FILES = (MANIFEST, CONFIG, METRICS, f"{METRICS}-wal", LOCK)  # that are read, so none may lead elsewhere
-LARGEST_MANIFEST = 32 << 20
 MAX_DEPTH = 12  # of folders in folders
 NUM_THREADS = 4
 PATIENCE = 10  # times as long as reading took: a tenth of a processor at most for one run
@@ -197,7 +196,7 @@ def state_of(path: Path) -> str:
 
 
 def find_problem(path: Path) -> str | None:
-    """Why a run must not be read: it or a file of it is a link to elsewhere, or far too large."""
+    """Why a run must not be read: it or a file of it is a link to elsewhere, or no file."""
     home = path.resolve()
     if path.is_symlink() and not is_inside(home, path.parent.resolve()):
         return f"It is a link to {home}, outside of this folder: start `loopwright ui` there."
@@ -207,9 +206,6 @@ def find_problem(path: Path) -> str | None:
             return f"{name} is a link that points outside of the run directory, so it is not read."
         if file.exists() and not file.is_file():
             return f"{name} is not a file."
-    size = _time_and_size(os.path.join(path, MANIFEST))[1]
-    if size > LARGEST_MANIFEST:
-        return f"{MANIFEST} has {size:,} bytes: too large for the manifest of a run."
     return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
-from ..errors import ConfigurationError, LoopwrightError
+from ..errors import CheckpointError, ConfigurationError, LoopwrightError
 from ..run.axes import AXES
 from ..run.metrics_records import MediaItem
 from ..run.metrics_view import MetricsView
@@ -111,14 +112,16 @@ def _collect(report: Report, entries: Sequence[Entry], stores: Stores) -> Json:
         curves[run], media[run], contents[run] = [], {}, {}
         with stores.opened(entry.path) as metrics:
             details[run] = _detail(entry, view, metrics)
+            if problems := details[run]["problems"]:
+                report.notes.append(f"{run} is damaged: {' '.join(problems)}")
             if entry.summary["damaged"]:
-                report.notes.append(f"{run} is damaged: {' '.join(entry.summary['damaged'])}")
                 continue
             curves[run] = _curves(report, entry, metrics)
-            items = metrics.media()
-            media[run] = _images(report, entry.path, items)
-            others = dict.fromkeys(item.name for item in items if item.kind != "image")
-            contents[run] = {name: detail.contents(metrics, name, MAX_CONTENTS) for name in others}
+            with suppress(CheckpointError):  # which is among the problems
+                items = metrics.media()
+                media[run] = _images(report, entry.path, items)
+                others = dict.fromkeys(item.name for item in items if item.kind != "image")
+                contents[run] = {name: detail.contents(metrics, name, MAX_CONTENTS) for name in others}
         _keep_present(details[run], media[run])
     made = datetime.now(UTC)
     head = {"root": "report", "path": "", "is_single": len(entries) == 1, "exists": True, "version": __version__}
@@ -186,12 +189,12 @@ def _images(report: Report, run: Path, items: Sequence[MediaItem]) -> Json:
     )
     for item in images:
         path = None if item.file is None else own_file(run, item.file)
-        data = b"" if path is None else path.read_bytes()
-        if not data or report.image_bytes + len(data) > MAX_IMAGE_BYTES:
+        size = 0 if path is None else path.stat().st_size
+        if path is None or not 0 < size <= MAX_IMAGE_BYTES - report.image_bytes:
             report.num_left_out += 1
             continue
-        report.image_bytes += len(data)
-        found[str(item.id)] = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+        report.image_bytes += size
+        found[str(item.id)] = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
     return found
 
 

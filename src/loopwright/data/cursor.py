@@ -23,6 +23,7 @@ from .positions import (
     set_epoch,
 )
 from .random import preserved_rng, seed_sample
+from .workers import WORKER_ERRORS, check_worker
 
 
 class Randomness(Enum):
@@ -194,6 +195,9 @@ class Cursor:
             return [next(self._items)]
         except StopIteration:
             return []
+        except WORKER_ERRORS as error:
+            check_worker(error)
+            raise
 
     def _open(self) -> Iterator[Any]:
         """Return an iterator of this epoch; a node starts over, unless a state was loaded, which may be at its end."""

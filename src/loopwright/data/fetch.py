@@ -29,10 +29,11 @@ from torch.utils.data import (
 )
 
 from .._torch_compat import collates_as_torch, pin_memory
+from ..errors import WaitInterrupted
 from .columns import BatchTransform, NamedColumns, copied, is_read_only
 from .order import COLLATE, SAMPLE, derive_seed, derive_seeds
 from .random import RngTracker, numpy_random
-from .stream import Batch, batch_size_of
+from .stream import Batch, Wait, batch_size_of
 
 Collate = Callable[[Any], Any]
 
@@ -184,6 +185,7 @@ class BatchSource(Protocol):
     """Returns the batches of requests, in the order of the requests."""
 
     fetcher: Fetcher
+    wait: Wait | None  # what ends `next`, where something does
 
     def start(self, epoch: int, requests: Iterator[Request]) -> None:
         """Replace the previous requests."""
@@ -200,12 +202,15 @@ class LocalSource:
         self.fetcher = fetcher
         self._pins = pin_memory and can_pin()
         self._requests: Iterator[Request] = iter(())
+        self.wait: Wait | None = None
 
     def start(self, epoch: int, requests: Iterator[Request]) -> None:
         self._requests = requests
 
     def next(self) -> Batch:
         batch = self.fetcher[next(self._requests)]
+        if self.wait is not None and self.wait.has_raised:  # the data set caught it: the batch may be another one
+            raise WaitInterrupted
         return Batch(pin(batch.value), batch.size) if self._pins else batch
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from .fetch import BatchSource, Request, can_pin, pin
 from .order import BatchPlan, EpochPlan, EvenBatches, spans_from
 from .rows import copies, rows, selections
 from .sharding import Shard
-from .stream import Batch, ReadAhead, Stateful, Stream, check_kind
+from .stream import Batch, ReadAhead, Stateful, Stream, Wait, check_kind
 
 _KIND = "a map-style data set"
 
@@ -141,6 +141,9 @@ class IndexedStream(Stream):
             left = None if left is None else left - total
         self._position.offset = position  # only now: after an exception no batch counts as taken
         return batches
+
+    def leave_when(self, wait: Wait) -> None:
+        self._source.wait = wait
 
     def upcoming(self, max_samples: int | None = None) -> Any:
         if not (self._reads_ahead and self._is_started):

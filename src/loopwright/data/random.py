@@ -6,12 +6,12 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from ctypes import c_char
 from functools import cache, partial
 from struct import unpack
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -19,6 +19,21 @@ from ..errors import public
 
 _default = torch.default_generator
 _NUMPY_MASK = (1 << 32) - 1
+
+
+class Seed(NamedTuple):
+    """The seed of a run, and where it is from, as `run.json` has it."""
+
+    value: int | None
+    source: Literal["argument", "seed_everything", "default"] = "argument"
+
+
+_last = Seed(0, "default")  # of the last `seed_everything` in this process
+
+
+def resolve_seed(given: int | Literal["auto"] | None) -> Seed:
+    """Return the seed that was given; "auto" is that of the last `seed_everything` in this process, else 0."""
+    return _last if given == "auto" else Seed(given)
 
 
 def seed_sample(seed: int) -> None:
@@ -35,8 +50,8 @@ def seed_sample(seed: int) -> None:
 def seed_everything(seed: int) -> int:
     """Seed every global generator of this process: python's, numpy's, torch's, on all devices.
 
-    `Trainer(seed=)` covers everything that the trainer builds and draws; call this for random numbers that the program
-    draws before, such as a model's initial weights.
+    Call it for random numbers that the program draws itself, such as a model's initial weights. A trainer without a
+    `seed` of its own takes this one for everything that it builds and draws.
 
     Args:
         seed: A whole number, 0 or more.
@@ -52,13 +67,20 @@ def seed_everything(seed: int) -> int:
     >>> torch.equal(first, torch.rand(3))
     True
     """
+    global _last
+    seed_generators(seed)
+    _last = Seed(seed, "seed_everything")
+    return seed
+
+
+def seed_generators(seed: int) -> None:
+    """Do what `seed_everything` does, for the library itself: no trainer takes this seed."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:  # the same, without the milliseconds that torch spends looking for devices
         _default.manual_seed(seed)
     random.seed(seed)
     numpy_random().seed(seed & _NUMPY_MASK)
-    return seed
 
 
 @contextmanager
@@ -72,6 +94,69 @@ def preserved_rng() -> Iterator[None]:
         _default.set_state(torch_state)
         random.setstate(python_state)
         numpy_random().set_state(numpy_state)
+
+
+@contextmanager
+def all_preserved() -> Iterator[dict[str, Any]]:
+    """Restore every global generator on leaving the block, those of devices too; gives their state."""
+    before = rng_state()
+    try:
+        yield before
+    finally:
+        set_rng_state(before)
+
+
+class OwnGenerators:
+    """The random numbers of a run, apart from those of the program that calls it.
+
+    In a call the global generators are those of the run; between two calls the run keeps their state here, and the
+    program has its own again. The first call begins where the program's generators are.
+    """
+
+    def __init__(self) -> None:
+        self.are_in_use = False
+        self._kept: dict[str, Any] | None = None  # between two calls
+        self._program_seed = 0  # of torch's generator, when the state was kept
+
+    @contextmanager
+    def in_use(self, *, follows_program: bool) -> Iterator[None]:
+        """Context of a call. With `follows_program`, a `torch.manual_seed` between two calls counts for the second."""
+        if self.are_in_use:
+            yield
+            return
+        program_seed = _default.initial_seed()
+        with all_preserved():
+            if self._kept is not None and not (follows_program and program_seed != self._program_seed):
+                set_rng_state(self._kept)
+            self.are_in_use = True
+            try:
+                yield
+            finally:
+                self.are_in_use = False
+                self._kept, self._program_seed = rng_state(), program_seed
+
+    def of_program(self) -> AbstractContextManager[Any]:
+        """Context after which the program's generators are as before; in a call of the run it does nothing."""
+        return nullcontext() if self.are_in_use else all_preserved()
+
+    @contextmanager
+    def apart(self, seed: int | None) -> Iterator[None]:
+        """Context of an evaluation: all generators are as before afterwards. Outside of a call it begins at `seed`."""
+        with preserved_rng() if self.are_in_use else all_preserved():
+            if seed is not None and not self.are_in_use:
+                seed_generators(seed)
+            yield
+
+    def state(self) -> dict[str, Any]:
+        """Return the state with which the run goes on."""
+        return rng_state() if self.are_in_use or self._kept is None else self._kept
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on with a state from `state`, in this call or the next one."""
+        if self.are_in_use:
+            set_rng_state(state)
+        else:
+            self._kept, self._program_seed = state, _default.initial_seed()
 
 
 def rng_state() -> dict[str, Any]:

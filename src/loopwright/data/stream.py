@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from types import CodeType
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
-from ..errors import DataError
+from ..errors import DataError, WaitInterrupted
 
 MAX_BY_VALUE = 1 << 19  # bytes of a tensor that workers send by value: at 1 MB shared memory is as fast, at 3 MB faster
 
@@ -37,6 +38,32 @@ class HasEpochs(Protocol):
     """A sampler or data set whose order depends on the epoch set by `set_epoch`."""
 
     def set_epoch(self, epoch: int) -> Any: ...
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+WAITS: set[CodeType] = set()  # functions that wait for data
+MAY_BE_LEFT: set[CodeType] = set()  # functions in which a signal may end a wait: `WaitInterrupted` is handled
+
+
+def waits_for_data(function: F) -> F:
+    """Mark a function that waits for data, so that a long wait is reported."""
+    WAITS.add(function.__code__)
+    return function
+
+
+def may_be_left(function: F) -> F:
+    """Mark a function in which a signal may end a wait for data."""
+    MAY_BE_LEFT.add(function.__code__)
+    return function
+
+
+class Wait(Protocol):
+    """What ends a wait for data, by `WaitInterrupted`."""
+
+    has_raised: bool  # in the user's data set
+    is_leaving: bool  # whether a signal ends the program, so that a worker that hangs is not waited for
+
+    def is_asked(self) -> bool: ...
 
 
 class Stream(ABC):
@@ -76,6 +103,9 @@ class Stream(ABC):
         """
         return None
 
+    def leave_when(self, wait: Wait) -> None:  # noqa: B027  (for streams whose position such an end does not move)
+        """Let `take` raise `WaitInterrupted` once this is asked for; no batch then counts as taken."""
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return epoch, position and all other state that is needed to continue exactly after the last batch taken."""
@@ -104,6 +134,7 @@ class Stream(ABC):
     def close(self) -> None:  # noqa: B027  (most streams hold no resources)
         """Stop worker processes and drop iterators."""
 
+    @waits_for_data
     def __iter__(self) -> Iterator[Batch]:
         """Iterate over the remaining batches of this epoch."""
         while batches := self.take(1):
@@ -121,6 +152,9 @@ class StreamWrapper(Stream):
     def begin(self, epoch: int) -> None:
         self._stream.begin(epoch)
         self._update_sizes()
+
+    def leave_when(self, wait: Wait) -> None:
+        self._stream.leave_when(wait)
 
     def state_dict(self) -> dict[str, Any]:
         return self._stream.state_dict()
@@ -168,7 +202,7 @@ class ReadAhead(Iterator[Batch]):
     def __init__(self, read: Callable[[], Batch]) -> None:
         self._read = read
         self._held: Batch | None = None
-        self._error: Exception | None = None
+        self._error: Exception | WaitInterrupted | None = None
 
     def __next__(self) -> Batch:
         if self._error is not None:
@@ -182,7 +216,10 @@ class ReadAhead(Iterator[Batch]):
         if self._held is None and self._error is None:
             try:
                 self._held = self._read()
-            except Exception as error:  # StopIteration at the end of an epoch, or that of the user's data
+            except (
+                Exception,
+                WaitInterrupted,
+            ) as error:  # StopIteration at the end of an epoch, or that of the user's data
                 self._error = error
         return self._held
 
@@ -294,8 +331,15 @@ class SkippingStream(StreamWrapper):
         self._sizes = {}
         if not self.skipped:
             return self._read(count, max_samples)
+        start = self.state_dict()
+        try:
+            return self._take_others(count, max_samples)
+        except WaitInterrupted:  # after batches of the window that were read
+            self.load_state_dict(start)
+            raise
+
+    def _take_others(self, count: int, left: int | None) -> list[Batch]:
         kept: list[Batch] = []
-        left = max_samples
         while len(kept) < count and (left is None or left > 0) and (read := self._read(1, left)):
             number = self._num_read - 1
             if number not in self.skipped:

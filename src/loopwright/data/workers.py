@@ -9,11 +9,13 @@ own check.
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import memmove, string_at
 from dataclasses import dataclass, fields
 from multiprocessing.connection import wait
@@ -27,14 +29,29 @@ import torch.multiprocessing
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, get_worker_info
 
-from .._torch_compat import persistent_iterator, shut_down_workers, worker_signal_handlers, workers_of
-from ..errors import DataError
+from .._torch_compat import (
+    PolledBatches,
+    check_workers,
+    ended_worker,
+    expect_killed_workers,
+    persistent_iterator,
+    shut_down_workers,
+    worker_signal_handlers,
+    workers_of,
+)
+from ..errors import DataError, WaitInterrupted
 from .fetch import Fetcher, Request, can_pin
 from .order import WORKER, derive_seed
-from .stream import MAX_BY_VALUE, Batch
+from .stream import MAX_BY_VALUE, Batch, Wait
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IS_POSIX = os.name == "posix"
+LEAVING_SECONDS = 1.0  # for workers to end when a signal ends the program
+OUT_OF_MEMORY = (
+    "Most often the system ran out of memory: `dmesg` or `journalctl -k` then has a line with 'Out of memory' and this "
+    "process, and in a container or a SLURM job the file memory.events of its cgroup counts it as oom_kill. Use fewer "
+    "workers, a smaller `prefetch_factor` or smaller batches, or ask for more memory."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,7 @@ class WorkerSource:
         self._generator = torch.Generator()  # without it, a loader draws from the global generator
         self._loader: DataLoader[Any] | None = None
         self._batches: Any = None
+        self.wait: Wait | None = None
 
     def start(self, epoch: int, requests: Iterator[Request]) -> None:
         self._generator.manual_seed(derive_seed(self.fetcher.seed, WORKER, epoch))
@@ -72,34 +90,43 @@ class WorkerSource:
         self._batches = None
 
     def next(self) -> Batch:
-        if self._batches is None:
-            self._batches = self._open()
         try:
+            if self._batches is None:
+                self._batches = self._open()
             batch: Batch = next(self._batches)
-        except Exception as error:
-            _check_workers(workers_of(self._batches), error)
+        except WORKER_ERRORS as error:
+            check_worker(error)
             raise
         return batch
+
+    def _look(self) -> None:
+        if self.wait is not None and self.wait.is_asked():
+            raise WaitInterrupted
 
     def close(self) -> None:
         batches, loader = self._batches, self._loader
         if batches is None and loader is not None:  # persistent workers between epochs
             batches = persistent_iterator(loader)
         if batches is not None:  # shut down explicitly: a traceback may keep a reference
+            kill = threading.Timer(LEAVING_SECONDS, _kill, (workers_of(batches),))  # torch waits 5 s for each worker
+            if self.wait is not None and self.wait.is_leaving:
+                expect_killed_workers(batches)
+                kill.start()
             shut_down_workers(batches)
-            for worker in workers_of(batches):  # a worker that hangs in the data set
-                if worker.is_alive():
-                    worker.kill()
+            kill.cancel()
+            _kill(workers_of(batches))
         self._batches = self._loader = None
 
-    def _open(self) -> Iterator[Batch]:
+    def _open(self) -> Any:
         with warnings.catch_warnings():  # the user's own loader has already warned
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             if self._loader is None:
                 self._loader = self._build()
             context = self._settings.multiprocessing_context or torch.multiprocessing
             with signals_blocked(context.get_start_method()):
-                return iter(self._loader)
+                batches: Any = iter(self._loader)
+        batches.__class__, batches.look = PolledBatches, self._look
+        return batches
 
     def _build(self) -> DataLoader[Any]:
         settings = self._settings
@@ -164,17 +191,61 @@ def _rebuild_tensor(memory: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -
     return tensor
 
 
-def _check_workers(workers: list[Any], error: Exception) -> None:
-    """Raise a `DataError` that names a killed worker, where torch only reports a lost connection."""
-    if isinstance(error, ConnectionError | EOFError):
-        wait([worker.sentinel for worker in workers], timeout=5.0)  # its connections close before the process ends
+def _kill(workers: list[Any]) -> None:
+    """End workers that hang in the data set."""
     for worker in workers:
-        if not worker.is_alive() and worker.exitcode:
-            raise DataError(_end_of_worker(worker.pid, worker.exitcode)) from error
+        if worker.is_alive():
+            worker.kill()
 
 
-def _end_of_worker(pid: int, code: int) -> str:
+WORKER_ERRORS = (RuntimeError, ConnectionError, EOFError)  # torch's own, and what a batch of a dead worker raises
+
+
+def check_worker(error: BaseException) -> None:
+    """Raise a `DataError` that says why a worker ended and what to do, if that is the reason for an error."""
+    found = ended_worker(error) if isinstance(error, RuntimeError) else _wait_for_end()
+    if found is not None:
+        _reap()
+        raise DataError(_end_of_worker(*found)) from error
+
+
+@contextmanager
+def workers_explained() -> Iterator[None]:
+    """Context for code in which a worker of any loader may end: torch's handler of SIGCHLD raises in a step, too."""
+    try:
+        yield
+    except RuntimeError as error:
+        check_worker(error)
+        raise
+
+
+def _wait_for_end() -> tuple[int, int | None] | None:
+    """Return the worker that lost its connection, which closes before the process ends."""
+    try:
+        check_workers()
+        workers = multiprocessing.active_children()
+        closed = wait([worker.sentinel for worker in workers], timeout=5.0)
+        ended = [worker for worker in workers if worker.sentinel in closed]
+        for worker in ended:
+            worker.join()
+    except RuntimeError as error:  # of `check_workers`, or of the handler of SIGCHLD meanwhile
+        return ended_worker(error)
+    return next(((worker.pid or 0, worker.exitcode) for worker in ended if worker.exitcode), None)
+
+
+def _reap() -> None:
+    """Reap dead workers: torch's handler of SIGCHLD would raise again, in any code, while other workers end."""
+    is_done = False
+    while not is_done:
+        with suppress(RuntimeError):  # of the handler
+            multiprocessing.active_children()
+            is_done = True
+
+
+def _end_of_worker(pid: int, code: int | None) -> str:
     """Return the message for a worker that ended unexpectedly."""
+    if code is None:
+        return f"A worker of the loader (process {pid}) ended unexpectedly. {OUT_OF_MEMORY}"
     if code > 0:
         return (
             f"A worker of the loader (process {pid}) exited with code {code}: code in a data set must not exit its "
@@ -182,7 +253,7 @@ def _end_of_worker(pid: int, code: int) -> str:
         )
     name = signal.Signals(-code).name
     advice = {
-        "SIGKILL": "Most often the system ran out of memory: use fewer workers, or a smaller `prefetch_factor`.",
+        "SIGKILL": OUT_OF_MEMORY,
         "SIGBUS": "Most often shared memory is full: use fewer workers, or make /dev/shm larger.",
     }
     return (

@@ -21,7 +21,7 @@ import torch
 from ..callback import Callback
 from ..checkpoint import Difference, snapshot
 from ..checkpoint.compare import compare_trees
-from ..data.random import rng_state, set_rng_state
+from ..data.random import all_preserved, set_rng_state
 from ..errors import ConfigurationError
 from ..metrics.progress import counted
 from ..trainer import Trainer
@@ -106,7 +106,7 @@ def check_resume(
     """
     if num_updates < 1:
         raise ConfigurationError(f"check_resume(num_updates={num_updates}): use 1 or more.")
-    with _generators_preserved() as start, tempfile.TemporaryDirectory(prefix="loopwright-resume-") as folder:
+    with all_preserved() as start, tempfile.TemporaryDirectory(prefix="loopwright-resume-") as folder:
         check = _Check(build, data, eval_data, num_updates, batch_size, Path(folder), start)
         straight = check.run("straight")
         saved = check.run("saved", is_saved=True)
@@ -220,15 +220,6 @@ def _fresh(data: Any) -> Any:
         ) from error
 
 
-@contextmanager
-def _generators_preserved() -> Iterator[dict[str, Any]]:
-    before = rng_state()
-    try:
-        yield before
-    finally:
-        set_rng_state(before)
-
-
 def _advance_generators() -> None:
     torch.rand(7)
     np.random.rand(7)
@@ -264,8 +255,8 @@ _ADVICE = {
     "an iterable data set `state_dict` and `load_state_dict`.",
     "callbacks": "-> callbacks: return it from `state_dict` and restore it in `load_state_dict`.",
     "models": "-> models: make it a buffer, `register_buffer(name, tensor)`, without persistent=False.",
-    "trainer": "-> trainer: keep it in a callback with `state_dict`, or make it a buffer of a model; "
-    "`trainer.progress` has counters that are saved.",
+    "trainer": "-> trainer: return it from a `state_dict` of your class and restore it in `load_state_dict`, or make "
+    "it a buffer of a model; `trainer.progress` has counters that are saved.",
 }
 
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from ..errors import check_arguments
 from ..trainer import Trainer as CoreTrainer
 from ..training.media_log import MediaMethods
+from ..training.program import OwnState
 from ..training.step_checks import scheduler_positions
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ def tracked(run: TrainingRun, trackers: Sequence[Track]) -> Iterator[None]:
             tracker.ignored_events = ()
 
 
-class LoggingTrainer(MediaMethods):
-    """The trainer of a door whose methods log to the core's run, and which a notebook shows as the core's."""
+class LoggingTrainer(MediaMethods, OwnState):
+    """The trainer of a door: it logs to the core's run, saves its own state there, and a notebook shows it as that."""
 
     @property
     def _logged_run(self) -> TrainingRun:

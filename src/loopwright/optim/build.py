@@ -222,7 +222,7 @@ def check_given(model: Any, optimizer: Any, loss_fn: Any, *, run_dir: Any, seed:
     _check_loss(loss_fn)
     if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
         raise ConfigurationError(f"run_dir={run_dir!r}: use the path of a directory, or leave it out to save nothing.")
-    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+    if seed not in (None, "auto") and (not isinstance(seed, int) or isinstance(seed, bool)):
         raise ConfigurationError(
             f"seed={seed!r}: use a whole number, or None for different random numbers in each run."
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from ..checkpoint.manifest import hash_file
 from .changes import Change, find_changes, flatten, is_identical
 from .directory import FOLDERS
 from .metrics_view import MetricsView
@@ -100,7 +100,7 @@ def _code(run: RunView) -> object:
 
 
 def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    return hash_file(path)[:12]
 
 
 def _packages(run: RunView) -> object:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.layout import read_limited
 from ..errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -23,12 +24,9 @@ def read_config(path: Path) -> dict[str, Any] | None:
         return None
     import yaml
 
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise CheckpointError(f"{path} has {size} bytes: too large for a config.")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_limited(path, MAX_BYTES).decode("utf-8-sig")
         if problem := next(_Expansion().problems(yaml.parse(text, Loader=loader)), None):
             raise CheckpointError(f"{path} is not a config: {problem}.")
         content = yaml.load(text, Loader=loader)

@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Self
 
 from ..checkpoint.atomic import clean_leftovers
+from ..checkpoint.layout import read_limited
 from ..checkpoint.manifest import local_path
-from ..errors import ConfigurationError
+from ..errors import CheckpointError, ConfigurationError
 
 logger = logging.getLogger("loopwright")
 
@@ -93,8 +94,8 @@ class RunLock:
         if is_held_here(self.path):
             return f"this process ({os.getpid()}), through another trainer"
         try:
-            return self.path.read_text().strip() or "another process"
-        except OSError:
+            return read_limited(self.path).decode(errors="replace").strip() or "another process"
+        except (CheckpointError, OSError):
             return "another process"
 
 

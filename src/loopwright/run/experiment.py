@@ -248,6 +248,7 @@ class Experiment(ABC, Generic[DoorTrainerT]):
         manifest = RunManifest.collect(
             device=str(engine.runtime.device),
             seed=self.seed,
+            seed_source="default" if "seed" not in config else "argument",
             name=self.name,
             tags=_words(config.get("tags")),
             data=data,

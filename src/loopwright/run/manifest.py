@@ -17,7 +17,7 @@ import torch
 
 from .._version import __version__
 from ..checkpoint.atomic import staged_file, write_bytes
-from ..checkpoint.layout import parse_json
+from ..checkpoint.layout import read_json
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.best import Mode
 from .environment import WorkTree, describe_hardware, describe_platform, installed_packages
@@ -28,7 +28,7 @@ OPTIONAL = frozenset(
     (
         *("git_commit", "git_dirty", "reason", "progress", "format", "name", "tags", "packages", "hardware", "data"),
         *("metric_modes", "eval_keys", "watched", "fingerprint", "changes"),
-        *("door", "config", "arguments", "num_parameters", "planned", "compiled"),
+        *("door", "config", "arguments", "num_parameters", "planned", "compiled", "seed_source"),
     )
 )
 
@@ -80,6 +80,7 @@ class RunManifest:
     compiled: dict[str, Any] = field(
         default_factory=dict
     )  # with `compile="step"`: "choice", "reason", "graphs" and so on
+    seed_source: str | None = None  # "argument", "seed_everything" or "default"; None in runs of earlier versions
 
     @classmethod
     def collect(
@@ -87,6 +88,7 @@ class RunManifest:
         *,
         device: str = "cpu",
         seed: int | None = None,
+        seed_source: str = "argument",
         name: str | None = None,
         tags: Iterable[str] = (),
         data: Mapping[str, Any] | None = None,
@@ -98,6 +100,7 @@ class RunManifest:
         Args:
             device: The device that computes.
             seed: The seed of the run.
+            seed_source: Where the seed is from: "argument", "seed_everything" or "default".
             name: The name of the run.
             tags: Words to find the run by.
             data: For each data set its class, its length and a fingerprint.
@@ -117,6 +120,7 @@ class RunManifest:
             platform=describe_platform(),
             device=device,
             seed=seed,
+            seed_source=seed_source,
             git_commit=asked.commit,
             git_dirty=asked.is_dirty if tree is None else None,
             name=name,
@@ -172,7 +176,7 @@ class RunManifest:
     def read(cls, path: str | os.PathLike[str]) -> Self:
         """The manifest in a `run.json`; entries of later versions are ignored."""
         try:
-            content = parse_json(Path(path).read_bytes(), str(path))
+            content = read_json(Path(path))
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
         return cls(**_checked(content, path, {f.name for f in fields(cls)}))

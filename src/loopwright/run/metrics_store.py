@@ -111,12 +111,19 @@ class MetricsStore:
         """Add a line of the log."""
         self._add(LogLine(level, text, _now(wall)))
 
-    def truncate(self, *, step: int, epoch: int) -> None:
+    def truncate(self, *, step: int, epoch: int, is_finished: bool | None = None) -> None:
         """Remove what is after a position, so that a run resumed there adds it once. It is done when this returns.
 
-        Metrics, media, and the events of what a resumed run does again are removed; other events and log lines stay.
+        Metrics, media, and the events of what a resumed run does again are removed; log lines, and the events of
+        processes (their start, a signal, an error), stay.
+
+        Args:
+            step: The last step that stays.
+            epoch: The last epoch that stays.
+            is_finished: Whether the `train` call was finished in the resume point; None where the position is not a
+                resume point: the events of this step then stay.
         """
-        self._add(Truncate(step, epoch))
+        self._add(Truncate(step, epoch, is_finished))
         self.flush()
 
     def flush(self) -> None:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from ..checkpoint.layout import LARGEST_TEXT
 from ..errors import CheckpointError
 from ..metrics.best import Mode, first_best
 from .curves import Curve, epoch_curve, id_of, read_between, step_curve
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PLACES = {"steps": ("step_values", "step"), "epochs": ("epoch_values", "epoch")}
+MAX_NAMES = 100_000
 PLACE = ("step", "update", "epoch", "samples", "seconds", "wall")
 
 
@@ -92,7 +94,8 @@ class MetricsView:
     def step_names(self) -> list[str]:
         """The names of the metrics of steps, sorted."""
         has_values = "EXISTS (SELECT 1 FROM step_values v WHERE v.name = n.id)"
-        return sorted(str(name) for (name,) in self._rows(f"SELECT n.name FROM names n WHERE {has_values}"))
+        query = f"SELECT n.name FROM names n WHERE {has_values}"
+        return sorted(str(name) for (name,) in self._read_named(lambda found: found.execute(query).fetchall()) or ())
 
     @cached_property
     def epoch_names(self) -> list[str]:
@@ -117,7 +120,7 @@ class MetricsView:
 
     def latest(self) -> dict[str, float]:
         """The newest value of every metric; of a metric of steps and epochs, that of the last epoch."""
-        rows = self._read(read_latest) or []
+        rows = self._read_named(read_latest) or []
         of_steps = {str(name): value for name, *both in rows if (value := exact_value(*both)) is not None}
         return of_steps | {name: point.value for name, point in self._epochs}
 
@@ -138,7 +141,7 @@ class MetricsView:
     def between(self, level: Literal["steps", "epochs"], first: int, end: int) -> dict[str, tuple[Array, Array]]:
         """The places and the values of all metrics from one step or epoch up to another, which is not included."""
         table, place = PLACES[level]
-        return self._read(lambda connection: read_between(connection, table, place, (first, end))) or {}
+        return self._read_named(lambda connection: read_between(connection, table, place, (first, end))) or {}
 
     def curve(
         self, name: str, *, x: str = "step", first: float | None = None, last: float | None = None, points: int = 1000
@@ -220,7 +223,7 @@ class MetricsView:
 
     @cached_property
     def _epochs(self) -> list[tuple[str, Point]]:
-        rows = self._read(read_epochs) or []
+        rows = self._read_named(read_epochs) or []
         return [(str(name), point) for *row, name in rows if (point := _point(*row)) is not None]
 
     @cached_property
@@ -232,6 +235,22 @@ class MetricsView:
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         return self._read(lambda connection: connection.execute(query, values).fetchall()) or []
+
+    def _read_named(self, read: Callable[[sqlite3.Connection], T]) -> T | None:
+        """What a function reads that takes time and memory for each name of a metric."""
+
+        def checked(connection: sqlite3.Connection) -> T:
+            (count,) = connection.execute(
+                f"SELECT count(*) FROM (SELECT 1 FROM names LIMIT {MAX_NAMES + 1})"
+            ).fetchone()
+            if count > MAX_NAMES:
+                raise CheckpointError(
+                    f"{self.path} has more than {MAX_NAMES:,} names of metrics, too many to list: log fewer names "
+                    "(without numbers of steps in them), or read the file with `loopwright query`."
+                )
+            return read(connection)
+
+        return self._read(checked)
 
     def _read(self, read: Callable[[sqlite3.Connection], T]) -> T | None:
         """What a function reads in one transaction; None where the run has not written anything yet."""
@@ -260,9 +279,10 @@ class MetricsView:
         try:
             yield
         except sqlite3.Error as error:
+            size = f" (texts of more than {LARGEST_TEXT:,} bytes are not read)" if "too big" in str(error) else ""
             raise CheckpointError(
-                f"The metrics in {self.path} cannot be read: {error}. Restore the file, or copy the run to a folder "
-                "that is writable."
+                f"The metrics in {self.path} cannot be read: {error}{size}. Restore the file, or copy the run to a "
+                "folder that is writable."
             ) from error
 
     def _open(self) -> sqlite3.Connection:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 4096  # of one statement; SQLite takes 32,766 values
 PAUSE_SECONDS = 0.05  # of time that is no training: the clock then notes the step after it too
-REMOVED_EVENTS = ("checkpoint", "best", "evaluation")  # that a run resumed before them has again
+REPEATED_EVENTS = ("checkpoint", "best", "evaluation")  # that a run has again after a rewind
+PROCESS_EVENTS = ("started", "resumed", "signal", "failed", "compiled")  # of processes, which a resumed run keeps
+END_EVENTS = ("finished", "stopped")  # of a call
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -227,10 +229,15 @@ def _store_image(image: bytes, folder: Path) -> str:
 
 
 class Truncate(NamedTuple):
-    """A job that removes what is after a position, so that a run resumed there adds it once."""
+    """A job that removes what is after a position, so that a run resumed there adds it once.
+
+    Several resume points may be saved at one step: at the update, after the evaluation that ends its epoch, and at the
+    end of the call. Events that are noted after a resume point are those behind its own event.
+    """
 
     step: int
     epoch: int
+    is_finished: bool | None  # whether the call was finished in the resume point; None after a rewind
 
     def __call__(self, tables: Tables) -> None:
         connection = tables.connection
@@ -245,11 +252,26 @@ class Truncate(NamedTuple):
                 connection.execute(f"DELETE FROM summaries WHERE {every} level = ? AND bucket >= ?", (level, last))
             summarize(connection, self.step, self.step)
         self._cut_clock(connection)
-        events = f"kind IN ({_marks(REMOVED_EVENTS)}) AND step > ?"
-        connection.execute(f"DELETE FROM events WHERE {events}", (*REMOVED_EVENTS, self.step))
+        where, values = self._repeated_events(connection)
+        connection.execute(f"DELETE FROM events WHERE {where}", values)
         if connection.total_changes > changed:
             tables.count_generation()
         _remove_media(tables, "step > ?", (self.step,))
+
+    def _repeated_events(self, connection: sqlite3.Connection) -> tuple[str, tuple[object, ...]]:
+        """The condition for events that the run has again."""
+        if self.is_finished is None:
+            return f"kind IN ({_marks(REPEATED_EVENTS)}) AND step > ?", (*REPEATED_EVENTS, self.step)
+        point = (
+            "SELECT max(id) FROM events WHERE kind = 'checkpoint' AND step = ?1 AND epoch = ?2 "
+            "AND coalesce(json_extract(detail, '$.finished'), ?3) = ?3"  # earlier versions did not note it
+        )
+        (saved,) = connection.execute(point, (self.step, self.epoch, self.is_finished)).fetchone()
+        kept = (*PROCESS_EVENTS, *(END_EVENTS if self.is_finished else ()))
+        if not self.step:  # all is done again
+            saved = 0
+        behind = ("step > ?", self.step) if saved is None else ("id > ?", saved)
+        return f"kind NOT IN ({_marks(kept)}) AND {behind[0]}", (*kept, behind[1])
 
     def _cut_clock(self, connection: sqlite3.Connection) -> None:
         """Remove the clock after the position; what it says of the position itself stays."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.layout import parse_json
+from ..checkpoint.layout import read_json
 from ..errors import CheckpointError
 
 PROFILE = "profile.json"
@@ -30,7 +30,7 @@ def read_profile(directory: Path, problems: list[str]) -> dict[str, Any] | None:
     """The profile in a run directory; None without one, or where it cannot be read, which is added to `problems`."""
     path = directory / PROFILE
     try:
-        content = parse_json(path.read_bytes(), str(path))
+        content = read_json(path)
     except FileNotFoundError:
         return None
     except (CheckpointError, OSError) as error:

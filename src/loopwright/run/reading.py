@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ..checkpoint.layout import parse_json
+from ..checkpoint.layout import read_json, read_limited
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.best import Mode, direction_of, headline
 from .config_file import read_config
@@ -58,8 +58,8 @@ def lock_host(path: Path) -> str | None:
     if is_held_here(path):
         return os.uname().nodename
     try:
-        words = path.read_text(errors="replace").split()
-    except OSError:
+        words = read_limited(path).decode(errors="replace").split()
+    except (CheckpointError, OSError):
         return None
     return words[3] if len(words) == 4 and words[:3:2] == ["process", "on"] else None
 
@@ -290,7 +290,7 @@ class RunView:
     def _read_manifest(self) -> Mapping[str, Any]:
         path = self.path / MANIFEST
         try:
-            content = parse_json(path.read_bytes(), str(path))
+            content = read_json(path)
         except FileNotFoundError:
             raise ConfigurationError(f"{self.path} is not a run directory: it has no {MANIFEST}.") from None
         except (CheckpointError, OSError) as error:

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..checkpoint.layout import LARGEST_TEXT
 from ..errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -221,6 +222,7 @@ def _connect(path: Path, *, is_at_rest: bool) -> sqlite3.Connection:
     options = "?mode=ro&immutable=1" if is_at_rest else "?mode=ro"
     connection = _connect_to(path.absolute().as_uri() + options)
     try:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_TEXT)  # a text may have gigabytes
         connection.execute("PRAGMA trusted_schema=OFF")
         connection.execute("PRAGMA temp_store=MEMORY")
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()

@@ -198,6 +198,14 @@ class Runtime:
         """Average the gradients of a window over all ranks; returns the largest of their flags."""
         return flag
 
+    def local_parts(self, grads: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's parts of gradients, which may be sharded."""
+        return list(grads)
+
+    def share_flag(self, flag: Tensor) -> Tensor:
+        """The largest flag of the ranks, where they have different gradients."""
+        return flag
+
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
         """Divide gradients, which may be sharded."""
         foreach_div_(list(grads), divisor)

@@ -8,6 +8,9 @@ Which collectives an update takes, besides those of the gradients:
 | CPU, other meshes | one all-reduce, started before the backward pass | in the same message |
 | GPU, DDP | in the last gradient bucket | one asynchronous all-reduce on the host |
 | GPU, other meshes | one all-reduce, started before the backward pass | one asynchronous all-reduce on the host |
+
+Where gradients are sharded, one more all-reduce of a number says whether all of them are finite; not on the CPU with
+FSDP2 alone, where each rank sees the reduced gradients of all.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from .base import Runtime, is_meta, move_to
 from .batch_norm import Part, convert, own_buffers
 from .consensus import HostConsensus, RequestConsensus, Stamps
 from .ddp import BUCKET_BYTES, Averaging
-from .dtensor import Mesh, clip_norm, full_tensor, group_by_mesh
+from .dtensor import Mesh, clip_norm, full_tensor, group_by_mesh, local_tensor
 from .environment import Launch
 from .fsdp import (
     ShardedModels,
@@ -275,6 +275,7 @@ class DistributedRuntime(Runtime):
                 self._send(message)  # all-reduced during the backward pass
             else:
                 self._reduce_scatter.pending = message
+                self._reduce_scatter.nonfinite.zero_()
         if overlaps and self._averages:
             self.averaging.start(params)
         return inputs
@@ -331,6 +332,17 @@ class DistributedRuntime(Runtime):
         buffers = [buffer for module in modules for buffer in self._buffers.get(module, ())]
         if buffers:
             broadcast_tensors(buffers)
+
+    def local_parts(self, grads: Sequence[Tensor]) -> list[Tensor]:
+        return list(grads) if self._is_replicated else [local_tensor(grad) for grad in grads]
+
+    def share_flag(self, flag: Tensor) -> Tensor:
+        """Averaged gradients are the same on all ranks; those of shards are not, unless all ranks saw them reduced."""
+        if self._reduce_scatter is not None:
+            return self._reduce_scatter.nonfinite.clone()
+        if not self._is_replicated:
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return flag
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
         for group in group_by_mesh(grads):

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._torch_compat import note_nonfinite
 from .buckets import MESSAGE_DTYPES, MESSAGE_SIZE
 
 _SUM = dist.ReduceOp(dist.ReduceOp.SUM)
@@ -38,6 +39,7 @@ class HostReduceScatter:
 
     def __init__(self) -> None:
         self.pending: Message | None = None  # of the backward pass under way
+        self.nonfinite = torch.zeros(())  # above 0: gradients of a rank were not finite, which all ranks see here
         self._options = dist.AllreduceOptions()
         self._options.asyncOp = False
 
@@ -60,6 +62,7 @@ class HostReduceScatter:
         work = group.allreduce([flat], self._options)
         if work is not None:
             work.wait()
+        note_nonfinite(self.nonfinite, [flat])
         torch.div(input_tensor.narrow(0, size * group.rank(), size), group.size() if is_mean else 1, out=output_tensor)
         if message is not None and tail is not None:
             message.summed = tail.clone()  # a view would keep the gradients in memory

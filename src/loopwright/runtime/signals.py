@@ -1,28 +1,36 @@
-"""Signals during training: a handler only sets a flag, which the loop reads after each update.
+"""Signals during training: a handler sets a flag, which the loop reads after each update and while it waits for data.
 
-SIGTERM and the first SIGINT request a stop at the end of the update; a second SIGINT interrupts at once. SIGUSR1
-requests a resume point without stopping. A stop that was requested after the last update, and on which the loop has not
-acted, takes effect when training is over: the signal is raised again, without the handlers of training.
+The first SIGTERM or SIGINT requests a stop at the end of the update; a second SIGINT interrupts at once, and a second
+SIGTERM ends the process, unless it is saving already. SIGUSR1 requests a resume point without stopping. A stop that was
+requested after the last update, and on which the loop has not acted, takes effect when training is over: the signal is
+raised again, without the handlers of training.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from types import FrameType
 from typing import Any, Self
+
+REPEAT_SECONDS = 2.0  # in which another SIGTERM is the same request: torchrun passes on what the whole group got
 
 
 class Signals:
     """The flags, and the handlers that set them during training.
 
     `requested` is the signal that this process got, `stop` the one that the loop acts on. On several ranks
-    (`is_shared`), `stop` is set by the consensus, at the same update on all of them.
+    (`is_shared`), `stop` is set by the consensus, at the same update on all of them. `on_request` is called in the
+    handler, with the signal's name and the frame that it interrupts, and may raise where that is safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_request: Callable[[str, FrameType | None], None] | None = None) -> None:
+        self._on_request = on_request
+        self._requested_at = 0.0
+        self.is_saving = False  # whether the loop has acted on the signal
         self.requested: int | None = None
         self.stop: int | None = None
         self.wants_save = False
@@ -41,6 +49,7 @@ class Signals:
 
     def __enter__(self) -> Self:
         self.requested, self.stop, self.wants_save, self.is_handling = None, None, False, True
+        self.is_saving = False
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._request_stop)
@@ -82,11 +91,32 @@ class Signals:
         return wanted
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.requested is not None:
-            raise KeyboardInterrupt
-        self.requested = number
+        if self.requested is not None:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            if not self.is_saving and monotonic() - self._requested_at > REPEAT_SECONDS:
+                _end_at_once(number)
+            return
+        self.requested, self._requested_at = number, monotonic()
         if not self.is_shared:
             self.stop = number
+        if self._on_request is not None:
+            self._on_request(signal.Signals(number).name, frame)
 
     def _request_save(self, number: int, frame: FrameType | None) -> None:
         self.wants_save = True
+
+
+def _end_at_once(number: int) -> None:
+    """End this process by the signal, and the workers of loaders, of which one that hangs would stay."""
+    from multiprocessing import active_children
+
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a worker that is killed
+    signal.signal(number, signal.SIG_DFL)
+    try:
+        for child in active_children():
+            if child.daemon:
+                child.kill()
+    finally:
+        signal.raise_signal(number)

@@ -99,13 +99,15 @@ def shard_payloads(
 
 
 def _of_messages(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[Collective]:
-    """What Loopwright itself sends: whether the loss is finite on all ranks, and what a rank requests."""
+    """What Loopwright itself sends: whether loss and gradients are finite on all ranks, and what a rank requests."""
     is_in_bucket = sizes.replicate == sizes.world and any(
         fits for _, fits in bucket_payloads(model, sizes.tensor, training.bucket_bytes)
     )
     if not is_in_bucket:
         size = MESSAGE_SIZE * (8 if training.is_host else 4)
         yield Collective("all-reduce", size, sizes.world, axis="world", phase="update", what="messages")
+    if sizes.replicate != sizes.world:  # ranks have different gradients
+        yield Collective("all-reduce", 4, sizes.world, axis="world", phase="update", what="messages")
     if not training.is_host:
         yield Collective("all-reduce", 8 * NUM_REQUESTS, sizes.world, axis="world", phase="update", what="messages")
 

@@ -15,7 +15,7 @@ from ..callback import Callback, surrounding
 from ..callbacks.checkpoints import BestModel, Checkpoints
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..callbacks.progress import ProgressDisplay
-from ..data.random import seed_everything
+from ..data.random import seed_generators
 from ..errors import ConfigurationError
 from ..optim.build import CurveSchedule, Schedule, build_schedule
 from ..runtime import dry_run
@@ -46,7 +46,7 @@ RECORDING = "LOOPWRIGHT_RUN_DIR"  # in the environment: where programs without a
 def assemble_models(trainer: Program) -> dict[int, nn.Parameter]:
     """Build, place and wrap the models; return parameters that replaced others, by the ids of the replaced ones."""
     if trainer.seed is not None and trainer._builds_models:
-        seed_everything(trainer.seed)  # models that the trainer makes are part of the run
+        seed_generators(trainer.seed)  # models that the trainer makes are part of the run
     check_returned(trainer.configure_models(), "configure_models", "self.model = ...")  # type: ignore[func-returns-value]
     trainer._components.modules = found_on(trainer, nn.Module, trainer.models)
     if trainer.runtime.world > 1:
@@ -223,6 +223,10 @@ def assemble_training(trainer: Program) -> None:
         update.listeners, update.guard = trainer.run.hooks["on_optimizer_start"], guard
         update.clip_norm, update.clip_value = trainer.clip_norm, trainer.clip_value
     trainer._components.trained = _trained_by(trainer)
+    if trainer.run_dir is not None and trainer._components.finite is None:
+        from ..checkpoint.finite import FiniteCheck  # imported only for runs that are saved
+
+        trainer._components.finite = FiniteCheck.of(trainer.models)
     start_training_mode(trainer.modules.values(), trainer.optimizers.values())
 
 

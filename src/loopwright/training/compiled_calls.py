@@ -53,7 +53,7 @@ class CompiledCalls:
         measured = (self._split if self._plan.is_split else self._whole)(update, inputs, targets)
         if run.window.is_last:
             run.window.has_stepped = True
-        loss, metrics, losses, count, outputs, _, size, _ = measured
+        loss, metrics, losses, count, outputs, _, size, _, _ = measured
         return StepResult(loss, size or run.window.size, metrics, count, outputs, losses)
 
     def forget(self) -> None:
@@ -190,7 +190,7 @@ class CompiledCalls:
         update.norm = measured[7]
         if not update.num_updates and not any(measured[5]):
             check_reached(update.params, update.name)
-        if self._is_fine(update, measured[0]) and self._has_fine_norm(update):
+        if self._is_fine(update, measured[0]) and self._was_changed(update, measured[8]):
             self._count_update(update, measured[5])
         return measured
 
@@ -243,7 +243,7 @@ class CompiledCalls:
         grads = self._taken_gradients()
         args = (update._flag, update._count, self._params, grads, self._states, self._numbers, self._flag(update))
         try:
-            update.norm = self._current_graphs.apply(*args)
+            update.norm, is_fine = self._current_graphs.apply(*args)
         except Exception as error:
             if not failed_to_compile(error):
                 self._run.window.has_stepped = True  # some weights may have changed
@@ -251,7 +251,7 @@ class CompiledCalls:
             self.failure = error
             self._finish_eagerly(update, grads)
         else:
-            if self._has_fine_norm(update):
+            if self._was_changed(update, is_fine):
                 self._count_update(update, tuple(grad is not None for grad in grads))
         update.zero()
         update._count = update._flag = None
@@ -264,7 +264,7 @@ class CompiledCalls:
             return
         if update._count is not None:
             update._divide_by_count()
-        if update.clip():
+        if (update.guard is None or update.is_finite()) and update.clip():
             update.step()
             update.schedule()
 
@@ -298,13 +298,20 @@ class CompiledCalls:
         value = loss.item()
         if math.isfinite(value):
             return True
-        update.guard.refuse(f"the loss of {update.title} is {value}")
+        update.refuse(f"the loss of {update.title} is {value}")
         return False
 
-    def _has_fine_norm(self, update: OptimizerUpdate) -> bool:
-        if update.guard is None or not self._reads or update.norm is None or math.isfinite(update.norm.item()):
+    def _was_changed(self, update: OptimizerUpdate, is_fine: Tensor | None) -> bool:
+        """Whether the graph changed the weights; if not, the guard is asked what that means."""
+        if update.guard is None or not self._reads or is_fine is None or is_fine.item():
             return True
-        update.guard.refuse(f"the gradient norm of {update.title} is {update.norm.item()}")
+        rates = [group.get("lr", 0.0) for group in update.optimizer.param_groups]
+        if not all(math.isfinite(rate) for rate in rates):
+            update.refuse(f"the learning rate of {update.title} is {', '.join(f'{rate:g}' for rate in rates)}")
+        elif update.norm is not None:
+            update.refuse(f"the gradient norm of {update.title} is {update.norm.item()}")
+        else:
+            update.refuse(f"a gradient of {update.title} is not finite")
         return False
 
     def _count_call(self, update: OptimizerUpdate) -> None:
@@ -315,6 +322,7 @@ class CompiledCalls:
         self._keep_states(used)
         mark_stepped(update.optimizer)
         update.num_updates += 1
+        update.epoch.stepped += 1
         update.schedule()
 
     def _keep_states(self, used: tuple[bool, ...]) -> None:

@@ -37,7 +37,7 @@ class Plan:
         rules: of each parameter.
         device: the type of device.
         is_split: whether gradients and update are two graphs.
-        has_guard: whether a loss or norm that is not finite leaves the weights as they are.
+        has_guard: whether a loss, gradient, norm or learning rate that is not finite leaves the weights as they are.
         is_final: whether an update that was left out keeps all later ones from being taken, on the device.
         clips_norm: whether gradients are clipped by their norm.
         clips_value: whether gradients are clipped by value.
@@ -74,6 +74,7 @@ class Measured(NamedTuple):
     used: tuple[bool, ...]  # which parameters have a gradient
     size: int  # samples, where `compute_loss` has said so; else 0
     norm: Tensor | None
+    is_fine: Tensor | None  # whether loss, gradients and settings are finite, so that the weights were changed
 
 
 class StepGraphs:
@@ -157,7 +158,7 @@ def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Call
         grads, measured = differentiate(inputs, targets, params, numbers, True)
         with torch.no_grad(), torch.autocast(plan.device, enabled=False):
             is_fine = torch.isfinite(measured[0]).reshape(()) if plan.has_guard else None
-            return *measured, _change(plan, is_fine, params, grads, states, numbers, seen)
+            return *measured, *_change(plan, is_fine, params, grads, states, numbers, seen)
 
     def gradients(inputs: Any, targets: Any, params: Any, sums: Any, numbers: Any) -> Any:
         grads, measured = differentiate(inputs, targets, params, numbers, False)
@@ -165,7 +166,7 @@ def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Call
             for total, grad in zip(sums, grads, strict=True):
                 if grad is not None:
                     total.add_(grad)
-        return *measured, None
+        return *measured, None, None
 
     def apply(flag: Any, count: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any) -> Any:
         with torch.no_grad(), torch.autocast(plan.device, enabled=False):
@@ -178,8 +179,15 @@ def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Call
 
 
 def _change(plan: Plan, is_fine: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any) -> Any:
-    """Clip and step; where a value is not finite, everything keeps its old value. Returns the norm before clipping."""
+    """Clip and step; where a value is not finite, everything keeps its old value.
+
+    Returns the norm before clipping, and whether all values were finite.
+    """
     norm = None
+    if plan.has_guard:
+        checks = [torch.isfinite(g).all() for g in grads if g is not None] + [torch.isfinite(numbers).all()]
+        is_finite = torch.stack(checks).all()
+        is_fine = is_finite if is_fine is None else is_fine & is_finite
     if plan.clips_value:
         grads = [g if g is None else g.clamp(-numbers[2].to(g.dtype), numbers[2].to(g.dtype)) for g in grads]
     if plan.clips_norm:
@@ -194,7 +202,7 @@ def _change(plan: Plan, is_fine: Any, params: Any, grads: Any, states: Any, numb
     for param, grad, state, rule in zip(params, grads, states, plan.rules, strict=True):
         if grad is not None:
             _change_one(param, grad, state, numbers, rule, is_fine)
-    return norm
+    return norm, is_fine
 
 
 def _change_one(param: Any, grad: Any, state: Any, numbers: Any, applied: Applied, is_fine: Any) -> None:

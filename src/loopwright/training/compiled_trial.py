@@ -119,6 +119,9 @@ class _QuietGuard:
     def refuse(self, what: str) -> None:
         """Go on."""
 
+    def name_of(self, param: torch.nn.Parameter) -> str:
+        return "a parameter"
+
 
 @contextmanager
 def leaving_no_trace(run: TrainingRun) -> Iterator[None]:
@@ -126,7 +129,7 @@ def leaving_no_trace(run: TrainingRun) -> Iterator[None]:
     update = next(iter(run.updates.by_name.values()))
     keeper, generators, window = Keeper(), rng_state(), copy(run.window)
     program: Any = run.program
-    for owner in (program, run.updates, update, *_stateful(program.loss_fn)):
+    for owner in (program, run.updates, update, update.epoch, *_stateful(program.loss_fn)):
         keeper.keep(owner)
     for module in run.components.modules.values():
         keeper.keep_model(module)

@@ -16,6 +16,7 @@ from ..callback import TrainerHooks, check_hooks
 from ..errors import CallError, ConfigurationError
 
 if TYPE_CHECKING:
+    from ..checkpoint.finite import FiniteCheck
     from ..optim.build import Schedule
     from ..run.manifest import RunFacts
 
@@ -49,6 +50,7 @@ class Components:
         self.replaced: dict[int, nn.Parameter] = {}  # parameters that replaced others, by the ids of the replaced ones
         self.known_optimizers: dict[str, Optimizer] = {}  # at the last comparison
         self.trained: dict[str, Any] = {}  # the components of the current `train` call
+        self.finite: FiniteCheck | None = None  # looks at what is saved of a run with a directory
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of all modules that require gradients, each once."""

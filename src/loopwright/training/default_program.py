@@ -66,11 +66,14 @@ class DefaultProgram(Program):
         before them.
         """
         if not self._components.are_built:
-            self._components.replaced = assembly.assemble_models(self)
+            self._settle_seed()
+            with self.run.generators.of_program():
+                self._components.replaced = assembly.assemble_models(self)
             self._components.are_built = True
         assembly.adopt_replaced(self)
         if not self.optimizers and any(True for _ in self._components.parameters()):  # a frozen model can be evaluated
-            assembly.assemble_optimizers(self, self._components.replaced)
+            with self.run.generators.of_program():
+                assembly.assemble_optimizers(self, self._components.replaced)
 
     def _setup_training(self) -> None:
         """Prepare a `train` call."""

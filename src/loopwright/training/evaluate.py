@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..data.random import preserved_rng
-from ..errors import ConfigurationError, DataError
+from ..data.stream import may_be_left
+from ..data.workers import workers_explained
+from ..errors import ConfigurationError, DataError, WaitInterrupted
 from ..metrics.meter import Meter
 from ..metrics.result import StepResult
 
@@ -28,7 +29,7 @@ MEASURING = ("on_eval_step_end", "on_eval_end")  # events in which metrics can b
 def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
     """Return averages over all samples of the stream. Modes and random generators are restored afterwards.
 
-    A signal to a training run ends it at the next batch, without a result.
+    A signal to a training run ends it at the next batch, or while it waits for one, without a result.
     """
     meter = Meter(logs_once=True)
     with measuring(run, meter):
@@ -36,8 +37,13 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
         run.program._adopt_replaced()
         start = stream.state_dict() if stream.spans_epochs else None
         stream.begin(0)
-        steps = _measure(run, stream, meter)
-        if steps == 0:
+        stream.leave_when(run.wait)
+        try:
+            with workers_explained():
+                steps = _measure(run, stream, meter)
+        except WaitInterrupted:
+            steps = 0
+        if steps == 0 and not run.is_interrupted:
             raise DataError("The evaluation data is empty: pass a data set or loader with at least one batch.")
         if not run.is_interrupted:
             run.runtime.reshard()
@@ -55,6 +61,7 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
     return measured
 
 
+@may_be_left
 def _measure(run: TrainingRun, stream: Stream, meter: Meter) -> int:
     """Measure the batches of an evaluation up to its end or a signal; return how many there were."""
     step_ends, autocast = run.hooks["on_eval_step_end"], run.runtime.autocast
@@ -96,7 +103,7 @@ def _nothing_measured(run: TrainingRun) -> ConfigurationError:
 @contextmanager
 def measuring(run: TrainingRun, meter: Meter) -> Iterator[None]:
     """Log to a meter, in eval mode and without gradients; afterwards modes, generators and clock are as before."""
-    with run.phase(meter), run.program._eval_mode(), torch.no_grad(), preserved_rng(), _timed(run):
+    with run.phase(meter), run.program._eval_mode(), torch.no_grad(), run.generators.apart(run.rank_seed), _timed(run):
         yield
 
 
@@ -129,7 +136,7 @@ def measuring_nothing(modules: Mapping[str, nn.Module]) -> Iterator[None]:
 def predict(run: TrainingRun, stream: Stream) -> list[Any]:
     """Return the model's outputs batch by batch, gathered from all processes."""
     outputs: list[tuple[Any, ...]] = []
-    with run.program._eval_mode(), torch.no_grad(), preserved_rng():
+    with run.program._eval_mode(), torch.no_grad(), run.generators.apart(run.rank_seed), workers_explained():
         stream.begin(0)
         for batch, size, total in stream:
             if size == 0 and total is not None and not run.runtime.forwards_together:

@@ -7,14 +7,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from inspect import unwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..callback import Callback, Hook, TrainerHooks
+from ..callback import Callback, Hook, TrainerHooks, has_users_state
 from ..data.open import open_stream
+from ..data.random import Seed, resolve_seed
+from ..errors import ConfigurationError
 from .components import Components, checked_directory
 from .media_log import MediaMethods
 
@@ -85,7 +87,50 @@ class EpochChecks(Protocol):
         """Check the epoch."""
 
 
-class Program(MediaMethods, TrainerHooks):
+class OwnState:
+    """The state that a subclass of a trainer adds to checkpoints, as their part "trainer"; None where it adds none."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what else a checkpoint must hold of your subclass: tensors, numbers, strings, lists, dicts."""
+        self._check_own_state("state_dict")
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self._check_own_state("load_state_dict")
+
+    def _check_own_state(self, method: str) -> None:
+        """Refuse a call that was meant for the weights of a model, which it would neither return nor load."""
+        if not has_users_state(self):
+            kind = type(self).__name__
+            raise ConfigurationError(
+                f"{kind}.{method}() is for the state that a subclass adds to checkpoints, and {kind} adds none: call "
+                f"`{method}` of the model for its weights, or save and load all of the trainer."
+            )
+
+    def _capture_own_state(self) -> dict[str, Any] | None:
+        if not has_users_state(self):
+            return None
+        state = self.state_dict()
+        if not isinstance(state, Mapping):
+            raise ConfigurationError(
+                f"{type(self).__name__}.state_dict() returned {state!r:.60} ({type(state).__name__}): return a dict."
+            )
+        return dict(state)
+
+    def _restore_own_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
+        """Load a captured state; returns a line where only the checkpoint or only the class has one."""
+        kind = type(self).__name__
+        if not has_users_state(self):
+            ignored = f"{source} has state of the trainer's class, but {kind} has no `load_state_dict`: this state was "
+            return [f"{ignored}ignored and will not be in the next checkpoint."] if saved else []
+        if saved is None:
+            return [f"{source} was saved before {kind} had `state_dict`: the state of {kind} begins anew."]
+        self.load_state_dict(saved)
+        return []
+
+
+class Program(MediaMethods, OwnState, TrainerHooks):
     """The interface of a trainer to its run: the methods that a run calls.
 
     `DefaultProgram` implements them, and doors replace some; `Trainer` adds the methods of users.
@@ -107,7 +152,7 @@ class Program(MediaMethods, TrainerHooks):
     accumulate: int
     clip_norm: float | None
     clip_value: float | None
-    seed: int | None
+    _seed: Seed
     loss_fn: Any
 
     # What users and callbacks read
@@ -135,6 +180,15 @@ class Program(MediaMethods, TrainerHooks):
     @run_dir.setter
     def run_dir(self, path: str | Path | None) -> None:
         self.run.run_dir = checked_directory(path)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the run: the constructor's, or that of the last `seed_everything`."""
+        return self._seed.value
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        self._seed = Seed(seed)
 
     @property
     def models(self) -> dict[str, nn.Module]:
@@ -192,6 +246,11 @@ class Program(MediaMethods, TrainerHooks):
 
     def setup(self) -> None:
         raise NotImplementedError
+
+    def _settle_seed(self) -> None:
+        """Take the last `seed_everything` of the first process, until models are built with it."""
+        if self._seed.source != "argument" and not self._components.are_built:
+            self._seed = self.runtime.broadcast_object(resolve_seed("auto"))
 
     def _setup_training(self) -> None:
         raise NotImplementedError
@@ -279,6 +338,15 @@ class Program(MediaMethods, TrainerHooks):
         raise NotImplementedError
 
     # Checkpoints
+
+    @property
+    def _users_trainer(self) -> OwnState:
+        """The trainer whose class the user wrote: this one, or that of a door, which its core trainer has as `door`."""
+        return self if self._door == "native" else cast(Any, self).door
+
+    def _load_users_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
+        """Load the saved state of the user's trainer; returns a line where there is none."""
+        return self._users_trainer._restore_own_state(saved, source)
 
     def _capture(self, run: TrainingRun, *, has_history: bool) -> dict[str, Any]:
         raise NotImplementedError

@@ -132,10 +132,10 @@ def take_up(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
 
 
 def continue_from(run: TrainingRun, checkpoint: Checkpoint, *, accepts_changes: bool) -> None:
-    """Restore a checkpoint between two `train` calls: the next one continues there, the random generators at once."""
+    """Restore a checkpoint between two `train` calls: the next one continues there, with its random generators."""
     take_up(run, checkpoint, Origin(checkpoint.path, accepts_changes=accepts_changes))
     assert run.pending is not None
-    run.pending.restore_rng()
+    run.pending.restore_rng(run)
     progress = run.progress
     is_inside_call = progress.in_epoch and not progress.call_finished
     run.num_calls = progress.call - 1 if is_inside_call else progress.call
@@ -146,7 +146,8 @@ def _find_newest(run: TrainingRun, store: CheckpointStore | None) -> Checkpoint 
     from ..checkpoint import read_checkpoint
 
     assert store is not None
-    newest = store.newest(lazy=run.runtime.world > 1) if run.runtime.is_main else None
+    check = run.components.finite
+    newest = store.newest(lazy=run.runtime.world > 1, check=check) if run.runtime.is_main else None
     found = run.runtime.broadcast_object(None if newest is None else newest.path)
     return None if found is None else newest or read_checkpoint(found, verify=False, lazy=True)
 
@@ -217,6 +218,27 @@ def _weights_fit(run: TrainingRun, checkpoint: Checkpoint) -> bool:
     return set(saved) == set(run.components.models) and not any(
         compare_model(model, saved[name]) for name, model in run.components.models.items()
     )
+
+
+def keep_recorded_seed(run: TrainingRun, origin: Origin) -> None:
+    """Let a run of a version in which `seed_everything` did not count for a trainer continue with the seed it has."""
+    seed, is_new = run.program._seed, origin.is_fresh or origin.path is not None or run.run_dir is None
+    if run.num_calls or is_new or seed.source != "seed_everything":
+        return
+    from ..run import RunManifest
+    from ..run.directory import MANIFEST
+
+    path, found = Path(run.run_dir or "") / MANIFEST, None
+    if run.runtime.is_main and path.is_file():
+        manifest = RunManifest.read(path)
+        found = (manifest.seed, manifest.seed_source)
+    recorded = run.runtime.broadcast_object(found)
+    if recorded is not None and recorded[1] is None and recorded[0] != seed.value:
+        run.program.seed = recorded[0]
+        run.say(
+            f"The run in {run.run_dir} began with seed {recorded[0]}, in a version in which `seed_everything` did not "
+            f"count for a trainer without `seed=`: it continues with this seed, and not with {seed.value}."
+        )
 
 
 # The first line of a run

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..callback import Callback, Dispatch, Hook, TrainerHooks
-from ..data.random import set_rng_state
+from ..data.order import derive_seed
+from ..data.random import OwnGenerators
 from ..errors import CheckpointError, ConfigurationError, LoopwrightError
 from ..metrics.best import Directions
 from ..metrics.history import History
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ..run.changes import Change
     from .held_schedulers import HeldSchedulers
     from .program import Program, Words
+    from .waiting import DataWait
 
 
 class StepChoice(Protocol):
@@ -58,6 +60,12 @@ def _held_schedulers() -> HeldSchedulers:
     from .held_schedulers import HeldSchedulers  # imported with the first run, not with the package
 
     return HeldSchedulers()
+
+
+def _data_wait(run: TrainingRun) -> DataWait:
+    from .waiting import DataWait  # as above
+
+    return DataWait(run)
 
 
 class TrainingRun:
@@ -97,6 +105,7 @@ class TrainingRun:
         self.eval_seconds = 0.0  # in evaluations and compiling, which training time excludes
         self.compile_seconds = 0.0  # those of them in compiling, of `compile="step"`
         self.media = MediaLog()
+        self.generators = OwnGenerators()
         # The current update
         self.window = Window()
         self.updates = Updates({}, self.window)
@@ -112,7 +121,8 @@ class TrainingRun:
         self.is_evaluating = False
         # Requests to stop
         self.stop_reason: str | None = None
-        self.signals = Signals()
+        self.wait = _data_wait(self)
+        self.signals = Signals(self.wait.request)
         self.signals.is_shared = runtime.world > 1
         self.consensus: StopConsensus | None = None
         # Files
@@ -121,6 +131,7 @@ class TrainingRun:
         self.held = _held_schedulers()
         self.fingerprint: dict[str, Any] | None = None  # describes the program, to compare it when the run is resumed
         self.accepted: list[Change] = []  # differences between the program and the run that it continues
+        self.was_finished = False  # whether the call was finished in the resume point that this process continues
         self.token = ""  # names the directory in which several processes write a checkpoint together
         # Callbacks and output
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)  # lines and events that no recorder has taken yet
@@ -143,6 +154,18 @@ class TrainingRun:
     def record_hint(self) -> str:
         """What to do to have media recorded."""
         return self.words.record_media
+
+    # Random numbers
+
+    def own_generators(self) -> AbstractContextManager[None]:
+        """Context of a call that draws from the run's own generators; afterwards the program's are as before."""
+        return self.generators.in_use(follows_program=self.program.seed is None)
+
+    @property
+    def rank_seed(self) -> int | None:
+        """The seed of this rank's random numbers in steps; None where they begin at the program's generators."""
+        seed, rank = self.program.seed, self.runtime.sample_rank
+        return seed if seed is None or rank == 0 else derive_seed(seed, rank)
 
     # Events
 
@@ -179,6 +202,10 @@ class TrainingRun:
         """Request the end of training after the current update; the first reason stays."""
         self.stop_reason = self.stop_reason or reason
 
+    def train_on(self) -> None:
+        """Drop the reason for which an earlier `train` call or process had stopped."""
+        self.stop_reason = None
+
     @property
     def is_interrupted(self) -> bool:
         """Whether a signal requested the end of training."""
@@ -194,7 +221,7 @@ class TrainingRun:
             yield
             return
         self.consensus = StopConsensus(self) if self.runtime.world > 1 else None
-        with self.signals:
+        with self.wait, self.signals:
             yield
 
     def set_limits(self, limits: Limits) -> None:
@@ -363,18 +390,18 @@ class PendingRestore:
             run.updates.load_state_dict(self.updates)
             self.updates = None
 
-    def restore_rng(self) -> None:
-        """Restore the random generators."""
+    def restore_rng(self, run: TrainingRun) -> None:
+        """Restore the random generators of the run."""
         if self.rng is not None:
-            set_rng_state(self.rng)
+            run.generators.restore(self.rng)
 
-    def place(self, stream: Stream, eval_stream: Stream | None) -> None:
+    def place(self, run: TrainingRun, stream: Stream) -> None:
         """Restore the positions in the data, then the random generators, since opening data may use them."""
         if self.data is not None:
             seek(stream, self.data)
-        if self.eval_data is not None and eval_stream is not None:
-            seek(eval_stream, self.eval_data)
-        self.restore_rng()
+        if self.eval_data is not None and run.eval_stream is not None:
+            seek(run.eval_stream, self.eval_data)
+        self.restore_rng(run)
 
 
 def seek(stream: Stream, state: dict[str, Any]) -> None:

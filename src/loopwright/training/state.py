@@ -20,7 +20,7 @@ from ..checkpoint.tree import Tree, is_dtensor
 from ..checkpoint.weights import save_weights
 from ..data.iterated import KIND as ITERATED
 from ..data.order import derive_seed
-from ..data.random import preserved_rng, rng_state, seed_everything, set_rng_state
+from ..data.random import all_preserved, rng_state, seed_generators, set_rng_state
 from ..errors import CheckpointError
 from ..metrics.metric_objects import (
     load_metric_states,
@@ -84,7 +84,8 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
         "stop_reason": run.stop_reason,
         "num_pieces": run.num_micro_batches,
         "compiled": None if run.compiled is None else run.compiled.state_dict(),
-        "rng": run.runtime.gather_each(rng_state()),
+        "trainer": run.program._users_trainer._capture_own_state(),
+        "rng": run.runtime.gather_each(run.generators.state()),
         "fingerprint": program,
     }
 
@@ -131,7 +132,10 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
                 schedule.scheduler.load_state_dict(small["schedules"][name])
         for name, callback in callbacks.items():
             at.part = f"callbacks: {name}"
-            run.held.load(callback, small["callbacks"].get(name) or callback.state_dict())
+            if (state := small["callbacks"].get(name)) is not None:
+                run.held.load(callback, state)
+        at.part = "trainer"
+        remarks = run.program._load_users_state(small["trainer"], source)
         at.part = "lanes"
         run.updates.load_state_dict(small["lanes"])
         at.part = "metrics"
@@ -142,8 +146,10 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
         for name, model in run.components.models.items():
             load_model(model, tree["models"][name])
     restore_position(run, small)
+    run.was_finished = run.progress.call_finished
     run.meter.computed = metrics_at(small["computed"], owners)
-    for line in (*unused_states(callbacks, small, source), *_unused_choice(run, small["compiled"], source)):
+    unused = (*unused_states(callbacks, small, source), *_unused_choice(run, small["compiled"], source))
+    for line in (*unused, *remarks):
         run.say(line)
 
 
@@ -169,12 +175,12 @@ def restore_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
 
 
 def continue_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
-    """Put the counters where they were, for a `train` call that continues the saved run; generators at once."""
+    """Put the counters where they were, for a `train` call that continues the saved run, and its generators."""
     restore_position(run, saved)
     assert run.pending is not None
     run.num_calls = run.progress.call
     run.fingerprint = run.pending.fingerprint  # the run that continues is the one that was saved
-    run.pending.restore_rng()
+    run.pending.restore_rng(run)
 
 
 def return_to(run: TrainingRun, tree: Any, source: str) -> None:
@@ -183,7 +189,7 @@ def return_to(run: TrainingRun, tree: Any, source: str) -> None:
     pending, run.pending = run.pending, None
     assert pending is not None
     pending.restore_updates(run)
-    pending.place(run.opened_stream, run.eval_stream)
+    pending.place(run, run.opened_stream)
 
 
 def _compare(run: TrainingRun, tree: Mapping[str, Any], small: Mapping[str, Any], kept: Kept) -> list[str]:
@@ -310,9 +316,9 @@ def own_rng(states: Sequence[dict[str, Any]], run: TrainingRun) -> dict[str, Any
     rank = run.runtime.sample_rank
     if rank < len(states):
         return states[rank]
-    with preserved_rng():
+    with all_preserved():
         set_rng_state(states[0])
-        seed_everything(derive_seed(int(torch.randint(1 << 62, ()).item()), rank))
+        seed_generators(derive_seed(int(torch.randint(1 << 62, ()).item()), rank))
         return rng_state()
 
 
@@ -342,8 +348,8 @@ def load_trainer(run: TrainingRun, path: str | Path) -> None:
     """Load for use: evaluation, or a new `train` call that counts its limits from here."""
     restore(run, read_checkpoint(path, lazy=run.runtime.world > 1).tree, str(path))
     assert run.pending is not None
-    run.pending.restore_rng()
-    run.pending.rng = None  # random numbers of the program itself from here on
+    run.pending.restore_rng(run)
+    run.pending.rng = None
     run.num_calls = run.progress.call
 
 

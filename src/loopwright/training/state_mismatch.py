@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from .._torch_compat import state_dict_metadata
 from ..checkpoint.tensors import StoredTensor
-from ..data.random import preserved_rng
+from ..data.random import all_preserved
 from ..metrics.history import History
 from ..metrics.meter import Meter
 from ..metrics.progress import Progress
@@ -224,7 +224,7 @@ def compare_callbacks(callbacks: Mapping[str, Callback], saved: Any) -> list[str
 def _compare_callback(callback: Callback, saved: Any) -> Iterator[str]:
     if not isinstance(saved, Mapping):
         yield f"the checkpoint has {_kind(saved)} instead of its state"
-    elif type(callback).__module__.startswith("loopwright."):
+    elif type(callback).__module__.startswith("loopwright.") and not callback._users_objects:
         own = callback.state_dict()
         if type(callback).__module__.startswith("loopwright.callbacks.") and type(callback).__name__ not in OPEN:
             yield from wrong_fields("its state", saved, own)
@@ -238,6 +238,8 @@ def compare_rest(tree: Mapping[str, Any], optimizers: Iterable[str]) -> list[str
     problems += _wrong_optimization(tree["lanes"], optimizers, has_updates)
     if not isinstance(tree["stop_reason"], str | None):
         problems.append(f"stop_reason is {_kind(tree['stop_reason'])} instead of text")
+    if not isinstance(tree.get("trainer"), Mapping | None):
+        problems.append(f"trainer is {_kind(tree['trainer'])} instead of its state")
     if type(tree.get("num_pieces", 1)) is not int:
         problems.append(f"num_pieces is {_kind(tree['num_pieces'])} instead of a number")
     for part in ("data", "eval_data"):
@@ -298,7 +300,7 @@ def wrong_rng(saved: Any, set_state: Callable[[], None]) -> list[str]:
 
 
 def _try_random_state(set_state: Callable[[], None]) -> None:
-    with preserved_rng():
+    with all_preserved():
         set_state()
 
 
@@ -331,11 +333,16 @@ def _wrong_optimization(saved: Any, optimizers: Iterable[str], has_updates: bool
             if name not in saved
         )
     for name, state in saved.items() if isinstance(saved, Mapping) else [("lanes", saved)]:
-        problems = list(wrong_fields(f"lanes: {name!r:.40}", state, ("updates", "scaler"), ("order",)))
+        problems = list(
+            wrong_fields(f"lanes: {name!r:.40}", state, ("updates", "scaler"), ("order", "stepped", "skipped"))
+        )
         yield from problems
         if problems:
             continue
         updates, scaler = state["updates"], state["scaler"]
+        for key in ("stepped", "skipped"):
+            if not isinstance(state.get(key, 0), int):
+                yield f"lanes: optimizer {name!r:.40} counts {state[key]!r:.40} updates that were {key}"
         if type(updates) is not int or updates < 0:
             yield f"lanes: optimizer {name!r:.40} counts {updates!r:.40} updates"
         is_right = isinstance(scaler, Mapping) and all(_is_number(scaler.get(key)) for key in SCALER)

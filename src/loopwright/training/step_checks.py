@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._torch_compat import version_of, watch_clipping
 from .._torch_compat.fast_paths import ignore_updates
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, NonFiniteLossError
 from ..metrics.result import mistake_in_loss
 from .update import OptimizerUpdate
 
@@ -189,6 +189,8 @@ def watch_own_steps(
             has_closure = len(arguments) > 1 or bool(options)  # which computes gradients in the step; self comes first
             update.empty_steps += is_empty and not has_closure
             before(update)
+            if not (update.guard is None or has_closure or (update.is_finite() and update.read_flag(" or has NaN"))):
+                update.zero()  # a step without gradients changes nothing
 
     def leave(*_: object) -> None:
         if not update.is_stepping and after is not None:
@@ -230,6 +232,29 @@ def check_trained(run: TrainingRun) -> None:
     if len(texts) < len(updates):
         for text in texts.values():
             run.say(f"Epoch 1 did not train everything: {text}.")
+
+
+def check_skipped(run: TrainingRun) -> None:
+    """Raise at the end of an epoch, or of the run, if all of its updates were skipped, so that no weight changed.
+
+    A loss scaler begins with a scale that may be too large, so that it may skip the updates of a short epoch.
+    """
+    updates = [update for update in run.updates.by_name.values() if update.epoch.stepped or update.epoch.skipped]
+    idle = [update for update in updates if not update.epoch.stepped]
+    is_last = run.is_done() or run.progress.epoch + 1 == run.limits.epochs
+    if not idle or run.stop_reason is not None or not (is_last or run.progress.is_exhausted):
+        return  # a reason to stop says what was wrong
+    names, number = ", ".join(repr(update.name) for update in idle), sum(update.epoch.skipped for update in idle)
+    why, scale = "a loss or a gradient was not finite in each of them", 0.0
+    advice = "Lower the learning rate, or look for bad samples"
+    if (scaler := idle[0].scaler) is not None:
+        scale = scaler.get_scale()
+        why = f"their gradients overflowed in fp16 (the loss scale is {scale:g} now)"
+        advice = "Use bf16, which needs no scaling, or look for a loss that is very large"
+    text = f"all {number} updates of optimizer {names} in epoch {run.progress.epoch + 1} were skipped, since {why}"
+    if len(idle) == len(updates) and (is_last or scale < 1):
+        raise NonFiniteLossError(f"Nothing was trained: {text}. {advice}.")
+    run.say(f"{text[0].upper()}{text[1:]}.")
 
 
 def _untrained_text(update: OptimizerUpdate) -> str | None:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import DataError, Rewinding
+from ..data.stream import may_be_left, waits_for_data
+from ..errors import DataError, Rewinding, WaitInterrupted
 from ..metrics.result import StepResult
 from .evaluate import evaluate
 from .out_of_memory import redo_window, step_function
-from .step_checks import check_clipping
+from .step_checks import check_clipping, check_skipped
 
 if TYPE_CHECKING:
     from ..data.stream import Batch, Stream
@@ -81,6 +82,7 @@ def begin_epoch(run: TrainingRun, stream: Stream | None = None) -> None:
     if not run.progress.in_epoch:
         (run.opened_stream if stream is None else stream).begin(run.progress.epoch)
         run.meter = run.meter.fresh()
+        run.updates.start_epoch()
         run.emit("on_epoch_start")
     run.program._adopt_replaced()
     run.updates.refresh(run.components.modules.values())
@@ -91,6 +93,8 @@ def begin_epoch(run: TrainingRun, stream: Stream | None = None) -> None:
 def end_steps(run: TrainingRun) -> None:
     """Read the metrics of the steps; if the data is exhausted, emit `on_train_epoch_end`."""
     run.flush()
+    if run.skips_nonfinite or run.runtime.precision == "fp16":
+        run.meter.log({"skipped_updates": run.updates.num_skipped})
     if run.progress.is_exhausted and not run.is_interrupted:
         run.media.end_steps(run.progress.step)
         run.emit("on_train_epoch_end")
@@ -103,6 +107,8 @@ def record_epoch(run: TrainingRun, measured: Mapping[str, float]) -> None:
     row |= {f"eval_{name}": value for name, value in measured.items()}
     run.history.set_epoch(progress.epoch, row)
     progress.recorded_step = progress.step
+    if run.updates.num_skipped:
+        check_skipped(run)
     if progress.is_exhausted:
         if progress.epoch == 0:
             run.program._check_trained()
@@ -209,15 +215,25 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
             return
 
 
+@waits_for_data
+@may_be_left
 def take_windows(run: TrainingRun, stream: Stream, limits: Limits) -> Iterator[list[Batch]]:
-    """Yield the epoch's batches in groups of `accumulate`; the last group may be shorter."""
+    """Yield the epoch's batches in groups of `accumulate`; the last group may be shorter.
+
+    A signal ends it while it waits: nothing of the group was trained, and the position is that of the last update.
+    """
     progress, is_limited = run.progress, limits.samples is not None
-    while batches := stream.take(run.program.accumulate, limits.samples_left(progress) if is_limited else None):
-        yield batches
+    stream.leave_when(run.wait)
+    try:
+        while batches := stream.take(run.program.accumulate, limits.samples_left(progress) if is_limited else None):
+            yield batches
+    except WaitInterrupted:
+        return
     _check_length(progress, stream)
     progress.is_exhausted = True
 
 
+@waits_for_data
 def _value_after(run: TrainingRun, batches: list[Batch], position: int, stream: Stream, limits: Limits) -> Any:
     """Return the batch after this one, as far as it is known before this step; None where none will be trained."""
     if position < len(batches):

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from ..callback import Callback
 from ..data.open import Stream
-from ..data.order import derive_seed
-from ..data.random import seed_everything
+from ..data.random import seed_generators
+from ..data.workers import workers_explained
 from ..errors import ConfigurationError, DataError, interruption, is_notebook
 from ..metrics.history import History
 from ..metrics.progress import Limits, Progress, counted
@@ -23,7 +23,7 @@ from . import steps as loop
 from .held_schedulers import unsaved_texts
 from .lazy_layers import materialise
 from .required_metrics import check_required_metrics
-from .resume import Origin, restore_run, starting_line
+from .resume import Origin, keep_recorded_seed, restore_run, starting_line
 from .run import PendingRestore, TrainingRun, seek
 
 
@@ -42,7 +42,7 @@ def run_training(
     if resume is True and run.run_dir is None:
         raise ConfigurationError("resume=True: there is no run to resume, since the trainer has no `run_dir=`.")
     limits, origin = _checked(limits), Origin.checked(resume, changes)
-    with run.runtime.supervised():
+    with run.runtime.supervised(), run.own_generators():
         return _train(run, data, eval_data, limits, batch_size, origin)
 
 
@@ -58,6 +58,8 @@ def _check_run(run: object) -> None:
 def _train(
     run: TrainingRun, data: Any, eval_data: Any, limits: Limits, batch_size: int | None, origin: Origin
 ) -> History:
+    run.program._settle_seed()
+    keep_recorded_seed(run, origin)
     if data is None:
         data, configured = run.program.configure_data()
         eval_data = configured if eval_data is None else eval_data
@@ -144,22 +146,21 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
     if pending is not None:
         pending.restore_updates(run)
     if origin.accepts_changes and run.num_calls == progress.call:
-        run.stop_reason = None  # the earlier reason must not end the run again
+        run.train_on()  # the earlier reason must not end the run again
     if run.num_calls > progress.call:
-        run.stop_reason = None
+        run.train_on()
         run.held.forget()
         _continue_epoch(run, stream, data, pending)
         if pending is not None and resumed is not None:  # otherwise the program may have used the generators since
-            pending.restore_rng()
+            pending.restore_rng(run)
         progress.next_call()
-        if progress.step == 0 and run.program.seed is not None:
-            rank = run.runtime.sample_rank
-            seed_everything(run.program.seed if rank == 0 else derive_seed(run.program.seed, rank))
+        if progress.step == 0 and (seed := run.rank_seed) is not None:
+            seed_generators(seed)
     elif run.num_calls < progress.call or _is_finished(run, limits):
         run.say(_finished_line(run, limits))
         run.pending = pending
         if pending is not None:
-            pending.restore_rng()
+            pending.restore_rng(run)
         if run.num_calls == progress.call:
             for callback in run.callbacks:
                 callback.finish_again(run.program._trainer_for(callback))
@@ -204,7 +205,7 @@ def _reached_limits(limits: Limits, progress: Progress) -> list[str]:
 def _place(run: TrainingRun, stream: Stream, pending: PendingRestore, *, is_changed: bool) -> None:
     """Restore the position in the data; in data that was changed on purpose it may not exist."""
     try:
-        pending.place(stream, run.eval_stream)
+        pending.place(run, stream)
         if stream.remark is not None:
             run.say(stream.remark)
     except DataError as error:
@@ -212,7 +213,7 @@ def _place(run: TrainingRun, stream: Stream, pending: PendingRestore, *, is_chan
             raise
         run.say(f"The rest of epoch {run.progress.epoch + 1} is skipped: {error}")
         run.progress.next_epoch()
-        pending.restore_rng()
+        pending.restore_rng(run)
 
 
 def _is_finished(run: TrainingRun, limits: Limits) -> bool:
@@ -257,7 +258,8 @@ def _run(run: TrainingRun) -> None:
             _start(run)
             _complete_history(run)
             run.media.begin(run)
-            loop.train(run)
+            with workers_explained():
+                loop.train(run)
             if run.compiled is not None:
                 run.compiled.report(run)
             run.runtime.finish_exchange()
@@ -287,6 +289,7 @@ def _start(run: TrainingRun) -> None:
 def _end(run: TrainingRun) -> None:
     """Finish a call that reached a limit or a stop; after a signal, save and leave."""
     if run.is_interrupted:
+        run.signals.is_saving = True
         run.emit("on_loop_end")
         _leave_if_interrupted(run)
     finish(run)

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from .._torch_compat import LOADING_METHODS, has_load_hooks
+from ..callback import has_users_state
 from ..checkpoint.components import Parts, load_optimizer
 from ..checkpoint.writer import snapshot
 from ..errors import CheckpointError
@@ -25,6 +26,7 @@ from ..metrics.metric_objects import (
     object_states,
 )
 from .held_schedulers import HeldSchedulers, state_of
+from .keeper import Keeper
 from .state_mismatch import compare_components, listed
 
 if TYPE_CHECKING:
@@ -42,8 +44,9 @@ class Place:
 @contextmanager
 def undone_on_error(run: TrainingRun, source: str, callbacks: Iterable[Callback] = ()) -> Iterator[Place]:
     """Restore the previous state of all components if loading fails, and name the part that failed."""
-    place = Place()
+    place, owner = Place(), run.program._users_trainer
     undo = [
+        _attributes_undone([owner] if has_users_state(owner) else []),
         *(_optimizer_undone(optimizer) for optimizer in run.components.optimizers.values()),
         *(_state_undone(schedule.scheduler, deepcopy) for schedule in run.components.schedules.values()),
         *(_callback_undone(callback) for callback in callbacks),
@@ -88,8 +91,18 @@ def _state_undone(owner: Any, copied: Callable[[Any], Any]) -> Callable[[], None
 
 
 def _callback_undone(callback: Callback) -> Callable[[], None]:
+    if owners := callback._users_objects:
+        return _attributes_undone(owners)
     state = snapshot(state_of(callback))
     return lambda: HeldSchedulers().load(callback, state)
+
+
+def _attributes_undone(owners: Iterable[object]) -> Callable[[], None]:
+    """Return a function that puts back the attributes of users' objects, whose `state_dict` may not work yet."""
+    keeper = Keeper()
+    for owner in owners:
+        keeper.keep(owner)
+    return keeper.restore
 
 
 def _may_refuse(model: nn.Module) -> bool:
@@ -107,10 +120,13 @@ def _loads_its_own_way(kind: type[nn.Module]) -> bool:
     return is_own and not kind.__module__.startswith("torch.")
 
 
-def load_parts(run: TrainingRun, parts: Parts, *, optimizers: bool = True, schedules: bool = True) -> None:
+def load_parts(
+    run: TrainingRun, parts: Parts, *, optimizers: bool = True, schedules: bool = True, own_state: bool = False
+) -> None:
     """Load the state into the trainer's components; a component without a state in the file is not changed.
 
-    Everything is compared first: either all of it fits, or nothing is changed.
+    With `own_state`, the state of the user's class is loaded too. Everything is compared first: either all of it fits,
+    or nothing is changed.
     """
     states = parts.optimizers if optimizers else {}
     schedulers = parts.schedules if schedules else {}
@@ -128,6 +144,11 @@ def load_parts(run: TrainingRun, parts: Parts, *, optimizers: bool = True, sched
             if name in schedulers:
                 at.part = f"schedules: {name}"
                 schedule.scheduler.load_state_dict(schedulers[name])
+        at.part = "trainer"
+        saved, source = parts.rest.get("trainer"), str(parts.path)
+        remarks = run.program._load_users_state(saved, source) if own_state else []
         at.part = "models"
         for name, state in models.items():
             run.components.models[name].load_state_dict(state)
+    for line in remarks:
+        run.say(line)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from .._torch_compat import foreach_div_, supports_found_inf
+from .._torch_compat import foreach_div_, note_nonfinite, overflow_flags, supports_found_inf
 from .._torch_compat.fast_paths import OptimizerStep, backward
 from ..callback import Hook
 from ..errors import ConfigurationError
@@ -30,8 +31,18 @@ from .window import Guard, Peers, Window
 #   skipped     not used: a loss was not finite, and the       `complete` -> empty
 #               guard refused it (`is_skipped`)
 #
+# Gradients and learning rates that are not finite are found in `complete`, before clipping could hide them.
+#
 # `reset` leads from every state to empty. A guard that does not wait for the device (`defers_loss_check`) leaves the
 # update in partial or complete and sets a flag, which `complete`, `step` or `check` acts on.
+
+
+@dataclass
+class EpochCounts:
+    """The updates of an epoch: those that changed weights, and those that were skipped."""
+
+    stepped: int = 0
+    skipped: int = 0
 
 
 class OptimizerUpdate:
@@ -47,7 +58,7 @@ class OptimizerUpdate:
         scaler: the loss scaler of fp16 training.
         clip_norm: the largest total norm of the gradients.
         clip_value: the largest absolute value of a gradient.
-        guard: decides about losses and gradient norms that are not finite.
+        guard: decides about losses, gradients and learning rates that are not finite.
         reads_are_free: whether reading a number from a tensor does not wait for a device.
         peers: the other processes that train the same model.
 
@@ -80,11 +91,13 @@ class OptimizerUpdate:
         self._take_step = OptimizerStep(optimizer)
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.guard = guard
+        self.checks_losses = True  # before each backward pass, where reading them is free
         self.peers = peers
         self.schedulers: list[Any] = []
         self.listeners: Sequence[Hook] = ()
         self.norm: Tensor | None = None  # before clipping
         self.num_updates = self.empty_steps = 0  # steps taken, and steps among them without a gradient
+        self.epoch = EpochCounts()
         self.calls = 0  # of `backward` by the trainer's `update`
         self.own_steps = 0  # steps that the user took with the optimizer itself
         self.is_stepping = False
@@ -98,6 +111,8 @@ class OptimizerUpdate:
         self._flag: Tensor | float | None = None  # above 0: not finite; a number where reading one is free
         self._reads_are_free = reads_are_free
         self._seen: Tensor | None = None
+        self._overflows: Tensor | None = None  # steps that a loss scaler left out on a device since the last log point
+        self._found: Tensor | None = None  # the flag of gradients, where reading it is free
         self._on_device = (
             guard is not None
             and not guard.is_immediate
@@ -144,8 +159,8 @@ class OptimizerUpdate:
         if guard is not None:
             if self._on_device or self.peers is not None:
                 self.flag_nonfinite(loss)
-            elif not math.isfinite(loss.item() if loss.dim() == 0 else _only_number(loss)):
-                guard.refuse(f"the loss of {self.title} is {loss.item()}")
+            elif self.checks_losses and not math.isfinite(loss.item() if loss.dim() == 0 else _only_number(loss)):
+                self.refuse(f"the loss of {self.title} is {loss.item()}")
                 self.is_skipped = True
                 return
         if count is not None:
@@ -195,7 +210,8 @@ class OptimizerUpdate:
         """Make the gradients those of one big batch: averaged over processes, unscaled, divided by counted items.
 
         Returns:
-            False if the update has to be skipped, since a loss of the window was not finite; the gradients are dropped.
+            False if the update has to be skipped, since a loss of the window, a gradient or a learning rate is not
+            finite; the gradients are dropped.
         """
         if self.peers is not None and not self.is_skipped:
             self.average()
@@ -208,7 +224,51 @@ class OptimizerUpdate:
             self.scaler.unscale_(self.optimizer)
         if self._count is not None:
             self._divide_by_count()
+        if self.guard is not None and not self.is_finite():
+            self.reset()
+            return False
         return True
+
+    def is_finite(self) -> bool:
+        """Whether learning rates and complete gradients are finite; if not, the guard refuses them.
+
+        A device is not waited for: it sets the flag, which `step` and `check` act on. A loss scaler looks at gradients
+        itself.
+        """
+        assert self.guard is not None
+        for group in self.optimizer.param_groups:
+            rate = group.get("lr", 0.0)
+            if type(rate) is float and not -math.inf < rate < math.inf:
+                self.refuse(f"the learning rate of {self.title} is {rate}")
+                return False
+        if self.scaler is not None:
+            return True
+        grads = [p.grad for p in self.params if p.grad is not None]
+        if self._on_device:
+            self._flag = self._note_gradients(grads, cast("Tensor | None", self._flag))
+            return True
+        if self.peers is None and self._found is not None:
+            note_nonfinite(self._found, grads)
+        else:
+            self._found = self._note_gradients(grads, self._found)
+        if not self._found.item():
+            return True
+        self._found = None
+        bad = (p for p in self.params if p.grad is not None and self._note_gradients([p.grad], is_own=True).item())
+        param = next(bad, None)
+        where = "" if param is None else f" of {self.guard.name_of(param)}"  # else it is on another rank
+        advice = "`torch.autograd.set_detect_anomaly(True)` names the operation"
+        self.refuse(f"a gradient{where} is not finite ({self.title}; {advice})")
+        return False
+
+    def _note_gradients(self, grads: list[Tensor], flag: Tensor | None = None, *, is_own: bool = False) -> Tensor:
+        """Set a flag if a gradient is not finite, on any rank; with `is_own`, on this one."""
+        if self.peers is not None:
+            grads = self.peers.local_parts(grads)
+        if flag is None:
+            flag = torch.zeros((), device=grads[0].device if grads else None)
+        note_nonfinite(flag, grads)
+        return flag if self.peers is None or is_own else self.peers.share_flag(flag)
 
     def average(self) -> None:
         """Average the gradients over the processes, and take the maximum of their flags."""
@@ -229,8 +289,14 @@ class OptimizerUpdate:
         flag, self._flag = self._flag, None
         if flag is None or self.guard is None or not float(flag):
             return True
-        self.guard.refuse(f"the loss of {self.title} is not finite{where}")
+        self.refuse(f"the loss of {self.title} is not finite{where}")
         return False
+
+    def refuse(self, what: str) -> None:
+        """Count an update that is skipped, and let the guard decide what its value that is not finite means."""
+        assert self.guard is not None
+        self.epoch.skipped += not self.is_skipped
+        self.guard.refuse(what)
 
     def start_step(self) -> None:
         """Emit `on_optimizer_start` with complete, unclipped gradients; check them the first time."""
@@ -252,7 +318,7 @@ class OptimizerUpdate:
         if self._on_device:
             self.flag_nonfinite(self.norm)
         elif not math.isfinite(self.norm.item()):
-            self.guard.refuse(f"the gradient norm of {self.title} is {self.norm.item()}")
+            self.refuse(f"the gradient norm of {self.title} is {self.norm.item()}")
             return False
         return True
 
@@ -261,8 +327,10 @@ class OptimizerUpdate:
         self.is_stepping = True
         if self._is_fused_sgd and len(self.optimizer.state) < len(self.params):
             add_missing_momentum(self.optimizer)
+        self.epoch.stepped += 1
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
+            self.note_overflow(self.scaler)
             self.scaler.update()
         elif self._flag is not None:
             self._step_unless_flagged()
@@ -270,6 +338,21 @@ class OptimizerUpdate:
             self._take_step()
         self.is_stepping = False
         self.num_updates += 1
+
+    def note_overflow(self, scaler: torch.amp.GradScaler) -> None:
+        """Count a step that the loss scaler left out, after it was stepped and before it is updated."""
+        found = torch.stack([flag.to(self.params[0].device) for flag in overflow_flags(scaler, self.optimizer)]).amax()
+        self._overflows = found if self._overflows is None else self._overflows + found
+        if self._reads_are_free:
+            self.count_overflows()
+
+    def count_overflows(self) -> None:
+        """Read how many steps the loss scaler has left out since the last call."""
+        if self._overflows is not None:
+            number = int(self._overflows.item())
+            self.epoch.stepped -= number
+            self.epoch.skipped += number
+            self._overflows = None
 
     def schedule(self) -> None:
         """Step the schedulers that count updates."""
@@ -311,17 +394,21 @@ class OptimizerUpdate:
 
         `at_once` reads the flag of the current window, before a step.
         """
+        self.count_overflows()
         seen, self._seen = self._flag if at_once else self._seen, None
         if seen is not None and self.guard is not None and float(seen):
-            self.guard.refuse(f"a loss or gradient norm of {self.title} since the last log point")
+            self.refuse(f"a loss, gradient or gradient norm of {self.title} since the last log point is not finite")
 
     def state_dict(self) -> dict[str, Any]:
+        self.count_overflows()
         state = {"updates": self.num_updates, "scaler": self.scaler.state_dict() if self.scaler else None}
+        state |= {"stepped": self.epoch.stepped, "skipped": self.epoch.skipped}
         order = None if self.peers is None else self.peers.gradient_order(self.params)
         return state if order is None else state | {"order": order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.num_updates = state["updates"]
+        self.epoch.stepped, self.epoch.skipped = state.get("stepped", 0), state.get("skipped", 0)
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
         if self.peers is not None and state.get("order") is not None:

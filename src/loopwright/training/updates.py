@@ -46,6 +46,7 @@ class JointUpdate(OptimizerUpdate):
             reads_are_free=first._reads_are_free,
             peers=first.peers,
         )
+        self.epoch = first.epoch
 
     @property
     def title(self) -> str:
@@ -209,6 +210,7 @@ class Updates:
         self.calls += 1
         update.own_steps += 1
         update.num_updates += 1
+        update.epoch.stepped += 1
         self.window.has_stepped = True
 
     def replace(self, update: OptimizerUpdate) -> None:
@@ -278,6 +280,16 @@ class Updates:
         """Read parameters again where a callback has added or removed some, or a group of them, in mid-epoch."""
         if any(owner[name] is not value or len(value) != length for owner, name, value, length in update.held):
             self.refresh(self._modules)
+
+    def start_epoch(self) -> None:
+        """Count stepped and skipped updates from here."""
+        for update in self.by_name.values():
+            update.epoch.stepped = update.epoch.skipped = 0
+
+    @property
+    def num_skipped(self) -> int:
+        """The updates of this epoch so far that were skipped."""
+        return sum(update.epoch.skipped for update in self.by_name.values())
 
     def check(self) -> None:
         """Make the guard act on the flags that the device set since the last log point."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Guard(Protocol):
-    """Decides what a non-finite loss or gradient norm means; may raise."""
+    """Decides what a loss, gradient or learning rate that is not finite means; may raise."""
 
     @property
     def is_final(self) -> bool:
@@ -24,6 +24,10 @@ class Guard(Protocol):
 
     def refuse(self, what: str) -> None:
         """Handle a value that is not finite, before the optimizer step that would have used it."""
+
+    def name_of(self, param: nn.Parameter) -> str:
+        """Return the name of a parameter for a message."""
+        ...
 
 
 class Peers(Protocol):
@@ -53,6 +57,14 @@ class Peers(Protocol):
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
         """Average the gradients over all ranks, unless FSDP2 has done so; return the maximum of the ranks' flags."""
+
+    def local_parts(self, grads: Sequence[Tensor]) -> list[Tensor]:
+        """Return this rank's parts of gradients, which may be sharded."""
+        ...
+
+    def share_flag(self, flag: Tensor) -> Tensor:
+        """Return the largest flag of the ranks, where they have different gradients."""
+        ...
 
     def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
         """Return positions of the parameters in the order in which gradients are averaged; None where there is none."""

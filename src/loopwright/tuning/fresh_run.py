@@ -10,7 +10,7 @@ from typing import Any
 from ..callback import Callback
 from ..callbacks.freezing import Freeze
 from ..data.open import Stream
-from ..data.random import rng_state, set_rng_state
+from ..data.random import all_preserved
 from ..errors import DataError
 from ..initializers import Initializer
 from ..metrics.progress import Limits
@@ -28,7 +28,7 @@ def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[Keepe
     Its optimizers begin without state. Of its own callbacks, initialisers and `Freeze` stay; `callbacks` are added.
     """
     trainer.setup()
-    keeper, generators = Keeper(), rng_state()
+    keeper = Keeper()
     essential = [c for c in trainer.run.callbacks or trainer.callbacks if isinstance(c, ESSENTIAL)]
     for owner in (trainer, trainer._components, *essential):
         keeper.keep(owner)
@@ -41,11 +41,11 @@ def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[Keepe
         param.grad = None
     trainer.callbacks = [*essential, *callbacks]
     start_again(trainer)
-    try:
-        yield keeper
-    finally:
-        keeper.restore()
-        set_rng_state(generators)
+    with all_preserved():
+        try:
+            yield keeper
+        finally:
+            keeper.restore()
 
 
 def start_again(trainer: Program) -> None:

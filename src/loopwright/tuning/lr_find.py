@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..callback import Callback
 from ..callbacks.nonfinite import NonFiniteGuard
+from ..data.random import all_preserved
 from ..errors import ConfigurationError, MissingExtraError
 from ..metrics.meter import Meter
 from ..metrics.result import StepResult
@@ -171,9 +172,9 @@ def find_learning_rate(
         raise ConfigurationError(f"Rates from {lowest} to {highest}: use 0 < lowest < highest.")
     if num_updates < 3:
         raise ConfigurationError(f"num_updates={num_updates}: a scan needs 3 or more.")
-    if data is None:
-        data, _ = trainer.configure_data()
     growth = _Growth(lowest, highest, num_updates, optimizer, stop_factor)
+    with all_preserved():
+        data = trainer.configure_data()[0] if data is None else data
     with fresh_run(trainer, [NonFiniteGuard("stop"), growth]):
         train_for_a_while(trainer, data, num_updates, batch_size)
         reason = trainer.stop_reason or f"all {num_updates} updates were taken"

@@ -36,7 +36,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "a loss that is nan and skipped": (
         ("trainer.kind=checked.Nan", "+trainer.skip_nan_loss=true"),
         "trainer",
-        "the loss of step 1 is nan",
+        "were skipped, since a loss or a gradient was not finite",
     ),
     "no loss": (("trainer.kind=checked.Nothing",), "trainer", "No losses computed"),
     "everything frozen": (("model.kind=checked.Frozen", "~model.width"), "trainer", "Nothing to train"),

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from loopwright.checkpoint import list_checkpoints, read_checkpoint
-from loopwright.data.random import rng_state
 from loopwright.run import MetricsStore
 from loopwright.trainer import Trainer
 from loopwright.training.state import capture
@@ -55,7 +54,7 @@ def parts_of(core: Trainer) -> dict[str, Any]:
     state["progress"] = {name: value for name, value in state["progress"].items() if name not in CLOCK}
     state["callbacks"] = {name: own for name, own in state["callbacks"].items() if own}
     state["callback_versions"] = {name: state["callback_versions"][name] for name in state["callbacks"]}
-    state["rng"] = rng_state()
+    state["rng"] = core.run.generators.state()
     return state
 
 

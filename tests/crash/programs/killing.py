@@ -18,7 +18,7 @@ _seen: Counter[str] = Counter()
 
 @dataclass(frozen=True)
 class Moment:
-    """The nth time that something happens: step, eval, epoch, end, or (any operation on a) file of the run."""
+    """The nth time that something happens: sample, step, eval, epoch, end, or an operation on a file of the run."""
 
     place: str
     number: int

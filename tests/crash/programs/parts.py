@@ -55,7 +55,9 @@ class Augmented(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         inputs, target = self.points[index]
-        return inputs + noise(), target
+        inputs = inputs + noise()
+        happens("sample")  # when the generators have moved
+        return inputs, target
 
 
 class Streamed(IterableDataset[Any]):

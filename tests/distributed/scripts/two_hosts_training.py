@@ -42,7 +42,7 @@ def train(rank: int, folder: Path, num_updates: int) -> str:
     for tensor in [*model.state_dict().values(), *(s["exp_avg_sq"] for s in optimizer.state.values())]:
         digest.update(tensor.numpy().tobytes())
     digest.update(repr(list(history.steps["loss"])).encode())
-    digest.update(torch.get_rng_state().numpy().tobytes())
+    digest.update(trainer.run.generators.state()["torch"].numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -335,7 +335,7 @@ MISTAKES: list[tuple[str, type[Exception], str, Callable[[dict[str, Any]], Any]]
         r"self\.opt_disc\.zero_grad\(\)",
         steps_wrongly(leaking),
     ),
-    ("a step of one's own with a loss that is NaN", NonFiniteLossError, "weights of gen", steps_wrongly(spoiling)),
+    ("a step of one's own with a loss that is NaN", NonFiniteLossError, "gradient of 'gen", steps_wrongly(spoiling)),
     (
         "`train_step` that returns the loss and trains nothing",
         ConfigurationError,

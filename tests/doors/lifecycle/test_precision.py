@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from loopwright import ConfigurationError
+from loopwright import ConfigurationError, NonFiniteLossError
 from loopwright.doors.lifecycle import Trainer
 
 from ...loops import assert_same_model, build_net, train_by_hand
@@ -87,10 +87,11 @@ def test_a_step_that_overflowed_is_left_out_with_its_scheduler_step(points: Tens
     def plain(self: Any) -> None:
         self.optimizer.step()
 
-    first = train(build_trainer(kind=replaced(**counting("default")), mixed_precision="fp16"), points, 1)
-    second = train(
-        build_trainer(kind=replaced(**counting("plain"), optimizer_step=plain), mixed_precision="fp16"), points, 1
-    )
+    first = build_trainer(kind=replaced(**counting("default")), mixed_precision="fp16")
+    second = build_trainer(kind=replaced(**counting("plain"), optimizer_step=plain), mixed_precision="fp16")
+    for trainer in (first, second):
+        with pytest.raises(NonFiniteLossError, match="Nothing was trained: all 5 updates"):
+            train(trainer, points, 1)
     assert counts["default"] == counts["plain"] == [5, 0]
     for trainer in (first, second):
         assert all(map(torch.equal, trainer.model.parameters(), build_net().parameters()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import redirect_stdout
 from io import StringIO
 from typing import Any
@@ -147,11 +146,9 @@ class DifferentThings(Gathers):
 
 def gather_wrongly(rank: int, kind: type[Trainer], size: int) -> str:
     trainer = kind(build_model(), nn.MSELoss(), None, callbacks=())
-    began = time.monotonic()
     try:
         trainer.evaluate(build_data(size), per_device_batch_size=8)
     except ConfigurationError as error:
-        assert time.monotonic() - began < 60  # far beyond what it takes, and far below any timeout
         return str(error)
     return "nothing was said"
 

@@ -21,6 +21,7 @@ from loopwright.doors.lifecycle import (
     EarlyStoppingCallback,
     LimitBatchesCallback,
     ModelEmaCallback,
+    RecordRunCallback,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
@@ -29,6 +30,7 @@ from loopwright.doors.lifecycle import (
     TrainerCallback,
 )
 from loopwright.errors import Interrupted
+from loopwright.run import RunView
 from loopwright.training import steps
 
 from ...loops import assert_same_model, assert_same_optimizer, build_net
@@ -41,6 +43,10 @@ class CrashError(Exception):
 
 def crash(trainer: Trainer) -> None:
     raise CrashError
+
+
+def stop(trainer: Trainer) -> None:
+    raise StopTrainingError("enough")
 
 
 def at_step(step: int, action: Any) -> Each:
@@ -291,14 +297,68 @@ def test_a_run_that_ended_after_its_last_update_has_the_end_of_its_epoch_left(
 
 
 def test_a_run_that_was_stopped_inside_an_epoch_is_saved_at_its_end(points: TensorDataset, tmp_path: Path) -> None:
-    def stop(trainer: Trainer) -> None:
-        raise StopTrainingError("enough")
-
     saving = SaveTrainingStateCallback(tmp_path / "states")
     trainer = train(build_trainer(callbacks=[at_step(3, stop), saving]), points, 2)
     other = build_trainer(seed=3)
     other.load_training_state(tmp_path / "states" / "final")
     assert_same_model(other.model, trainer.model)
+
+
+STOPS = {
+    "inside an epoch": lambda: at_step(7, stop),
+    "after an epoch": lambda: at_epoch(2, "on_training_run_epoch_end", stop),
+    "in an evaluation": lambda: at_epoch(2, "on_eval_epoch_end", stop),
+}
+
+
+@pytest.mark.parametrize("when", STOPS)
+def test_a_run_that_was_stopped_stays_stopped(
+    points: TensorDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], when: str
+) -> None:
+    """Also when it is started once more, and by a program that would not stop it."""
+    saving = SaveTrainingStateCallback(tmp_path / "states")
+    recording = RecordRunCallback(tmp_path / "run")
+    trainer = train(build_trainer(callbacks=[STOPS[when](), saving, recording]), points, 4, eval_dataset=points)
+    for _ in range(2):
+        capsys.readouterr()
+        again = build_trainer(seed=3, callbacks=[saving, recording])
+        again.train(points, 4, points, resume_from=saving.latest)
+        assert "Nothing to train: the resumed run was stopped (enough)." in capsys.readouterr().out
+        assert_same_run(again, trainer)
+        assert again._core.run.stop_reason == "enough"
+        run = RunView(tmp_path / "run")
+        assert (run.state, run.reason) == ("stopped", "enough")
+
+
+def test_a_run_that_a_callback_stopped_goes_on_when_the_callback_lets_it(points: TensorDataset, tmp_path: Path) -> None:
+    """`EarlyStoppingCallback` says: raise the patience to continue."""
+
+    def build(patience: int, **options: Any) -> Trainer:
+        stopping = EarlyStoppingCallback(patience, early_stopping_threshold=9.0)
+        return build_trainer(callbacks=[stopping, SaveTrainingStateCallback(tmp_path / "states")], **options)
+
+    stopped = train(build(1), points, 5, eval_dataset=points)
+    again = build(1, seed=3)
+    again.train(points, 5, points, resume_from=tmp_path / "states" / "final")
+    assert_same_run(again, stopped)
+    assert again._core.run.stop_reason == stopped._core.run.stop_reason is not None
+    longer = build(9, seed=3)
+    longer.train(points, 5, points, resume_from=tmp_path / "states" / "final")
+    assert_same_run(longer, train(build_trainer(), points, 5, eval_dataset=points))
+    assert longer._core.run.stop_reason is None
+
+
+def test_a_stop_in_an_evaluation_that_a_callback_runs_does_not_end_the_training(
+    points: TensorDataset, tmp_path: Path
+) -> None:
+    def evaluate(trainer: Trainer) -> None:
+        trainer.callback_handler.add_callback(Each("on_eval_epoch_end", stop))
+        trainer.evaluate(points)
+        trainer.callback_handler.callbacks.pop()
+
+    saving = SaveTrainingStateCallback(tmp_path / "states")
+    trainer = train(build_trainer(callbacks=[at_epoch(1, "on_train_epoch_end", evaluate), saving]), points, 2)
+    assert (trainer.run_history.current_epoch, trainer._core.run.stop_reason) == (3, None)
 
 
 def test_the_state_of_a_compiled_model_has_the_names_of_the_model(tmp_path: Path) -> None:

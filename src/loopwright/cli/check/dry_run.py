@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from ...callback import Callback
+from ...callbacks.nonfinite import NonFiniteGuard
 from ...data.sharding import AlreadySharded, Shard, ShardedBatches
 from ...data.stream import Batch, Stream, StreamWrapper
 from ...metrics.progress import counted
@@ -165,6 +167,9 @@ class DryRunProbe(Callback):
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
         self._stepped.add(optimizer)
+        guard = next((c for c in self._others if isinstance(c, NonFiniteGuard)), None)
+        if guard is not None and guard.action != "off" and trainer.runtime.precision != "fp16":
+            trainer.runtime.share_flag(torch.zeros(()))  # the guard itself would see values that no rank has computed
         update = trainer.run.updates.by_name[optimizer]
         self._gradients |= {id(param): param.grad for param in update.params if param.grad is not None}
 

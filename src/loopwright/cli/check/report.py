@@ -150,14 +150,14 @@ def print_report(report: Report, *, as_json: bool) -> None:
 
 
 def culprit(error: BaseException, callbacks: Sequence[Callback]) -> int | None:
-    """The position of the callback that raised an error: the outermost on the stack, or the one that it names."""
-    trace = error.__traceback__
-    while trace is not None:
-        owner: Any = trace.tb_frame.f_locals.get("self")
-        for number, callback in enumerate(callbacks):
-            if callback is owner:
-                return number
-        trace = trace.tb_next
+    """The position of the callback that raised an error or its cause: the outermost on the stack, or one it names."""
+    for trace in (error.__traceback__, None if error.__cause__ is None else error.__cause__.__traceback__):
+        while trace is not None:
+            owner: Any = trace.tb_frame.f_locals.get("self")
+            for number, callback in enumerate(callbacks):
+                if callback is owner:
+                    return number
+            trace = trace.tb_next
     for number, callback in enumerate(callbacks):
         if any(WATCHES.format(type(callback).__name__, name) in str(error) for name in callback.required_metrics()):
             return number

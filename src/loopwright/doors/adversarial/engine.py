@@ -48,7 +48,7 @@ COMPONENTS = (nn.Module, Optimizer, LRScheduler)
 
 
 class DoorState(Callback):
-    """The door's state in a checkpoint: the epoch, losses, scalers of its own, and what a subclass adds.
+    """The door's state in a checkpoint: the epoch, losses, and scalers of its own.
 
     Checkpoints hold it under the class name, so that the name is part of their format.
     """
@@ -63,7 +63,6 @@ class DoorState(Callback):
             "epoch": door.current_epoch,
             "losses": None if losses is None else losses.state_dict(),
             "scalers": {name: scaler.state_dict() for name, scaler in scalers.items()},
-            "own": door.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -74,7 +73,6 @@ class DoorState(Callback):
         for name, scaler in found_on(door, torch.amp.GradScaler, {}).items():
             if name in state["scalers"]:
                 scaler.load_state_dict(state["scalers"][name])
-        door.load_state_dict(state["own"])
 
 
 class Engine(CoreTrainer):

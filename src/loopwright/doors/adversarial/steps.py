@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..._torch_compat import are_finite
 from ...callbacks import nonfinite
 from ...errors import ConfigurationError, NonFiniteLossError
 from ...training.step_checks import watch_own_steps
@@ -105,8 +106,7 @@ class OwnSteps:
 def check_weights(models: Mapping[str, nn.Module], epoch: int | None) -> None:
     """Refuse to go on with weights that are not finite, which `update` never lets happen."""
     for name, model in models.items():
-        states = [p.detach().isfinite().all() for p in model.parameters() if p.is_floating_point()]
-        if states and not torch.stack(states).all():
+        if not are_finite(p for p in model.parameters() if p.is_floating_point()):
             raise NonFiniteLossError(
                 f"The weights of {name} are not finite after epoch {epoch}: your own code stepped with a loss that is "
                 "NaN or infinite. Call self.update(loss, optimizer), which refuses such a step, or lower the learning "

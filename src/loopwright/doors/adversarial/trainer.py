@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ...checkpoint import Checkpoint, read_checkpoint
-from ...data.random import seed_everything
+from ...data.random import seed_generators
 from ...errors import CheckpointError, ConfigurationError
 from ...training.media_log import log_files
 from ...training.run import TrainingRun
@@ -77,7 +77,7 @@ class Trainer(LoggingTrainer):
         if self._engine.runtime.is_main:
             say_without_effect(self.config)
         if self.config.common.seed is not None:
-            seed_everything(self.config.common.seed)  # the networks that a subclass builds are part of the run
+            seed_generators(self.config.common.seed)  # the networks that a subclass builds are part of the run
         if quicksetup:
             self.quicksetup()
 
@@ -281,13 +281,6 @@ class Trainer(LoggingTrainer):
         return None
 
     # Files
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what else checkpoints must keep for a subclass: tensors, numbers, text, lists and dicts."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
 
     def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Path | str:
         """Write the whole state to `epochs/epoch{n}`; a call inside a hook waits for the end of the epoch.

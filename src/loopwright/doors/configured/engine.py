@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ class Engine(DoorTrainer):
         optimizer: Any,
         scheduler: Any,
         callbacks: Iterable[Any],
-        seed: int | None,
+        seed: int | Literal["auto"] | None,
         run_dir: str | Path | None,
         runtime: Any,
         progress: Display,

@@ -17,7 +17,7 @@ from ...config import Config, Entry, Place, Problem, Schema, beside, build, chec
 from ...config.kinds import resolve_kind, schedule_names, scheduler_names
 from ...config.places import describes_several, names_of
 from ...data.order import derive_seed
-from ...data.random import preserved_rng, seed_everything
+from ...data.random import preserved_rng, seed_generators
 from ...optim.build import Schedule
 from ...optim.groups import GroupedOptimizer
 from ...run.experiment import Experiment as RunExperiment
@@ -176,7 +176,7 @@ class Experiment(RunExperiment[BaseTrainer]):
 
     def _seed(self, *purpose: int) -> None:
         if self.seed is not None:
-            seed_everything(derive_seed(self.seed, *purpose) if purpose else self.seed)
+            seed_generators(derive_seed(self.seed, *purpose) if purpose else self.seed)
 
 
 def _other_problems(config: Config) -> Iterator[Problem]:

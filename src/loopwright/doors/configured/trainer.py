@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,8 @@ class BaseTrainer(LoggingTrainer):
         optimizer: A torch optimizer, or a function of the parameters that makes one; for several models a dict by the
             models' names. Default: AdamW.
         scheduler: A torch scheduler, or a function of the optimizer that makes one; or a dict, likewise.
-        seed: Seeds the weights, the order of samples and randomness in data sets; None for another in every run.
+        seed: Seeds the weights, the order of samples and randomness in data sets. Default: the seed of the last
+            `seed_everything`, else 0. None for another in every run.
         run_dir: The directory of the run. Running again continues an unfinished run.
         runtime: As for `loopwright.Trainer`.
         progress: "bar", "lines" or "silent". Default: a bar on a terminal, lines elsewhere.
@@ -64,7 +65,7 @@ class BaseTrainer(LoggingTrainer):
         datasets: Mapping[str, Any],
         optimizer: Any = None,
         scheduler: Any = None,
-        seed: int | None = 0,
+        seed: int | Literal["auto"] | None = "auto",
         run_dir: str | Path | None = None,
         runtime: Any = None,
         progress: Display = "auto",

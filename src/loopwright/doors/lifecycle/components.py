@@ -88,11 +88,9 @@ class Components(CoreTrainer):
         self._components.schedules = {} if scheduler is None else {"scheduler": Schedule(scheduler, every="update")}
 
     def _find_guard(self) -> Guard | None:
-        """The guard that checks losses on the device or over all processes, where reading each loss would be slow."""
+        """The callback that refuses losses, gradients and learning rates that are not finite."""
         from .callbacks import TerminateOnNaNCallback
 
-        if self.runtime.reads_are_free and self.runtime.world == 1:
-            return None
         callbacks = self.door.callback_handler.callbacks
         return next((c for c in callbacks if isinstance(c, TerminateOnNaNCallback)), None)
 
@@ -176,6 +174,7 @@ class Components(CoreTrainer):
 
     def _rebuild_update(self, guard: Guard | None) -> None:
         update = build_update(self, "optimizer", self.optimizers["optimizer"], guard)
+        update.checks_losses = False  # the callback has looked at the loss before `backward_step`
         self.run.updates.replace(update)
         self.run.updates.refresh(self.modules.values())
         self.drop_gradients()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from math import nan
@@ -14,6 +14,7 @@ from torch import nn
 from ...callback import Hook
 from ...data.open import Stream
 from ...data.random import preserved_rng
+from ...data.workers import workers_explained
 from ...errors import interruption
 from ...metrics.meter import Meter
 from ...metrics.result import StepResult
@@ -56,7 +57,7 @@ class Core(Components):
         self.is_in_window = self.is_checked = False  # the second: at the first training epoch of this run
         self.eval_metric = ""
         self.epoch_metrics: EpochMetrics | None = None  # of a run that is recorded
-        self.stop_text: str | None = None  # of the exception that ended the run
+        self.was_ended_by_callback = False  # whether a callback, which says so again, had ended the resumed run
         self.scheduler_position: Any = None  # before the user's methods of this update
         self._has_begun = self._is_looking = False
         self._num_passes = 0  # over the training data, since the last epoch was counted
@@ -210,7 +211,7 @@ class Core(Components):
     @contextmanager
     def together(self) -> Iterator[None]:
         """Handle signals in the epochs of this block, on all processes at the same update."""
-        with self.run.handling_signals():
+        with self.run.handling_signals(), workers_explained():
             yield
             self.runtime.finish_exchange()
 
@@ -231,6 +232,10 @@ class Core(Components):
         if is_over:
             self.door.run_history._increment_epoch()
 
+    def _load_users_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
+        """Nothing: the state of the user's trainer is loaded with those of the callbacks, once the run has started."""
+        return []
+
     def load_callbacks(self) -> None:
         """Let the callbacks of a resumed run, which have started by now, go on where they were."""
         state, self.waiting_state = self.waiting_state, None
@@ -250,6 +255,7 @@ class Core(Components):
         if not self.run.is_interrupted:
             return
         self.door.print(f"{self.run.signals.name} after update {self.progress.update}")
+        self.run.signals.is_saving = True
         self.door.callback_handler.call_event("save_interrupted_run", self.door)
         raise interruption(self.run.signals.exit_code, f"Interrupted after update {self.progress.update}.")
 

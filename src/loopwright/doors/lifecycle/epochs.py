@@ -93,19 +93,35 @@ class Epochs(LoggingTrainer, Stages):
         with core.together():
             try:
                 if is_resumed:
-                    self.callback_handler.check_resumed()
+                    self._check_resumed()
                 if core.resumed_event is not None:
                     self.callback_handler.finish_event(*core.resumed_event, self)
                 while core.has_work and not self._run_epoch():
                     pass
             except StopTrainingError as error:
+                core.run.stop(str(error) or type(error).__name__)  # first, for states that are saved from here on
                 self._stop(error)
         self.training_run_end()
         self.callback_handler.call_event("on_training_run_end", self)
 
+    def _check_resumed(self) -> None:
+        """End a run that is resumed after it was stopped, before anything of it is trained.
+
+        A callback that had ended the run decides again: its settings may be others now.
+        """
+        core, reason = self._core, self.callback_handler.why_over()
+        if reason is not None:
+            raise StopTrainingError(reason)
+        if core.was_ended_by_callback:
+            core.run.train_on()
+        elif core.run.stop_reason is not None:
+            raise StopTrainingError(
+                f"Nothing to train: the resumed run was stopped ({core.run.stop_reason}). To train on, pass an earlier "
+                "training state to `resume_from`, or load this one with `load_training_state` and train a new run."
+            )
+
     def _stop(self, error: StopTrainingError) -> None:
         self._core.drop_steps()
-        self._core.stop_text = str(error)
         self.print(error)
         self.callback_handler.call_event("on_stop_training_error", self)
 

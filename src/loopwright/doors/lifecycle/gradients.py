@@ -40,7 +40,7 @@ class Gradients:
         self._kept: list[tuple[nn.Parameter, Tensor | None]] | None = None
         self._left: list[tuple[nn.Parameter, Tensor, int]] = []  # gradients after a step of the first window
         self._no_autocast: AbstractContextManager[Any] | None = None
-        self._needs_completion = runtime.world > 1 or runtime.precision != "fp32" or update.guard is not None
+        self._needs_completion = runtime.world > 1 or runtime.precision != "fp32" or update.defers_loss_check
         self._handles: list[Any] = [
             update.optimizer.register_step_pre_hook(self._before_step),
             update.optimizer.register_step_post_hook(self._after_step),
@@ -212,6 +212,8 @@ class Gradients:
         self._check_place()
         self._note_gradients()
         if not self._needs_completion:
+            if self.update.guard is not None and not self._is_complete and len(args) < 2 and not kwargs:
+                self.update.is_finite()  # the gradients of a closure do not exist yet
             return
         is_taken, self._is_taken = self._is_taken, False  # several steps in `backward_step`, each of own gradients
         self.complete()
@@ -230,6 +232,8 @@ class Gradients:
             return
         self._note_gradients()  # those of a closure
         self._is_taken = self._is_in_backward
+        self.update.epoch.skipped += self.was_skipped
+        self.update.epoch.stepped += not self.was_skipped
         if not self._needs_completion:
             return
         if self._no_autocast is not None:

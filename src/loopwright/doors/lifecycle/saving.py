@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ...checkpoint import read_checkpoint
 from ...checkpoint.components import Parts, read_parts, write_parts
 from ...checkpoint.migrations import complete_state, explained
-from ...data.random import set_rng_state
 from ...errors import CheckpointError
 from ...training.held_schedulers import HeldSchedulers, schedulers_of, set_hyperparameters, state_of
 from ...training.state import capture, own_rng, return_to, write_together
@@ -59,14 +58,17 @@ def load_checkpoint_into(door: Trainer, path: str | Path, load_optimizer: bool, 
 
 def save_run(door: Trainer, directory: str | Path, extra: Mapping[str, Any] | None) -> None:
     """Write everything that the run under way, or the last one, needs in order to go on."""
-    core, event = door._core, door.callback_handler.event_under_way()
+    core, handler = door._core, door.callback_handler
+    event = handler.event_under_way()
     core.setup()
     own = {
         "stage": core.stage,
         "event": event if event is not None and event[0] in RESUMABLE else None,
         "seed": core.order_seed,
         "history": door.run_history.state_dict(),
-        "callbacks": {name: state_of(callback) for name, callback in door.callback_handler.named().items()},
+        "callbacks": {name: state_of(callback) for name, callback in handler.named().items()},
+        "counts": None if core.epoch_metrics is None else core.epoch_metrics.counts,
+        "was_ended_by_callback": handler.why_over() is not None,
         "extra": dict(extra or {}),
     }
     write_together(core.run, directory, {**capture(core.run), OWN: own}, core.run.checkpoint_meta())
@@ -81,13 +83,17 @@ def load_run(door: Trainer, directory: str | Path) -> dict[str, Any]:
     core.prepare_loaders()
     return_to(core.run, {part: state for part, state in tree.items() if part != OWN}, str(directory))
     core.stage, core.resumed_event = own["stage"], own["event"]
+    core.was_ended_by_callback = own.get("was_ended_by_callback", False)
     with explained(f"{OWN}: history in {directory} cannot be loaded"):
         door.run_history.load_state_dict(own["history"])
     return tree
 
 
 def load_callbacks(door: Trainer, tree: Mapping[str, Any]) -> None:
-    """The states of the callbacks that the saved run had too, and the random numbers that come next."""
+    """The states of the trainer and of callbacks that the saved run had too, and the random numbers that come next."""
+    with explained("trainer cannot load its part of the training state"):
+        for line in door._restore_own_state(tree.get("trainer"), "The training state"):
+            door.print(line)
     saved = tree[OWN]["callbacks"]
     for name, callback in door.callback_handler.named().items():
         if name in saved:
@@ -96,7 +102,7 @@ def load_callbacks(door: Trainer, tree: Mapping[str, Any]) -> None:
     if any(schedulers_of(callback) for callback in door.callback_handler.named().values()):
         for name, optimizer in door._core.optimizers.items():  # whose rates a new scheduler has set anew
             set_hyperparameters(optimizer, tree["optimizers"][name]["param_groups"])
-    set_rng_state(own_rng(tree["rng"], door._core.run))
+    door._core.run.generators.restore(own_rng(tree["rng"], door._core.run))
 
 
 def load_state_into(door: Trainer, directory: str | Path) -> dict[str, Any]:
@@ -131,6 +137,7 @@ def _read_state(directory: str | Path) -> dict[str, Any]:
         )
     form = {"stage": "", "event": (), "seed": 0, "history": {}, "callbacks": {}, "extra": {}}
     missing = [f"{OWN}: {name} is not in it" for name in form if name not in own]
-    if problems := missing + list(differing_kinds(form, own, OWN)):
+    later: dict[str, Any] = {"counts": {}, "was_ended_by_callback": False}  # not in states of earlier versions
+    if problems := missing + list(differing_kinds(form | later, own, OWN)):
         raise CheckpointError(f"{directory} is damaged; nothing was loaded:{listed(problems)}")
     return dict(tree)

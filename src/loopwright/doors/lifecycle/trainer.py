@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...data.random import all_preserved
 from ...errors import ConfigurationError
 from ...runtime import resolve_runtime
 from .._shared import check_method_names, is_overridden
@@ -143,7 +146,8 @@ class Trainer(Epochs):
         self.create_scheduler_fn, self.collate_fn = create_scheduler_fn, collate_fn
         if reset_run_history:
             self.run_history.reset()
-        try:
+        with self._core.run.own_generators(), self._closing_core():
+            self._core.order_seed = torch.initial_seed()  # that of the run's own generators
             self._create_dataloaders(per_device_batch_size, train_dataloader_kwargs, eval_dataloader_kwargs)
             self._set_up(
                 num_epochs=num_epochs,
@@ -157,9 +161,6 @@ class Trainer(Epochs):
             self._say_what_is_not_called()
             with self._runtime.supervised(), self._reporting_errors():
                 self._execute_run(resume_from)
-        finally:
-            self._is_training = False
-            self._core.close()
 
     def evaluate(
         self,
@@ -189,7 +190,7 @@ class Trainer(Epochs):
                 self._run_evaluation()
                 return
             self._core, self._train_dataloader = Core(self, self._runtime), None
-            with self._runtime.supervised():
+            with self._runtime.supervised(), all_preserved():
                 self._create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
                 self._set_up(
                     num_epochs=1,
@@ -217,10 +218,19 @@ class Trainer(Epochs):
         before = self._core.run
         self._core = Core(self, self._runtime, trains=True)
         self._core.run.media.take_over(before.media)
+        self._core.run.generators = before.generators  # a second run goes on with the random numbers of the first
         earlier = before.progress
         self._core.progress.go_to_epoch(earlier.epoch + earlier.in_epoch)  # the order of samples goes on changing
         self._core.progress.next_call()
         self._is_training = True
+
+    @contextmanager
+    def _closing_core(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._is_training = False
+            self._core.close()
 
     def _create_dataloaders(self, batch_size: int, train_kwargs: DlKwargs, eval_kwargs: DlKwargs) -> None:
         loader = call_by_name(self.create_train_dataloader, batch_size=batch_size, train_dl_kwargs=train_kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...callback import Callback as CoreCallback
@@ -171,6 +171,10 @@ class States(CoreCallback):
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self.callbacks = named_by_class(callbacks)
         self.held = HeldSchedulers()  # until the engine has its run
+
+    @property
+    def _users_objects(self) -> Collection[object]:
+        return self.callbacks.values()
 
     def state_dict(self) -> dict[str, Any]:
         return {name: state_of(callback) for name, callback in self.callbacks.items()}

@@ -49,7 +49,8 @@ class DreamTrainerConfig:
         cpu_offload: With shards, keep parameters in host memory.
         find_unused_parameters: With shards, allow processes to use different parameters in a step.
         device: Such as "cuda:1". None: the best there is.
-        seed: The seed of weights, order and random numbers. None: another one in every run.
+        seed: The seed of weights, order and random numbers. Default: that of the last `seed_everything`, else 0. None:
+            another one in every run.
         callbacks: Callbacks of this module or of `loopwright.callbacks`, trackers, or functions of (trainer, metrics).
         run_dir: The folder of metrics and checkpoints. Start the program again to continue the run in it.
         resume: "auto" continues an unfinished run in `run_dir`, False starts anew, a path is a checkpoint to continue.
@@ -86,7 +87,7 @@ class DreamTrainerConfig:
     cpu_offload: bool = False
     find_unused_parameters: bool = False
     device: str | torch.device | None = None
-    seed: int | None = 0
+    seed: int | Literal["auto"] | None = "auto"
     callbacks: Sequence[Any] = ()
     run_dir: str | Path | None = None
     resume: bool | str | Path = "auto"
@@ -220,7 +221,7 @@ def _check_numbers(config: DreamTrainerConfig) -> None:
         if not is_unset and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             other = ", or None" if name in OPTIONAL else ""
             raise ConfigurationError(f"{name}={value!r}: use a whole number, {least} or more{other}.")
-    if config.seed is not None and (not isinstance(config.seed, int) or isinstance(config.seed, bool)):
+    if config.seed not in (None, "auto") and (not isinstance(config.seed, int) or isinstance(config.seed, bool)):
         raise ConfigurationError(
             f"seed={config.seed!r}: use a whole number, or None for different weights in each run."
         )

@@ -176,6 +176,10 @@ class Engine(CoreTrainer):
     # A run
 
     def fit(self) -> History:
+        with self.run.own_generators():
+            return self._fit()
+
+    def _fit(self) -> History:
         self.setup()
         check_ready(self)
         self.events.emit("on_fit_start")

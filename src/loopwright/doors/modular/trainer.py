@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callback import check_hooks
-from ...data.random import seed_everything
+from ...data.random import seed_generators
 from ...errors import ConfigurationError, check_arguments
 from ...metrics.history import History
 from ...training.components import check_clipping
@@ -70,8 +70,8 @@ class DreamTrainer(LoggingTrainer, Hooks):
         self._calls: set[str] = set()  # methods that are under way
         self._engine = Engine(self, config)
         allow_loading(config)
-        if config.seed is not None:
-            seed_everything(config.seed)  # for models that a subclass makes in its own __init__
+        if self._engine.seed is not None:
+            seed_generators(self._engine.seed)  # for models that a subclass makes in its own __init__
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Route calls of overridden methods through the engine, from any caller."""

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ...callback import has_users_state
 from ...errors import CheckpointError
 from .kept_models import as_lists, read_run
 
@@ -37,7 +38,7 @@ def load(
     run = read_run(parts, engine if goes_on else None)
     state = complete_state(parts.tree, str(path)) if goes_on else {}
     try:
-        load_parts(engine.run, parts, optimizers=optimizer, schedules=scheduler)
+        load_parts(engine.run, parts, optimizers=optimizer, schedules=scheduler, own_state=goes_on)
     except CheckpointError as error:
         if "optimizers: " not in str(error):
             raise
@@ -79,11 +80,12 @@ def say_unsaved(door: object, engine: Engine) -> None:
     own = [*engine.modules.values(), *engine.optimizers.values(), *(s.scheduler for s in engine.schedules.values())]
     kept = {id(one) for one in own}
     names = [name for name, value in vars(door).items() if id(value) not in kept and _is_trained(value)]
-    if names and not engine.has_said_unsaved:
+    if names and not (engine.has_said_unsaved or has_users_state(door)):
         engine.has_said_unsaved = True
         engine.run.say(
             f"Checkpoints do not contain {', '.join(names)}, which {type(door).__name__} has in addition to model, "
-            "optimizer and scheduler: override `_save_checkpoint` and `load_checkpoint` to save more."
+            "optimizer and scheduler: return their states from a `state_dict` of your class and load them in "
+            "`load_state_dict`."
         )
 
 

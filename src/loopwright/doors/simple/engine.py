@@ -305,6 +305,7 @@ class Engine(Components):
 
         At once and not at the end of the core's loop: a subclass's `train_epoch` cannot go on without the metrics.
         """
+        self.run.signals.is_saving = True
         saved = None if self._save is None else self._save()
         what = "nothing was saved, because train was called without save_dir"
         what = what if saved is None else f"saved; call load_checkpoint({saved!r}) and train to continue"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ....callback import Hook, check_hook_names, named_by_class, named_hook
 from ....errors import ConfigurationError
 from ..._shared import as_tracker
-from .events import EVENTS, CallbackNotFoundError, StopTrainingError, TrainerCallback
+from .events import EVENTS, CallbackNotFoundError, TrainerCallback
 from .reporting import TrackerCallback
 
 if TYPE_CHECKING:
@@ -66,11 +66,9 @@ class CallbackHandler:
             _callable_by_name(added, event)
         self.callbacks.append(added)
 
-    def check_resumed(self) -> None:
-        """End a run that is resumed after a callback had ended it, before anything of it is trained."""
-        for callback in self.callbacks:
-            if (reason := callback.why_over()) is not None:
-                raise StopTrainingError(reason)
+    def why_over(self) -> str | None:
+        """What the first callback that has ended the run, and knows it, says of that."""
+        return next((reason for callback in self.callbacks if (reason := callback.why_over()) is not None), None)
 
     def call_event(self, event: str, *args: Any, **kwargs: Any) -> None:
         """Call the method of that name of every callback that has it; it may be an event of your own."""

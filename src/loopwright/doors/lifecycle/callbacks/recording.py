@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor
 from ....callbacks.recorder import RunRecorder
 from ....checkpoint.manifest import local_path
 from ....training.train_call import emit_exception, finish
+from ..saving import OWN
 from .events import TrainerCallback
 
 if TYPE_CHECKING:
@@ -36,21 +37,32 @@ class RecordRunCallback(TrainerCallback):
 
 
 class EpochMetrics:
-    """The numbers that a run history was given in each epoch."""
+    """The numbers that a run history was given in each epoch; `counts` are those of its values when it began."""
 
-    def __init__(self, history: RunHistory) -> None:
-        self._counts = _lengths(history)
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self.counts = counts
 
     def take(self, history: RunHistory) -> dict[str, float]:
         """Return the latest values of the metrics that were recorded since the last call."""
-        before, self._counts = self._counts, _lengths(history)
-        new = [name for name, count in self._counts.items() if count != before.get(name, 0)]
+        before, self.counts = self.counts, _lengths(history)
+        new = [name for name, count in self.counts.items() if count != before.get(name, 0)]
         values = {name: history.get_latest_metric(name) for name in new}
         return {name: float(value) for name, value in values.items() if _is_number(value)}
 
 
 def _lengths(history: RunHistory) -> dict[str, int]:
     return {name: len(list(history.get_metric_values(name))) for name in history.get_metric_names()}
+
+
+def _begun_with(history: RunHistory, resumed: Mapping[str, Any] | None) -> Mapping[str, int]:
+    """The lengths of a history when the epoch under way began; a resumed run may have values of this epoch already."""
+    lengths = _lengths(history)
+    if resumed is None:
+        return lengths
+    if (counts := resumed[OWN].get("counts")) is not None:
+        return dict(counts)
+    ended = history.current_epoch - 1  # the state is of a run that was not recorded, or of an earlier version
+    return {name: min(length, ended) for name, length in lengths.items()}
 
 
 def _is_number(value: Any) -> bool:
@@ -64,7 +76,7 @@ def recorded(trainer: Trainer) -> Iterator[None]:
     _use_callback(trainer, core)
     if any(isinstance(callback, RunRecorder) for callback in core.run.callbacks):
         core.describe()
-        core.epoch_metrics = EpochMetrics(trainer.run_history)
+        core.epoch_metrics = EpochMetrics(_begun_with(trainer.run_history, core.waiting_state))
     core.run.emit("on_train_start")
     core.run.media.begin(core.run)
     try:
@@ -72,8 +84,6 @@ def recorded(trainer: Trainer) -> Iterator[None]:
     except BaseException as error:
         emit_exception(core.run, error)
         raise
-    if core.stop_text is not None:
-        core.run.stop(core.stop_text)
     finish(core.run)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ....callbacks.nonfinite import parameter_name
 from ....checkpoint.manifest import check_directory
 from ....errors import ConfigurationError, NonFiniteLossError
 from ....metrics.best import BestSoFar, Mode, direction_of
@@ -20,13 +22,16 @@ if TYPE_CHECKING:
 
 
 class TerminateOnNaNCallback(TrainerCallback):
-    """Ends training when a loss is NaN or infinite, before it reaches the weights; `train` raises `NonFiniteLossError`.
+    """Ends training when a loss, a gradient or a learning rate is NaN or infinite, before it reaches the weights.
+
+    `train` raises `NonFiniteLossError`.
 
     On an accelerator, where reading every loss would hold the device up, a fused optimizer leaves such a step out by
     itself and training ends at the next log point; other optimizers cost a read before each step.
     """
 
     triggered: str = ""  # what was not finite, once something was
+    _modules: Mapping[str, nn.Module] = MappingProxyType({})
 
     @property
     def is_final(self) -> bool:
@@ -40,8 +45,12 @@ class TerminateOnNaNCallback(TrainerCallback):
         self.triggered = what
         raise StopTrainingError(f"Stopping training: {what}")
 
+    def name_of(self, param: nn.Parameter) -> str:
+        return parameter_name(self._modules, param)
+
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         self.triggered = ""
+        self._modules = trainer._core.modules
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """The program must not go on as if the model were trained."""
