@@ -19,6 +19,7 @@ from loopwright.errors import CheckpointError
 from loopwright.metrics import history as history_module
 from tests.checkpoint.helpers import resign
 from tests.metrics.step_rows import rows_from
+from tests.waiting import wait_for
 
 
 def add_epoch(history: History, *, num_steps: int = 1) -> None:
@@ -220,10 +221,12 @@ def test_a_resume_point_is_complete_only_after_what_it_relies_on(tmp_path):
     kept.save(tmp_path / "kept" / "best", {"models": {}}, then=hold_up)
     assert reached.wait(60)
     store.save(update_name(1), {"weight": torch.ones(2)}, {"update": 1}, after=[kept])
-    assert not (tmp_path / "checkpoints").exists()
+    saved = tmp_path / "checkpoints" / update_name(1)
+    wait_for(lambda: saved.exists() or list(saved.parent.glob(".*/manifest.json")))  # all of it is written
+    assert not saved.exists()
     release.set()
     store.wait()
-    assert verify_checkpoint(tmp_path / "checkpoints" / update_name(1)) == []
+    assert verify_checkpoint(saved) == []
 
 
 def test_a_resume_point_whose_kept_model_could_not_be_written_is_not_written_either(tmp_path):

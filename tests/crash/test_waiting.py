@@ -23,6 +23,7 @@ from loopwright.checkpoint import list_checkpoints
 from loopwright.runtime import signals
 from loopwright.training import waiting
 from tests.distributed.ranks import start_ranks
+from tests.waiting import wait_for
 
 from ..doors.modular.programs import Config, MyTrainer
 from ..forked import Ended, call_forked
@@ -36,13 +37,6 @@ PATIENCE = 120.0
 OPTIONS = ["--light", "--accumulate", "2", "--every", "0"]  # nothing is saved but at the end
 # The sample that a signal comes in, and the update that is complete then: windows have two batches of three samples.
 MOMENTS = {"sample:20": 0, "sample:30": 1, "sample:33": 2, "sample:41": 3, "sample:50": 4, "sample:70": 5}
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def stay() -> None:

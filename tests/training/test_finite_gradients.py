@@ -15,7 +15,10 @@ from loopwright.callbacks import BestModel, Checkpoints, NonFiniteGuard
 from loopwright.checkpoint import list_checkpoints, read_checkpoint, write_checkpoint
 from loopwright.errors import CheckpointError
 from tests.loops import assert_same_model
+from tests.training.compiled_runs import traced
 from tests.training.test_guard import FarRuntime
+
+__all__ = ["traced"]  # a fixture
 
 BATCHES = [torch.full((4, 3), float(number)) for number in range(1, 7)]
 
@@ -112,15 +115,18 @@ def test_a_sparse_gradient_is_looked_at():
     assert torch.equal(model.weight, before)
 
 
-def test_the_compiled_step_leaves_the_weights_as_they_are():
-    for accumulate in (1, 2):
-        trainer = build(compile="step", accumulate=accumulate, callbacks=NonFiniteGuard("skip"))
-        trainer.train(batches(2))
-        assert trainer.run.compiled is not None
-        kept = batches(2)[:2] + batches(2)[2 + accumulate :]
-        torch.testing.assert_close(trainer.model.weight, trained_on(kept, accumulate=accumulate).weight)
-    with pytest.raises(NonFiniteLossError, match=r"gradient of .* is not finite.* in update 3 "):
-        build(compile="step").train(batches(2))
+@pytest.mark.parametrize(("accumulate", "update"), [(1, 3), (2, 2)])
+def test_the_compiled_step_leaves_the_weights_as_they_are(traced, accumulate, update):
+    trainer = build(compile="step", accumulate=accumulate, callbacks=NonFiniteGuard("skip"))
+    trainer.train(batches(2))
+    assert trainer.run.compiled is not None
+    assert (trainer.run.compiled.choice, trainer.run.compiled.reason) == ("compiled", "")
+    kept = batches(2)[:2] + batches(2)[2 + accumulate :]
+    torch.testing.assert_close(trainer.model.weight, trained_on(kept, accumulate=accumulate).weight)
+    with pytest.raises(
+        NonFiniteLossError, match=f"gradient of .* is not finite in update {update} "
+    ):
+        build(compile="step", accumulate=accumulate).train(batches(2))
 
 
 # Learning rates

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from loopwright.config import Interval, Sweep, load_config
 from loopwright.doors.configured.experiment import Experiment
 from loopwright.run.reading import RunView
 from tests.cli.sweep.projects import write_project
+from tests.waiting import wait_for
 
 HOLD = "+trainer.callbacks.1.kind=cli_project.Hold"
 
@@ -43,13 +43,6 @@ def trained_here(*overrides: str, path: str = "alone") -> Path:
 def newest(run: Path) -> dict:
     tree = CheckpointStore(run / "checkpoints").newest().tree
     return {part: tree[part] for part in ("models", "optimizers", "history", "rng")}
-
-
-def wait_for(condition) -> None:
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_each_run_is_that_of_its_config_and_a_failed_one_does_not_stop_the_others(project, capsys):
