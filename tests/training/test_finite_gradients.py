@@ -123,9 +123,7 @@ def test_the_compiled_step_leaves_the_weights_as_they_are(traced, accumulate, up
     assert (trainer.run.compiled.choice, trainer.run.compiled.reason) == ("compiled", "")
     kept = batches(2)[:2] + batches(2)[2 + accumulate :]
     torch.testing.assert_close(trainer.model.weight, trained_on(kept, accumulate=accumulate).weight)
-    with pytest.raises(
-        NonFiniteLossError, match=f"gradient of .* is not finite in update {update} "
-    ):
+    with pytest.raises(NonFiniteLossError, match=f"gradient of .* is not finite in update {update} "):
         build(compile="step", accumulate=accumulate).train(batches(2))
 
 
