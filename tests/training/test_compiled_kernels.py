@@ -26,10 +26,12 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.fixture(scope="module", autouse=True)
 def _kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One folder for the kernels of these tests, and one process to compile them."""
+    import torch._inductor.config as generation
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
-        patch.setattr("torch._inductor.config.compile_threads", 1)
-        yield
+        with generation.patch(compile_threads=1):  # undone by a plain `setattr`, the option would be gone for good
+            yield
 
 
 class Dropping(Net):
