@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test torture coverage lint docs dist smoke moving format bench bench-quick bench-peers bench-growth mistakes clean
+.PHONY: demo test torture coverage lint docs dist smoke moving format bench bench-quick bench-peers bench-growth clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python examples/digits.py
@@ -71,10 +71,6 @@ bench-peers: .venv/dev.stamp
 
 bench-growth: .venv/dev.stamp
 	$(BIN)/python benchmarks/growth.py
-
-# Writes docs/mistakes.md from the tests that make them.
-mistakes: .venv/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mistakes
 
 clean:
 	rm -rf .venv .bench build dist runs

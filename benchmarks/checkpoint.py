@@ -1,4 +1,5 @@
-"""What checkpoints cost: the stall of an asynchronous save, its memory, and resuming at any place of an epoch.
+"""What checkpoints cost: the stall of an asynchronous save, its memory, and resuming at any place
+of an epoch.
 
     python benchmarks/checkpoint.py [--params 100] [--samples 10] [--rounds 5] [--dir /tmp]
 
@@ -58,19 +59,28 @@ def build_state(num_params: int) -> dict[str, Any]:
         param.grad = torch.ones_like(param)
     optimizer.step()
     optimizer.zero_grad()
-    return {"models": {"model": model.state_dict()}, "optimizers": {"optimizer": optimizer.state_dict()}}
+    return {
+        "models": {"model": model.state_dict()},
+        "optimizers": {"optimizer": optimizer.state_dict()},
+    }
 
 
 def bytes_of(tree: Any) -> int:
     if isinstance(tree, Tensor):
         return tree.nbytes
-    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    parts = (
+        tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    )
     return sum(map(bytes_of, parts))
 
 
 def memory(field: str) -> int:
     """A line of /proc/self/status in bytes: VmRSS now, VmHWM at its highest."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(field)
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -78,7 +88,8 @@ def check_room(size: int, folder: Path) -> None:
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if available < 4 * size or shutil.disk_usage(folder).free < 5 * size:
         raise SystemExit(
-            f"{size / 1e9:.1f} GB of state need {4 * size / 1e9:.0f} GB of memory and as much disk: --params"
+            f"{size / 1e9:.1f} GB of state need {4 * size / 1e9:.0f} GB of memory and as much "
+            "disk: --params"
         )
 
 
@@ -101,17 +112,28 @@ def report_stall(num_params: int, num_rounds: int, folder: Path) -> None:
         whole.append(seconds(lambda: torch.save(state, file)))
         file.unlink()
         os.sync()
-        stalls.append(seconds(lambda number=number: store.save(update_name(number), state, {"update": number})))
+        stalls.append(
+            seconds(
+                lambda number=number: store.save(update_name(number), state, {"update": number})
+            )
+        )
         behind.append(seconds(store.wait))
-    unprepared = seconds(lambda: snapshot(state))  # into new memory: last, since it may leave some behind
+    # into new memory: last, since it may leave some behind
+    unprepared = seconds(lambda: snapshot(state))
     middle = statistics.median
     ratio = middle(stall / other for stall, other in zip(stalls, whole, strict=True))
     print(f"\nSaving {size / 1e9:.2f} GB, median of {num_rounds} interleaved rounds")
     print(f"  torch.save, synchronous            {middle(whole):7.3f} s")
     print(f"  asynchronous save, what it stalls  {middle(stalls):7.3f} s")
-    print(f"  the first save, memory prepared    {first:7.3f} s   (preparing stalls {preparing:.3f} s)")
+    print(
+        f"  the first save, memory prepared    {first:7.3f} s   (preparing stalls {preparing:.3f} "
+        "s)"
+    )
     print(f"  the first save, memory not there   {unprepared:7.3f} s")
-    print(f"  and goes on behind the training    {middle(behind):7.3f} s   (hashed and synced to disk)")
+    print(
+        f"  and goes on behind the training    {middle(behind):7.3f} s   (hashed and synced to "
+        "disk)"
+    )
     print(f"  stall / torch.save                 {ratio:7.2f}     target <= {STALL:.2f}")
     print(f"  memory kept, copies of the state   {kept / size:7.2f}     target <= {COPIES:.2f}")
     print(f"  memory at its highest, copies      {peak / size:7.2f}     target <= {COPIES:.2f}")
@@ -127,23 +149,34 @@ def resume_time(data: Any, position: int) -> float:
 
 
 def report_resume(num_samples: int, num_rounds: int) -> None:
-    tensors = TensorDataset(torch.zeros(num_samples, 1), torch.zeros(num_samples, dtype=torch.int64))
-    print(f"\nResuming in an epoch of {num_samples / 1e6:g} M samples, median of {num_rounds} interleaved rounds")
+    tensors = TensorDataset(
+        torch.zeros(num_samples, 1), torch.zeros(num_samples, dtype=torch.int64)
+    )
+    print(
+        f"\nResuming in an epoch of {num_samples / 1e6:g} M samples, median of {num_rounds} "
+        "interleaved rounds"
+    )
     for name, data in (("TensorDataset", tensors), ("map-style data set", Squares(num_samples))):
         times: dict[float, list[float]] = {place: [] for place in PLACES}
         for _ in range(num_rounds):
             for place, taken in times.items():
                 taken.append(resume_time(data, int(num_samples * place) // 32 * 32))
         medians = {place: statistics.median(taken) for place, taken in times.items()}
-        listed = "   ".join(f"at {place:.0%} {median * 1000:6.1f} ms" for place, median in medians.items())
+        listed = "   ".join(
+            f"at {place:.0%} {median * 1000:6.1f} ms" for place, median in medians.items()
+        )
         ratio = medians[PLACES[-1]] / medians[PLACES[0]]
         print(f"  {name:19s} {listed}   last / first {ratio:.2f}     target <= {SEEK:.2f}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--params", type=float, default=100, help="millions of parameters")
-    parser.add_argument("--samples", type=float, default=10, help="millions of samples in the epoch")
+    parser.add_argument(
+        "--samples", type=float, default=10, help="millions of samples in the epoch"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", default=None, help="where to write; its disk is what is measured")
     options = parser.parse_args()

@@ -1,11 +1,13 @@
-"""A contender's process: builds one contender and times a round of steps, in CPU seconds, whenever asked.
+"""A contender's process: builds one contender and times a round of steps, in CPU seconds, whenever
+asked.
 
     python benchmarks/contender.py DESCRIPTOR MODULE NAME WORKLOAD NUM_CHECKED
 
-`interleaved.py` starts it, with the interpreter that has the contender's packages, on a terminal of its own, and the
-function `serve` of MODULE answers (this one's, unless a benchmark has its own). A name with a colon is a peer's
-(`lightning:off` is `off` of `peers/lightning.py`); with it nothing of loopwright is imported. First comes a loss after
-NUM_CHECKED steps over samples in a given order, from a model of its own; then the rounds.
+`interleaved.py` starts it, with the interpreter that has the contender's packages, on a terminal of
+its own, and the function `serve` of MODULE answers (this one's, unless a benchmark has its own). A
+name with a colon is a peer's (`lightning:off` is `off` of `peers/lightning.py`); with it nothing of
+loopwright is imported. First comes a loss after NUM_CHECKED steps over samples in a given order,
+from a model of its own; then the rounds.
 """
 
 from __future__ import annotations
@@ -27,19 +29,21 @@ if TYPE_CHECKING:
 
 
 def find(name: str) -> tuple[Build, str | None]:
-    """The function that builds the contender, and why its losses are not those of the hand-written loop."""
+    """The function that builds the contender, and why its losses are not those of the hand-written
+    loop."""
     if ":" in name:
         peer, kind = name.split(":")
         module = importlib.import_module(f"peers.{peer}")
         return getattr(module, kind), getattr(module, "DIFFERS", {}).get(kind)
     from contenders import CONTENDERS
-    from door_contenders import DOORS
+    from interface_contenders import INTERFACES
 
-    return (CONTENDERS | DOORS)[name], None
+    return (CONTENDERS | INTERFACES)[name], None
 
 
 def checked_loss(build: Build, work: Workload, num_steps: int) -> float:
-    """The loss on the first samples after so many steps, which is the same wherever the arithmetic is."""
+    """The loss on the first samples after so many steps, which is the same wherever the arithmetic
+    is."""
     import torch
 
     models: list[nn.Module] = []
@@ -59,9 +63,11 @@ def checked_loss(build: Build, work: Workload, num_steps: int) -> float:
 
 
 def serve(connection: Connection, name: str, workload: str, num_checked: int) -> None:
-    """Send the checked loss, then for each True the CPU seconds of a call with one step and of one with many.
+    """Send the checked loss, then for each True the CPU seconds of a call with one step and of one
+    with many.
 
-    What a training function does at its start and its end is in both, so that their difference is that of the steps.
+    What a training function does at its start and its end is in both, so that their difference is
+    that of the steps.
     """
     import torch
 
@@ -85,7 +91,9 @@ def serve(connection: Connection, name: str, workload: str, num_checked: int) ->
 
 def main() -> None:
     descriptor, module, name, workload, num_checked = sys.argv[1:]
-    importlib.import_module(module).serve(Connection(int(descriptor)), name, workload, int(num_checked))
+    importlib.import_module(module).serve(
+        Connection(int(descriptor)), name, workload, int(num_checked)
+    )
 
 
 if __name__ == "__main__":

@@ -92,7 +92,8 @@ def _ours(
 
 
 def ours_own_optimizer(work: Workload) -> Round:
-    """As a new user runs it: bar, history, run directory and guard, with the user's own optimizer object."""
+    """As a new user runs it: bar, history, run directory and guard, with the user's own optimizer
+    object."""
     return _ours(work, is_factory=False, is_bare=False)
 
 
@@ -124,7 +125,8 @@ def ours_bare_profile(work: Workload) -> Round:
 
 
 def ours_compiled_own(work: Workload) -> Round:
-    """As a new user runs it, with the user's own optimizer object and `compile="step"`; the warm-up compiles."""
+    """As a new user runs it, with the user's own optimizer object and `compile="step"`; the warm-up
+    compiles."""
     return _ours(work, is_factory=False, is_bare=False, compile="step")
 
 

@@ -1,12 +1,14 @@
-"""What data costs: W4, a Python data set, against a hand-written loop with a `DataLoader`, with 0 and 2 workers.
+"""What data costs: W4, a Python data set, against a hand-written loop with a `DataLoader`, with 0
+and 2 workers.
 
     python benchmarks/data.py [--rounds 11] [--workloads plain augmented] [--parts]
 
-A sample is 3x16x16, a batch has 64 of them, the model is a small MLP with the user's own SGD in both loops. Measured is
-CPU time per step, of the training process and of it together with its workers; only ratios within one run mean
-anything. `bar` is the trainer as a new user runs it (progress bar, run directory, guard), `bare` has all of it off.
-With `--parts` the time without workers is divided into what a whole call of `train` costs, and per step into data, all
-else in the training thread, and other threads; reading the clock adds about 2 µs to a step.
+A sample is 3x16x16, a batch has 64 of them, the model is a small MLP with the user's own SGD in
+both loops. Measured is CPU time per step, of the training process and of it together with its
+workers; only ratios within one run mean anything. `bar` is the trainer as a new user runs it
+(progress bar, run directory, guard), `bare` has all of it off. With `--parts` the time without
+workers is divided into what a whole call of `train` costs, and per step into data, all else in the
+training thread, and other threads; reading the clock adds about 2 µs to a step.
 """
 
 from __future__ import annotations
@@ -187,7 +189,9 @@ def serve(connection: Connection, name: str, workload: str, num_checked: int) ->
     kind, workers, *parts = workload.split("/")
     # in a spawned process workers would be spawned, too, and spend a second on importing torch
     fork = {"multiprocessing_context": "fork"} if int(workers) else {}
-    loader = DataLoader(DATA[kind](), batch_size=BATCH_SIZE, shuffle=True, num_workers=int(workers), **fork)
+    loader = DataLoader(
+        DATA[kind](), batch_size=BATCH_SIZE, shuffle=True, num_workers=int(workers), **fork
+    )
     if parts:
         serve_parts(connection, name, loader)
         return
@@ -198,11 +202,15 @@ def serve(connection: Connection, name: str, workload: str, num_checked: int) ->
     while connection.recv():
         before = times()
         run(num_steps)
-        connection.send([(now - then) / num_steps for now, then in zip(times(), before, strict=True)])
+        connection.send(
+            [(now - then) / num_steps for now, then in zip(times(), before, strict=True)]
+        )
 
 
 def report_parts(kind: str, num_rounds: int) -> None:
-    contenders = {name: Contender(name, f"{kind}/0/parts", module="data") for name in ("naive", "bar", "bare")}
+    contenders = {
+        name: Contender(name, f"{kind}/0/parts", module="data") for name in ("naive", "bar", "bare")
+    }
     rounds: dict[str, list[Any]] = {name: [] for name in contenders}
     for _ in range(num_rounds):
         for name, contender in contenders.items():
@@ -213,19 +221,25 @@ def report_parts(kind: str, num_rounds: int) -> None:
     for name, contender in contenders.items():
         contender.close()
         calls = zip(*rounds[name], strict=True)
-        short, long = ([statistics.median(column) for column in zip(*call, strict=True)] for call in calls)
-        process, thread, data = ((b - a) / (many - few) * 1e6 for a, b in zip(short, long, strict=True))
+        short, long = (
+            [statistics.median(column) for column in zip(*call, strict=True)] for call in calls
+        )
+        process, thread, data = (
+            (b - a) / (many - few) * 1e6 for a, b in zip(short, long, strict=True)
+        )
         call = short[0] * 1e3 - few * process / 1e3
         print(
-            f"  {name:6s} a step {process:6.0f} µs: data {data:6.0f}, else {thread - data:6.0f}, other threads "
-            f"{process - thread:4.0f}; a call {call:5.1f} ms, which is {call * 1e3 / NUM_STEPS[0]:4.0f} µs for each of "
-            f"{NUM_STEPS[0]} steps",
+            f"  {name:6s} a step {process:6.0f} µs: data {data:6.0f}, else {thread - data:6.0f}, "
+            f"other threads {process - thread:4.0f}; a call {call:5.1f} ms, which is "
+            f"{call * 1e3 / NUM_STEPS[0]:4.0f} µs for each of {NUM_STEPS[0]} steps",
             flush=True,
         )
 
 
 def report(workload: str, num_rounds: int) -> None:
-    contenders = {name: Contender(name, workload, module="data") for name in ("naive", "bar", "bare")}
+    contenders = {
+        name: Contender(name, workload, module="data") for name in ("naive", "bar", "bare")
+    }
     main: dict[str, list[float]] = {name: [] for name in contenders}
     total: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(num_rounds):
@@ -239,22 +253,31 @@ def report(workload: str, num_rounds: int) -> None:
     print(f"\nW4 {workload} workers: {num_rounds} interleaved rounds, median (middle half)")
     for name in contenders:
         cost = (
-            f"{statistics.median(main[name]) * 1e6:6.0f} µs, with workers {statistics.median(total[name]) * 1e6:6.0f}"
+            f"{statistics.median(main[name]) * 1e6:6.0f} µs, with workers "
+            f"{statistics.median(total[name]) * 1e6:6.0f}"
         )
         print(f"  {name:6s} {cost}", end="")
         if name != "naive":
             print(
-                f"   main {ratio(main, name, 'naive')}  total {ratio(total, name, 'naive')}  target <= {TARGET}", end=""
+                f"   main {ratio(main, name, 'naive')}  total {ratio(total, name, 'naive')}  "
+                f"target <= {TARGET}",
+                end="",
             )
         print(flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--workloads", nargs="*", default=DEFAULT, choices=list(DATA))
     parser.add_argument("--workers", nargs="*", type=int, default=[0, 2], choices=[0, 2])
-    parser.add_argument("--parts", action="store_true", help="what of the time without workers is data, step and call")
+    parser.add_argument(
+        "--parts",
+        action="store_true",
+        help="what of the time without workers is data, step and call",
+    )
     options = parser.parse_args()
     for kind in options.workloads:
         if options.parts:

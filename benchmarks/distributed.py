@@ -1,12 +1,15 @@
-"""What several processes cost: steps against hand-written DDP and FSDP2 loops, and the stall of a checkpoint.
+"""What several processes cost: steps against hand-written DDP and FSDP2 loops, and the stall of a
+checkpoint.
 
-    python benchmarks/distributed.py [--rounds 25] [--workloads W1 W2 W3] [--strategies ddp fsdp] [--params 20]
+    python benchmarks/distributed.py [--rounds 25] [--workloads W1 W2 W3] [--strategies ddp fsdp]
+    [--params 20]
 
-Two processes on one machine have all contenders and run them in turns, a few steps each. Only ratios within one run
-mean anything; where others use the same cores, the ratio of the fastest rounds means most. Wall time is that of the
-slower process, CPU time the sum of both. Each turn is a call of `train`, whose first step, start and end are not in the
-time of a step but printed on their own. A thread of gloo's polls for as long as the other process is late, so CPU time
-has a share of chance in it; "main" is the CPU time of the main threads alone, which is what the loops differ in.
+Two processes on one machine have all contenders and run them in turns, a few steps each. Only
+ratios within one run mean anything; where others use the same cores, the ratio of the fastest
+rounds means most. Wall time is that of the slower process, CPU time the sum of both. Each turn is a
+call of `train`, whose first step, start and end are not in the time of a step but printed on their
+own. A thread of gloo's polls for as long as the other process is late, so CPU time has a share of
+chance in it; "main" is the CPU time of the main threads alone, which is what the loops differ in.
 """
 
 from __future__ import annotations
@@ -37,10 +40,19 @@ Measures = dict[str, Callable[[], tuple[float, ...]]]
 
 
 def serve(
-    connection: Connection, rank: int, port: int, build: Callable[..., Measures], arguments: Sequence[Any]
+    connection: Connection,
+    rank: int,
+    port: int,
+    build: Callable[..., Measures],
+    arguments: Sequence[Any],
 ) -> None:
     """On each process: build the contenders, then measure the one that is asked for."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD)}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(WORLD),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(WORLD),
+    }
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     import torch
     import torch.distributed as dist
@@ -58,7 +70,8 @@ def serve(
 
 
 def loops(workload: str, strategy: str) -> Measures:
-    """Contenders that take a few steps; seconds of one: CPU, wall, CPU of the main thread, and that of all the rest."""
+    """Contenders that take a few steps; seconds of one: CPU, wall, CPU of the main thread, and that
+    of all the rest."""
     from distributed_contenders import CONTENDERS
     from workloads import WORKLOADS
 
@@ -70,7 +83,9 @@ def loops(workload: str, strategy: str) -> Measures:
         began = thread_time()
         run(num_steps, lambda: notes.append((process_time(), perf_counter(), thread_time())))
         whole = thread_time() - began
-        step = [(end - start) / (num_steps - 1) for start, end in zip(notes[0], notes[-1], strict=True)]
+        step = [
+            (end - start) / (num_steps - 1) for start, end in zip(notes[0], notes[-1], strict=True)
+        ]
         return *step, whole - num_steps * step[2]
 
     runs = {name: build(work, strategy) for name, build in CONTENDERS.items()}
@@ -95,7 +110,9 @@ class Ranks:
         self.connections, self.processes = [], []
         for rank in range(WORLD):
             own, other = context.Pipe()
-            process = context.Process(target=serve, args=(other, rank, port, build, arguments), daemon=True)
+            process = context.Process(
+                target=serve, args=(other, rank, port, build, arguments), daemon=True
+            )
             process.start()
             self.connections.append(own)
             self.processes.append(process)
@@ -123,7 +140,9 @@ def _free_port() -> int:
 def report_loops(workload: str, strategy: str, num_rounds: int) -> None:
     ranks = Ranks(loops, workload, strategy)
     kinds: tuple[str, ...] = ("CPU", "wall", "main")
-    times: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in LOOPS} for kind in kinds}
+    times: dict[str, dict[str, list[float]]] = {
+        kind: {name: [] for name in LOOPS} for kind in kinds
+    }
     calls: dict[str, list[float]] = {name: [] for name in LOOPS}
     for _ in range(num_rounds):
         for name in LOOPS:
@@ -132,14 +151,21 @@ def report_loops(workload: str, strategy: str, num_rounds: int) -> None:
             for kind, value in zip(kinds, (sum(cpu), max(wall), sum(main)), strict=True):
                 times[kind][name].append(value)
     ranks.close()
-    print(f"\n{workload}, {strategy}, {WORLD} processes: a step, median of {num_rounds} interleaved rounds")
+    print(
+        f"\n{workload}, {strategy}, {WORLD} processes: a step, median of {num_rounds} interleaved "
+        "rounds"
+    )
     for name in LOOPS:
-        told = "   ".join(f"{statistics.median(times[kind][name]) * 1e6:8.0f} us {kind}" for kind in kinds)
+        told = "   ".join(
+            f"{statistics.median(times[kind][name]) * 1e6:8.0f} us {kind}" for kind in kinds
+        )
         print(f"  {name:14s} {told}   call {statistics.median(calls[name]) * 1e3:6.1f} ms main")
     for name, base in PAIRS:
         for kind, own in times.items():
             best = min(own[name]) / min(own[base])
-            told = f"{ratio(own, name, base)}   fastest {best:.2f}   target <= {TARGETS[workload]:.2f}"
+            told = (
+                f"{ratio(own, name, base)}   fastest {best:.2f}   target <= {TARGETS[workload]:.2f}"
+            )
             print(f"  {name:14s} / {base:14s} {kind:4s} {told}", flush=True)
 
 
@@ -157,15 +183,27 @@ def report_stall(num_params: int, strategy: str, num_rounds: int) -> None:
         ranks.close()
     middle = statistics.median
     relative = middle(own / other for own, other in zip(stall, whole, strict=True))
-    print(f"\nSaving {num_params * 12 / 1e9:.2f} GB, {strategy}, {WORLD} processes, median of {num_rounds} rounds")
+    print(
+        f"\nSaving {num_params * 12 / 1e9:.2f} GB, {strategy}, {WORLD} processes, median of "
+        f"{num_rounds} rounds"
+    )
     print(f"  torch.save by the first process, synchronous  {middle(whole):7.3f} s")
     print(f"  asynchronous save, what it stalls             {middle(stall):7.3f} s")
-    print(f"  and goes on behind the training               {middle(behind):7.3f} s   (hashed and synced to disk)")
-    print(f"  stall / torch.save                            {relative:7.2f}     target <= {STALL:.2f}", flush=True)
+    print(
+        f"  and goes on behind the training               {middle(behind):7.3f} s   (hashed and "
+        "synced to disk)"
+    )
+    print(
+        f"  stall / torch.save                            {relative:7.2f}     target <= "
+        f"{STALL:.2f}",
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--workloads", nargs="*", default=["W1", "W2", "W3"])
     parser.add_argument("--strategies", nargs="*", default=["ddp", "fsdp"])

@@ -1,7 +1,8 @@
-"""What runs on each of two processes: DDP and FSDP2 loops written by hand, and ours, in the same settings.
+"""What runs on each of two processes: DDP and FSDP2 loops written by hand, and ours, in the same
+settings.
 
-A contender is built once on every process, from a workload, and returns a function that trains for so many steps and
-calls `after_step` after each. The batch of a workload is that of one process.
+A contender is built once on every process, from a workload, and returns a function that trains for
+so many steps and calls `after_step` after each. The batch of a workload is that of one process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from loopwright import Callback, StepResult, Trainer
 from loopwright.callbacks.checkpoints import Checkpoints
 from workloads import Block, SmallGPT, Workload
 
-Round = Callable[[int, Callable[[], None]], None]  # trains for so many steps, and calls a function after each
+# trains for so many steps, and calls a function after each
+Round = Callable[[int, Callable[[], None]], None]
 
 
 def _wrapped(model: nn.Module, strategy: str) -> nn.Module:
@@ -36,7 +38,8 @@ def _wrapped(model: nn.Module, strategy: str) -> nn.Module:
 
 
 def hand_written(work: Workload, strategy: str) -> Round:
-    """As torch's tutorials write it: a loader with a DistributedSampler, `zero_grad`, `backward`, `step`."""
+    """As torch's tutorials write it: a loader with a DistributedSampler, `zero_grad`, `backward`,
+    `step`."""
     model = _wrapped(work.build_model(), strategy)
     optimizer = work.build_optimizer(model.parameters())
     data = work.build_data()
@@ -100,7 +103,9 @@ def _ours(work: Workload, strategy: str, *, is_factory: bool) -> Round:
     model, data = work.build_model(), work.build_data()
     optimizer = work.build_optimizer if is_factory else work.build_optimizer(model.parameters())
     after = _AfterStep()
-    trainer = Trainer(model, optimizer, work.loss_fn, runtime=strategy, progress="silent", callbacks=[after])
+    trainer = Trainer(
+        model, optimizer, work.loss_fn, runtime=strategy, progress="silent", callbacks=[after]
+    )
     size = work.batch_size * dist.get_world_size()
 
     def run(num_steps: int, after_step: Callable[[], None]) -> None:
@@ -131,7 +136,9 @@ class Saving:
     def __init__(self, num_params: int, strategy: str, folder: str) -> None:
         width = 1024
         layers = max(num_params // (width * width), 1)
-        self.model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers)))
+        self.model = nn.Sequential(
+            *(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers))
+        )
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4)
         self.callback = Checkpoints(every_epochs=None, every_minutes=None, keep=1)
         self.file = Path(folder) / "whole.pt"

@@ -1,10 +1,13 @@
-"""What grows with a run and what does not: steps, memory, places in the data, points stored, callbacks, parameters.
+"""What grows with a run and what does not: steps, memory, places in the data, points stored,
+callbacks, parameters.
 
-    python benchmarks/growth.py [--steps 1000000] [--samples 10000000] [--rounds 5] [--only seek ...]
+    python benchmarks/growth.py [--steps 1000000] [--samples 10000000] [--rounds 5] [--only seek
+    ...]
 
-Times of steps are CPU times of the process; those of finding a place in the data and of starting a run are wall times,
-medians of interleaved rounds. Memory is what the process has resident. What is measured is printed as it comes. Results
-are kept in `.bench/growth.json` after each part; docs/benchmarks.md and its plots are written from there. A short form:
+Times of steps are CPU times of the process; those of finding a place in the data and of starting a
+run are wall times, medians of interleaved rounds. Memory is what the process has resident. What is
+measured is printed as it comes. Results are kept in `.bench/growth.json` after each part;
+docs/benchmarks.md and its plots are written from there. A short form:
 
     python benchmarks/growth.py --steps 2000 --samples 100000 --rounds 1 --no-page
 """
@@ -65,7 +68,10 @@ class Watch(Callback):
         if len(self.notes) < 2:
             return ""
         before, after = self.notes[-2:]
-        return f": {(after[1] - before[1]) / (after[0] - before[0]) * 1e6:.0f} us a step, {after[2]:.0f} MB"
+        return (
+            f": {(after[1] - before[1]) / (after[0] - before[0]) * 1e6:.0f} us a step, "
+            f"{after[2]:.0f} MB"
+        )
 
     def on_update_end(self, trainer: Trainer) -> None:
         if self.step > self.num_steps:
@@ -73,7 +79,8 @@ class Watch(Callback):
 
 
 class FirstStep(Callback):
-    """Notes when the first step begins, and ends the run there, so that it can be resumed once more."""
+    """Notes when the first step begins, and ends the run there, so that it can be resumed once
+    more."""
 
     began = 0.0
 
@@ -95,9 +102,15 @@ def train_long(run_dir: str, num_steps: int, callbacks: Sequence[Callback]) -> f
     data = TensorDataset(torch.randn(20_000, 8), torch.randn(20_000, 1))
     model = nn.Linear(8, 1)
     saving = Checkpoints(every_updates=max(num_steps // 4, 1), keep=1)
-    options: dict[str, Any] = {"run_dir": run_dir, "callbacks": [saving, *callbacks], "progress": "silent", "seed": 0}
+    options: dict[str, Any] = {
+        "run_dir": run_dir,
+        "callbacks": [saving, *callbacks],
+        "progress": "silent",
+        "seed": 0,
+    }
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), nn.MSELoss(), **options)
-    began = time.perf_counter()  # the first optimizer has imported what it needs, which takes longer than the start
+    # the first optimizer has imported what it needs, which takes longer than the start
+    began = time.perf_counter()
     with suppress(EndOfRunError):
         trainer.train(data, num_updates=num_steps + 10, batch_size=2)
     return began
@@ -111,7 +124,9 @@ def long_run(run_dir: str, num_steps: int) -> dict[str, Any]:
     pairs = list(pairwise(watch.notes))
     return {
         "step": [after[0] for _, after in pairs],
-        "microseconds": [(after[1] - before[1]) / (after[0] - before[0]) * 1e6 for before, after in pairs],
+        "microseconds": [
+            (after[1] - before[1]) / (after[0] - before[0]) * 1e6 for before, after in pairs
+        ],
         "megabytes": [after[2] for _, after in pairs],
     }
 
@@ -124,7 +139,10 @@ def resumed_start(run_dir: str, num_steps: int) -> dict[str, Any]:
     if not first.began:
         raise RuntimeError(f"{run_dir} was not resumed: no step began.")
     milliseconds = (first.began - began) * 1e3
-    print(f"  a run with {num_steps * NUM_SCALARS:,} points starts in {milliseconds:.0f} ms", flush=True)
+    print(
+        f"  a run with {num_steps * NUM_SCALARS:,} points starts in {milliseconds:.0f} ms",
+        flush=True,
+    )
     return {"milliseconds": milliseconds}
 
 
@@ -136,9 +154,13 @@ def measure_steps(options: argparse.Namespace) -> dict[str, Any]:
         times: dict[int, list[float]] = {num_steps: [] for num_steps in runs}
         for _ in range(options.rounds):
             for num_steps, name in runs.items():
-                times[num_steps].append(in_process("resumed_start", name, num_steps)["milliseconds"])
+                times[num_steps].append(
+                    in_process("resumed_start", name, num_steps)["milliseconds"]
+                )
         size = (Path(runs[options.steps]) / "metrics.sqlite").stat().st_size / 1e6
-    starts = {num_steps * NUM_SCALARS: statistics.median(taken) for num_steps, taken in times.items()}
+    starts = {
+        num_steps * NUM_SCALARS: statistics.median(taken) for num_steps, taken in times.items()
+    }
     return found | {"starts": starts, "store_megabytes": size}
 
 
@@ -167,17 +189,24 @@ def measure_seek(options: argparse.Namespace) -> dict[str, Any]:
     num = options.samples
     kinds = {"TensorDataset": TensorDataset(torch.zeros(num, 1)), "Python data set": Squares(num)}
     places = [int(num * part) // 32 * 32 for part in (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999)]
-    times: dict[str, dict[int, list[float]]] = {kind: {place: [] for place in places} for kind in kinds}
+    times: dict[str, dict[int, list[float]]] = {
+        kind: {place: [] for place in places} for kind in kinds
+    }
     for _ in range(options.rounds):
         for kind, data in kinds.items():
             for place in places:
                 times[kind][place].append(resume_time(data, place) * 1e3)
     for kind, found in times.items():
-        listed = ", ".join(f"{place:,}: {statistics.median(taken):.1f} ms" for place, taken in found.items())
+        listed = ", ".join(
+            f"{place:,}: {statistics.median(taken):.1f} ms" for place, taken in found.items()
+        )
         print(f"  {kind}, at {listed}", flush=True)
     return {
         "samples": places,
-        **{kind: [statistics.median(found[place]) for place in places] for kind, found in times.items()},
+        **{
+            kind: [statistics.median(found[place]) for place in places]
+            for kind, found in times.items()
+        },
     }
 
 
@@ -253,10 +282,14 @@ def small_data(width: int = 8) -> TensorDataset:
     return TensorDataset(torch.randn(2_048, width), torch.randn(2_048, 1))
 
 
-def with_callbacks(number: int, kind: Callable[..., Callback], run_dir: str | None = None) -> dict[str, Stepper]:
+def with_callbacks(
+    number: int, kind: Callable[..., Callback], run_dir: str | None = None
+) -> dict[str, Stepper]:
     num_steps = 400 if number < 500 else 150
     model, data, clock = nn.Linear(8, 1), small_data(), Clock(num_steps)
-    callbacks = [clock, Logging(number)] if kind is Logging else [clock, *(kind() for _ in range(number))]
+    callbacks = (
+        [clock, Logging(number)] if kind is Logging else [clock, *(kind() for _ in range(number))]
+    )
     options: dict[str, Any] = {"callbacks": callbacks, "progress": "silent", "run_dir": run_dir}
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), nn.MSELoss(), **options)
     return {"loopwright": ours(trainer, data, clock)}
@@ -287,7 +320,10 @@ def with_parameters(number: int) -> dict[str, Stepper]:
         loss_fn(model(inputs), targets).backward()
         optimizer.step()
 
-    return {"loopwright": ours(trainer, data, clock), "hand-written, fused": by_hand(step, data, num_steps)}
+    return {
+        "loopwright": ours(trainer, data, clock),
+        "hand-written, fused": by_hand(step, data, num_steps),
+    }
 
 
 class OfMany(Trainer):
@@ -301,7 +337,9 @@ class OfMany(Trainer):
         self.models_of_it = nn.ModuleList(nn.Linear(8, 1) for _ in range(self.number))
 
     def configure_optimizers(self) -> None:
-        self.pairs = [(model, torch.optim.SGD(model.parameters(), lr=0.01)) for model in self.models_of_it]
+        self.pairs = [
+            (model, torch.optim.SGD(model.parameters(), lr=0.01)) for model in self.models_of_it
+        ]
         for index, (_, optimizer) in enumerate(self.pairs):
             setattr(self, f"optimizer_{index}", optimizer)
 
@@ -326,10 +364,15 @@ def with_optimizers(number: int) -> dict[str, Stepper]:
             nn.functional.mse_loss(model(inputs), targets).backward()
             optimizer.step()
 
-    return {"loopwright": ours(trainer, data, clock), "hand-written": by_hand(step, data, num_steps)}
+    return {
+        "loopwright": ours(trainer, data, clock),
+        "hand-written": by_hand(step, data, num_steps),
+    }
 
 
-def sweep(build: Callable[[int], dict[str, Stepper]], numbers: Sequence[int], num_rounds: int) -> dict[str, Any]:
+def sweep(
+    build: Callable[[int], dict[str, Stepper]], numbers: Sequence[int], num_rounds: int
+) -> dict[str, Any]:
     """Microseconds of a step for each number: the median of interleaved rounds."""
     steppers = {number: build(number) for number in numbers}
     times: dict[str, dict[int, list[float]]] = {}
@@ -339,9 +382,14 @@ def sweep(build: Callable[[int], dict[str, Stepper]], numbers: Sequence[int], nu
                 taken = run() * 1e6
                 if round_number:  # the first one warms up
                     times.setdefault(kind, {}).setdefault(number, []).append(taken)
-    medians = {kind: [statistics.median(found[number]) for number in numbers] for kind, found in times.items()}
+    medians = {
+        kind: [statistics.median(found[number]) for number in numbers]
+        for kind, found in times.items()
+    }
     for kind, found in medians.items():
-        listed = ", ".join(f"{number:,}: {taken:.0f} us" for number, taken in zip(numbers, found, strict=True))
+        listed = ", ".join(
+            f"{number:,}: {taken:.0f} us" for number, taken in zip(numbers, found, strict=True)
+        )
         print(f"  {kind}, a step with {listed}", flush=True)
     return {"number": list(numbers), **medians}
 
@@ -350,15 +398,27 @@ def measure_callbacks(options: argparse.Namespace) -> dict[str, Any]:
     numbers = (0, 1, 10, 100, 1000)
     idle = sweep(lambda number: with_callbacks(number, Idle), numbers, options.rounds)
     observing = sweep(lambda number: with_callbacks(number, Observing), numbers, options.rounds)
-    return {"number": numbers, "idle": idle["loopwright"], "with an event in every step": observing["loopwright"]}
+    return {
+        "number": numbers,
+        "idle": idle["loopwright"],
+        "with an event in every step": observing["loopwright"],
+    }
 
 
 def measure_metrics(options: argparse.Namespace) -> dict[str, Any]:
     numbers = (1, 10, 100, 1000)
     with tempfile.TemporaryDirectory() as folder:
-        stored = sweep(lambda number: with_callbacks(number, Logging, f"{folder}/{number}"), numbers, options.rounds)
+        stored = sweep(
+            lambda number: with_callbacks(number, Logging, f"{folder}/{number}"),
+            numbers,
+            options.rounds,
+        )
     plain = sweep(lambda number: with_callbacks(number, Logging), numbers, options.rounds)
-    return {"number": numbers, "with a run directory": stored["loopwright"], "without one": plain["loopwright"]}
+    return {
+        "number": numbers,
+        "with a run directory": stored["loopwright"],
+        "without one": plain["loopwright"],
+    }
 
 
 def measure_optimizers(options: argparse.Namespace) -> dict[str, Any]:
@@ -380,14 +440,23 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--samples", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--page-only", action="store_true", help="write plots and page from the results that are there")
-    parser.add_argument("--no-page", action="store_true", help="print only: keep no results, write no page")
-    parser.add_argument("--call", help=argparse.SUPPRESS)  # how it calls itself in a process of its own
+    parser.add_argument(
+        "--page-only",
+        action="store_true",
+        help="write plots and page from the results that are there",
+    )
+    parser.add_argument(
+        "--no-page", action="store_true", help="print only: keep no results, write no page"
+    )
+    # how it calls itself in a process of its own
+    parser.add_argument("--call", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.call:
         function, *arguments = json.loads(options.call)

@@ -1,4 +1,5 @@
-"""Runs contenders in rounds, one after the other and again, each in a process of its own on a terminal of its own."""
+"""Runs contenders in rounds, one after the other and again, each in a process of its own on a
+terminal of its own."""
 
 from __future__ import annotations
 
@@ -41,14 +42,18 @@ class Ratio:
 
 
 class Contender:
-    """A process that trains for a round when asked to; of what it draws on its terminal the end is kept.
+    """A process that trains for a round when asked to; of what it draws on its terminal the end is
+    kept.
 
     Args:
-        name: of `contenders.py`, `door_contenders.py` or, with a colon, of a peer.
+        name: of `contenders.py`, `interface_contenders.py` or, with a colon, of a peer.
         workload: "W1", "W2" or "W3".
-        module: The module with the function `serve` that answers in the process (see `contender.py`).
-        python: The interpreter that has its packages (default: this one). Another one does not get PYTHONPATH.
-        num_checked: The steps after which `loss` is taken, over the same samples for every contender; 0 for none.
+        module: The module with the function `serve` that answers in the process (see
+            `contender.py`).
+        python: The interpreter that has its packages (default: this one). Another one does not get
+            PYTHONPATH.
+        num_checked: The steps after which `loss` is taken, over the same samples for every
+            contender; 0 for none.
     """
 
     def __init__(
@@ -125,9 +130,9 @@ def _environment(python: Path | None) -> dict[str, str]:
 class Measurement:
     """CPU seconds in each round, losses of the check, and why a contender has no times.
 
-    `times` are those of a whole call of the training function, divided by its steps; `steps` those of a step without
-    the start and the end of the call; `calls` these alone. A loss comes with the reason why it is not the hand-written
-    loop's, where the contender has one.
+    `times` are those of a whole call of the training function, divided by its steps; `steps` those
+    of a step without the start and the end of the call; `calls` these alone. A loss comes with the
+    reason why it is not the hand-written loop's, where the contender has one.
     """
 
     times: dict[str, list[float]]
@@ -137,7 +142,8 @@ class Measurement:
     failures: dict[str, str]
 
 
-Report = Callable[[str, int, int], None]  # contender, round (0: starting), how many contenders of it are done
+# contender, round (0: starting), how many contenders of it are done
+Report = Callable[[str, int, int], None]
 
 
 def measure_all(
@@ -163,7 +169,9 @@ def measure_all(
 
     running: dict[str, Contender] = {}
     with ThreadPoolExecutor(STARTED_AT_ONCE) as pool:
-        for number, (name, contender) in enumerate(zip(names, pool.map(start, names), strict=True), start=1):
+        for number, (name, contender) in enumerate(
+            zip(names, pool.map(start, names), strict=True), start=1
+        ):
             report(name, 0, number)
             running |= {name: contender} if contender else {}
     losses = {name: contender.checked for name, contender in running.items()}
@@ -179,18 +187,27 @@ def measure_all(
     for contender in running.values():
         contender.close()
     times = {name: [many / num for _, many, num in rounds] for name, rounds in taken.items()}
-    steps = {name: [(many - one) / (num - 1) for one, many, num in rounds] for name, rounds in taken.items()}
-    calls = {name: [one - (many - one) / (num - 1) for one, many, num in rounds] for name, rounds in taken.items()}
+    steps = {
+        name: [(many - one) / (num - 1) for one, many, num in rounds]
+        for name, rounds in taken.items()
+    }
+    calls = {
+        name: [one - (many - one) / (num - 1) for one, many, num in rounds]
+        for name, rounds in taken.items()
+    }
     return Measurement(times, steps, calls, losses, failures)
 
 
 def measure(
     names: Sequence[str], workload: str, num_rounds: int, *, module: str = "contender"
 ) -> dict[str, list[float]]:
-    """CPU seconds per step of whole calls, a list of rounds for each contender; one that fails is an error."""
+    """CPU seconds per step of whole calls, a list of rounds for each contender; one that fails is
+    an error."""
     measured = measure_all(names, workload, num_rounds, module=module)
     if measured.failures:
-        raise ContenderError("; ".join(f"{name}: {reason}" for name, reason in measured.failures.items()))
+        raise ContenderError(
+            "; ".join(f"{name}: {reason}" for name, reason in measured.failures.items())
+        )
     return measured.times
 
 

@@ -1,4 +1,5 @@
-"""What the loop costs: W1 to W3 against hand-written loops, the doors against the trainer, import and the first step.
+"""What the loop costs: W1 to W3 against hand-written loops, the interfaces against the trainer,
+import and the first step.
 
     python benchmarks/loop.py [--rounds 11] [--workloads W1 W2 W3]
 
@@ -28,13 +29,13 @@ TARGETS = [
     ("ours_bare_idle", "ours_bare", ("W1",), 1.02),
     ("ours_bare_profile", "ours_bare", ("W1", "W2"), None),
     ("ours_own_optimizer", "naive", ("W2", "W3"), 1.00),
-    ("door_simple", "native_plain", ("W1",), 1.15),
-    ("door_lifecycle", "native_plain", ("W1",), 1.15),
-    ("door_configured", "native_plain", ("W1",), 1.15),
-    ("door_configured_records", "native_records", ("W1",), 1.15),
-    ("door_modular", "native_plain", ("W1",), 1.15),
-    ("door_modular_own_loop", "native_plain", ("W1",), 1.15),
-    ("door_adversarial", "native_paired", ("W1",), 1.15),
+    ("interface_simple", "native_plain", ("W1",), 1.15),
+    ("interface_lifecycle", "native_plain", ("W1",), 1.15),
+    ("interface_configured", "native_plain", ("W1",), 1.15),
+    ("interface_configured_records", "native_records", ("W1",), 1.15),
+    ("interface_modular", "native_plain", ("W1",), 1.15),
+    ("interface_modular_own_loop", "native_plain", ("W1",), 1.15),
+    ("interface_adversarial", "native_paired", ("W1",), 1.15),
 ]
 IMPORT_TARGET = 1.05  # of `Trainer`, compared with torch alone
 FIRST_STEP_TARGET = 25  # milliseconds
@@ -65,8 +66,11 @@ CPU_OF = "import time; {code}; print(time.process_time())"
 
 
 def printed_number(code: str) -> float:
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # as an installed package
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    # as an installed package
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
     return float(result.stdout.split()[-1])
 
 
@@ -74,7 +78,9 @@ def report_loops(workload: str, num_rounds: int) -> None:
     rows = [row for row in TARGETS if workload in row[2]]
     names = list(dict.fromkeys(name for row in rows for name in (row[1], row[0])))
     times = measure(names, workload, num_rounds)
-    print(f"\n{workload}: CPU time per step, median of {num_rounds} interleaved rounds (middle half)")
+    print(
+        f"\n{workload}: CPU time per step, median of {num_rounds} interleaved rounds (middle half)"
+    )
     for name in names:
         print(f"  {name:24s} {statistics.median(times[name]) * 1e6:10.0f} us")
     for name, base, _, target in rows:
@@ -93,8 +99,14 @@ def measure_import(num_rounds: int) -> dict[str, list[float]]:
 
 def report_import(num_rounds: int) -> None:
     times = measure_import(num_rounds)
-    print(f"\nimport, CPU seconds: {', '.join(f'{n} {statistics.median(t):.2f}' for n, t in times.items())}")
-    print(f"  with Trainer / torch alone  {ratio(times, 'loopwright', 'torch')}   target <= {IMPORT_TARGET:.2f}")
+    print(
+        "\nimport, CPU seconds: "
+        f"{', '.join(f'{n} {statistics.median(t):.2f}' for n, t in times.items())}"
+    )
+    print(
+        f"  with Trainer / torch alone  {ratio(times, 'loopwright', 'torch')}   target <= "
+        f"{IMPORT_TARGET:.2f}"
+    )
 
 
 def measure_first_step(num_rounds: int) -> float:
@@ -104,11 +116,16 @@ def measure_first_step(num_rounds: int) -> float:
 
 def report_first_step(num_rounds: int) -> None:
     found, target = measure_first_step(num_rounds), FIRST_STEP_TARGET
-    print(f"\ntrain() to the first step, W1 with a run directory: {found:.0f} ms   target <= {target} ms")
+    print(
+        f"\ntrain() to the first step, W1 with a run directory: {found:.0f} ms   target <= "
+        f"{target} ms"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--workloads", nargs="*", default=["W1", "W2", "W3"])
     options = parser.parse_args()

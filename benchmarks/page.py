@@ -1,4 +1,5 @@
-"""Writes the measured parts of docs/benchmarks.md, each between its two markers, and leaves the text around them."""
+"""Writes the measured parts of docs/benchmarks.md, each between its two markers, and leaves the
+text around them."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def sorted_peers(results: Found, found: Found) -> list[str]:
 
     def place(peer: str) -> float:
         name = f"{peer}:default"
-        return ratio(found["times"], name, "naive").median if name in found["times"] else float("inf")
+        return (
+            ratio(found["times"], name, "naive").median if name in found["times"] else float("inf")
+        )
 
     return sorted((peer for peer in results["environments"] if peer != "loopwright"), key=place)
 
@@ -81,7 +84,9 @@ def workload_table(results: Found, workload: str) -> Iterator[str]:
     found = results["workloads"][workload]
     step = statistics.median(found["times"]["naive"]) * 1e6
     yield f"\n### {WORKLOADS[workload]}\n"
-    yield f"A step of the naive loop takes {step:,.0f} µs of CPU; the table has multiples of that.\n"
+    yield (
+        f"A step of the naive loop takes {step:,.0f} µs of CPU; the table has multiples of that.\n"
+    )
     yield from table("", "everything off", "as a new user runs it")
     yield row("naive loop", "", "1.00")
     yield row("tight loop", versus(found, "tight", "naive"), "")
@@ -92,25 +97,37 @@ def workload_table(results: Found, workload: str) -> Iterator[str]:
         if reason := results["environments"][peer].get("failed"):
             yield row(title(results, peer), f"not installable here: {reason}", "")
         else:
-            yield row(title(results, peer), *(versus(found, f"{peer}:{kind}", "naive") for kind in ("off", "default")))
+            yield row(
+                title(results, peer),
+                *(versus(found, f"{peer}:{kind}", "naive") for kind in ("off", "default")),
+            )
 
 
-def doors_table(results: Found) -> Iterator[str]:
+def interfaces_table(results: Found) -> Iterator[str]:
     found = results["workloads"]["W1"]
-    rows = [entry for entry in TARGETS if entry[0].startswith("door_")]
+    rows = [entry for entry in TARGETS if entry[0].startswith("interface_")]
     if not any(name in found["times"] for name, *_ in rows):
         return
-    yield "\n### The five doors on W1\n"
+    yield "\n### The five interfaces on W1\n"
     yield "Each against the native trainer that does the same, both without a display.\n"
-    yield from table("door", "× the native trainer", "target")
+    yield from table("interface", "× the native trainer", "target")
     for name, base, _, target in rows:
-        yield row(name.removeprefix("door_").replace("_", ", ", 1).replace("_", " "), versus(found, name, base), target)
+        yield row(
+            name.removeprefix("interface_").replace("_", ", ", 1).replace("_", " "),
+            versus(found, name, base),
+            target,
+        )
 
 
 def additions_table(results: Found) -> Iterator[str]:
     yield "\n### What comes with it\n"
-    yield "A call is what the training function does at its start and its end, on W1 as a new user runs it.\n"
-    yield from table("", "import on top of torch, CPU s", "packages added", "MB added", "a call, CPU ms")
+    yield (
+        "A call is what the training function does at its start and its end, on W1 as a new "
+        "user runs it.\n"
+    )
+    yield from table(
+        "", "import on top of torch, CPU s", "packages added", "MB added", "a call, CPU ms"
+    )
     found, calls = results["environments"], results["workloads"]["W1"]["calls"]
     for peer in sorted(found, key=lambda peer: found[peer].get("import", float("inf"))):
         own = found[peer]
@@ -120,7 +137,9 @@ def additions_table(results: Found) -> Iterator[str]:
         else:
             call = calls.get("ours_own_optimizer" if peer == "loopwright" else f"{peer}:default")
             shown = "–" if call is None else f"{max(call, 0) * 1e3:.0f}"
-            yield row(name, f"{own['import']:.2f}", own["packages"], f"{own['megabytes']:.0f}", shown)
+            yield row(
+                name, f"{own['import']:.2f}", own["packages"], f"{own['megabytes']:.0f}", shown
+            )
 
 
 def verdict(found: Found, name: str) -> str:
@@ -136,13 +155,24 @@ def verdict(found: Found, name: str) -> str:
 
 def losses_table(results: Found) -> Iterator[str]:
     workloads = results["workloads"]
-    steps = ", ".join(f"{number} steps of {name}" for name, number in results["checked"].items() if name in workloads)
+    steps = ", ".join(
+        f"{number} steps of {name}"
+        for name, number in results["checked"].items()
+        if name in workloads
+    )
     yield "\n### The same training?\n"
-    yield f"The loss after {steps}, with the same start and samples in the same order: within {SAME:g} of the naive"
+    yield (
+        f"The loss after {steps}, with the same start and samples in the same order: within "
+        f"{SAME:g} of the naive"
+    )
     yield "loop's, or how far away and why.\n"
     yield from table("", *workloads)
     names = ["tight", *(name for pair in OURS.values() for name in pair if name)]
-    names += [f"{peer}:{kind}" for peer in sorted_peers(results, workloads["W1"]) for kind in ("off", "default")]
+    names += [
+        f"{peer}:{kind}"
+        for peer in sorted_peers(results, workloads["W1"])
+        for kind in ("off", "default")
+    ]
     for name in names:
         if any(name in found["losses"] for found in workloads.values()):
             yield row(f"`{name}`", *(verdict(found, name) for found in workloads.values()))
@@ -151,16 +181,18 @@ def losses_table(results: Found) -> Iterator[str]:
 def peers_part(results: Found) -> str:
     where = results["machine"]
     lines = [
-        f"{where['date']}: {where['processor']}, {where['cores']} cores, {where['system']}, Python {where['python']},",
-        f"torch {where['torch']}, one thread. Median of {results['rounds']} interleaved rounds, in brackets the middle",
-        f"half of them. The measurement took {results['minutes']:.0f} minutes; the machine's load was"
-        f" {results['load']:.1f} over the last 15 of them",
+        f"{where['date']}: {where['processor']}, {where['cores']} cores, {where['system']}, "
+        f"Python {where['python']},",
+        f"torch {where['torch']}, one thread. Median of {results['rounds']} interleaved rounds, "
+        "in brackets the middle",
+        f"half of them. The measurement took {results['minutes']:.0f} minutes; the machine's load "
+        f"was {results['load']:.1f} over the last 15 of them",
         "(1 is the measurement itself).",
     ]
     for workload in results["workloads"]:
         lines += workload_table(results, workload)
     if "W1" in results["workloads"]:
-        lines += [*doors_table(results), *additions_table(results), *losses_table(results)]
+        lines += [*interfaces_table(results), *additions_table(results), *losses_table(results)]
     return "\n".join(lines)
 
 
@@ -190,7 +222,10 @@ def growth_part(growth: Found) -> str:
     lines = []
     for part, sentence in PLOTS.items():
         if part in growth:
-            lines += [f"![{sentence}](images/bench-{part}.svg)\n", f"{sentence}: {said(part, growth[part])}\n"]
+            lines += [
+                f"![{sentence}](images/bench-{part}.svg)\n",
+                f"{sentence}: {said(part, growth[part])}\n",
+            ]
     return "\n".join(lines)
 
 
@@ -198,14 +233,16 @@ def said(part: str, found: Found) -> str:
     """The figures of a plot in a sentence."""
     if part == "steps":
         half = len(found["step"]) // 2
-        early, late = (statistics.median(found["microseconds"][at]) for at in (slice(half), slice(half, None)))
+        early, late = (
+            statistics.median(found["microseconds"][at]) for at in (slice(half), slice(half, None))
+        )
         few, many = found["starts"].items()
         return (
-            f"{early:.0f} µs in the first half of {found['step'][-1]:,} steps, {late:.0f} µs in the second; "
-            f"{found['megabytes'][0]:.0f} MB resident after a twentieth of it, {found['megabytes'][-1]:.0f} MB at the "
-            "end. "
-            f"With the {int(many[0]):,} points that it stored ({found['store_megabytes']:.0f} MB) the run goes on "
-            f"{many[1]:.0f} ms after `train` was called; with {int(few[0]):,} points it was {few[1]:.0f} ms."
+            f"{early:.0f} µs in the first half of {found['step'][-1]:,} steps, {late:.0f} µs in "
+            f"the second; {found['megabytes'][0]:.0f} MB resident after a twentieth of it, "
+            f"{found['megabytes'][-1]:.0f} MB at the end. With the {int(many[0]):,} points that "
+            f"it stored ({found['store_megabytes']:.0f} MB) the run goes on {many[1]:.0f} ms "
+            f"after `train` was called; with {int(few[0]):,} points it was {few[1]:.0f} ms."
         )
     if part == "seek":
         kinds = {kind: times for kind, times in found.items() if kind != "samples"}

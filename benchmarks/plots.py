@@ -59,13 +59,27 @@ def _peers(found: Found) -> Figure:
     """Bars of everything that is run as a new user runs it."""
     names = [name for name in found["times"] if name.endswith(":default")]
     names += ["naive", "tight", "ours_own_optimizer", "ours_factory", "ours_compiled"]
-    ratios = {name: ratio(found["times"], name, "naive") for name in names if name in found["times"]}
+    ratios = {
+        name: ratio(found["times"], name, "naive") for name in names if name in found["times"]
+    }
     ordered = sorted(ratios, key=lambda name: -ratios[name].median)
     figure, axes = plt.subplots(figsize=(7, 0.32 * len(ordered) + 0.8))
     for place, name in enumerate(ordered):
         of = ratios[name]
-        color = COLORS[0] if name.startswith("ours") else "#334155" if name in ("naive", "tight") else "#cbd5e1"
-        axes.barh(place, of.median, color=color, xerr=[[of.median - of.low], [of.high - of.median]], ecolor="#64748b")
+        color = (
+            COLORS[0]
+            if name.startswith("ours")
+            else "#334155"
+            if name in ("naive", "tight")
+            else "#cbd5e1"
+        )
+        axes.barh(
+            place,
+            of.median,
+            color=color,
+            xerr=[[of.median - of.low], [of.high - of.median]],
+            ecolor="#64748b",
+        )
     axes.set_yticks(range(len(ordered)), [_label(name) for name in ordered])
     axes.axvline(1, color="#334155", linewidth=0.8, marker="")
     axes.set_xlabel("CPU time of a step on W1, × the naive loop (shorter is faster)")
@@ -85,7 +99,9 @@ def _label(name: str) -> str:
 
 
 def _axes(columns: int = 1) -> tuple[Figure, list[Axes]]:
-    figure, axes = plt.subplots(1, columns, figsize=(4.6 * columns if columns > 1 else 6, 3), squeeze=False)
+    figure, axes = plt.subplots(
+        1, columns, figsize=(4.6 * columns if columns > 1 else 6, 3), squeeze=False
+    )
     return figure, list(axes[0])
 
 
@@ -93,9 +109,17 @@ def _steps(found: Found) -> Figure:
     figure, (time, memory) = _axes(2)
     millions = [step / 1e6 for step in found["step"]]
     time.plot(millions, found["microseconds"])
-    time.set(xlabel="steps, millions", ylabel="CPU time of a step, µs", ylim=(0, max(found["microseconds"]) * 1.2))
+    time.set(
+        xlabel="steps, millions",
+        ylabel="CPU time of a step, µs",
+        ylim=(0, max(found["microseconds"]) * 1.2),
+    )
     memory.plot(millions, found["megabytes"], color=COLORS[1])
-    memory.set(xlabel="steps, millions", ylabel="memory resident, MB", ylim=(0, max(found["megabytes"]) * 1.2))
+    memory.set(
+        xlabel="steps, millions",
+        ylabel="memory resident, MB",
+        ylim=(0, max(found["megabytes"]) * 1.2),
+    )
     return figure
 
 

@@ -1,6 +1,8 @@
-"""Where the time of a contender's step goes, by function, in µs a step; a peer runs in its own environment.
+"""Where the time of a contender's step goes, by function, in µs a step; a peer runs in its own
+environment.
 
-    python benchmarks/profile_contender.py lightning:default [--workload W1] [--steps 1000] [--lines 25]
+    python benchmarks/profile_contender.py lightning:default [--workload W1] [--steps 1000] [--lines
+    25]
 
 A profile makes small functions look dearer than they are; shares of a step are what it is for.
 """
@@ -34,8 +36,12 @@ def show(profile: cProfile.Profile, num_steps: int, num_lines: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="of contenders.py or door_contenders.py, or PEER:off, PEER:default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "name", help="of contenders.py or interface_contenders.py, or PEER:off, PEER:default"
+    )
     parser.add_argument("--workload", default="W1")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--lines", type=int, default=25)

@@ -1,4 +1,5 @@
-"""A verdict for each target in about two minutes, without peers; on a busy machine it takes longer and says less.
+"""A verdict for each target in about two minutes, without peers; on a busy machine it takes longer
+and says less.
 
     python benchmarks/quick.py [--rounds 5]
 
@@ -17,7 +18,13 @@ from loop import FIRST_STEP_TARGET, IMPORT_TARGET, TARGETS, measure_first_step, 
 
 NOISE = 0.05
 ROUNDS = {"W1": 1.0, "W2": 0.6, "W3": 0.6}  # of those asked for
-LEFT_OUT = ("compiled", "records", "own_loop", "profile")  # compiling alone takes longer than all the others
+# compiling alone takes longer than all the others
+LEFT_OUT = (
+    "compiled",
+    "records",
+    "own_loop",
+    "profile",
+)
 
 
 def judged(found: Ratio, target: float) -> str:
@@ -35,7 +42,9 @@ def quick_rows(workload: str) -> list[tuple[str, str, float]]:
     return [
         (name, base, target)
         for name, base, workloads, target in TARGETS
-        if workload in workloads and target is not None and not any(part in name for part in LEFT_OUT)
+        if workload in workloads
+        and target is not None
+        and not any(part in name for part in LEFT_OUT)
     ]
 
 
@@ -50,7 +59,11 @@ def report_workload(workload: str, num_rounds: int) -> None:
             continue
         found = ratio(measured.times, name, base)
         show(f"{name} / {base}", found, target, judged(found, target))
-    left_out = [row[0] for row in TARGETS if workload in row[2] and row[3] is not None and row[0] not in names]
+    left_out = [
+        row[0]
+        for row in TARGETS
+        if workload in row[2] and row[3] is not None and row[0] not in names
+    ]
     if left_out:
         print(f"  left out, see `make bench`: {', '.join(left_out)}")
 
@@ -76,7 +89,9 @@ def report_data(num_rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     began = time.monotonic()
@@ -89,7 +104,10 @@ def main() -> None:
     first = measure_first_step(3)
     verdict = "met" if first <= FIRST_STEP_TARGET else "MISSED"
     show("train() to the first step, W1", f"{first:.0f} ms", f"{FIRST_STEP_TARGET} ms", verdict)
-    print(f"\n{time.monotonic() - began:.0f} s; load {os.getloadavg()[0]:.1f} (1 is this benchmark itself)")
+    print(
+        f"\n{time.monotonic() - began:.0f} s; load {os.getloadavg()[0]:.1f} (1 is this benchmark "
+        "itself)"
+    )
 
 
 if __name__ == "__main__":

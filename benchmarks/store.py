@@ -1,10 +1,12 @@
-"""What the metrics store costs: a logged scalar in a training loop, opening a large run, and its curves.
+"""What the metrics store costs: a logged scalar in a training loop, opening a large run, and its
+curves.
 
     python benchmarks/store.py [--points 10000000] [--folder FOLDER]
 
-The first part trains a tiny model with and without a run directory, alternately, and divides the difference of the
-times by the number of scalars logged; the times include what a run directory costs besides metrics. The second part
-writes a run of so many points (once, where a folder is given) and times what a page asks for, each in a new view.
+The first part trains a tiny model with and without a run directory, alternately, and divides the
+difference of the times by the number of scalars logged; the times include what a run directory
+costs besides metrics. The second part writes a run of so many points (once, where a folder is
+given) and times what a page asks for, each in a new view.
 """
 
 from __future__ import annotations
@@ -44,11 +46,17 @@ class Logging(Callback):
 
 
 def train_seconds(run_dir: Path | None) -> dict[str, float]:
-    """The time of some thousand steps: on the wall, of the training thread's CPU, and of the whole process's CPU."""
+    """The time of some thousand steps: on the wall, of the training thread's CPU, and of the whole
+    process's CPU."""
     torch.manual_seed(0)
     data = torch.utils.data.TensorDataset(torch.randn(STEPS * 2, 8), torch.randn(STEPS * 2, 1))
     model = nn.Linear(8, 1)
-    options: dict[str, Any] = {"run_dir": run_dir, "callbacks": [Logging()], "progress": "silent", "seed": 0}
+    options: dict[str, Any] = {
+        "run_dir": run_dir,
+        "callbacks": [Logging()],
+        "progress": "silent",
+        "seed": 0,
+    }
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), nn.MSELoss(), **options)
     gc.collect()
     start = {name: clock() for name, clock in CLOCKS.items()}
@@ -57,19 +65,26 @@ def train_seconds(run_dir: Path | None) -> dict[str, float]:
 
 
 def cost_in_training(repeats: int) -> None:
-    """Other processes make times longer and never shorter: the shortest of many alternating ones are compared."""
+    """Other processes make times longer and never shorter: the shortest of many alternating ones
+    are compared."""
     kinds: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
     with tempfile.TemporaryDirectory() as folder:
         for number in range(repeats + 1):
             for kind, run_dir in zip(kinds, (None, Path(folder) / str(number)), strict=True):
                 kind.append(train_seconds(run_dir))
-    print(f"{STEPS} steps with {SCALARS} scalars each, {repeats} times without and with a run directory:")
+    print(
+        f"{STEPS} steps with {SCALARS} scalars each, {repeats} times without and with a run "
+        "directory:"
+    )
     for name in CLOCKS:
         without, with_run = (sorted(times[name] for times in kind[1:]) for kind in kinds)
-        costs = [(ours - theirs) / STEPS / SCALARS * 1e6 for ours, theirs in zip(with_run, without, strict=True)]
+        costs = [
+            (ours - theirs) / STEPS / SCALARS * 1e6
+            for ours, theirs in zip(with_run, without, strict=True)
+        ]
         print(
-            f"  {name:22} {without[0]:.2f} s and {with_run[0]:.2f} s at best: {costs[0]:.2f} us a scalar "
-            f"(of the medians {costs[len(costs) // 2]:.2f} us)"
+            f"  {name:22} {without[0]:.2f} s and {with_run[0]:.2f} s at best: {costs[0]:.2f} us a "
+            f"scalar (of the medians {costs[len(costs) // 2]:.2f} us)"
         )
 
 
@@ -86,7 +101,10 @@ def cost_of_queueing() -> None:
         closed = time.perf_counter()
     number = len(rows) * SCALARS
     print(f"queueing alone: {(queued - start) / number * 1e6:.3f} us per scalar")
-    print(f"writing alone:  {(closed - start) / number * 1e6:.2f} us per scalar, values, summaries and clock")
+    print(
+        f"writing alone:  {(closed - start) / number * 1e6:.2f} us per scalar, values, summaries "
+        "and clock"
+    )
 
 
 def cost_of_reading(folder: Path, points: int) -> None:
@@ -94,12 +112,21 @@ def cost_of_reading(folder: Path, points: int) -> None:
     if not (path / "metrics.sqlite").exists():
         start = time.perf_counter()
         make_demo_run(path, steps=points // 5, media=False, epochs=20)
-        print(f"a run of {points:,} points written in {time.perf_counter() - start:.0f} s,", end=" ")
+        print(
+            f"a run of {points:,} points written in {time.perf_counter() - start:.0f} s,", end=" "
+        )
     print(f"{(path / 'metrics.sqlite').stat().st_size / 1e6:.0f} MB")
 
     def opened() -> object:
         run = RunView(path)
-        return run.state, run.progress, run.best, run.metrics.names(), run.metrics.latest(), run.metrics.cursor()
+        return (
+            run.state,
+            run.progress,
+            run.best,
+            run.metrics.names(),
+            run.metrics.latest(),
+            run.metrics.cursor(),
+        )
 
     shown("opening: state, progress, best, names, last values", opened)
     metrics = path / "metrics.sqlite"
@@ -113,10 +140,15 @@ def cost_of_reading(folder: Path, points: int) -> None:
             high = low + (whole.places[-1] - whole.places[0]) * part
             shown(
                 f"loss over {x}, {part:.0%} of it",
-                lambda x=x, low=low, high=high: MetricsView(metrics).curve("loss", x=x, first=low, last=high),
+                lambda x=x, low=low, high=high: MetricsView(metrics).curve(
+                    "loss", x=x, first=low, last=high
+                ),
             )
     cursor = MetricsView(metrics).cursor()
-    shown("nothing new since a cursor", lambda: MetricsView(metrics).since(cursor, ["loss", "accuracy"]))
+    shown(
+        "nothing new since a cursor",
+        lambda: MetricsView(metrics).since(cursor, ["loss", "accuracy"]),
+    )
 
 
 def shown(what: str, action: Callable[[], object], repeats: int = 9) -> None:
@@ -127,13 +159,20 @@ def shown(what: str, action: Callable[[], object], repeats: int = 9) -> None:
         times.append((time.perf_counter() - start) * 1e3)
         cpu.append((time.thread_time() - began) * 1e3)
     median = statistics.median
-    print(f"  {what:55} {median(times):7.1f} ms (first {times[0]:.1f}, best {min(times):.1f}; CPU {median(cpu):.1f})")
+    print(
+        f"  {what:55} {median(times):7.1f} ms (first {times[0]:.1f}, best {min(times):.1f}; CPU "
+        f"{median(cpu):.1f})"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--points", type=int, default=10_000_000)
-    parser.add_argument("--folder", type=Path, help="where to keep the run (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="where to keep the run (default: a temporary folder)"
+    )
     parser.add_argument("--repeats", type=int, default=10)
     options = parser.parse_args()
     cost_of_queueing()

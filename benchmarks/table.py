@@ -1,9 +1,12 @@
-"""Measures us, our doors, two hand-written loops and every peer on W1 to W3, and writes docs/benchmarks.md.
+"""Measures us, our interfaces, two hand-written loops and every peer on W1 to W3, and writes
+docs/benchmarks.md.
 
-    python benchmarks/table.py [--rounds 7] [--workloads W1 W2 W3] [--peers lightning ...] [--page-only]
+    python benchmarks/table.py [--rounds 7] [--workloads W1 W2 W3] [--peers lightning ...]
+    [--page-only]
 
-The environments must be there (`python benchmarks/peers/environments.py`; `make bench-peers` does both). Results are
-kept in `.bench/results.json` after each workload, and a contender that fails leaves its reason there instead of times.
+The environments must be there (`python benchmarks/peers/environments.py`; `make bench-peers` does
+both). Results are kept in `.bench/results.json` after each workload, and a contender that fails
+leaves its reason there instead of times.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from contenders import CONTENDERS
-from door_contenders import DOORS
+from interface_contenders import INTERFACES
 from interleaved import measure_all
 from loop import TARGETS
 from peers.environments import FOLDER, ROOT, Environment, megabytes, sections
@@ -43,15 +46,21 @@ print(time.process_time() - before)
 
 
 def contenders_of(workload: str, peers: list[str]) -> list[str]:
-    """In the order of a round: hand-written, ours, doors on W1, peers that have an environment."""
+    """In the order of a round: hand-written, ours, interfaces on W1, peers that have an
+    environment."""
     ours = [name for name in CONTENDERS if name.startswith("ours_") and name not in LEFT_OUT]
-    doors = [name for name in DOORS if any(name in row[:2] and workload in row[2] for row in TARGETS)]
+    interfaces = [
+        name
+        for name in INTERFACES
+        if any(name in row[:2] and workload in row[2] for row in TARGETS)
+    ]
     theirs = [f"{peer}:{kind}" for peer in peers if not Environment(peer).failure for kind in KINDS]
-    return [*HAND_WRITTEN, *ours, *doors, *theirs]
+    return [*HAND_WRITTEN, *ours, *interfaces, *theirs]
 
 
 class Progress:
-    """Prints where the measurement is and, from the second round on, how long the rest of it takes."""
+    """Prints where the measurement is and, from the second round on, how long the rest of it
+    takes."""
 
     def __init__(self, workload: str, num_contenders: int, num_rounds: int) -> None:
         self.workload, self.num_contenders, self.num_rounds = workload, num_contenders, num_rounds
@@ -64,9 +73,15 @@ class Progress:
         done = (round_number - 1) * self.num_contenders + number
         left = ""
         if round_number > 1:
-            seconds = (time.monotonic() - self.began) / done * (self.num_rounds * self.num_contenders - done)
+            seconds = (
+                (time.monotonic() - self.began)
+                / done
+                * (self.num_rounds * self.num_contenders - done)
+            )
             left = f", {seconds:.0f} s of rounds left"
-        print(f"{self.workload}: {what}, {number} of {self.num_contenders}: {name}{left}", flush=True)
+        print(
+            f"{self.workload}: {what}, {number} of {self.num_contenders}: {name}{left}", flush=True
+        )
 
 
 def measure_workload(workload: str, peers: list[str], num_rounds: int) -> dict[str, Any]:
@@ -75,7 +90,9 @@ def measure_workload(workload: str, peers: list[str], num_rounds: int) -> dict[s
         names,
         workload,
         num_rounds,
-        interpreters={name: Environment(name.split(":")[0]).python for name in names if ":" in name},
+        interpreters={
+            name: Environment(name.split(":")[0]).python for name in names if ":" in name
+        },
         num_checked=NUM_CHECKED[workload],
         report=Progress(workload, len(names), num_rounds),
     )
@@ -95,7 +112,11 @@ def import_seconds(peer: str) -> float:
     if peer == "loopwright":
         environment["PYTHONPATH"] = str(ROOT / "src")
     result = subprocess.run(
-        [str(Environment(peer).python), "-c", code], capture_output=True, text=True, check=True, env=environment
+        [str(Environment(peer).python), "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
     )
     return float(result.stdout.split()[-1])
 
@@ -128,7 +149,10 @@ def _version(peer: str, packages: dict[str, str]) -> str:
 
 def machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    model = next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
     return {
         "processor": model,
         "cores": os.cpu_count(),
@@ -146,7 +170,12 @@ def save(results: dict[str, Any]) -> None:
 
 def measure(workloads: list[str], peers: list[str], num_rounds: int) -> None:
     began = time.monotonic()
-    results: dict[str, Any] = {"machine": machine(), "rounds": num_rounds, "checked": NUM_CHECKED, "workloads": {}}
+    results: dict[str, Any] = {
+        "machine": machine(),
+        "rounds": num_rounds,
+        "checked": NUM_CHECKED,
+        "workloads": {},
+    }
     results["environments"] = measure_environments(peers, 3)
     for workload in workloads:
         results["workloads"][workload] = measure_workload(workload, peers, num_rounds)
@@ -155,11 +184,17 @@ def measure(workloads: list[str], peers: list[str], num_rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--workloads", nargs="*", default=list(NUM_CHECKED))
-    parser.add_argument("--peers", nargs="*", default=[peer for peer in sections() if peer != "loopwright"])
-    parser.add_argument("--page-only", action="store_true", help="write the page from the results that are there")
+    parser.add_argument(
+        "--peers", nargs="*", default=[peer for peer in sections() if peer != "loopwright"]
+    )
+    parser.add_argument(
+        "--page-only", action="store_true", help="write the page from the results that are there"
+    )
     options = parser.parse_args()
     if not options.page_only:
         measure(options.workloads, options.peers, options.rounds)

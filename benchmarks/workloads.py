@@ -1,4 +1,5 @@
-"""The three workloads: nothing but loop overhead (W1), a small CNN (W2), and nothing but compute (W3)."""
+"""The three workloads: nothing but loop overhead (W1), a small CNN (W2), and nothing but compute
+(W3)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Round = Callable[[int], None]  # trains for so many steps
 class Workload:
     """A model, data and an optimizer; `num_steps` are timed in each round.
 
-    Data is shuffled, unless `order` says which samples come one after the other: so losses can be compared.
+    Data is shuffled, unless `order` says which samples come one after the other: so losses can be
+    compared.
     """
 
     build_model: Callable[[], nn.Module]
@@ -35,7 +37,8 @@ class Workload:
         return {"shuffle": True} if self.order is None else {"sampler": list(self.order)}
 
     def rows(self, num_steps: int) -> tuple[Tensor, ...]:
-        """The samples of so many batches, for what trains whole epochs; in order where there is one."""
+        """The samples of so many batches, for what trains whole epochs; in order where there is
+        one."""
         num_rows = num_steps * self.batch_size
         chosen = slice(num_rows) if self.order is None else list(self.order[:num_rows])
         return tuple(tensor[chosen] for tensor in self.build_data().tensors)
@@ -49,7 +52,9 @@ class Block(nn.Module):
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
@@ -63,7 +68,9 @@ class Block(nn.Module):
 class SmallGPT(nn.Module):
     """Four layers of width 128 over a vocabulary of 256."""
 
-    def __init__(self, width: int = 128, layers: int = 4, vocabulary: int = 256, length: int = 128) -> None:
+    def __init__(
+        self, width: int = 128, layers: int = 4, vocabulary: int = 256, length: int = 128
+    ) -> None:
         super().__init__()
         self.token, self.place = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, 4) for _ in range(layers)))
@@ -111,6 +118,8 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 
 WORKLOADS = {
     "W1": Workload(_mlp, partial(_pairs, 32_000, 10), nn.MSELoss(), ADAM, 32, 1000),
-    "W2": Workload(_cnn, partial(_pairs, 6_400, 1, 28, 28, classes=10), nn.CrossEntropyLoss(), ADAM, 64, 60),
+    "W2": Workload(
+        _cnn, partial(_pairs, 6_400, 1, 28, 28, classes=10), nn.CrossEntropyLoss(), ADAM, 64, 60
+    ),
     "W3": Workload(SmallGPT, _texts, _token_loss, ADAMW, 8, 20),
 }

@@ -1,6 +1,8 @@
-"""Train a small CNN on scikit-learn's handwritten digits: a bar, an evaluation each epoch, checkpoints, a picture.
+"""Train a small CNN on scikit-learn's handwritten digits: a bar, an evaluation each epoch,
+checkpoints, a picture.
 
-Run it again: it sees that the run is finished. Stop it with Ctrl-C and run it again: it goes on where it was.
+Run it again: it sees that the run is finished. Stop it with Ctrl-C and run it again: it goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def build_model() -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run-dir", default="runs/digits", help="where metrics, checkpoints and the picture go")
+    parser.add_argument(
+        "--run-dir", default="runs/digits", help="where metrics, checkpoints and the picture go"
+    )
     parser.add_argument("--epochs", type=int, default=15)
     options = parser.parse_args()
 
@@ -57,7 +61,9 @@ def main() -> None:
         metrics="accuracy",
         run_dir=options.run_dir,
     )
-    history = trainer.train(train_data, num_epochs=options.epochs, eval_data=test_data, batch_size=64)
+    history = trainer.train(
+        train_data, num_epochs=options.epochs, eval_data=test_data, batch_size=64
+    )
 
     picture = f"{trainer.run_dir}/curves.png"
     history.plot(picture)

@@ -20,18 +20,35 @@ from loopwright import Trainer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runtime", choices=("ddp", "fsdp"), default="ddp", help="copies of the model, or shards")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runtime", choices=("ddp", "fsdp"), default="ddp", help="copies of the model, or shards"
+    )
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--run-dir", default=None, help="where checkpoints go; run again to continue from there")
+    parser.add_argument(
+        "--run-dir", default=None, help="where checkpoints go; run again to continue from there"
+    )
     options = parser.parse_args()
 
     digits = load_digits()
-    images, labels = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
-    train_data, test_data = TensorDataset(images[360:], labels[360:]), TensorDataset(images[:360], labels[:360])
+    images, labels = (
+        torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16,
+        torch.tensor(digits.target),
+    )
+    train_data, test_data = (
+        TensorDataset(images[360:], labels[360:]),
+        TensorDataset(images[:360], labels[:360]),
+    )
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 64), nn.ReLU(), nn.Linear(64, 10)
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 36, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
     )
 
     trainer = Trainer(
@@ -41,7 +58,9 @@ def main() -> None:
         runtime=options.runtime,
         run_dir=options.run_dir,
     )
-    history = trainer.train(train_data, num_epochs=options.epochs, eval_data=test_data, batch_size=64)
+    history = trainer.train(
+        train_data, num_epochs=options.epochs, eval_data=test_data, batch_size=64
+    )
     trainer.say(f"{trainer.runtime.world} process(es), test loss {history.last('eval_loss'):.4f}")
 
 

@@ -1,4 +1,5 @@
-"""Train on few digits with the lifecycle interface: overridden stages, an average of the weights, the best model.
+"""Train on few digits with the lifecycle interface: overridden stages, an average of the weights,
+the best model.
 
 python lifecycle.py [--epochs 20]     (stop it with Ctrl-C and start it again: it continues)
 """
@@ -16,7 +17,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from loopwright.doors.lifecycle import (
+from loopwright.interfaces.lifecycle import (
     CosineLrScheduler,
     ModelEmaCallback,
     RecordRunCallback,
@@ -37,7 +38,9 @@ class MixupTrainer(Trainer):
         other = torch.randperm(len(images), device=images.device)
         outputs = self.model(share * images + (1 - share) * images[other])
         losses = nn.functional.cross_entropy(outputs, labels, reduction="none") * share[:, 0]
-        losses = losses + nn.functional.cross_entropy(outputs, labels[other], reduction="none") * (1 - share[:, 0])
+        losses = losses + nn.functional.cross_entropy(outputs, labels[other], reduction="none") * (
+            1 - share[:, 0]
+        )
         return {"loss": losses.mean(), "model_outputs": outputs, "batch_size": len(images)}
 
     def eval_epoch_start(self) -> None:
@@ -46,7 +49,8 @@ class MixupTrainer(Trainer):
 
     def calculate_eval_batch_loss(self, batch: list[Tensor]) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
-        self.right.append(self.gather(output["model_outputs"].argmax(1) == batch[1]))  # from all processes
+        # from all processes
+        self.right.append(self.gather(output["model_outputs"].argmax(1) == batch[1]))
         return output
 
     def eval_epoch_end(self) -> None:
@@ -58,19 +62,30 @@ class MixupTrainer(Trainer):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=20)
     epochs = parser.parse_args().epochs
     torch.manual_seed(0)
     digits = load_digits()
     order = torch.randperm(len(digits.target))
-    images, labels = torch.tensor(digits.data, dtype=torch.float32)[order] / 16, torch.tensor(digits.target)[order]
-    train_data, test_data = TensorDataset(images[:400], labels[:400]), TensorDataset(images[400:], labels[400:])
+    images, labels = (
+        torch.tensor(digits.data, dtype=torch.float32)[order] / 16,
+        torch.tensor(digits.target)[order],
+    )
+    train_data, test_data = (
+        TensorDataset(images[:400], labels[:400]),
+        TensorDataset(images[400:], labels[400:]),
+    )
 
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10))
     saving = SaveTrainingStateCallback(FOLDER / "states", save_every_n_epochs=1, max_checkpoints=2)
     average = ModelEmaCallback(
-        decay=0.97, watch_metric="ema_model_accuracy", greater_is_better=True, save_path=FOLDER / "best_average"
+        decay=0.97,
+        watch_metric="ema_model_accuracy",
+        greater_is_better=True,
+        save_path=FOLDER / "best_average",
     )
     trainer = MixupTrainer(
         model,

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright.doors.simple import Trainer
+from loopwright.interfaces.simple import Trainer
 
 FOLDER = Path("runs/simple")
 
@@ -34,12 +34,18 @@ def build_loaders() -> tuple[DataLoader[list[Tensor]], DataLoader[list[Tensor]]]
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     data = TensorDataset(images[order], torch.tensor(digits.target)[order])
-    train, test = torch.utils.data.Subset(data, range(1400)), torch.utils.data.Subset(data, range(1400, len(data)))
+    train, test = (
+        torch.utils.data.Subset(data, range(1400)),
+        torch.utils.data.Subset(data, range(1400, len(data))),
+    )
     return DataLoader(train, batch_size=32, shuffle=True), DataLoader(test, batch_size=200)
 
 
 def show(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
-    print(f"          learning rate of epoch {epoch + 2}: {trainer.optimizer.param_groups[0]['lr']:.5f}")
+    print(
+        f"          learning rate of epoch {epoch + 2}: "
+        f"{trainer.optimizer.param_groups[0]['lr']:.5f}"
+    )
 
 
 @torch.no_grad()
@@ -54,19 +60,28 @@ def draw_confusion(trainer: Trainer, loader: DataLoader[list[Tensor]], path: Pat
     axes.imshow(counts.numpy(), cmap="Blues")
     for row in range(10):
         for column in range(10):
-            axes.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=7)
+            axes.text(
+                column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=7
+            )
     axes.set(xlabel="predicted", ylabel="true", xticks=range(10), yticks=range(10))
     figure.savefig(path)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=10)
     epochs = parser.parse_args().epochs
     torch.manual_seed(0)
     train_loader, test_loader = build_loaders()
     model = nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 64), nn.ReLU()
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 64),
+        nn.ReLU(),
     ).append(nn.Linear(64, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
@@ -87,7 +102,10 @@ def main() -> None:
         )
     trainer.load_checkpoint(FOLDER / "best_model", load_optimizer=False)
     draw_confusion(trainer, test_loader, FOLDER / "confusion.png")
-    print(f"Best model: accuracy {trainer.evaluate(test_loader)['accuracy']:.1%} ({FOLDER / 'confusion.png'})")
+    print(
+        f"Best model: accuracy {trainer.evaluate(test_loader)['accuracy']:.1%} "
+        f"({FOLDER / 'confusion.png'})"
+    )
 
 
 if __name__ == "__main__":

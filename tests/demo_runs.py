@@ -1,4 +1,5 @@
-"""Runs as a training writes them, made in a moment: for tests of what shows runs, and for benchmarks."""
+"""Runs as a training writes them, made in a moment: for tests of what shows runs, and for
+benchmarks."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def make_demo_run(
         media: Whether there are images, histograms, texts and tables at every epoch.
         resumed: Whether the run was killed in the middle, and went on from an earlier step.
         nan_spikes: Whether there are NaN, infinite values, and single spikes.
-        state: How the run ended: finished, running (nothing holds the lock: it is shown as crashed), failed, ...
+        state: How the run ended: finished, running (nothing holds the lock: it is shown as
+            crashed), failed, ...
         name: The name of the run; by default that of the folder.
         tags: The tags of the run.
         config: Settings that differ from `CONFIG`, by dotted keys: {"optimizer.lr": 0.1}.
@@ -66,10 +68,25 @@ def make_demo_run(
     folder.mkdir(parents=True, exist_ok=True)
     settings = _settings(name or folder.name, epochs, config or {})
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    manifest = RunManifest.collect(device="cpu", seed=seed, name=name or folder.name, tags=list(tags))
+    manifest = RunManifest.collect(
+        device="cpu", seed=seed, name=name or folder.name, tags=list(tags)
+    )
     manifest.write(folder / "run.json")
-    began = time.time() - steps * SECONDS_PER_STEP * 1.1 - PAUSE * resumed if started is None else started
-    run = DemoRun(folder, names, steps, epochs, seed, nan_spikes=nan_spikes, began=began, image_size=image_size)
+    began = (
+        time.time() - steps * SECONDS_PER_STEP * 1.1 - PAUSE * resumed
+        if started is None
+        else started
+    )
+    run = DemoRun(
+        folder,
+        names,
+        steps,
+        epochs,
+        seed,
+        nan_spikes=nan_spikes,
+        began=began,
+        image_size=image_size,
+    )
     run.event("started", "Training on cpu", 0)
     run.write_until(steps * 3 // 5 if resumed else steps, media=media)
     if resumed:
@@ -97,7 +114,9 @@ def grow(folder: str | Path, steps: int) -> None:
     store = MetricsStore(Path(folder) / "metrics.sqlite")
     first, names = store.last_step() + 1, sorted({row[2] for row in store.steps()})
     store.close()
-    run = DemoRun(Path(folder), names, first + steps, 1, 0, nan_spikes=False, began=time.time() - first * 0.01)
+    run = DemoRun(
+        Path(folder), names, first + steps, 1, 0, nan_spikes=False, began=time.time() - first * 0.01
+    )
     run.step = first - 1
     run.write_steps(first + steps - 1)
     run.store.close()
@@ -150,19 +169,31 @@ class DemoRun:
 
     def _row(self, step: int, values: tuple[float, ...]) -> StepRow:
         update, step, epoch, samples, seconds = self.place(step)
-        return StepRow(update, step, epoch, samples, seconds, dict(zip(self.names, values, strict=True)))
+        return StepRow(
+            update, step, epoch, samples, seconds, dict(zip(self.names, values, strict=True))
+        )
 
     def place(self, step: int) -> tuple[int, int, int, int, float]:
-        return step, step, max(step - 1, 0) // self.epoch_steps, step * BATCH, step * SECONDS_PER_STEP
+        return (
+            step,
+            step,
+            max(step - 1, 0) // self.epoch_steps,
+            step * BATCH,
+            step * SECONDS_PER_STEP,
+        )
 
     def wall(self, step: int) -> float:
         return self.began + self.pause + step * SECONDS_PER_STEP
 
     def curve(self, name: str, first: int, last: int) -> np.ndarray:
-        """The values of a metric from a step to another; the same for the same step, whenever it is asked."""
+        """The values of a metric from a step to another; the same for the same step, whenever it is
+        asked."""
         steps = np.arange(first, last + 1)
         done = steps / self.steps
-        noise = np.sin(steps * 12.9898 + zlib.crc32(name.encode()) % 97 + self.seed) * 43758.5453 % 1.0 - 0.5
+        noise = (
+            np.sin(steps * 12.9898 + zlib.crc32(name.encode()) % 97 + self.seed) * 43758.5453 % 1.0
+            - 0.5
+        )
         if "lr" in name:
             values = 0.001 * (1 + self.seed % 5) * 0.5 * (1 + np.cos(math.pi * done))
         elif "acc" in name:
@@ -170,7 +201,11 @@ class DemoRun:
         elif "throughput" in name:
             values = 3000 + 200 * noise
         else:
-            values = (2.3 + 0.1 * (self.seed % 7)) * np.exp(-3 * done) + 0.05 + 0.1 * noise * np.exp(-done)
+            values = (
+                (2.3 + 0.1 * (self.seed % 7)) * np.exp(-3 * done)
+                + 0.05
+                + 0.1 * noise * np.exp(-done)
+            )
         if self.nan_spikes and "loss" in name:
             values = np.where(steps % max(self.steps // 4, 2) == 3, 40.0, values)
             values = np.where(steps % max(self.steps // 3, 2) == 5, np.nan, values)
@@ -179,16 +214,31 @@ class DemoRun:
 
     def end_epoch(self, epoch: int, *, media: bool) -> None:
         update, step, _, samples, seconds = self.place(self.step)
-        means = {name: float(self.curve(name, max(step - 10, 1), step).mean()) for name in self.names}
-        quality = {"eval_loss": 2.2 * math.exp(-2.5 * step / self.steps) + 0.1 + 0.02 * math.sin(epoch + self.seed)}
+        means = {
+            name: float(self.curve(name, max(step - 10, 1), step).mean()) for name in self.names
+        }
+        quality = {
+            "eval_loss": 2.2 * math.exp(-2.5 * step / self.steps)
+            + 0.1
+            + 0.02 * math.sin(epoch + self.seed)
+        }
         quality["eval_accuracy"] = 1 - 0.9 * math.exp(-3.5 * step / self.steps)
         where = {"samples": samples, "seconds": seconds, "wall": self.wall(step) + 0.5}
         self.store.add_epoch(epoch, update, means | quality, step=step, **where)
         self.event("evaluation", f"eval_loss {quality['eval_loss']:.4f}", step, {"seconds": 0.5})
-        self.event("checkpoint", f"update-{update:09d}", step, {"path": f"checkpoints/update-{update:09d}"})
+        self.event(
+            "checkpoint", f"update-{update:09d}", step, {"path": f"checkpoints/update-{update:09d}"}
+        )
         if epoch % 2 == 1:
-            self.event("best", f"eval_loss {quality['eval_loss']:.4f}", step, {"metric": "eval_loss"} | quality)
-        self.store.add_log_line("INFO", f"epoch {epoch}: eval_loss {quality['eval_loss']:.4f}", wall=self.wall(step))
+            self.event(
+                "best",
+                f"eval_loss {quality['eval_loss']:.4f}",
+                step,
+                {"metric": "eval_loss"} | quality,
+            )
+        self.store.add_log_line(
+            "INFO", f"epoch {epoch}: eval_loss {quality['eval_loss']:.4f}", wall=self.wall(step)
+        )
         if media:
             self.add_media(epoch)
 
@@ -197,7 +247,10 @@ class DemoRun:
         images = [demo_image(self.image_size, number, epoch) for number in range(3)]
         weights = np.random.default_rng(epoch).normal(0, 1 / epoch, 1000)
         counts, edges = np.histogram(weights, 32)
-        rows = tuple((index, f"class {index}", bool(index % 2), None, epoch / (index + 1)) for index in range(4))
+        rows = tuple(
+            (index, f"class {index}", bool(index % 2), None, epoch / (index + 1))
+            for index in range(4)
+        )
         contents = {
             "samples/triplet": Images(tuple(images), ("input", "generated", "target")),
             "samples/first": Images((demo_image(self.image_size, 7, epoch),), ("",)),
@@ -206,10 +259,16 @@ class DemoRun:
             "predictions": Table(("index", "label", "right", "nothing", "score"), rows),
         }
         for name, content in contents.items():
-            self.store.add_media(Media(name, content, update, step, at, samples, seconds, self.wall(step)))
+            self.store.add_media(
+                Media(name, content, update, step, at, samples, seconds, self.wall(step))
+            )
 
-    def event(self, kind: str, text: str, step: int, detail: Mapping[str, Any] | None = None) -> None:
-        self.store.add_event(kind, text, place=self.place(step), detail=detail, wall=self.wall(step))
+    def event(
+        self, kind: str, text: str, step: int, detail: Mapping[str, Any] | None = None
+    ) -> None:
+        self.store.add_event(
+            kind, text, place=self.place(step), detail=detail, wall=self.wall(step)
+        )
 
     def resume(self, step: int) -> None:
         """Go on from a step after a pause of ten minutes, as a run that was killed."""
@@ -221,7 +280,9 @@ class DemoRun:
     def end(self, state: str) -> None:
         reason = "RuntimeError: boom" if state == "failed" else ""
         if state == "failed":
-            self.store.add_log_line("ERROR", "Traceback (most recent call last):\n  ...\nRuntimeError: boom")
+            self.store.add_log_line(
+                "ERROR", "Traceback (most recent call last):\n  ...\nRuntimeError: boom"
+            )
         if state in ("finished", "failed", "stopped"):
             self.event(state, reason, self.step)
         self.store.close()
@@ -246,11 +307,15 @@ def png(pixels: np.ndarray) -> bytes:
 
 def _chunks(chunks: Sequence[tuple[bytes, bytes]]) -> Iterator[bytes]:
     for kind, data in chunks:
-        yield struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        yield (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
 
 def _settings(name: str, epochs: int, changes: Mapping[str, Any]) -> dict[str, Any]:
-    settings: dict[str, Any] = {key: dict(part) if isinstance(part, dict) else part for key, part in CONFIG.items()}
+    settings: dict[str, Any] = {
+        key: dict(part) if isinstance(part, dict) else part for key, part in CONFIG.items()
+    }
     settings |= {"name": name, "trainer": {"max_epochs": epochs}}
     for key, value in changes.items():
         part, _, last = key.rpartition(".")
@@ -260,7 +325,18 @@ def _settings(name: str, epochs: int, changes: Mapping[str, Any]) -> dict[str, A
 
 def _note_end(folder: Path, manifest: RunManifest, run: DemoRun, state: str) -> None:
     update, step, _, samples, seconds = run.place(run.step)
-    progress = {"epoch": step // run.epoch_steps, "step": step, "update": update, "sample": samples, "seconds": seconds}
-    noted = {"metric_modes": {"eval_loss": "min", "eval_accuracy": "max", "loss": "min"}, "watched": ["eval_loss"]}
+    progress = {
+        "epoch": step // run.epoch_steps,
+        "step": step,
+        "update": update,
+        "sample": samples,
+        "seconds": seconds,
+    }
+    noted = {
+        "metric_modes": {"eval_loss": "min", "eval_accuracy": "max", "loss": "min"},
+        "watched": ["eval_loss"],
+    }
     reason = "RuntimeError: boom" if state == "failed" else None
-    manifest.changed(state=state, reason=reason, progress=progress, **noted).write(folder / "run.json")
+    manifest.changed(state=state, reason=reason, progress=progress, **noted).write(
+        folder / "run.json"
+    )

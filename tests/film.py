@@ -1,4 +1,5 @@
-"""The film in the README, an SVG that plays itself: a training is killed and started again, and its curve goes on."""
+"""The film in the README, an SVG that plays itself: a training is killed and started again, and its
+curve goes on."""
 
 from __future__ import annotations
 
@@ -27,8 +28,11 @@ class Take:
 
 
 def program() -> str:
-    """The program of the start page, trained for longer and saved after every epoch, however short."""
-    block = re.search(r"<!-- file: digits.py -->\n```python\n(.*?)^```", START_PAGE.read_text(), re.M | re.S)
+    """The program of the start page, trained for longer and saved after every epoch, however
+    short."""
+    block = re.search(
+        r"<!-- file: digits.py -->\n```python\n(.*?)^```", START_PAGE.read_text(), re.M | re.S
+    )
     assert block is not None
     text = block[1].replace("import BestModel", "import BestModel, Checkpoints")
     text = text.replace("callbacks=[", "callbacks=[Checkpoints(every_epochs=1), ")
@@ -72,21 +76,29 @@ def draw(takes: Iterable[Take], losses: list[float]) -> str:
 
 
 def _svg(
-    script: list[tuple[float, str, str]], points: list[tuple[float, int, int]], losses: list[float], duration: float
+    script: list[tuple[float, str, str]],
+    points: list[tuple[float, int, int]],
+    losses: list[float],
+    duration: float,
 ) -> str:
     height = 40 + LINES * LINE_HEIGHT + 20
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="monospace"',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="monospace"',
         ' font-size="12">',
         "<title>A training is killed with kill -9 and started again; its curve goes on</title>",
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#1b1e25"/>',
-        f'<clipPath id="screen"><rect x="14" y="28" width="570" height="{LINES * LINE_HEIGHT + 2}"/></clipPath>',
+        '<clipPath id="screen"><rect x="14" y="28" width="570" '
+        f'height="{LINES * LINE_HEIGHT + 2}"/></clipPath>',
         '<g clip-path="url(#screen)"><g>' + _scroll(script, duration),
     ]
     for number, (at, line, colour) in enumerate(script):
         shown = escape(line if len(line) <= 76 else line[:75] + "…")
         place = f'x="20" y="{40 + number * LINE_HEIGHT}"'
-        out.append(f'<text {place} fill="{colour}" xml:space="preserve">{shown}{_appears(at, duration)}</text>')
+        out.append(
+            f'<text {place} fill="{colour}" '
+            f'xml:space="preserve">{shown}{_appears(at, duration)}</text>'
+        )
     out.append("</g></g>")
     out += _curve(points, losses, duration, height)
     return "\n".join([*out, "</svg>"]) + "\n"
@@ -94,34 +106,43 @@ def _svg(
 
 def _appears(at: float, duration: float) -> str:
     return (
-        f'<animate attributeName="opacity" values="0;1" keyTimes="0;{at / duration:.4f}" calcMode="discrete" '
-        f'dur="{duration:.1f}s" repeatCount="indefinite"/>'
+        f'<animate attributeName="opacity" values="0;1" keyTimes="0;{at / duration:.4f}" '
+        f'calcMode="discrete" dur="{duration:.1f}s" repeatCount="indefinite"/>'
     )
 
 
 def _scroll(script: list[tuple[float, str, str]], duration: float) -> str:
-    moves = [(at, (number - LINES + 1) * LINE_HEIGHT) for number, (at, _, _) in enumerate(script) if number >= LINES]
+    moves = [
+        (at, (number - LINES + 1) * LINE_HEIGHT)
+        for number, (at, _, _) in enumerate(script)
+        if number >= LINES
+    ]
     if not moves:
         return ""
     values = ";".join(["0,0", *(f"0,{-offset}" for _, offset in moves)])
     times = ";".join(["0", *(f"{at / duration:.4f}" for at, _ in moves)])
     return (
-        f'<animateTransform attributeName="transform" type="translate" values="{values}" keyTimes="{times}" '
-        f'calcMode="discrete" dur="{duration:.1f}s" repeatCount="indefinite"/>'
+        f'<animateTransform attributeName="transform" type="translate" values="{values}" '
+        f'keyTimes="{times}" calcMode="discrete" dur="{duration:.1f}s" repeatCount="indefinite"/>'
     )
 
 
-def _curve(points: list[tuple[float, int, int]], losses: list[float], duration: float, height: int) -> list[str]:
+def _curve(
+    points: list[tuple[float, int, int]], losses: list[float], duration: float, height: int
+) -> list[str]:
     left, right, top, bottom = 630, WIDTH - 30, 50, height - 60
     highest = max(losses)
 
     def place(epoch: int) -> tuple[float, float]:
-        return left + (right - left) * (epoch - 1) / (EPOCHS - 1), bottom - (bottom - top) * losses[epoch - 1] / highest
+        return left + (right - left) * (epoch - 1) / (EPOCHS - 1), bottom - (bottom - top) * losses[
+            epoch - 1
+        ] / highest
 
     out = [
         f'<path d="M{left} {top}V{bottom}H{right}" stroke="#565d6b" fill="none"/>',
         f'<text x="{left}" y="{top - 14}" fill="#d5d9e0">eval loss</text>',
-        f'<text x="{(left + right) / 2}" y="{bottom + 20}" fill="#d5d9e0" text-anchor="middle">epoch</text>',
+        f'<text x="{(left + right) / 2}" y="{bottom + 20}" fill="#d5d9e0" '
+        'text-anchor="middle">epoch</text>',
     ]
     before: int | None = None
     for at, epoch, process in points:
@@ -130,8 +151,14 @@ def _curve(points: list[tuple[float, int, int]], losses: list[float], duration: 
         if before is not None and epoch == before + 1:
             from_x, from_y = place(before)
             line = f"M{from_x:.1f} {from_y:.1f}L{x:.1f} {y:.1f}"
-            out.append(f'<path d="{line}" stroke="{colour}" stroke-width="2">{_appears(at, duration)}</path>')
-        out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}">{_appears(at, duration)}</circle>')
+            out.append(
+                f'<path d="{line}" stroke="{colour}" '
+                f'stroke-width="2">{_appears(at, duration)}</path>'
+            )
+        out.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" '
+            f'fill="{colour}">{_appears(at, duration)}</circle>'
+        )
         before = epoch
     end = f"{_appears(points[-1][0] + 1.0, duration)}"
     out.append(

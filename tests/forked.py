@@ -1,4 +1,5 @@
-"""Programs in a forked process: as `python script.py`, without the seconds that importing torch takes."""
+"""Programs in a forked process: as `python script.py`, without the seconds that importing torch
+takes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NoReturn
 
-import torch._dynamo  # noqa: F401  (the first optimizer imports it, which takes seconds: once here, not in every script)
+# the first optimizer imports it, which takes seconds: once here, not in every script
+import torch._dynamo  # noqa: F401
 
 LIMIT = 300.0
 
@@ -36,7 +38,8 @@ def run_forked(script: Path, folder: Path, *arguments: str) -> str:
     """What a script that starts in `folder` prints; it must end well."""
 
     def run() -> None:
-        for beside in script.parent.glob("*.py"):  # a test before this one may have imported a file of that name
+        # a test before this one may have imported a file of that name
+        for beside in script.parent.glob("*.py"):
             sys.modules.pop(beside.stem, None)
         sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.parent)]
         runpy.run_path(str(script), run_name="__main__")
@@ -78,7 +81,8 @@ def _wait(pid: int) -> int | None:
 
 
 def end_as_program(program: Callable[[], object], folder: Path) -> NoReturn:
-    """In a forked process, which must never come back to the tests: do all that a new process would do, and end."""
+    """In a forked process, which must never come back to the tests: do all that a new process would
+    do, and end."""
     code = 1
     try:
         leave_the_parents_behind(folder)
@@ -102,12 +106,18 @@ def _exit_code(program: Callable[[], object]) -> int:
 
 
 def leave_the_parents_behind(folder: Path) -> None:
-    """Make a forked process like a new one that starts in `folder`: streams, signals, logs, what is done in the end."""
+    """Make a forked process like a new one that starts in `folder`: streams, signals, logs, what is
+    done in the end."""
     gc.freeze()
     atexit._clear()
     logging.getLogger().handlers.clear()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
     sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stdout, sys.stderr = (
+        os.fdopen(1, "w", closefd=False),
+        os.fdopen(2, "w", buffering=1, closefd=False),
+    )
     os.chdir(folder)

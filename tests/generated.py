@@ -1,6 +1,8 @@
-"""Parts of documentation pages that are written from the code: `python -m tests.generated` writes them all.
+"""Parts of documentation pages that are written from the code: `python -m tests.generated` writes
+them all.
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`; a test compares each with the code.
+A part stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`; a test compares each with
+the code.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from pathlib import Path
 
 from loopwright import Callback
 from loopwright.callback import hook_names
-from loopwright.doors import adversarial, configured, lifecycle, modular, simple
-from loopwright.doors.adversarial.pix2pix.live import Curves
-from loopwright.doors.adversarial.scheduling import ScheduledRate
-from loopwright.doors.configured.experiment import schema
-from loopwright.doors.simple.config import Settings
+from loopwright.interfaces import adversarial, configured, lifecycle, modular, simple
+from loopwright.interfaces.adversarial.pix2pix.live import Curves
+from loopwright.interfaces.adversarial.scheduling import ScheduledRate
+from loopwright.interfaces.configured.experiment import schema
+from loopwright.interfaces.simple.config import Settings
 
 from .tables import (
     arguments,
@@ -38,34 +40,44 @@ LOGGING = " log_image log_images log_histogram log_text log_table log_figure"
 
 SIMPLE = {  # methods by what they are for; a test says that none is left out
     "called": "train train_epoch train_step eval_step evaluate load_checkpoint export" + LOGGING,
-    "inside": "_prepare_batch _forward_pass _compute_loss _save_checkpoint state_dict load_state_dict",
+    "inside": "_prepare_batch _forward_pass _compute_loss _save_checkpoint state_dict "
+    "load_state_dict",
 }
 LIFECYCLE = {
-    "called": "train evaluate save_checkpoint load_checkpoint save_training_state load_training_state gather get_model "
-    "print" + LOGGING,
-    "setup": "create_train_dataloader get_default_train_dl_kwargs create_eval_dataloader get_default_eval_dl_kwargs "
-    "create_scheduler",
-    "run": "training_run_start training_run_epoch_end training_run_end evaluation_run_start evaluation_run_end",
-    "training": "train_epoch_start calculate_train_batch_loss backward_step optimizer_step scheduler_step "
-    "optimizer_zero_grad train_epoch_end",
+    "called": "train evaluate save_checkpoint load_checkpoint save_training_state "
+    "load_training_state gather get_model print" + LOGGING,
+    "setup": "create_train_dataloader get_default_train_dl_kwargs create_eval_dataloader "
+    "get_default_eval_dl_kwargs create_scheduler",
+    "run": "training_run_start training_run_epoch_end training_run_end evaluation_run_start "
+    "evaluation_run_end",
+    "training": "train_epoch_start calculate_train_batch_loss backward_step optimizer_step "
+    "scheduler_step optimizer_zero_grad train_epoch_end",
     "evaluation": "eval_epoch_start calculate_eval_batch_loss eval_epoch_end",
-    "internal": "_prepare_model_optimizer_and_dataloaders _prepare_model_and_optimizer _prepare_dataloaders "
-    "_create_run_config _run_training _run_train_epoch _perform_forward_and_backward_passes _clip_gradients "
-    "_run_evaluation _run_eval_epoch _update_loss_tracker _add_epoch_loss_to_run_history",
+    "internal": "_prepare_model_optimizer_and_dataloaders _prepare_model_and_optimizer "
+    "_prepare_dataloaders _create_run_config _run_training _run_train_epoch "
+    "_perform_forward_and_backward_passes _clip_gradients _run_evaluation _run_eval_epoch "
+    "_update_loss_tracker _add_epoch_loss_to_run_history",
 }
 CONFIGURED = {
-    "override": "loss_compute train_step eval_step predict_step _split_batch state_dict load_state_dict",
+    "override": "loss_compute train_step eval_step predict_step _split_batch state_dict "
+    "load_state_dict",
     "called": "update train evaluate eval predict save load export stop log log_step" + LOGGING,
 }
 MODULAR = {
-    "required": "configure_models configure_optimizers configure_dataloaders training_step validation_step",
-    "optional": "init_weights configure_schedulers configure_metrics training_loop validation_loop should_validate "
-    "compute_metrics save_checkpoint load_checkpoint state_dict load_state_dict",
-    "called": "fit setup backward step clip_gradients autocast wrap_model log_metrics stop" + LOGGING,
+    "required": "configure_models configure_optimizers configure_dataloaders training_step "
+    "validation_step",
+    "optional": "init_weights configure_schedulers configure_metrics training_loop validation_loop "
+    "should_validate compute_metrics save_checkpoint load_checkpoint state_dict "
+    "load_state_dict",
+    "called": "fit setup backward step clip_gradients autocast wrap_model log_metrics stop"
+    + LOGGING,
 }
 PRESETS = "single_device ddp fsdp hsdp"
 PIX2PIX_HOOKS = "on_epoch_start train_step on_epoch_end"
-OVERRIDABLE = "_init_lr_scheduling _init_generator _init_discriminator _init_dataloaders _init_gradscalers _init_losses"
+OVERRIDABLE = (
+    "_init_lr_scheduling _init_generator _init_discriminator _init_dataloaders "
+    "_init_gradscalers _init_losses"
+)
 EXPLAINED = {
     "Trainer": adversarial.Trainer,
     "Pix2pixTrainer": adversarial.Pix2pixTrainer,
@@ -84,31 +96,43 @@ AUGMENTATIONS = "dataloader.augmentations."
 def lifecycle_callbacks() -> tuple[type, ...]:
     """The callbacks that ship, each once, in the order of their names."""
     found = [getattr(lifecycle, name) for name in lifecycle.__all__]
-    kinds = {one for one in found if isinstance(one, type) and issubclass(one, lifecycle.TrainerCallback)}
+    kinds = {
+        one for one in found if isinstance(one, type) and issubclass(one, lifecycle.TrainerCallback)
+    }
     return tuple(sorted(kinds - {lifecycle.TrainerCallback}, key=lambda kind: kind.__name__))
 
 
 def placeholders() -> str:
-    rows = ((f"`{one.name}`", one.value[0].upper() + one.value[1:] + ".") for one in lifecycle.TrainerPlaceholderValues)
+    rows = (
+        (f"`{one.name}`", one.value[0].upper() + one.value[1:] + ".")
+        for one in lifecycle.TrainerPlaceholderValues
+    )
     return table(("placeholder", "stands for"), rows)
 
 
 def run_file() -> str:
     """The keys at the top of a run file."""
     entries = schema().entries.items()
-    rows = ((f"`{name}`", "yes" if entry.required else "no", entry.description) for name, entry in entries)
+    rows = (
+        (f"`{name}`", "yes" if entry.required else "no", entry.description)
+        for name, entry in entries
+    )
     return table(("key", "required", "meaning"), rows)
 
 
 def settings(kind: type) -> str:
-    return table(("setting", "type", "default", "meaning"), (setting_row(*one) for one in settings_of(kind)))
+    return table(
+        ("setting", "type", "default", "meaning"), (setting_row(*one) for one in settings_of(kind))
+    )
 
 
 def adversarial_settings(*, augmentations: bool) -> str:
     """All settings, or those of augmentation, each once with the images that have it."""
     found = [(key, field) for key, field in settings_of(adversarial.Config)]
     if not augmentations:
-        rows = [setting_row(key, field) for key, field in found if not key.startswith(AUGMENTATIONS)]
+        rows = [
+            setting_row(key, field) for key, field in found if not key.startswith(AUGMENTATIONS)
+        ]
         return table(("setting", "type", "default", "meaning"), rows)
     images: dict[str, list[str]] = {}
     by_name = {}
@@ -122,17 +146,26 @@ def adversarial_settings(*, augmentations: bool) -> str:
 
 
 def own_methods(kind: type) -> str:
-    """The call that makes one, and the methods that a class itself defines, in the order of the source."""
+    """The call that makes one, and the methods that a class itself defines, in the order of the
+    source."""
     own = vars(ScheduledRate) | vars(kind) if kind is adversarial.TorchScheduler else vars(kind)
-    names = [n for n, v in own.items() if inspect.isfunction(v) and (n[0] != "_" or n in OVERRIDABLE.split())]
+    names = [
+        n
+        for n, v in own.items()
+        if inspect.isfunction(v) and (n[0] != "_" or n in OVERRIDABLE.split())
+    ]
     rows = [(f"`{call(kind.__name__, kind)}`", summary(kind))]
-    rows += [(f"`{call(name, getattr(kind, name))}`", summary(getattr(kind, name))) for name in names]
+    rows += [
+        (f"`{call(name, getattr(kind, name))}`", summary(getattr(kind, name))) for name in names
+    ]
     return table(("call", "what it does"), rows)
 
 
 def public_methods(kind: type) -> str:
     """The methods of a class that are not private, in the order of the source."""
-    return methods(kind, *(n for n, v in vars(kind).items() if inspect.isfunction(v) and n[0] != "_"))
+    return methods(
+        kind, *(n for n, v in vars(kind).items() if inspect.isfunction(v) and n[0] != "_")
+    )
 
 
 Part = Callable[[], str]
@@ -141,7 +174,10 @@ PAGES: dict[str, dict[str, Part]] = {
     "trainer.md": {"events": NATIVE_EVENTS},
     "simple.md": {
         "constructor": partial(arguments, simple.Trainer),
-        **{f"methods {name}": partial(methods, simple.Trainer, *names.split()) for name, names in SIMPLE.items()},
+        **{
+            f"methods {name}": partial(methods, simple.Trainer, *names.split())
+            for name, names in SIMPLE.items()
+        },
         "train arguments": partial(arguments, simple.Trainer.train),
         "attributes": partial(attributes, simple.Trainer),
         "settings": partial(fields, Settings, "training."),
@@ -150,8 +186,13 @@ PAGES: dict[str, dict[str, Part]] = {
         "constructor": partial(arguments, lifecycle.Trainer),
         "train arguments": partial(arguments, lifecycle.Trainer.train),
         "evaluate arguments": partial(arguments, lifecycle.Trainer.evaluate),
-        **{f"methods {name}": partial(methods, lifecycle.Trainer, *names.split()) for name, names in LIFECYCLE.items()},
-        "events": partial(events, lifecycle.TrainerCallback, hook_names(lifecycle.TrainerCallback), whole=True),
+        **{
+            f"methods {name}": partial(methods, lifecycle.Trainer, *names.split())
+            for name, names in LIFECYCLE.items()
+        },
+        "events": partial(
+            events, lifecycle.TrainerCallback, hook_names(lifecycle.TrainerCallback), whole=True
+        ),
         "run config": partial(fields, lifecycle.TrainerRunConfig),
         "callbacks": lambda: classes(*lifecycle_callbacks()),
         "history": partial(public_methods, lifecycle.RunHistory),
@@ -172,7 +213,8 @@ PAGES: dict[str, dict[str, Part]] = {
     },
     "modular.md": {
         **{
-            f"methods {name}": partial(methods, modular.DreamTrainer, *names.split()) for name, names in MODULAR.items()
+            f"methods {name}": partial(methods, modular.DreamTrainer, *names.split())
+            for name, names in MODULAR.items()
         },
         "attributes": partial(attributes, modular.DreamTrainer),
         "events": partial(events, modular.Callback, hook_names(modular.Callback)),

@@ -1,4 +1,5 @@
-"""Hand-written loops that the trainer is compared with, bit for bit, and the small things they train."""
+"""Hand-written loops that the trainer is compared with, bit for bit, and the small things they
+train."""
 
 from __future__ import annotations
 
@@ -16,9 +17,12 @@ from loopwright.data.random import seed_everything
 
 
 def build_net(seed: int = 1, dropout: float = 0.25) -> nn.Sequential:
-    """A classifier of six numbers with batch norm and dropout, so that modes and randomness matter."""
+    """A classifier of six numbers with batch norm and dropout, so that modes and randomness
+    matter."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 3)
+    )
 
 
 def build_linear(seed: int = 1) -> nn.Linear:
@@ -26,13 +30,17 @@ def build_linear(seed: int = 1) -> nn.Linear:
     return nn.Linear(6, 3)
 
 
-def batches(data: TensorDataset, batch_size: int, epoch: int, seed: int = 0) -> Iterator[list[Tensor]]:
+def batches(
+    data: TensorDataset, batch_size: int, epoch: int, seed: int = 0
+) -> Iterator[list[Tensor]]:
     """The batches of an epoch in the order that the trainer promises."""
     for indices in permutation(seed, epoch, len(data)).split(batch_size):
         yield [tensor[indices] for tensor in data.tensors]
 
 
-def windows(data: TensorDataset, batch_size: int, epoch: int, width: int) -> Iterator[list[list[Tensor]]]:
+def windows(
+    data: TensorDataset, batch_size: int, epoch: int, width: int
+) -> Iterator[list[list[Tensor]]]:
     window: list[list[Tensor]] = []
     for batch in batches(data, batch_size, epoch):
         window.append(batch)
@@ -61,7 +69,8 @@ def train_by_hand(
 ) -> list[float]:
     """Supervised training with cross entropy as one writes it; the losses of all steps.
 
-    Where scaled gradients overflow, none of several optimizers is stepped; after clipping they have none that is right.
+    Where scaled gradients overflow, none of several optimizers is stepped; after clipping they have
+    none that is right.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     seed_everything(0)
@@ -70,7 +79,9 @@ def train_by_hand(
         for window in windows(data, batch_size, epoch, accumulate):
             total = sum(len(targets) for _, targets in window)
             for inputs, targets in window:
-                context = nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
+                context = (
+                    nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
+                )
                 with context:
                     loss = nn.functional.cross_entropy(model(inputs), targets)
                 losses.append(loss.item())
@@ -78,7 +89,9 @@ def train_by_hand(
                 (share if scaler is None else scaler.scale(share)).backward()
             for each in optimizers if scaler is not None else ():
                 scaler.unscale_(each)
-            is_finite = all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+            is_finite = all(
+                bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None
+            )
             if clip_value is not None:
                 nn.utils.clip_grad_value_(model.parameters(), clip_value)
             if clip_norm is not None:
@@ -99,10 +112,13 @@ def train_by_hand(
 
 
 def evaluate_by_hand(model: nn.Module, data: TensorDataset) -> float:
-    """The mean cross entropy over all samples in float64, from the float32 losses of single samples."""
+    """The mean cross entropy over all samples in float64, from the float32 losses of single
+    samples."""
     model.eval()
     with torch.no_grad():
-        losses = nn.functional.cross_entropy(model(data.tensors[0]), data.tensors[1], reduction="none")
+        losses = nn.functional.cross_entropy(
+            model(data.tensors[0]), data.tensors[1], reduction="none"
+        )
     model.train()
     return losses.double().mean().item()
 
@@ -112,7 +128,9 @@ def assert_same_model(model: nn.Module, other: nn.Module) -> None:
     own, others = model.state_dict(), other.state_dict()
     assert own.keys() == others.keys()
     for name, value in own.items():
-        assert torch.equal(value, others[name]), f"{name} differs by {(value - others[name]).abs().max()}"
+        assert torch.equal(value, others[name]), (
+            f"{name} differs by {(value - others[name]).abs().max()}"
+        )
 
 
 def assert_same_optimizer(optimizer: Optimizer, other: Optimizer) -> None:
@@ -122,7 +140,9 @@ def assert_same_optimizer(optimizer: Optimizer, other: Optimizer) -> None:
     for index, entries in own["state"].items():
         assert entries.keys() == others["state"][index].keys()
         for name, value in entries.items():
-            assert _equal(value, others["state"][index][name]), f"{name} of parameter {index} differs"
+            assert _equal(value, others["state"][index][name]), (
+                f"{name} of parameter {index} differs"
+            )
     for group, other_group in zip(own["param_groups"], others["param_groups"], strict=True):
         assert {k: v for k, v in group.items() if k != "fused"} == {
             k: v for k, v in other_group.items() if k != "fused"

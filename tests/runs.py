@@ -1,4 +1,5 @@
-"""Runs with everything that has state, ways to end them, and what it means that two are the same."""
+"""Runs with everything that has state, ways to end them, and what it means that two are the
+same."""
 
 from __future__ import annotations
 
@@ -35,11 +36,18 @@ class KillAt(Callback):
 
 
 def build_trainer(run_dir: Path | None, callbacks=(), **options: object) -> Trainer:
-    """Everything that has state: dropout, batch norm, Adam, schedules per update, resume points at every update."""
+    """Everything that has state: dropout, batch norm, Adam, schedules per update, resume points at
+    every update."""
     options = {"scheduler": Schedule(partial(ExponentialLR, gamma=0.95), every="update"), **options}
     saving = [Checkpoints(every_updates=1, asynchronous=False)] if run_dir is not None else []
     return Trainer(
-        build_net(), adam, cross_entropy, run_dir=run_dir, callbacks=[*callbacks, *saving], progress="silent", **options
+        build_net(),
+        adam,
+        cross_entropy,
+        run_dir=run_dir,
+        callbacks=[*callbacks, *saving],
+        progress="silent",
+        **options,
     )
 
 
@@ -52,7 +60,8 @@ def rows(trainer: Trainer) -> tuple[list, list]:
 
 
 def commit_metrics(run) -> None:
-    """Have what a run has logged so far in its file, as before a resume point; else a second of it may be queued."""
+    """Have what a run has logged so far in its file, as before a resume point; else a second of it
+    may be queued."""
     for callback in run.callbacks:
         callback.write_before_save(run.program)
 
@@ -67,7 +76,10 @@ def assert_same_run(trainer: Trainer, other: Trainer) -> None:
         assert schedule.scheduler.state_dict() == other.schedules[name].scheduler.state_dict()
     assert trainer.history.epochs == other.history.epochs
     for name, series in trainer.history.steps.items():
-        assert (series.steps, series.values) == (other.history.steps[name].steps, other.history.steps[name].values)
+        assert (series.steps, series.values) == (
+            other.history.steps[name].steps,
+            other.history.steps[name].values,
+        )
     own, others = trainer.progress.state_dict(), other.progress.state_dict()
     for name in ("epoch", "step", "update", "sample", "epoch_step", "epoch_sample"):
         assert own[name] == others[name]

@@ -1,4 +1,5 @@
-"""Markdown tables of what users of a class see, from signatures, docstrings and fields: see `tests.generated`."""
+"""Markdown tables of what users of a class see, from signatures, docstrings and fields: see
+`tests.generated`."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def summary(value: Any) -> str:
 def explained(value: Any) -> dict[str, str]:
     """The arguments that the section Args of a docstring explains."""
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.getdoc(value) or "", re.M | re.S)
-    entries = re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", section[1] if section else "", re.M | re.S)
+    entries = re.findall(
+        r"^    (\w+): (.*?)(?=^    \w+: |\Z)", section[1] if section else "", re.M | re.S
+    )
     return {name: " ".join(text.split()) for name, text in entries}
 
 
@@ -74,37 +77,55 @@ def call(name: str, function: Callable[..., Any]) -> str:
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name == "self":
             continue
-        if parameter.kind is parameter.KEYWORD_ONLY and not any(text.startswith("*") for text in parameters):
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(
+            text.startswith("*") for text in parameters
+        ):
             parameters.append("*")
         bare = str(parameter.replace(annotation=parameter.empty))
-        parameters.append(re.sub(r"<class '.*?(\w+)'>|<function (\w+) at \w+>|<enum.*?>", r"\1\2", bare))
+        parameters.append(
+            re.sub(r"<class '.*?(\w+)'>|<function (\w+) at \w+>|<enum.*?>", r"\1\2", bare)
+        )
     return f"{name}({', '.join(parameters)})"
 
 
 def methods(kind: type, *names: str) -> str:
     """The named methods of a class, each with its signature and first paragraph."""
-    rows = ((f"`{call(name, getattr(kind, name))}`", summary(getattr(kind, name))) for name in names)
+    rows = (
+        (f"`{call(name, getattr(kind, name))}`", summary(getattr(kind, name))) for name in names
+    )
     return table(("method", "what it does"), rows)
 
 
 def attributes(kind: type) -> str:
     """The properties of a class."""
-    found = [(name, value) for name, value in inspect.getmembers(kind) if isinstance(value, property)]
-    return table(("attribute", "what it is"), ((f"`{n}`", summary(v.fget)) for n, v in found if n[0] != "_"))
+    found = [
+        (name, value) for name, value in inspect.getmembers(kind) if isinstance(value, property)
+    ]
+    return table(
+        ("attribute", "what it is"), ((f"`{n}`", summary(v.fget)) for n, v in found if n[0] != "_")
+    )
 
 
 def classes(*kinds: type) -> str:
     """Classes, each with the call that makes one."""
-    return table(("class", "what it does"), ((f"`{call(kind.__name__, kind)}`", summary(kind)) for kind in kinds))
+    return table(
+        ("class", "what it does"),
+        ((f"`{call(kind.__name__, kind)}`", summary(kind)) for kind in kinds),
+    )
 
 
 def events(kind: type, names: Iterable[str], *, whole: bool = False) -> str:
-    """The events of a callback, with their arguments and when they come; `whole` shows all of their docstrings."""
+    """The events of a callback, with their arguments and when they come; `whole` shows all of their
+    docstrings."""
     texts = {
-        name: " ".join(inspect.getdoc(getattr(kind, name)).split()) if whole else summary(getattr(kind, name))
+        name: " ".join(inspect.getdoc(getattr(kind, name)).split())
+        if whole
+        else summary(getattr(kind, name))
         for name in names
     }
-    rows = ((f"`{call(name, getattr(kind, name))}`", sentence(text)) for name, text in texts.items())
+    rows = (
+        (f"`{call(name, getattr(kind, name))}`", sentence(text)) for name, text in texts.items()
+    )
     return table(("event", "when"), rows)
 
 
@@ -124,7 +145,9 @@ def type_of(annotation: Any) -> str:
         return " or ".join(json.dumps(part) for part in parts)
     if origin is list:
         return "list" if type_of(parts[0]) == "any" else f"list of {type_of(parts[0])}"
-    return {types.NoneType: "None", Any: "any"}.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    return {types.NoneType: "None", Any: "any"}.get(
+        annotation, getattr(annotation, "__name__", str(annotation))
+    )
 
 
 def written_type(text: str) -> str:
@@ -151,7 +174,10 @@ def arguments(function: Callable[..., Any]) -> str:
     assert list(meanings) == [p.name for p in parameters], f"{function}: Args are {list(meanings)}"
     return table(
         ("argument", "type", "default", "meaning"),
-        ((f"`{p.name}`", type_of(p.annotation), default_of(p.default), meanings[p.name]) for p in parameters),
+        (
+            (f"`{p.name}`", type_of(p.annotation), default_of(p.default), meanings[p.name])
+            for p in parameters
+        ),
     )
 
 
@@ -190,8 +216,15 @@ def _yaml(default: Any) -> str:
 
 def allowed(field: FieldInfo) -> str:
     """What a setting may be: its type, and its limits if it has some."""
-    nested = [one for part in get_args(field.annotation) for one in getattr(part, "__metadata__", ())]
+    nested = [
+        one for part in get_args(field.annotation) for one in getattr(part, "__metadata__", ())
+    ]
     inner = [item for one in nested for item in (one, *getattr(one, "metadata", ()))]
     items = [*field.metadata, *inner]
-    limits = [f"{word} {getattr(item, name)}" for item in items for name, word in LIMITS if hasattr(item, name)]
+    limits = [
+        f"{word} {getattr(item, name)}"
+        for item in items
+        for name, word in LIMITS
+        if hasattr(item, name)
+    ]
     return ", ".join([type_of(field.annotation), *limits])

@@ -24,7 +24,8 @@ TOKENS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b.|[^\x1b]", re.DOTALL)
 
 
 class Screen:
-    """Follows the control codes of a program: what is on the screen, what has scrolled away, and earlier frames."""
+    """Follows the control codes of a program: what is on the screen, what has scrolled away, and
+    earlier frames."""
 
     def __init__(self, columns: int = 80, rows: int = 24) -> None:
         self.columns, self.rows = columns, rows
@@ -88,7 +89,9 @@ class Screen:
 class Program:
     """A function in a process of its own, on a terminal of its own."""
 
-    def __init__(self, function: Callable[[], object], folder: Path, columns: int = 80, rows: int = 24) -> None:
+    def __init__(
+        self, function: Callable[[], object], folder: Path, columns: int = 80, rows: int = 24
+    ) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         self.screen = Screen(columns, rows)
@@ -105,7 +108,8 @@ class Program:
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
 
     def wait_for(self, pattern: str) -> str:
-        """The screen, as soon as it has a text that fits; an error where the program ends before."""
+        """The screen, as soon as it has a text that fits; an error where the program ends
+        before."""
         while not re.search(pattern, self.screen.text):
             assert self._read(), f"{pattern!r} was never shown:\n{self.screen.text}"
         return self.screen.text
@@ -128,7 +132,8 @@ class Program:
         text = self._rest + self._decode(data)
         self.written += text[len(self._rest) :]
         end = text.rfind("\x1b")
-        end = end if end >= 0 and not ESCAPES.match(text, end) else len(text)  # a code that has not come to its end
+        # a code that has not come to its end
+        end = end if end >= 0 and not ESCAPES.match(text, end) else len(text)
         self._rest = text[end:]
         self.screen.feed(text[:end])
         return bool(data)
@@ -160,8 +165,11 @@ class Terminal:
 
 
 @contextmanager
-def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 80, rows: int = 24) -> Iterator[list[str]]:
-    """Standard output is a terminal inside; everything that was written to it is in the list afterwards."""
+def terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: int = 80, rows: int = 24
+) -> Iterator[list[str]]:
+    """Standard output is a terminal inside; everything that was written to it is in the list
+    afterwards."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("LINES", str(rows))

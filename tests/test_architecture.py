@@ -1,4 +1,5 @@
-"""The architecture page names files that exist, and the code keeps to the measures that the page names."""
+"""The architecture page names files that exist, and the code keeps to the measures that the page
+names."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def rows(text: str) -> list[list[str]]:
     lines = [line for line in text.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     heads = {number - 1 for number, row in enumerate(cells) if set("".join(row)) == {"-"}}
-    return [row for number, row in enumerate(cells) if number not in heads and number - 1 not in heads]
+    return [
+        row for number, row in enumerate(cells) if number not in heads and number - 1 not in heads
+    ]
 
 
 def quoted(text: str) -> list[str]:
@@ -45,8 +48,11 @@ def is_there(name: str) -> bool:
 
 
 def named_files(text: str) -> set[str]:
-    """The Python files and the folders that a text names, between backticks or in the picture of the rooms."""
-    return set(re.findall(r"(?<![\w./<>-])[\w/]+(?:\.py|/)(?![\w/])", re.sub(r"\[.*?\]\(.*?\)", "", text)))
+    """The Python files and the folders that a text names, between backticks or in the picture of
+    the rooms."""
+    return set(
+        re.findall(r"(?<![\w./<>-])[\w/]+(?:\.py|/)(?![\w/])", re.sub(r"\[.*?\]\(.*?\)", "", text))
+    )
 
 
 def test_every_file_and_folder_on_the_page_exists() -> None:
@@ -57,7 +63,11 @@ def test_every_file_and_folder_on_the_page_exists() -> None:
 
 def test_every_room_and_every_module_of_training_is_on_the_page() -> None:
     folders = {f"{path.name}/" for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
-    modules = {f"training/{path.name}" for path in (SOURCE / "training").glob("*.py") if path.stem != "__init__"}
+    modules = {
+        f"training/{path.name}"
+        for path in (SOURCE / "training").glob("*.py")
+        if path.stem != "__init__"
+    }
     assert folders | modules <= named_files(section("## The rooms"))
 
 
@@ -71,7 +81,12 @@ def test_each_of_the_changes_names_one_file_that_exists() -> None:
 
 def linear_trainer() -> Trainer:
     model = nn.Linear(2, 1)
-    return Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.mse_loss, progress="silent")
+    return Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        nn.functional.mse_loss,
+        progress="silent",
+    )
 
 
 # The decisions
@@ -105,7 +120,9 @@ def test_a_trainer_has_few_attributes_of_its_own() -> None:
 
 def takes_trainer(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    hints = [ast.unparse(argument.annotation) for argument in given if argument.annotation is not None]
+    hints = [
+        ast.unparse(argument.annotation) for argument in given if argument.annotation is not None
+    ]
     return any(re.search(r"\b(Trainer|Program)\b", hint) for hint in hints)
 
 
@@ -118,19 +135,34 @@ def functions_that_take_a_trainer() -> list[str]:
     ]
 
 
-CALLBACKS = ("doors/", "callbacks/", "callback.py", "trackers/", "profiling/")
+CALLBACKS = ("interfaces/", "callbacks/", "callback.py", "trackers/", "profiling/")
 USERS = (*CALLBACKS, "cli/", "tuning/", "debug/", "run/experiment.py")
 
 
 def test_few_functions_of_the_core_take_the_whole_trainer() -> None:
-    """Callbacks are given the trainer, and commands, finders and doors use it as a user does; the core takes parts."""
+    """Callbacks are given the trainer, and commands, finders and interfaces use it as a user does;
+    the core takes parts."""
     core = [name for name in functions_that_take_a_trainer() if not name.startswith(USERS)]
     assert len(core) <= 40, core
 
 
 def test_the_package_has_few_modules_at_its_root() -> None:
     modules = {path.stem for path in SOURCE.glob("*.py")}
-    assert {name for name in modules if not name.startswith("_")} <= {"trainer", "callback", "errors", "testing"}
+    assert {name for name in modules if not name.startswith("_")} <= {
+        "trainer",
+        "callback",
+        "errors",
+        "text",
+        "trees",
+    }
     assert {name for name in modules if name.startswith("_")} <= {
-        *("__init__", "__main__", "_lazy", "_other_frameworks", "_overrides", "_torch_compat", "_version"),
+        *(
+            "__init__",
+            "__main__",
+            "_lazy",
+            "_other_frameworks",
+            "_overrides",
+            "_torch_compat",
+            "_version",
+        ),
     }

@@ -47,14 +47,26 @@ def test_every_event_is_documented():
 
 def run(points, log, *, eval_data=None, callbacks=1, **options):
     trainer_class = listening(log, "trainer", Trainer)
-    listeners = [listening(log, f"callback{number}", Callback)() for number in range(1, callbacks + 1)]
-    trainer = trainer_class(build_net(), sgd, cross_entropy, callbacks=listeners, progress="silent", **options)
+    listeners = [
+        listening(log, f"callback{number}", Callback)() for number in range(1, callbacks + 1)
+    ]
+    trainer = trainer_class(
+        build_net(), sgd, cross_entropy, callbacks=listeners, progress="silent", **options
+    )
     trainer.train(points, 2, eval_data=eval_data, batch_size=20)
 
 
 STEP = ["on_train_step_start", "on_optimizer_start", "on_train_step_end", "on_update_end"]
 EVALUATION = ["on_eval_start", "on_eval_step_end", "on_eval_step_end", "on_eval_end", "on_eval_log"]
-EPOCH = ["on_epoch_start", *STEP, *STEP, "on_log", "on_train_epoch_end", *EVALUATION, "on_epoch_end"]
+EPOCH = [
+    "on_epoch_start",
+    *STEP,
+    *STEP,
+    "on_log",
+    "on_train_epoch_end",
+    *EVALUATION,
+    "on_epoch_end",
+]
 EXPECTED = ["on_train_start", *EPOCH, *EPOCH, "on_loop_end", "on_train_end"]
 
 
@@ -62,7 +74,9 @@ EXPECTED = ["on_train_start", *EPOCH, *EPOCH, "on_loop_end", "on_train_end"]
 def test_events_come_in_this_order_the_trainers_own_first_then_the_callbacks_in_theirs(points):
     log: list[str] = []
     run(points, log, eval_data=points, callbacks=2)
-    expected = [f"{label}.{name}" for name in EXPECTED for label in ("trainer", "callback1", "callback2")]
+    expected = [
+        f"{label}.{name}" for name in EXPECTED for label in ("trainer", "callback1", "callback2")
+    ]
     assert log == expected
 
 
@@ -105,11 +119,13 @@ def test_the_gradients_are_whole_when_an_optimizer_starts(points):
             self.norm = nn.utils.get_total_norm([p.grad for p in trainer.model.parameters()])
 
     look, net, other = Look(), build_linear(), build_linear()
-    Trainer(net, sgd, cross_entropy, callbacks=[look], accumulate=5, clip_norm=1e-3, progress="silent").train(
-        points, batch_size=8
-    )
+    Trainer(
+        net, sgd, cross_entropy, callbacks=[look], accumulate=5, clip_norm=1e-3, progress="silent"
+    ).train(points, batch_size=8)
     cross_entropy(other(points.tensors[0]), points.tensors[1]).backward()
-    torch.testing.assert_close(look.norm, nn.utils.get_total_norm([p.grad for p in other.parameters()]))
+    torch.testing.assert_close(
+        look.norm, nn.utils.get_total_norm([p.grad for p in other.parameters()])
+    )
 
 
 def test_log_points_pass_on_every_step_once(points):
@@ -121,9 +137,9 @@ def test_log_points_pass_on_every_step_once(points):
             self.rows += rows
 
     rows = Rows()
-    history = Trainer(build_linear(), sgd, cross_entropy, callbacks=[rows], progress="silent").train(
-        points, 2, batch_size=8
-    )
+    history = Trainer(
+        build_linear(), sgd, cross_entropy, callbacks=[rows], progress="silent"
+    ).train(points, 2, batch_size=8)
     assert [row["loss"] for row in rows.rows] == list(history.steps["loss"])
 
 
@@ -135,7 +151,9 @@ def test_a_misspelt_event_is_refused_with_the_nearest():
         def on_epoch_ended(self, trainer, metrics):
             pass
 
-    with pytest.raises(ConfigurationError, match=r"Typo.on_epoch_ended is not an event.*did you mean on_epoch_end"):
+    with pytest.raises(
+        ConfigurationError, match=r"Typo.on_epoch_ended is not an event.*did you mean on_epoch_end"
+    ):
         as_callback(Typo())
 
 
@@ -144,7 +162,9 @@ def test_an_event_of_another_framework_is_refused():
         def on_fit_begin(self, trainer):
             pass
 
-    with pytest.raises(ConfigurationError, match=r"Foreign.on_fit_begin is not an event and would never be called"):
+    with pytest.raises(
+        ConfigurationError, match=r"Foreign.on_fit_begin is not an event and would never be called"
+    ):
         as_callback(Foreign())
 
 
@@ -153,7 +173,9 @@ def test_a_hook_with_too_few_arguments_is_refused_when_it_is_registered():
         def on_epoch_end(self, trainer):
             pass
 
-    with pytest.raises(ConfigurationError, match=r"Short.on_epoch_end does not take .*\(trainer, metrics\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"Short.on_epoch_end does not take .*\(trainer, metrics\)"
+    ):
         Trainer(build_linear(), sgd, cross_entropy, callbacks=[Short()])
 
 
@@ -173,7 +195,9 @@ def test_a_misspelt_hook_of_the_trainer_is_refused_too():
         def on_epoch_ends(self, metrics):
             pass
 
-    with pytest.raises(ConfigurationError, match=r"Typo.on_epoch_ends is not an event.*did you mean on_epoch_end"):
+    with pytest.raises(
+        ConfigurationError, match=r"Typo.on_epoch_ends is not an event.*did you mean on_epoch_end"
+    ):
         Typo(build_linear(), sgd, cross_entropy)
 
 
@@ -218,12 +242,16 @@ def test_a_function_with_other_arguments_is_refused_by_name():
     def report(metrics):
         pass
 
-    with pytest.raises(ConfigurationError, match=r"Callback function report does not take .*\(trainer, metrics\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"Callback function report does not take .*\(trainer, metrics\)"
+    ):
         as_callback(report)
 
 
 def test_what_is_no_callback_is_refused():
-    with pytest.raises(ConfigurationError, match=r"3 is not a callback: pass a loopwright.Callback, or a function"):
+    with pytest.raises(
+        ConfigurationError, match=r"3 is not a callback: pass a loopwright.Callback, or a function"
+    ):
         as_callback(3)
 
 
@@ -236,7 +264,9 @@ def test_a_failing_callback_is_named_with_its_event(points):
             raise RuntimeError("oh no")
 
     with pytest.raises(RuntimeError, match="oh no") as caught:
-        Trainer(build_linear(), sgd, cross_entropy, callbacks=[Broken()], progress="silent").train(points)
+        Trainer(build_linear(), sgd, cross_entropy, callbacks=[Broken()], progress="silent").train(
+            points
+        )
     assert caught.value.__notes__ == ["raised in Broken.on_train_step_end"]
 
 
@@ -249,7 +279,9 @@ def test_a_failing_function_and_a_failing_hook_of_the_trainer_are_named(points):
             raise RuntimeError("at once")
 
     with pytest.raises(RuntimeError) as caught:
-        Trainer(build_linear(), sgd, cross_entropy, callbacks=[explode], progress="silent").train(points)
+        Trainer(build_linear(), sgd, cross_entropy, callbacks=[explode], progress="silent").train(
+            points
+        )
     assert caught.value.__notes__ == ["raised in explode.on_epoch_end"]
     with pytest.raises(RuntimeError) as caught:
         Own(build_linear(), sgd, cross_entropy, progress="silent").train(points)
@@ -268,7 +300,9 @@ def test_only_what_is_overridden_is_called():
 def test_an_event_that_is_assigned_to_a_callback_or_to_the_trainer_is_called(points):
     seen = []
     callback = Callback()
-    callback.on_epoch_end = lambda trainer, metrics: seen.append(("callback", trainer.progress.epoch))
+    callback.on_epoch_end = lambda trainer, metrics: seen.append(
+        ("callback", trainer.progress.epoch)
+    )
     trainer = Trainer(build_net(), sgd, cross_entropy, callbacks=[callback], progress="silent")
     trainer.on_epoch_end = lambda metrics: seen.append(("trainer", sorted(metrics)))
     trainer.train(points, num_epochs=1)

@@ -1,4 +1,5 @@
-"""Every Python block in the README and the docs, and every example, runs as it stands from an empty folder."""
+"""Every Python block in the README and the docs, and every example, runs as it stands from an empty
+folder."""
 
 import os
 import re
@@ -29,13 +30,17 @@ def blocks() -> list[object]:
 def programs() -> list[object]:
     """The pages whose blocks are files of one folder, which are run in their order."""
     pages = {
-        document.name: [found for found in BLOCK.findall(document.read_text()) if found[0]] for document in DOCUMENTS
+        document.name: [found for found in BLOCK.findall(document.read_text()) if found[0]]
+        for document in DOCUMENTS
     }
     return [pytest.param(files, id=name) for name, files in pages.items() if files]
 
 
 def run_script(path: Path, folder: Path, *arguments: str) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::DeprecationWarning:__main__"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "error::DeprecationWarning:__main__",
+    }
     result = subprocess.run(
         [sys.executable, str(path), *arguments],
         cwd=folder,
@@ -59,15 +64,20 @@ def test_block_runs_as_a_script(block: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", programs())
-def test_files_of_a_page_run_one_after_the_other(files: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_files_of_a_page_run_one_after_the_other(
+    files: list[tuple[str, str]], tmp_path: Path
+) -> None:
     for name, block in files:
         (tmp_path / name).write_text(block)
         run_forked(tmp_path / name, tmp_path)
 
 
-def test_digits_example_reaches_97_percent_draws_its_curves_and_sees_that_its_run_is_finished(tmp_path: Path) -> None:
+def test_digits_example_reaches_97_percent_draws_its_curves_and_sees_that_its_run_is_finished(
+    tmp_path: Path,
+) -> None:
     first, second = (
-        run_forked(ROOT / "examples" / "digits.py", tmp_path, "--run-dir", "run", "--epochs", "6") for _ in range(2)
+        run_forked(ROOT / "examples" / "digits.py", tmp_path, "--run-dir", "run", "--epochs", "6")
+        for _ in range(2)
     )
     accuracy = re.search(r"Test accuracy: ([\d.]+)%", first)
     assert float(accuracy[1]) >= 97.0

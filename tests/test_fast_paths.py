@@ -1,4 +1,5 @@
-"""Backward passes and steps without torch's wrappers equal those with them; whatever needs a wrapper gets it."""
+"""Backward passes and steps without torch's wrappers equal those with them; whatever needs a
+wrapper gets it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
 
 from loopwright._torch_compat.fast_paths import OptimizerStep, backward, ignore_updates
@@ -66,7 +70,9 @@ def test_a_graph_is_kept_only_if_asked_for(weight: nn.Parameter) -> None:
         backward(loss)
 
 
-def test_a_hook_that_changes_the_gradient_of_a_loss_in_place_changes_one_pass_only(weight: nn.Parameter) -> None:
+def test_a_hook_that_changes_the_gradient_of_a_loss_in_place_changes_one_pass_only(
+    weight: nn.Parameter,
+) -> None:
     for _ in range(2):
         loss = weight.sum()
         loss.register_hook(lambda grad: grad.mul_(3.0))
@@ -109,7 +115,9 @@ def test_a_mode_sees_the_backward_pass(weight: nn.Parameter) -> None:
     seen: list[Any] = []
 
     class Mode(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
@@ -137,7 +145,9 @@ def test_a_subclass_has_its_own_backward(weight: nn.Parameter) -> None:
 
 
 @pytest.mark.parametrize("owner", [Tensor, torch.autograd], ids=["Tensor", "torch.autograd"])
-def test_a_replaced_backward_is_called(weight: nn.Parameter, monkeypatch: pytest.MonkeyPatch, owner: Any) -> None:
+def test_a_replaced_backward_is_called(
+    weight: nn.Parameter, monkeypatch: pytest.MonkeyPatch, owner: Any
+) -> None:
     passes: list[int] = []
     original = owner.backward
 
@@ -153,7 +163,9 @@ def test_a_replaced_backward_is_called(weight: nn.Parameter, monkeypatch: pytest
 # Steps
 
 
-def test_a_step_without_hooks_leaves_out_the_wrapper(weight: nn.Parameter, calls: list[str]) -> None:
+def test_a_step_without_hooks_leaves_out_the_wrapper(
+    weight: nn.Parameter, calls: list[str]
+) -> None:
     OptimizerStep(sgd(weight))()
     assert weight.tolist() == [0.5, 1.5]
     assert calls == []
@@ -161,14 +173,20 @@ def test_a_step_without_hooks_leaves_out_the_wrapper(weight: nn.Parameter, calls
 
 @pytest.mark.parametrize("is_global", [False, True], ids=["of the optimizer", "of all optimizers"])
 @pytest.mark.parametrize("is_post", [False, True], ids=["before", "after"])
-def test_a_hook_is_called_whenever_it_is_registered(weight: nn.Parameter, is_global: bool, is_post: bool) -> None:
+def test_a_hook_is_called_whenever_it_is_registered(
+    weight: nn.Parameter, is_global: bool, is_post: bool
+) -> None:
     optimizer, seen = sgd(weight), []
     step = OptimizerStep(optimizer)
     step()
     if is_global:
-        register = register_optimizer_step_post_hook if is_post else register_optimizer_step_pre_hook
+        register = (
+            register_optimizer_step_post_hook if is_post else register_optimizer_step_pre_hook
+        )
     else:
-        register = optimizer.register_step_post_hook if is_post else optimizer.register_step_pre_hook
+        register = (
+            optimizer.register_step_post_hook if is_post else optimizer.register_step_pre_hook
+        )
     handle = register(lambda *_: seen.append(1))
     try:
         step()
@@ -179,7 +197,9 @@ def test_a_hook_is_called_whenever_it_is_registered(weight: nn.Parameter, is_glo
     assert weight.tolist() == [-0.5, 0.5]
 
 
-def test_a_hook_that_ignores_updates_is_left_out_beside_none_that_does_not(weight: nn.Parameter) -> None:
+def test_a_hook_that_ignores_updates_is_left_out_beside_none_that_does_not(
+    weight: nn.Parameter,
+) -> None:
     optimizer, seen = sgd(weight), []
     optimizer.register_step_pre_hook(ignore_updates(lambda *_: seen.append("ours")))
     step = OptimizerStep(optimizer)
@@ -192,7 +212,8 @@ def test_a_hook_that_ignores_updates_is_left_out_beside_none_that_does_not(weigh
 def test_a_profiler_sees_the_range_of_the_step(weight: nn.Parameter) -> None:
     step = OptimizerStep(sgd(weight))
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, acc_events=True) as profile:  # without, torch 2.11 warns
+    # without, torch 2.11 warns
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         step()
     assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}
 
@@ -228,7 +249,9 @@ def own_class() -> type[torch.optim.SGD]:
     return Own
 
 
-def test_a_replaced_step_of_a_class_is_called(weight: nn.Parameter, own_class: type[torch.optim.SGD]) -> None:
+def test_a_replaced_step_of_a_class_is_called(
+    weight: nn.Parameter, own_class: type[torch.optim.SGD]
+) -> None:
     weight.grad = torch.ones_like(weight)
     optimizer, seen = own_class([weight], lr=0.5), []
     step = OptimizerStep(optimizer)

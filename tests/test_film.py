@@ -1,4 +1,5 @@
-"""The film in the README shows what really happens: a kill, the same command, and the curve of a run nobody touched."""
+"""The film in the README shows what really happens: a kill, the same command, and the curve of a
+run nobody touched."""
 
 import os
 import signal
@@ -9,7 +10,9 @@ import loopwright
 from .film import EPOCHS, draw, record
 
 
-def test_a_killed_and_restarted_run_of_the_film_has_the_curve_of_an_untouched_one(tmp_path: Path) -> None:
+def test_a_killed_and_restarted_run_of_the_film_has_the_curve_of_an_untouched_one(
+    tmp_path: Path,
+) -> None:
     for name in ("film", "untouched"):
         (tmp_path / name).mkdir()
     takes = [record(tmp_path / "film", is_killed=True), record(tmp_path / "film")]
@@ -18,7 +21,9 @@ def test_a_killed_and_restarted_run_of_the_film_has_the_curve_of_an_untouched_on
     assert record(tmp_path / "untouched").code == 0
 
     curves = [
-        loopwright.runs(tmp_path / name / "runs")["digits"].metrics("eval_loss", by="epoch")["value"]
+        loopwright.runs(tmp_path / name / "runs")["digits"].metrics("eval_loss", by="epoch")[
+            "value"
+        ]
         for name in ("film", "untouched")
     ]
     assert len(curves[0]) == EPOCHS

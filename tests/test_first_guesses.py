@@ -32,8 +32,15 @@ class DataModule:
         return []
 
 
-def build(model: Any = None, loss_fn: Any = cross_entropy, cls: type[Trainer] = Trainer, **options: Any) -> Trainer:
-    return cls(build_linear() if model is None else model, sgd, loss_fn, **({"progress": "silent"} | options))
+def build(
+    model: Any = None, loss_fn: Any = cross_entropy, cls: type[Trainer] = Trainer, **options: Any
+) -> Trainer:
+    return cls(
+        build_linear() if model is None else model,
+        sgd,
+        loss_fn,
+        **({"progress": "silent"} | options),
+    )
 
 
 # Calls
@@ -42,7 +49,8 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
     "`Trainer(..., max_epochs=3, accelerator='gpu', logger=False)`": (
         lambda t, d: build(max_epochs=3, accelerator="gpu", logger=False),
         TypeError,
-        "3 unexpected keyword arguments:\n  - max_epochs: .*\n  - accelerator: .*'cuda'.*\n  - logger: ",
+        "3 unexpected keyword arguments:\n  - max_epochs: .*\n  - accelerator: .*'cuda'.*\n  - "
+        "logger: ",
     ),
     "`train(loader, epochs=3, patience=2)`": (
         lambda t, d: t.train(d, epochs=3, patience=2),
@@ -59,8 +67,16 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
         ConfigurationError,
         r"order is `train\(\(x, y\), num_epochs\)`",
     ),
-    "`train(loader, ckpt_path='last')`": (lambda t, d: t.train(d, ckpt_path="last"), TypeError, "continues by itself"),
-    "`evaluate(x, y)`": (lambda t, d: t.evaluate(*d.dataset.tensors), TypeError, r"as one `\(x, y\)`"),
+    "`train(loader, ckpt_path='last')`": (
+        lambda t, d: t.train(d, ckpt_path="last"),
+        TypeError,
+        "continues by itself",
+    ),
+    "`evaluate(x, y)`": (
+        lambda t, d: t.evaluate(*d.dataset.tensors),
+        TypeError,
+        r"as one `\(x, y\)`",
+    ),
     "`log('loss', value, prog_bar=True)`": (
         lambda t, d: t.log("loss", 0.5, prog_bar=True),
         TypeError,
@@ -76,8 +92,16 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
         ConfigurationError,
         "write precision='bf16'",
     ),
-    "`precision=16`": (lambda t, d: build(precision=16), ConfigurationError, "write precision='fp16'"),
-    "`metrics='acc'`": (lambda t, d: build(metrics="acc"), ConfigurationError, "'acc' is not known; give 'accuracy'"),
+    "`precision=16`": (
+        lambda t, d: build(precision=16),
+        ConfigurationError,
+        "write precision='fp16'",
+    ),
+    "`metrics='acc'`": (
+        lambda t, d: build(metrics="acc"),
+        ConfigurationError,
+        "'acc' is not known; give 'accuracy'",
+    ),
     "`EarlyStopping('eval_loss', restore_best_weights=True)`": (
         lambda t, d: EarlyStopping("eval_loss", restore_best_weights=True),
         TypeError,
@@ -113,7 +137,11 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
         ConfigurationError,
         r"returned 0\.95\. A function given as scheduler takes the optimizer.*LambdaLR",
     ),
-    "A data module as data": (lambda t, d: t.train(DataModule()), DataError, r"data\.train_dataloader\(\)"),
+    "A data module as data": (
+        lambda t, d: t.train(DataModule()),
+        DataError,
+        r"data\.train_dataloader\(\)",
+    ),
 }
 
 
@@ -129,10 +157,23 @@ def test_a_stop_flag_is_not_there_to_be_read_either():
 
 
 def test_public_packages_need_no_import_of_their_own():
-    """Messages name them as attributes of `loopwright`, and a program may have imported only that."""
-    names = "callbacks", "doors", "initializers", "losses", "metrics", "scaling", "schedules", "trackers", "tuning"
+    """Messages name them as attributes of `loopwright`, and a program may have imported only
+    that."""
+    names = (
+        "callbacks",
+        "interfaces",
+        "initializers",
+        "losses",
+        "metrics",
+        "scaling",
+        "schedules",
+        "trackers",
+        "tuning",
+    )
     program = f"import loopwright\nfor name in {names}: print(getattr(loopwright, name).__name__)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == [f"loopwright.{name}" for name in names]
 
 
@@ -164,7 +205,10 @@ def test_a_dict_whose_names_the_model_does_not_have_is_told_the_rule(points):
     with pytest.raises(TypeError) as caught:
         build().train({"image": inputs, "class": targets}, 1)
     assert "passed by their names: image, class." in caught.value.__notes__[0]
-    assert "the target is the entry named labels, label, targets, target or y." in caught.value.__notes__[0]
+    assert (
+        "the target is the entry named labels, label, targets, target or y."
+        in caught.value.__notes__[0]
+    )
 
 
 def test_arrays_of_whole_numbers_are_told_the_conversion_of_arrays(points):
@@ -184,13 +228,20 @@ def test_outputs_with_the_classes_last_are_told_to_be_transposed():
     with pytest.raises(RuntimeError) as caught:
         build(nn.Linear(6, 5)).train(data, 1)
     assert "`outputs.transpose(1, 2)`" in caught.value.__notes__[0]
-    build(nn.Linear(6, 5), lambda outputs, targets: cross_entropy(outputs.transpose(1, 2), targets)).train(data, 1)
+    build(
+        nn.Linear(6, 5), lambda outputs, targets: cross_entropy(outputs.transpose(1, 2), targets)
+    ).train(data, 1)
 
 
 def test_accuracy_of_one_hot_targets_is_told_a_function_that_works(mistake, points):
     inputs, targets = points.tensors
     data = inputs, nn.functional.one_hot(targets, build_linear()(inputs).shape[1]).float()
-    with mistake("Data", "`metrics='accuracy'` with one-hot targets", ConfigurationError, match="for one-hot targets"):
+    with mistake(
+        "Data",
+        "`metrics='accuracy'` with one-hot targets",
+        ConfigurationError,
+        match="for one-hot targets",
+    ):
         build(metrics="accuracy").train(data, 1, data)
     own = {"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets.argmax(1)).float()}
     measured = build(metrics=own).evaluate(data)
@@ -201,7 +252,9 @@ def test_accuracy_of_one_hot_targets_is_told_a_function_that_works(mistake, poin
 
 
 class OfLightning(Callback):
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         pass
 
 
@@ -210,10 +263,17 @@ class OfKeras(Callback):
         pass
 
 
-@pytest.mark.parametrize(("callback", "event"), [(OfLightning, "on_train_step_end"), (OfKeras, "on_epoch_start")])
+@pytest.mark.parametrize(
+    ("callback", "event"), [(OfLightning, "on_train_step_end"), (OfKeras, "on_epoch_start")]
+)
 def test_an_event_of_another_framework_is_told_the_one_of_the_same_moment(mistake, callback, event):
     name = next(name for name in vars(callback) if name.startswith("on_"))
-    with mistake("Arguments", f"`{name}` in a callback", ConfigurationError, match=rf"did you mean {event}\?$"):
+    with mistake(
+        "Arguments",
+        f"`{name}` in a callback",
+        ConfigurationError,
+        match=rf"did you mean {event}\?$",
+    ):
         build(callbacks=[callback()])
 
 
@@ -231,7 +291,9 @@ def test_the_steps_of_a_model_are_said_not_to_be_called(mistake, points, capsys)
     build(Lit(6, 3), progress="lines").train(points, 1)
     said = capsys.readouterr().out.splitlines()[0]
     assert "Lit.training_step is not called" in said
-    mistake.said("Steps that train nothing, or the wrong thing", "`training_step` in the model", said)
+    mistake.said(
+        "Steps that train nothing, or the wrong thing", "`training_step` in the model", said
+    )
 
 
 class CallsModel(Trainer):
@@ -249,7 +311,9 @@ def test_a_step_of_ones_own_may_call_methods_of_the_model(points, capsys):
 
 def test_the_optimizers_of_a_model_are_said_not_to_be_called(mistake, points):
     what = "`configure_optimizers` in the model"
-    with mistake("Arguments", what, ConfigurationError, match="a method of the model, which is not called"):
+    with mistake(
+        "Arguments", what, ConfigurationError, match="a method of the model, which is not called"
+    ):
         Trainer(Lit(6, 3), loss_fn=cross_entropy, progress="silent").train(points, 1)
 
 
@@ -279,7 +343,10 @@ def test_gradients_of_a_window_are_not_zeroed_in_it(mistake, points):
     trainer = build(cls=ZeroesFirst, accumulate=2)
     section = "Steps that train nothing, or the wrong thing"
     with mistake(
-        section, "`optimizer.zero_grad()` in a step with `accumulate=2`", ConfigurationError, match="remove it"
+        section,
+        "`optimizer.zero_grad()` in a step with `accumulate=2`",
+        ConfigurationError,
+        match="remove it",
     ):
         trainer.train(points, 1, batch_size=8)
     trainer.optimizer.zero_grad()  # is the optimizer's own again
@@ -319,12 +386,19 @@ class Schedules(Trainer):
         return loss
 
 
-@pytest.mark.parametrize("scheduler", [partial(StepLR, step_size=3), partial(OneCycleLR, max_lr=0.1, total_steps=99)])
+@pytest.mark.parametrize(
+    "scheduler", [partial(StepLR, step_size=3), partial(OneCycleLR, max_lr=0.1, total_steps=99)]
+)
 def test_a_scheduler_is_not_stepped_by_the_trainer_and_in_its_step(mistake, points, scheduler):
     trainer = build(cls=Schedules, scheduler=scheduler)
     what = f"`{scheduler.func.__name__}` of the trainer, with `scheduler.step()` in `train_step`"
     section = "Steps that train nothing, or the wrong thing"
-    with mistake(section, what, ConfigurationError, match="was stepped in `train_step`, and the trainer steps it"):
+    with mistake(
+        section,
+        what,
+        ConfigurationError,
+        match="was stepped in `train_step`, and the trainer steps it",
+    ):
         trainer.train(points, 2, batch_size=8)
 
 
@@ -340,7 +414,9 @@ def test_a_zero_grad_of_ones_own_is_called_in_the_steps_and_still_there_after_th
                 optimizer.zero_grad()
             return super().train_step(batch)
 
-    Zeroes(model, optimizer, cross_entropy, accumulate=2, progress="silent").train(points, 1, batch_size=8)
+    Zeroes(model, optimizer, cross_entropy, accumulate=2, progress="silent").train(
+        points, 1, batch_size=8
+    )
     assert calls
     assert optimizer.zero_grad is own
 

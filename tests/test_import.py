@@ -1,4 +1,5 @@
-"""The cycles of imports, and what the loop may not know; `make lint` checks the direction of imports."""
+"""The cycles of imports, and what the loop may not know; `make lint` checks the direction of
+imports."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ def imports_of(path: Path, *, lazy: bool, types: bool = False) -> set[str]:
 
     def visit(node: ast.AST, is_lazy: bool) -> None:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING" and not types:
+            if (
+                isinstance(child, ast.If)
+                and ast.unparse(child.test) == "TYPE_CHECKING"
+                and not types
+            ):
                 continue
             inside = is_lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             if isinstance(child, ast.ImportFrom) and (lazy or not inside):
@@ -51,7 +56,9 @@ def files(folder: str) -> list[Path]:
 
 
 def test_the_tests_below_see_imports_of_every_form():
-    assert "training.resume.restore_run" in imports_of(SOURCE / "training" / "train_call.py", lazy=False)
+    assert "training.resume.restore_run" in imports_of(
+        SOURCE / "training" / "train_call.py", lazy=False
+    )
     assert "training.train_call.run_training" in imports_of(SOURCE / "trainer.py", lazy=True)
     assert "training.train_call.run_training" not in imports_of(SOURCE / "trainer.py", lazy=False)
     assert "errors" in imports_of(SOURCE / "data" / "stream.py", lazy=False)
@@ -61,16 +68,25 @@ def test_the_tests_below_see_imports_of_every_form():
 
 def test_the_loop_knows_no_devices_no_files_and_no_printing():
     tree = ast.parse((SOURCE / "training" / "steps.py").read_text())
-    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    calls = {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
     assert not calls & {"print", "open"}
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert not attributes & {"cuda", "device", "to", "item", "cpu", "write_text", "mkdir"}
 
 
 def import_graph(*, lazy: bool, types: bool) -> dict[str, set[str]]:
-    """The modules of the package, and those that each imports; a module may import its own package."""
+    """The modules of the package, and those that each imports; a module may import its own
+    package."""
     names = {path: ".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in files(".")}
-    names = {path: name.removesuffix(".__init__") for path, name in names.items() if "templates" not in path.parts}
+    names = {
+        path: name.removesuffix(".__init__")
+        for path, name in names.items()
+        if "templates" not in path.parts
+    }
     modules = set(names.values())
     return {
         name: {
@@ -83,7 +99,8 @@ def import_graph(*, lazy: bool, types: bool) -> dict[str, set[str]]:
 
 
 def cycles_in(graph: dict[str, set[str]]) -> list[set[str]]:
-    """The strongly connected components of more than one module: every module of one imports every other in the end."""
+    """The strongly connected components of more than one module: every module of one imports every
+    other in the end."""
 
     def reached(start: str, edges: dict[str, set[str]]) -> set[str]:
         found, waiting = {start}, [start]
@@ -105,19 +122,24 @@ def test_modules_do_not_import_each_other_in_circles():
     assert cycles_in(import_graph(lazy=False, types=False)) == []
 
 
-def test_imports_inside_functions_make_no_circle_in_a_door():
+def test_imports_inside_functions_make_no_circle_in_an_interface():
     cycles = cycles_in(import_graph(lazy=True, types=False))
-    assert [cycle for cycle in cycles if any(name.startswith("doors.") for name in cycle)] == []
+    assert [
+        cycle for cycle in cycles if any(name.startswith("interfaces.") for name in cycle)
+    ] == []
 
 
 def test_no_cycle_has_more_than_two_modules_even_with_lazy_and_type_checking_imports():
-    """But for the type of the trainer that callbacks are passed, and inside the doors, of which none may grow."""
-    in_doors = {"lifecycle": 18, "modular": 10, "simple": 6, "configured": 4, "adversarial": 3}
+    """But for the type of the trainer that callbacks are passed, and inside the interfaces, of
+    which none may grow."""
+    in_interfaces = {"lifecycle": 18, "modular": 10, "simple": 6, "configured": 4, "adversarial": 3}
     graph = import_graph(lazy=True, types=True)
     graph["callback"].remove("trainer")
-    allowed = {f"doors.{door}": size for door, size in in_doors.items()}
+    allowed = {f"interfaces.{interface}": size for interface, size in in_interfaces.items()}
     too_large = [
-        sorted(cycle) for cycle in cycles_in(graph) if len(cycle) > allowed.get(".".join(min(cycle).split(".")[:2]), 2)
+        sorted(cycle)
+        for cycle in cycles_in(graph)
+        if len(cycle) > allowed.get(".".join(min(cycle).split(".")[:2]), 2)
     ]
     assert too_large == []
 

@@ -24,9 +24,14 @@ def build_trainer(**options: object) -> Trainer:
 # Data that cannot be trained on
 
 
-@pytest.mark.parametrize("data", [[], TensorDataset(torch.zeros(0, 6), torch.zeros(0).long())], ids=["list", "set"])
+@pytest.mark.parametrize(
+    "data", [[], TensorDataset(torch.zeros(0, 6), torch.zeros(0).long())], ids=["list", "set"]
+)
 def test_empty_data_is_refused_with_a_remedy(data):
-    with pytest.raises(DataError, match=r"training data is empty \(epoch 1\): pass a data set or loader with at least"):
+    with pytest.raises(
+        DataError,
+        match=r"training data is empty \(epoch 1\): pass a data set or loader with at least",
+    ):
         build_trainer().train(data)
 
 
@@ -35,7 +40,9 @@ def test_a_loader_that_drops_everything_is_empty(points):
         build_trainer().train(DataLoader(points, batch_size=64, drop_last=True))
 
 
-@pytest.mark.parametrize("data", [[], TensorDataset(torch.zeros(0, 6), torch.zeros(0).long())], ids=["list", "set"])
+@pytest.mark.parametrize(
+    "data", [[], TensorDataset(torch.zeros(0, 6), torch.zeros(0).long())], ids=["list", "set"]
+)
 def test_empty_evaluation_data_is_refused_with_a_remedy(points, data):
     with pytest.raises(DataError, match="evaluation data is empty"):
         build_trainer().evaluate(data)
@@ -43,7 +50,9 @@ def test_empty_evaluation_data_is_refused_with_a_remedy(points, data):
 
 def test_an_iterator_that_is_used_up_is_refused_in_the_second_epoch(points):
     data = iter([points.tensors])
-    with pytest.raises(DataError, match=r"is empty in this epoch.*can be used only once.*\(epoch 2\)"):
+    with pytest.raises(
+        DataError, match=r"is empty in this epoch.*can be used only once.*\(epoch 2\)"
+    ):
         build_trainer().train(data, num_epochs=2)
 
 
@@ -55,13 +64,19 @@ def test_data_that_ends_before_its_length_is_refused_with_both_numbers():
         def __len__(self):
             return 40
 
-    with pytest.raises(DataError, match=r"ended early: 3 batches in epoch 1, but its length is 5.*__len__"):
+    with pytest.raises(
+        DataError, match=r"ended early: 3 batches in epoch 1, but its length is 5.*__len__"
+    ):
         build_trainer().train(Boasting(), batch_size=8)
 
 
-@pytest.mark.parametrize("is_loader", [(True, False), (False, True)], ids=["training", "evaluation"])
+@pytest.mark.parametrize(
+    "is_loader", [(True, False), (False, True)], ids=["training", "evaluation"]
+)
 def test_a_batch_size_is_for_the_data_set_where_the_other_data_is_a_loader(points, is_loader):
-    data, eval_data = (DataLoader(points, batch_size=37) if loader else points for loader in is_loader)
+    data, eval_data = (
+        DataLoader(points, batch_size=37) if loader else points for loader in is_loader
+    )
     trainer = build_trainer()
     trainer.train(data, eval_data=eval_data, batch_size=10)
     assert trainer.progress.step == (1 if is_loader[0] else 4)
@@ -73,7 +88,9 @@ def test_a_batch_size_for_a_loader_alone_is_refused(points):
 
 
 def test_no_data_at_all_names_configure_data():
-    with pytest.raises(ConfigurationError, match="pass it to `train`, or override `configure_data`"):
+    with pytest.raises(
+        ConfigurationError, match="pass it to `train`, or override `configure_data`"
+    ):
         build_trainer().train()
 
 
@@ -99,13 +116,19 @@ def test_evaluation_data_given_to_train_goes_before_configure_data(points):
 
 
 def test_no_optimizer_is_refused_with_both_remedies(points):
-    with pytest.raises(ConfigurationError, match="no optimizer: pass `optimizer=` or override `configure_optimizers`"):
+    with pytest.raises(
+        ConfigurationError,
+        match="no optimizer: pass `optimizer=` or override `configure_optimizers`",
+    ):
         Trainer(build_net(), None, cross_entropy).train(points)
 
 
 def test_no_loss_is_refused_with_every_remedy(points):
     net = build_net()
-    with pytest.raises(ConfigurationError, match=r"`loss_fn` is None.*float32 tensor of shape \(8, 3\).*compute_loss"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"`loss_fn` is None.*float32 tensor of shape \(8, 3\).*compute_loss",
+    ):
         Trainer(net, sgd, progress="silent").train(points, batch_size=8)
 
 
@@ -132,7 +155,9 @@ def test_accumulating_no_batches_is_refused(accumulate):
 
 
 def test_a_way_to_show_progress_that_does_not_exist_is_refused(points):
-    with pytest.raises(ConfigurationError, match="progress='loud': use one of auto, bar, lines, silent"):
+    with pytest.raises(
+        ConfigurationError, match="progress='loud': use one of auto, bar, lines, silent"
+    ):
         Trainer(build_net(), sgd, cross_entropy, progress="loud").train(points)
 
 
@@ -156,7 +181,9 @@ def test_an_exception_surfaces_after_callbacks_heard_of_it(points, error):
             raise error
 
     with pytest.raises(type(error)) as caught:
-        Broken(build_net(), sgd, cross_entropy, callbacks=[hearing], progress="silent").train(points)
+        Broken(build_net(), sgd, cross_entropy, callbacks=[hearing], progress="silent").train(
+            points
+        )
     assert hearing.heard == [caught.value] == [error]
 
 
@@ -171,7 +198,9 @@ def test_a_callback_that_fails_in_on_exception_does_not_hide_the_error(points):
 
     hearing = Hearing()
     with pytest.raises(RuntimeError, match="broken") as caught:
-        Broken(build_net(), sgd, cross_entropy, callbacks=[Clumsy(), hearing], progress="silent").train(points)
+        Broken(
+            build_net(), sgd, cross_entropy, callbacks=[Clumsy(), hearing], progress="silent"
+        ).train(points)
     assert "on_exception failed as well: ValueError('clumsy')" in caught.value.__notes__[0]
     assert hearing.heard == [caught.value]
 

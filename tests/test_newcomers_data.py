@@ -22,19 +22,31 @@ sgd = partial(torch.optim.SGD, lr=0.1)
 cross_entropy = nn.functional.cross_entropy
 
 
-def build(model: Any = None, optimizer: Any = sgd, loss_fn: Any = cross_entropy, **options: Any) -> Trainer:
-    return Trainer(build_linear() if model is None else model, optimizer, loss_fn, **({"progress": "silent"} | options))
+def build(
+    model: Any = None, optimizer: Any = sgd, loss_fn: Any = cross_entropy, **options: Any
+) -> Trainer:
+    return Trainer(
+        build_linear() if model is None else model,
+        optimizer,
+        loss_fn,
+        **({"progress": "silent"} | options),
+    )
 
 
 # Data
 
 
 def test_tensors_and_arrays_are_data_as_a_data_set_of_them_is(points):
-    """Inputs and targets as a tuple, as numpy's arrays and as a dict: the same weights, bit for bit."""
+    """Inputs and targets as a tuple, as numpy's arrays and as a dict: the same weights, bit for
+    bit."""
     inputs, targets = points.tensors
     expected = build()
     expected.train(points, 2, points, batch_size=8)
-    kinds = [(inputs, targets), (inputs.numpy(), targets.numpy()), {"input": inputs, "label": targets}]
+    kinds = [
+        (inputs, targets),
+        (inputs.numpy(), targets.numpy()),
+        {"input": inputs, "label": targets},
+    ]
     for data in kinds:
         trainer = build()
         trainer.train(data, 2, data, batch_size=8)
@@ -72,28 +84,55 @@ def samples(points: TensorDataset) -> list[Any]:
 
 
 DATA: dict[str, tuple[Callable[[TensorDataset], Any], str]] = {
-    "`(x, y)` of different lengths": (lambda d: (d.tensors[0], d.tensors[1][:30]), "entry 0: 37, entry 1: 30"),
-    "`[x, y]` instead of `(x, y)`": (lambda d: list(d.tensors), r"a list means a list of batches: .*`\(x, y\)`"),
+    "`(x, y)` of different lengths": (
+        lambda d: (d.tensors[0], d.tensors[1][:30]),
+        "entry 0: 37, entry 1: 30",
+    ),
+    "`[x, y]` instead of `(x, y)`": (
+        lambda d: list(d.tensors),
+        r"a list means a list of batches: .*`\(x, y\)`",
+    ),
     "a list of numpy's arrays": (lambda d: [t.numpy() for t in d.tensors], "list of batches"),
     "a list of samples without `batch_size`": (samples, "looks like a sample: pass `batch_size=`"),
     "`(train_set, test_set)`": (
         lambda d: (d, d),
         "pass the training data alone, and the evaluation data as `eval_data=`",
     ),
-    "`{'train': loader, 'test': loader}`": (lambda d: {"train": DataLoader(d), "test": DataLoader(d)}, "OfflineLoss"),
-    "a DataFrame": (lambda d: pd.DataFrame({"a": [1.0]}), "choose the columns for inputs and targets"),
-    "`(frame, series)`": (lambda d: (pd.DataFrame({"a": [1.0]}), pd.Series([1])), "make all of them tensors or arrays"),
+    "`{'train': loader, 'test': loader}`": (
+        lambda d: {"train": DataLoader(d), "test": DataLoader(d)},
+        "OfflineLoss",
+    ),
+    "a DataFrame": (
+        lambda d: pd.DataFrame({"a": [1.0]}),
+        "choose the columns for inputs and targets",
+    ),
+    "`(frame, series)`": (
+        lambda d: (pd.DataFrame({"a": [1.0]}), pd.Series([1])),
+        "make all of them tensors or arrays",
+    ),
     "`train(model, loader)`": (lambda d: build_linear(), "pass the model to the constructor"),
-    "`train(optimizer)`": (lambda d: sgd(build_linear().parameters()), "pass the optimizer to the constructor"),
+    "`train(optimizer)`": (
+        lambda d: sgd(build_linear().parameters()),
+        "pass the optimizer to the constructor",
+    ),
     "`train('data/train.csv')`": (lambda d: "data/train.csv", "data is not read from a path"),
     "`train(Path('data'))`": (lambda d: Path("data"), "data is not read from a path"),
-    "`train(TensorDataset)`, the class": (lambda d: TensorDataset, r"create an instance, `TensorDataset\(...\)`"),
+    "`train(TensorDataset)`, the class": (
+        lambda d: TensorDataset,
+        r"create an instance, `TensorDataset\(...\)`",
+    ),
     "`train(3, loader)`": (lambda d: 3, "Data is an int, which cannot be iterated"),
     "an array of texts": (lambda d: np.array([["a"], ["b"]]), "a dtype that torch does not have"),
     "a tensor of one dimension": (lambda d: d.tensors[0][0], r"for one sample write `x\[None\]`"),
-    "`list(zip(x, y))` without `batch_size`": (lambda d: list(zip(*d.tensors, strict=True)), "pass `batch_size=`"),
+    "`list(zip(x, y))` without `batch_size`": (
+        lambda d: list(zip(*d.tensors, strict=True)),
+        "pass `batch_size=`",
+    ),
     "a data set without `__len__`": (lambda d: Unsized(), "add `__len__` to make it a data set"),
-    "a tensor that has no dimensions": (lambda d: torch.tensor(1.0), "the first dimension must count the samples"),
+    "a tensor that has no dimensions": (
+        lambda d: torch.tensor(1.0),
+        "the first dimension must count the samples",
+    ),
 }
 
 
@@ -105,24 +144,39 @@ def test_data_that_is_none_is_told_what_to_write(mistake, points, what):
 
 
 def test_several_evaluation_sets_are_told_how_to_be_measured(mistake, points):
-    with mistake("Data", "`eval_data={'val': data, 'test': data}`", DataError, match=r"OfflineLoss\('test', datasets="):
+    with mistake(
+        "Data",
+        "`eval_data={'val': data, 'test': data}`",
+        DataError,
+        match=r"OfflineLoss\('test', datasets=",
+    ):
         build().train(points, 1, {"val": points, "test": points})
 
 
 def test_data_without_targets_for_a_loss_that_wants_them(mistake, points):
-    with mistake("Data", "`train(x)` without targets", ConfigurationError, match="because the batches have no targets"):
+    with mistake(
+        "Data",
+        "`train(x)` without targets",
+        ConfigurationError,
+        match="because the batches have no targets",
+    ):
         build().train(points.tensors[0], 1)
 
 
 def test_a_batch_size_beside_a_loader(mistake, points):
     what = "`train(DataLoader(...), batch_size=4)`"
-    with mistake("Data", what, ConfigurationError, match="leave out batch_size, or pass the data set"):
+    with mistake(
+        "Data", what, ConfigurationError, match="leave out batch_size, or pass the data set"
+    ):
         build().train(DataLoader(points, 8), 1, batch_size=4)
 
 
 def test_a_loss_that_does_not_take_outputs_and_targets(mistake, points):
     with mistake(
-        "Arguments", "`loss_fn=lambda outputs: ...`", ConfigurationError, match=r"called with \(outputs, targets\)"
+        "Arguments",
+        "`loss_fn=lambda outputs: ...`",
+        ConfigurationError,
+        match=r"called with \(outputs, targets\)",
     ):
         build(loss_fn=lambda outputs: outputs.mean()).train(points, 1)
 
@@ -155,7 +209,9 @@ def test_a_subclass_as_for_another_framework_is_told_what_to_write(mistake, poin
     methods, match = STEPS[what]
     kind = type("Mine", (Trainer,), methods)
     with mistake("Arguments", what, ConfigurationError, match=match):
-        kind(build_linear(), None if "configure_optimizers" in methods else sgd, cross_entropy).train(points, 1)
+        kind(
+            build_linear(), None if "configure_optimizers" in methods else sgd, cross_entropy
+        ).train(points, 1)
 
 
 def test_a_method_of_another_framework_that_is_called_is_fine(points):
@@ -176,7 +232,9 @@ def test_a_constructor_that_forgets_the_trainers_says_so(mistake, points):
         def __init__(self) -> None:
             self.net = build_linear()
 
-    with mistake("Arguments", "`__init__` without `super().__init__()`", AttributeError, match="call `super"):
+    with mistake(
+        "Arguments", "`__init__` without `super().__init__()`", AttributeError, match="call `super"
+    ):
         Mine().train(points, 1)
 
 
@@ -192,7 +250,12 @@ def test_targets_that_do_not_fit_are_shown_beside_the_outputs(points):
 
 BINARY = nn.Linear(6, 1)
 NOTED: dict[str, tuple[Callable[[TensorDataset], Any], Any, Any, str]] = {
-    "class labels as floats": (lambda d: (d.tensors[0], d.tensors[1].float()), None, cross_entropy, "with `.long()`"),
+    "class labels as floats": (
+        lambda d: (d.tensors[0], d.tensors[1].float()),
+        None,
+        cross_entropy,
+        "with `.long()`",
+    ),
     "class labels of shape (n, 1)": (
         lambda d: (d.tensors[0], d.tensors[1][:, None]),
         None,
@@ -269,7 +332,9 @@ def test_an_error_about_targets_or_samples_has_a_note_with_the_remedy(mistake, p
     mistake.said("Data", what, note)
 
 
-@pytest.mark.parametrize("make", [lambda b: (x for x in b), lambda b: zip(*zip(*b, strict=True), strict=True)])
+@pytest.mark.parametrize(
+    "make", [lambda b: (x for x in b), lambda b: zip(*zip(*b, strict=True), strict=True)]
+)
 def test_an_iterator_for_several_epochs_is_refused_before_the_first(mistake, points, make):
     batches = [(points.tensors[0], points.tensors[1])]
     trainer, data = build(), make(batches)
@@ -315,7 +380,10 @@ def test_a_metric_logged_for_every_batch_of_an_evaluation_is_refused(mistake, po
     trainer = Logs(build_linear(), sgd, cross_entropy, progress="silent")
     section = "Steps that train nothing, or the wrong thing"
     with mistake(
-        section, "`self.log({...})` in `eval_step`", ConfigurationError, match="only the last value would count"
+        section,
+        "`self.log({...})` in `eval_step`",
+        ConfigurationError,
+        match="only the last value would count",
     ):
         trainer.evaluate(points, batch_size=8)
 
@@ -325,7 +393,9 @@ def test_the_first_line_names_an_activation_that_the_loss_applies_too(mistake, p
     build(model, loss_fn=nn.CrossEntropyLoss(), progress="lines").train(points, 1)
     line = capsys.readouterr().out.splitlines()[0]
     assert "ends with Softmax, and CrossEntropyLoss applies one itself" in line
-    mistake.said("Steps that train nothing, or the wrong thing", "a model that ends with `nn.Softmax`", line)
+    mistake.said(
+        "Steps that train nothing, or the wrong thing", "a model that ends with `nn.Softmax`", line
+    )
     build(build_linear(), loss_fn=nn.CrossEntropyLoss(), progress="lines").train(points, 1)
     assert "Softmax" not in capsys.readouterr().out
 
@@ -334,17 +404,26 @@ def test_class_weights_are_named_in_the_first_line(mistake, points, capsys):
     loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
     build(loss_fn=loss, progress="lines").train(points, 1)
     line = capsys.readouterr().out.splitlines()[0]
-    assert "its mean over batches depends on the batch size: return (sum, sum of the weights)" in line
+    assert (
+        "its mean over batches depends on the batch size: return (sum, sum of the weights)" in line
+    )
     build(loss_fn=loss, progress="lines", accumulate=2).train(points, 1)
     line = capsys.readouterr().out.splitlines()[0]
     assert "2 batches per update are not exactly one large batch" in line
-    mistake.said("Steps that train nothing, or the wrong thing", "class weights with `accumulate=2`", line)
+    mistake.said(
+        "Steps that train nothing, or the wrong thing", "class weights with `accumulate=2`", line
+    )
 
 
 def test_a_one_cycle_schedule_that_is_too_short_is_refused_before_the_first_step(mistake, points):
     one_cycle = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1)
     trainer = build(scheduler=partial(one_cycle, total_steps=9))
-    with mistake("Arguments", "`OneCycleLR(total_steps=9)` in a run of 10 updates", ConfigurationError, match="has 10"):
+    with mistake(
+        "Arguments",
+        "`OneCycleLR(total_steps=9)` in a run of 10 updates",
+        ConfigurationError,
+        match="has 10",
+    ):
         trainer.train(points, 2, batch_size=8)
     assert trainer.progress.step == 0
     assert build(scheduler=partial(one_cycle, total_steps=10)).train(points, 2, batch_size=8).epochs

@@ -10,7 +10,9 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "examples" / "notebooks").glo
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_top_to_bottom_and_is_stored_without_outputs(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_runs_from_top_to_bottom_and_is_stored_without_outputs(
+    path: Path, tmp_path: Path
+) -> None:
     notebook = nbformat.read(path, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()

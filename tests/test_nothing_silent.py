@@ -35,7 +35,9 @@ def smoothed(outputs: Any, targets: Any) -> Any:
     return ALPHA * F.cross_entropy(outputs, targets)
 
 
-def test_a_number_of_the_module_that_the_loss_goes_by_is_part_of_the_program(points, tmp_path, monkeypatch, mistake):
+def test_a_number_of_the_module_that_the_loss_goes_by_is_part_of_the_program(
+    points, tmp_path, monkeypatch, mistake
+):
     build(loss_fn=smoothed, run_dir=tmp_path).train(points, 1, batch_size=8)
     monkeypatch.setitem(globals(), "ALPHA", 2.0)
     what = "Another value of a number that the loss finds in its module"
@@ -89,9 +91,13 @@ class Worse(Trainer):
         return {"loss": float(self.progress.epoch)}
 
 
-def test_a_run_that_a_callback_ended_says_so_and_goes_on_when_asked(points, tmp_path, capsys, mistake):
+def test_a_run_that_a_callback_ended_says_so_and_goes_on_when_asked(
+    points, tmp_path, capsys, mistake
+):
     def train(patience: int, **options: Any) -> Trainer:
-        trainer = build(Worse, run_dir=tmp_path, callbacks=[EarlyStopping(patience=patience)], progress="lines")
+        trainer = build(
+            Worse, run_dir=tmp_path, callbacks=[EarlyStopping(patience=patience)], progress="lines"
+        )
         trainer.train(points, 5, points, batch_size=8, **options)
         return trainer
 
@@ -123,7 +129,10 @@ def test_the_first_of_two_calls_is_said_to_be_finished_and_no_more(points, tmp_p
     capsys.readouterr()
     assert program().progress.epoch == 4
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "Call 1 of `train` was finished by an earlier process; the run continues in call 2."
+    assert (
+        first
+        == "Call 1 of `train` was finished by an earlier process; the run continues in call 2."
+    )
     assert second.startswith("epoch")
 
 
@@ -154,7 +163,10 @@ def test_a_sum_is_refused_where_a_batch_is_put_together_from_parts(points, mista
     trainer = build(loss_fn=nn.CrossEntropyLoss(reduction="sum"), accumulate=2)
     what = '`nn.CrossEntropyLoss(reduction="sum")` with `accumulate=2`'
     with mistake(
-        "Steps that train nothing, or the wrong thing", what, ConfigurationError, match="return \\(sum, count"
+        "Steps that train nothing, or the wrong thing",
+        what,
+        ConfigurationError,
+        match="return \\(sum, count",
     ):
         trainer.train(points, 1, batch_size=8)
 
@@ -165,12 +177,16 @@ def test_a_split_batch_that_returns_one_value_is_refused(points, size):
         def split_batch(self, batch: Any) -> Any:
             return batch[0]
 
-    with pytest.raises(ConfigurationError, match=r"`split_batch` returned a float32 tensor.*\(inputs, targets\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"`split_batch` returned a float32 tensor.*\(inputs, targets\)"
+    ):
         build(One).train(points, 1, batch_size=size)
 
 
 def test_predictions_of_a_loader_that_shuffles_are_refused(points, mistake):
-    with mistake("Data", "`predict` of a DataLoader that shuffles", ConfigurationError, match="shuffles"):
+    with mistake(
+        "Data", "`predict` of a DataLoader that shuffles", ConfigurationError, match="shuffles"
+    ):
         build().predict(DataLoader(points, 8, shuffle=True))
 
 
@@ -192,13 +208,19 @@ class ByHand(Trainer):
         return loss.detach()
 
 
-def test_steps_that_never_had_a_gradient_are_an_error_at_the_end_of_the_first_epoch(points, mistake):
+def test_steps_that_never_had_a_gradient_are_an_error_at_the_end_of_the_first_epoch(
+    points, mistake
+):
     what = "`loss.backward(); optimizer.zero_grad(); optimizer.step()`"
-    with mistake(SECTION, what, ConfigurationError, match="stepped 5 times but never had a gradient"):
+    with mistake(
+        SECTION, what, ConfigurationError, match="stepped 5 times but never had a gradient"
+    ):
         build(ByHand).train(points, 2, batch_size=8)
 
 
-def test_an_optimizer_that_was_never_stepped_is_named_after_the_first_epoch(points, capsys, mistake):
+def test_an_optimizer_that_was_never_stepped_is_named_after_the_first_epoch(
+    points, capsys, mistake
+):
     class OnlyFirst(Trainer):
         def train_step(self, batch: Any) -> Any:
             loss = F.cross_entropy(self.first(batch[0]) + self.second(batch[0]), batch[1])
@@ -206,8 +228,12 @@ def test_an_optimizer_that_was_never_stepped_is_named_after_the_first_epoch(poin
             return loss
 
     models = {"first": build_linear(), "second": build_linear()}
-    OnlyFirst(models, {"first": sgd, "second": sgd}, progress="lines").train(points, 2, batch_size=8)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "did not train everything" in line]
+    OnlyFirst(models, {"first": sgd, "second": sgd}, progress="lines").train(
+        points, 2, batch_size=8
+    )
+    (line,) = [
+        line for line in capsys.readouterr().out.splitlines() if "did not train everything" in line
+    ]
     mistake.said(SECTION, "Two optimizers, of which `train_step` updates one", line)
     assert "optimizer 'second' was never stepped, so its 2 parameters have not changed" in line
 

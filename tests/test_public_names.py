@@ -41,8 +41,25 @@ def test_what_a_type_checker_sees_is_what_is_there():
 def test_the_interface_of_the_design_is_there():
     expected = {"Callback", "History", "Progress", "Runtime", "Schedule", "StepResult", "Trainer"}
     assert expected <= set(loopwright.__all__)
-    trainer = {"train", "evaluate", "predict", "save", "load", "export", "stop", "update", "configure_models"}
-    steps = {"configure_optimizers", "configure_data", "prepare_batch", "split_batch", "forward", "compute_loss"}
+    trainer = {
+        "train",
+        "evaluate",
+        "predict",
+        "save",
+        "load",
+        "export",
+        "stop",
+        "update",
+        "configure_models",
+    }
+    steps = {
+        "configure_optimizers",
+        "configure_data",
+        "prepare_batch",
+        "split_batch",
+        "forward",
+        "compute_loss",
+    }
     assert trainer | steps | {"train_step", "eval_step"} <= set(dir(loopwright.Trainer))
 
 
@@ -62,7 +79,9 @@ def order(name: str) -> tuple[int, str]:
     return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("__init__.py")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted(SOURCE.rglob("__init__.py")), ids=lambda path: path.parent.name
+)
 def test_every_package_keeps_its_promises(path):
     """Whatever a package lists in `__all__`, in sorted order, is there."""
     module = import_module(".".join(path.parent.relative_to(SOURCE.parent).parts))
@@ -71,12 +90,18 @@ def test_every_package_keeps_its_promises(path):
     assert all(hasattr(module, name) for name in names)
 
 
-PACKAGES = [".".join(path.parent.relative_to(SOURCE.parent).parts) for path in sorted(SOURCE.rglob("__init__.py"))]
+PACKAGES = [
+    ".".join(path.parent.relative_to(SOURCE.parent).parts)
+    for path in sorted(SOURCE.rglob("__init__.py"))
+]
 
 
 def called_by_users(module: ModuleType) -> Iterator[tuple[str, inspect.Signature]]:
-    """The public functions of a module, and the methods of its public classes, but no results, which are only read."""
-    listed = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+    """The public functions of a module, and the methods of its public classes, but no results,
+    which are only read."""
+    listed = getattr(module, "__all__", None) or [
+        name for name in vars(module) if not name.startswith("_")
+    ]
     for name in listed:
         value = getattr(module, name)
         if not getattr(value, "__module__", "").startswith("loopwright") or is_dataclass(value):
@@ -90,16 +115,19 @@ def called_by_users(module: ModuleType) -> Iterator[tuple[str, inspect.Signature
 
 
 @pytest.mark.parametrize(
-    "name", [*PACKAGES, "loopwright.checkpoint.onnx", "loopwright.debug", "loopwright.metrics.history"]
+    "name",
+    [*PACKAGES, "loopwright.checkpoint.onnx", "loopwright.debug", "loopwright.metrics.history"],
 )
 def test_every_path_may_be_a_text(name):
-    """An annotation of a public function that names Path names str beside it; mypy sees that it is then converted."""
+    """An annotation of a public function that names Path names str beside it; mypy sees that it is
+    then converted."""
     module = import_module(name)
     only_paths = {
         f"{function}({parameter.name}: {parameter.annotation})"
         for function, signature in called_by_users(module)
         for parameter in signature.parameters.values()
-        if re.search(r"\bPath\b", str(parameter.annotation)) and not re.search(r"\bstr\b", str(parameter.annotation))
+        if re.search(r"\bPath\b", str(parameter.annotation))
+        and not re.search(r"\bstr\b", str(parameter.annotation))
     }
     assert only_paths == set()
 

@@ -1,4 +1,5 @@
-"""The programs of the recipes run from an empty folder, in a short form, and leave curves and a result."""
+"""The programs of the recipes run from an empty folder, in a short form, and leave curves and a
+result."""
 
 import re
 from pathlib import Path
@@ -13,7 +14,9 @@ SHORT = {"text": ("--updates", "2"), "reinforce": ("--updates", "2")}
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(RECIPES.glob("*.py"))])
-def test_a_recipe_runs_in_short_form_draws_its_curves_and_prints_its_result(name: str, tmp_path: Path) -> None:
+def test_a_recipe_runs_in_short_form_draws_its_curves_and_prints_its_result(
+    name: str, tmp_path: Path
+) -> None:
     said = run_forked(RECIPES / f"{name}.py", tmp_path, *SHORT.get(name, ("--epochs", "2")))
     assert [*tmp_path.glob("runs/*/curves.png")]
     assert re.search(r"\d", said.splitlines()[-1] + said.splitlines()[-2])

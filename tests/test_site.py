@@ -8,7 +8,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PACKAGES = ("callbacks", "schedules", "initializers", "losses", "trackers", "tuning", "debug", "scaling")
+PACKAGES = (
+    "callbacks",
+    "schedules",
+    "initializers",
+    "losses",
+    "trackers",
+    "tuning",
+    "debug",
+    "scaling",
+)
 
 
 def test_every_test_behind_a_promise_is_there() -> None:
@@ -20,7 +29,11 @@ def test_every_test_behind_a_promise_is_there() -> None:
 @pytest.mark.parametrize("package", ["", *PACKAGES])
 def test_every_public_name_is_in_the_reference(package: str) -> None:
     module = importlib.import_module(f"loopwright.{package}".rstrip("."))
-    shown = set(re.findall(r"^::: (\S+)$", "".join(page.read_text() for page in DOCS.glob("reference/*.md")), re.M))
+    shown = set(
+        re.findall(
+            r"^::: (\S+)$", "".join(page.read_text() for page in DOCS.glob("reference/*.md")), re.M
+        )
+    )
     expected = {f"{module.__name__}.{name}" for name in module.__all__ if name != "__version__"}
     assert sorted(expected - shown) == []
 

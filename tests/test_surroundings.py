@@ -25,7 +25,10 @@ def test_the_current_folder_is_outside_the_checkout_and_empty_whatever_an_earlie
 
 def test_the_current_folder_is_the_one_of_the_processes_that_a_test_starts():
     program = [sys.executable, "-c", "import os; print(os.getcwd())"]
-    assert subprocess.run(program, capture_output=True, text=True, check=True).stdout.strip() == os.getcwd()
+    assert (
+        subprocess.run(program, capture_output=True, text=True, check=True).stdout.strip()
+        == os.getcwd()
+    )
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(os.getcwd).result() == os.getcwd()
 
@@ -33,10 +36,14 @@ def test_the_current_folder_is_the_one_of_the_processes_that_a_test_starts():
 def test_a_suite_without_a_browser_says_at_its_end_what_was_not_run_and_how_to_have_it():
     command = [sys.executable, "-m", "pytest", "-n", "1", "tests/browser/test_live.py"]
     nowhere = os.environ | {"LOOPWRIGHT_CHROMIUM": "/nowhere/chromium"}
-    done = subprocess.run(command, cwd=ROOT, env=nowhere, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=nowhere, capture_output=True, text=True, timeout=300, check=True
+    )
     *_, tests, reason, counts = done.stdout.splitlines()
     number = tests.partition(" ")[0].count("s")
     assert number > 1
-    assert reason.startswith(f"not run: {number} tests: the live page needs a browser, and there is none at /nowhere/")
+    assert reason.startswith(
+        f"not run: {number} tests: the live page needs a browser, and there is none at /nowhere/"
+    )
     assert "apt-get install chromium" in reason
     assert f"{number} skipped" in counts

@@ -68,7 +68,11 @@ def test_a_mistake_in_a_callback_keeps_every_line_of_the_user(points):
 
     with pytest.raises(ConfigurationError) as caught:
         build(callbacks=[report]).train(points, 1)
-    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__) if frame.filename == HERE]
+    names = [
+        frame.name
+        for frame in traceback.extract_tb(caught.value.__traceback__)
+        if frame.filename == HERE
+    ]
     assert names[-2:] == ["report", "helper"]
     assert len(ours(frames_of(caught.value))) == 2
 
@@ -111,7 +115,8 @@ def test_the_note_about_inputs_is_on_errors_about_inputs_only(points, error, is_
         def forward(self, inputs: Any) -> Any:
             raise error
 
-    with pytest.raises((type(error), DataError)) as caught:  # the end of a worker has words of its own
+    # the end of a worker has words of its own
+    with pytest.raises((type(error), DataError)) as caught:
         build(Failing(6, 3)).train(points, 1)
     assert any("split_batch" in note for note in getattr(caught.value, "__notes__", ())) == is_noted
 

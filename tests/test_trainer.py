@@ -12,7 +12,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import Callback, StepResult, Trainer
 from loopwright.data.order import permutation
 
-from .loops import assert_same_model, assert_same_optimizer, batches, build_linear, build_net, train_by_hand
+from .loops import (
+    assert_same_model,
+    assert_same_optimizer,
+    batches,
+    build_linear,
+    build_net,
+    train_by_hand,
+)
 
 cross_entropy = nn.functional.cross_entropy
 
@@ -51,8 +58,12 @@ def test_supervised_training_is_the_hand_written_loop(points, build, settings):
 
 def test_the_losses_reported_are_those_of_the_steps_and_never_scaled(points):
     ours, theirs = build_net(), build_net()
-    history = trainer_for(ours, torch.optim.SGD(ours.parameters(), 0.1), accumulate=3).train(points, 2, batch_size=8)
-    losses = train_by_hand(theirs, torch.optim.SGD(theirs.parameters(), 0.1), points, epochs=2, accumulate=3)
+    history = trainer_for(ours, torch.optim.SGD(ours.parameters(), 0.1), accumulate=3).train(
+        points, 2, batch_size=8
+    )
+    losses = train_by_hand(
+        theirs, torch.optim.SGD(theirs.parameters(), 0.1), points, epochs=2, accumulate=3
+    )
     assert list(history.steps["loss"]) == losses
 
 
@@ -68,7 +79,9 @@ def test_without_a_seed_the_run_follows_torch_manual_seed(points):
     for seed in (3, 3, 4):
         nets.append(build_net())
         torch.manual_seed(seed)
-        trainer_for(nets[-1], partial(torch.optim.SGD, lr=0.1), seed=None).train(points, batch_size=8)
+        trainer_for(nets[-1], partial(torch.optim.SGD, lr=0.1), seed=None).train(
+            points, batch_size=8
+        )
     assert_same_model(nets[0], nets[1])
     assert not torch.equal(nets[0][0].weight, nets[2][0].weight)
 
@@ -86,18 +99,24 @@ def test_bf16_training_is_the_hand_written_autocast_loop(points):
     optimizer, other = (torch.optim.Adam(net.parameters(), 0.01) for net in (ours, theirs))
     trainer = trainer_for(ours, optimizer, precision="bf16", clip_norm=1.0, accumulate=2)
     trainer.train(points, num_epochs=2, batch_size=8)
-    train_by_hand(theirs, other, points, epochs=2, autocast=torch.bfloat16, clip_norm=1.0, accumulate=2)
+    train_by_hand(
+        theirs, other, points, epochs=2, autocast=torch.bfloat16, clip_norm=1.0, accumulate=2
+    )
     assert_same_model(ours, theirs)
     assert_same_optimizer(optimizer, other)
 
 
 def test_fp16_training_is_the_hand_written_loop_with_a_scaler(points):
     ours, theirs = build_net(), build_net()
-    optimizer, other = (torch.optim.SGD(net.parameters(), 0.05, momentum=0.9) for net in (ours, theirs))
+    optimizer, other = (
+        torch.optim.SGD(net.parameters(), 0.05, momentum=0.9) for net in (ours, theirs)
+    )
     scaler = torch.amp.GradScaler("cpu")
     trainer = trainer_for(ours, optimizer, precision="fp16", clip_norm=1.0)
     trainer.train(points, num_epochs=2, batch_size=8)
-    train_by_hand(theirs, other, points, epochs=2, autocast=torch.float16, clip_norm=1.0, scaler=scaler)
+    train_by_hand(
+        theirs, other, points, epochs=2, autocast=torch.float16, clip_norm=1.0, scaler=scaler
+    )
     assert_same_model(ours, theirs)
     assert trainer.run.updates.by_name["optimizer"].scaler.state_dict() == scaler.state_dict()
 
@@ -118,9 +137,13 @@ def test_evaluating_inside_a_step_leaves_autocast_as_it_was(points):
             seen.append(torch.is_autocast_enabled("cpu"))
             return super().train_step(batch)
 
-    Peeking(build_net(), partial(torch.optim.SGD, lr=0.1), cross_entropy, precision="bf16", progress="silent").train(
-        points, num_updates=2, batch_size=8
-    )
+    Peeking(
+        build_net(),
+        partial(torch.optim.SGD, lr=0.1),
+        cross_entropy,
+        precision="bf16",
+        progress="silent",
+    ).train(points, num_updates=2, batch_size=8)
     assert seen == [True, True]
     assert not torch.is_autocast_enabled("cpu")
 
@@ -132,11 +155,15 @@ def double_points(points: TensorDataset) -> TensorDataset:
     return TensorDataset(points.tensors[0].double(), points.tensors[1])
 
 
-@pytest.mark.parametrize(("batch_size", "accumulate"), [(8, 5), (5, 8), (10, 4), (1, 37), (37, 1), (30, 2)])
+@pytest.mark.parametrize(
+    ("batch_size", "accumulate"), [(8, 5), (5, 8), (10, 4), (1, 37), (37, 1), (30, 2)]
+)
 def test_a_window_of_ragged_batches_is_the_big_batch(points, batch_size, accumulate):
     data = double_points(points)
     ours, theirs = build_linear().double(), build_linear().double()
-    trainer_for(ours, torch.optim.SGD(ours.parameters(), 0.5), accumulate=accumulate).train(data, batch_size=batch_size)
+    trainer_for(ours, torch.optim.SGD(ours.parameters(), 0.5), accumulate=accumulate).train(
+        data, batch_size=batch_size
+    )
     loss = cross_entropy(theirs(data.tensors[0]), data.tensors[1])
     loss.backward()
     torch.optim.SGD(theirs.parameters(), 0.5).step()
@@ -144,7 +171,8 @@ def test_a_window_of_ragged_batches_is_the_big_batch(points, batch_size, accumul
 
 
 def ragged(points: TensorDataset, returned: str) -> type[Trainer]:
-    """A trainer whose sample i has i % 4 tokens (some samples have none), each with the same loss."""
+    """A trainer whose sample i has i % 4 tokens (some samples have none), each with the same
+    loss."""
 
     class Ragged(Trainer):
         def split_batch(self, batch):
@@ -161,7 +189,9 @@ def ragged(points: TensorDataset, returned: str) -> type[Trainer]:
 
 @pytest.mark.parametrize("returned", ["tensor", "number", "result"])
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(37, 1), (8, 5), (3, 13), (1, 37)])
-def test_sums_over_ragged_tokens_in_any_number_of_batches_are_the_big_batch(points, batch_size, accumulate, returned):
+def test_sums_over_ragged_tokens_in_any_number_of_batches_are_the_big_batch(
+    points, batch_size, accumulate, returned
+):
     data = double_points(points)
     tokens = torch.arange(37) % 4
     data = TensorDataset(*data.tensors, tokens)
@@ -183,7 +213,9 @@ def test_every_window_of_sums_is_divided_by_what_it_counted_itself(points):
     data = TensorDataset(*double_points(points).tensors, tokens)
     ours, theirs = build_linear().double(), build_linear().double()
     optimizer = torch.optim.SGD(theirs.parameters(), 0.5)
-    trainer = ragged(points, "tensor")(ours, torch.optim.SGD(ours.parameters(), 0.5), accumulate=2, progress="silent")
+    trainer = ragged(points, "tensor")(
+        ours, torch.optim.SGD(ours.parameters(), 0.5), accumulate=2, progress="silent"
+    )
     trainer.train(data, num_epochs=2, batch_size=8)
     for epoch in range(2):
         for inputs, targets, counts in batches(data, 16, epoch):
@@ -198,7 +230,9 @@ def test_a_window_without_any_token_changes_nothing_and_counts_for_nothing(point
     data = TensorDataset(*points.tensors, torch.tensor([0] * 8 + [2] * 29))
     net = build_linear()
     before = net.weight.clone()
-    trainer = ragged(points, "tensor")(net, torch.optim.SGD(net.parameters(), 0.5), progress="silent")
+    trainer = ragged(points, "tensor")(
+        net, torch.optim.SGD(net.parameters(), 0.5), progress="silent"
+    )
     loader = DataLoader(data, batch_size=8)  # the first batch has no tokens
     trainer.train(loader, num_updates=1)
     assert torch.equal(net.weight, before)
@@ -211,7 +245,9 @@ def test_a_window_without_any_token_changes_nothing_and_counts_for_nothing(point
 
 def test_no_gradients_are_left_after_training(points):
     net = build_net()
-    trainer_for(net, partial(torch.optim.SGD, lr=0.1), accumulate=3).train(points, num_updates=4, batch_size=8)
+    trainer_for(net, partial(torch.optim.SGD, lr=0.1), accumulate=3).train(
+        points, num_updates=4, batch_size=8
+    )
     assert all(p.grad is None for p in net.parameters())
 
 
@@ -296,7 +332,9 @@ def test_batches_of_inputs_and_targets_train_in_every_form(build, batch):
 @pytest.mark.parametrize("batch", [x, (x,), [x]], ids=["tensor", "1-tuple", "1-list"])
 def test_a_batch_without_targets_goes_to_a_model_whose_output_is_the_loss(batch):
     ours, theirs = Autoencoder(), Autoencoder()
-    Trainer(ours, torch.optim.SGD(ours.parameters(), 0.1), lambda loss: loss, progress="silent").train([batch])
+    Trainer(
+        ours, torch.optim.SGD(ours.parameters(), 0.1), lambda loss: loss, progress="silent"
+    ).train([batch])
     theirs(x).backward()
     torch.optim.SGD(theirs.parameters(), 0.1).step()
     assert_same_model(ours, theirs)
@@ -322,7 +360,9 @@ def test_a_model_that_carries_its_own_loss_needs_no_loss_function(build):
     ours = build()
     theirs = TwoInputs()
     batch = {"left": x[:, :2], "right": x[:, 2:], "labels": y}
-    history = Trainer(ours, torch.optim.SGD(ours.parameters(), 0.1), progress="silent").train([batch])
+    history = Trainer(ours, torch.optim.SGD(ours.parameters(), 0.1), progress="silent").train(
+        [batch]
+    )
     loss = cross_entropy(theirs(x[:, :2], x[:, 2:]), y)
     loss.backward()
     torch.optim.SGD(theirs.parameters(), 0.1).step()
@@ -353,7 +393,9 @@ def test_a_dict_with_a_loss_is_optimised_as_that_loss_alone():
     def losses(outputs, targets):
         return {"loss": cross_entropy(outputs, targets), "size": outputs.square().mean()}
 
-    history = Trainer(ours, torch.optim.SGD(ours.parameters(), 0.1), losses, progress="silent").train([(x, y)])
+    history = Trainer(
+        ours, torch.optim.SGD(ours.parameters(), 0.1), losses, progress="silent"
+    ).train([(x, y)])
     cross_entropy(theirs(x), y).backward()
     torch.optim.SGD(theirs.parameters(), 0.1).step()
     assert_same_model(ours, theirs)
@@ -384,4 +426,7 @@ def test_the_order_of_samples_is_the_permutation_of_seed_and_epoch(points):
         indexed, 2, batch_size=8
     )
     assert seen == permutation(5, 0, 37).tolist() + permutation(5, 1, 37).tolist()
-    assert len({tuple(permutation(seed, epoch, 37).tolist()) for seed in (5, 6) for epoch in (0, 1)}) == 4
+    assert (
+        len({tuple(permutation(seed, epoch, 37).tolist()) for seed in (5, 6) for epoch in (0, 1)})
+        == 4
+    )

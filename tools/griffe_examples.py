@@ -1,7 +1,7 @@
 """An extension for the API reference: examples in docstrings become its example sections.
 
-Our docstrings call them `Example:`, or have the first `>>>` right after the text; the parser of the reference wants
-`Examples:` above them, and takes brackets elsewhere for links.
+Our docstrings call them `Example:`, or have the first `>>>` right after the text; the parser of the
+reference wants `Examples:` above them, and takes brackets elsewhere for links.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ def with_examples(text: str) -> str:
 
 
 def _headed(lines: list[str]) -> str:
-    """Any other heading above an example, such as a sentence that ends in a colon, stands before the section."""
+    """Any other heading above an example, such as a sentence that ends in a colon, stands before
+    the section."""
     for number, line in enumerate(lines[:-1]):
         if line.endswith(":") and lines[number + 1].startswith("    >>> ") and line != "Examples:":
-            return "\n".join([*lines[:number], line[:-1] + ".", "", "Examples:", *lines[number + 1 :]])
+            return "\n".join(
+                [*lines[:number], line[:-1] + ".", "", "Examples:", *lines[number + 1 :]]
+            )
     return "\n".join(lines)

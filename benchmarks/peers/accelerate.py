@@ -1,4 +1,5 @@
-"""accelerate: the loop stays the user's; a new user's has a progress bar and sums up the loss, as the tutorial's."""
+"""accelerate: the loop stays the user's; a new user's has a progress bar and sums up the loss, as
+the tutorial's."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ def _build(work: Workload, *, is_default: bool) -> Round:
     accelerator = Accelerator()
     model = work.build_model()
     loader = DataLoader(work.build_data(), batch_size=work.batch_size, **work.sampling())
-    model, optimizer, loader = accelerator.prepare(model, work.build_optimizer(model.parameters()), loader)
+    model, optimizer, loader = accelerator.prepare(
+        model, work.build_optimizer(model.parameters()), loader
+    )
 
     def run(num_steps: int) -> None:
         done, total = 0, 0.0

@@ -1,12 +1,14 @@
-"""Makes an environment for each peer, with its packages and no others, under the ignored folder `.bench`.
+"""Makes an environment for each peer, with its packages and no others, under the ignored folder
+`.bench`.
 
     python benchmarks/peers/environments.py [PEER ...] [--pin]
 
-torch is not installed again: there is one folder of links to the torch of the interpreter that runs this, with numpy
-and what torch needs. While pip works, an environment sees that folder behind its own packages, so that pip counts torch
-as installed and cannot change it; constraints.txt keeps it from choosing another one. Then each environment gets these
-links itself: one more folder to search would slow down libraries that look for packages in every step. An environment
-whose section of versions.txt has not changed is left as it is.
+torch is not installed again: there is one folder of links to the torch of the interpreter that runs
+this, with numpy and what torch needs. While pip works, an environment sees that folder behind its
+own packages, so that pip counts torch as installed and cannot change it; constraints.txt keeps it
+from choosing another one. Then each environment gets these links itself: one more folder to search
+would slow down libraries that look for packages in every step. An environment whose section of
+versions.txt has not changed is left as it is.
 """
 
 from __future__ import annotations
@@ -49,11 +51,16 @@ class Environment:
 
     @property
     def site_packages(self) -> Path:
-        return Path(sysconfig.get_path("purelib", vars={"base": str(self.folder), "platbase": str(self.folder)}))
+        return Path(
+            sysconfig.get_path(
+                "purelib", vars={"base": str(self.folder), "platbase": str(self.folder)}
+            )
+        )
 
     @property
     def state(self) -> dict[str, Any]:
-        """What was asked for ("wanted"), and "failed" with the reason where that could not be installed."""
+        """What was asked for ("wanted"), and "failed" with the reason where that could not be
+        installed."""
         file = self.folder / "state.json"
         return json.loads(file.read_text()) if file.exists() else {}
 
@@ -141,7 +148,10 @@ def make(peer: str, wanted: list[str]) -> None:
     path_file.unlink()
     _link_shared(environment.site_packages)
     environment.save(wanted, failure)
-    print(f"{peer}: {failure or f'{len(environment.packages())} packages, {environment.megabytes():.0f} MB'}")
+    print(
+        f"{peer}: "
+        f"{failure or f'{len(environment.packages())} packages, {environment.megabytes():.0f} MB'}"
+    )
     return None
 
 
@@ -158,12 +168,26 @@ def _install(python: Path, requirements: str) -> str | None:
     """Why pip could not install these, or nothing."""
     file = python.with_name("requirements.txt")
     file.write_text(requirements)
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     result = subprocess.run(
-        [*pip, "-c", str(ROOT / "constraints.txt"), "-r", str(file)], capture_output=True, text=True, check=False
+        [*pip, "-c", str(ROOT / "constraints.txt"), "-r", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR:")]
-    return None if result.returncode == 0 else (errors or [f"pip ended with {result.returncode}"])[-1]
+    return (
+        None if result.returncode == 0 else (errors or [f"pip ended with {result.returncode}"])[-1]
+    )
 
 
 # Pinning what came along
@@ -176,7 +200,9 @@ def pin() -> None:
         asked = wanted[: wanted.index(CAME_WITH_IT)] if CAME_WITH_IT in wanted else wanted
         names = {re.split(r"[^\w.-]", line)[0].lower() for line in asked}
         installed = Environment(peer).packages()
-        more = [f"{name}=={version}" for name, version in installed.items() if name.lower() not in names]
+        more = [
+            f"{name}=={version}" for name, version in installed.items() if name.lower() not in names
+        ]
         asked = [] if peer == "loopwright" else asked
         lines += ["", f"[{peer}]", *asked, CAME_WITH_IT, *more]
     VERSIONS.write_text("\n".join(lines) + "\n")
@@ -185,9 +211,17 @@ def pin() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peers", nargs="*", help="some of the sections of versions.txt (default: all)")
-    parser.add_argument("--pin", action="store_true", help="write the versions of everything installed to versions.txt")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "peers", nargs="*", help="some of the sections of versions.txt (default: all)"
+    )
+    parser.add_argument(
+        "--pin",
+        action="store_true",
+        help="write the versions of everything installed to versions.txt",
+    )
     options = parser.parse_args()
     wanted = sections()
     link_torch()

@@ -1,4 +1,5 @@
-"""fastai: a `Learner` over plain loaders; a new user has its own Adam, the recorder and a progress bar.
+"""fastai: a `Learner` over plain loaders; a new user has its own Adam, the recorder and a progress
+bar.
 
 It validates after every epoch; the loader for that has one batch.
 """
@@ -7,7 +8,8 @@ from __future__ import annotations
 
 from functools import cache, partial
 
-import fastai.callback.progress  # noqa: F401, the bar is there once this is imported, as it is by `fastai.*.all`
+# the bar is there once this is imported, as it is by `fastai.*.all`
+import fastai.callback.progress  # noqa: F401,
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import Adam, OptimWrapper
@@ -22,7 +24,9 @@ def _build(work: Workload, *, is_default: bool) -> Round:
     made = work.build_optimizer
     optimizer = Adam if is_default else partial(OptimWrapper, opt=made.func)
     loaders = cache(partial(_loaders, work))
-    learner = Learner(loaders(1), work.build_model(), work.loss_fn, opt_func=optimizer, lr=made.keywords["lr"])
+    learner = Learner(
+        loaders(1), work.build_model(), work.loss_fn, opt_func=optimizer, lr=made.keywords["lr"]
+    )
 
     def run(num_steps: int) -> None:
         learner.dls = loaders(num_steps)

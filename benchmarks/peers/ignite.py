@@ -1,4 +1,5 @@
-"""ignite: an engine made by `create_supervised_trainer`; a new user attaches the average loss and a progress bar."""
+"""ignite: an engine made by `create_supervised_trainer`; a new user attaches the average loss and a
+progress bar."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from workloads import Round, Workload
 def _build(work: Workload, *, is_default: bool) -> Round:
     model = work.build_model()
     loader = DataLoader(work.build_data(), batch_size=work.batch_size, **work.sampling())
-    trainer = create_supervised_trainer(model, work.build_optimizer(model.parameters()), work.loss_fn)
+    trainer = create_supervised_trainer(
+        model, work.build_optimizer(model.parameters()), work.loss_fn
+    )
     if is_default:
         RunningAverage(output_transform=lambda loss: loss).attach(trainer, "loss")
         ProgressBar().attach(trainer, ["loss"])

@@ -1,4 +1,5 @@
-"""Keras on torch: the workload's module in a `TorchModuleWrapper`, trained by `fit` with Keras's optimizer and loss."""
+"""Keras on torch: the workload's module in a `TorchModuleWrapper`, trained by `fit` with Keras's
+optimizer and loss."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def _build(work: Workload, **options: int) -> Round:
         else keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     loader = DataLoader(work.build_data(), batch_size=work.batch_size, **work.sampling())
-    return lambda num_steps: model.fit(loader, epochs=1, steps_per_epoch=num_steps, **options) and None
+    return lambda num_steps: (
+        model.fit(loader, epochs=1, steps_per_epoch=num_steps, **options) and None
+    )
 
 
 def off(work: Workload) -> Round:

@@ -1,4 +1,5 @@
-"""Lightning: a `LightningModule` and its `Trainer`; a new user logs the loss and has bar, logger and checkpoints."""
+"""Lightning: a `LightningModule` and its `Trainer`; a new user logs the loss and has bar, logger
+and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """pytorch-accelerated: its `Trainer`, without callbacks and with those it has by default.
 
-By default it starts as many workers for data as there are cores, whose time would not be counted: none here.
+By default it starts as many workers for data as there are cores, whose time would not be counted:
+none here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from workloads import Round, Workload
 
 def _build(work: Workload, callbacks: Sequence[Any]) -> Round:
     model, data = work.build_model(), work.build_data()
-    trainer = Trainer(model, work.loss_fn, work.build_optimizer(model.parameters()), callbacks=callbacks)
+    trainer = Trainer(
+        model, work.loss_fn, work.build_optimizer(model.parameters()), callbacks=callbacks
+    )
 
     def run(num_steps: int) -> None:
         trainer.train(

@@ -1,4 +1,5 @@
-"""skorch: a `NeuralNet` trained by `partial_fit`, without its default split for validation, which no other has."""
+"""skorch: a `NeuralNet` trained by `partial_fit`, without its default split for validation, which
+no other has."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """transformers: its `Trainer` with a module that returns its loss, and samples that are dicts.
 
-By default it clips gradients, lets the learning rate fall and makes a fused optimizer; off is none of these.
+By default it clips gradients, lets the learning rate fall and makes a fused optimizer; off is none
+of these.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ def _build(work: Workload, optimizer: Any, model: nn.Module, **options: Any) -> 
 
     class InOrder(Trainer):
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            return super()._get_train_sampler(train_dataset) if work.order is None else list(work.order)
+            return (
+                super()._get_train_sampler(train_dataset)
+                if work.order is None
+                else list(work.order)
+            )
 
     def run(num_steps: int) -> None:
         args = TrainingArguments(

@@ -23,7 +23,8 @@ def random_fields(count: int, points: int, generator: torch.Generator) -> tuple[
 
 
 def solve_burgers(fields: Tensor, viscosity: float, time: float = 1.0, steps: int = 200) -> Tensor:
-    """The fields after some time: Runge-Kutta of fourth order, with the viscous part solved exactly."""
+    """The fields after some time: Runge-Kutta of fourth order, with the viscous part solved
+    exactly."""
     points = fields.shape[-1]
     waves = torch.arange(points // 2 + 1, dtype=fields.dtype)
     step = time / steps
@@ -40,7 +41,9 @@ def solve_burgers(fields: Tensor, viscosity: float, time: float = 1.0, steps: in
         second = advect(decay * (spectrum + step / 2 * first))
         third = advect(decay * spectrum + step / 2 * second)
         fourth = advect(decay * (decay * spectrum + step * third))
-        spectrum = decay**2 * spectrum + step / 6 * (decay**2 * first + 2 * decay * (second + third) + fourth)
+        spectrum = decay**2 * spectrum + step / 6 * (
+            decay**2 * first + 2 * decay * (second + third) + fourth
+        )
     return torch.fft.irfft(spectrum, n=points)
 
 

@@ -1,4 +1,5 @@
-"""A small Fourier neural operator that learns to solve Burgers' equation; `run.yaml` puts the parts together.
+"""A small Fourier neural operator that learns to solve Burgers' equation; `run.yaml` puts the parts
+together.
 
 The operator sees a field at time 0 and gives the one at time 1.
 """
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright import Callback
-from loopwright.doors.configured import BaseTrainer, BaseTrainerConfig
+from loopwright.interfaces.configured import BaseTrainer, BaseTrainerConfig
 
 
 class SpectralLayer(nn.Module):
@@ -37,7 +38,9 @@ class FourierOperator(nn.Module):
         super().__init__()
         self.lift = nn.Linear(3, width)
         self.layers = nn.ModuleList(SpectralLayer(width, modes) for _ in range(depth))
-        self.project = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, 1))
+        self.project = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, 1)
+        )
 
     def forward(self, grid: Tensor, before: Tensor) -> dict[str, Tensor]:
         values = self.lift(torch.stack([before, grid.sin(), grid.cos()], dim=-1))
@@ -57,11 +60,14 @@ class OperatorTrainer(BaseTrainer):
         super().__init__(trainer_config, **kwargs)
         self.slope_weight = trainer_config.slope_weight
 
-    def loss_compute(self, forward_output: dict[str, Tensor], targets: dict[str, Tensor]) -> dict[str, Tensor]:
+    def loss_compute(
+        self, forward_output: dict[str, Tensor], targets: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         found, wanted = forward_output["after"], targets["after"]
         return {
             "relative_error": relative_error(found, wanted),
-            "slope_error": self.slope_weight * relative_error(found.diff(dim=1), wanted.diff(dim=1)),
+            "slope_error": self.slope_weight
+            * relative_error(found.diff(dim=1), wanted.diff(dim=1)),
         }
 
 
@@ -71,7 +77,8 @@ def relative_error(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 class CompareWithBaseline(Callback):
-    """Says at the end how much better the operator is than to guess that nothing changes, and draws some fields."""
+    """Says at the end how much better the operator is than to guess that nothing changes, and draws
+    some fields."""
 
     def __init__(self, dataset_key: str = "test", picture: str = "burgers.png") -> None:
         self.dataset_key, self.picture = dataset_key, picture
@@ -80,12 +87,21 @@ class CompareWithBaseline(Callback):
         data = trainer.datasets[self.dataset_key]
         error = trainer.evaluate(data)["relative_error"]
         baseline = relative_error(data.before, data.after).item()
-        trainer.say(f"Relative error on {self.dataset_key}: {error:.3f}; of leaving the field as it is: {baseline:.3f}")
+        trainer.say(
+            f"Relative error on {self.dataset_key}: {error:.3f}; of leaving the field as it is: "
+            f"{baseline:.3f}"
+        )
         found = trainer.predict(data)["after"]
         figure, all_axes = plt.subplots(1, 3, figsize=(12, 3.5), sharey=True)
         for index, axes in enumerate(all_axes):
-            for field, label in ((data.before, "time 0"), (data.after, "time 1"), (found, "operator")):
-                axes.plot(data.grid, field[index].cpu(), "--" if label == "operator" else "-", label=label)
+            for field, label in (
+                (data.before, "time 0"),
+                (data.after, "time 1"),
+                (found, "operator"),
+            ):
+                axes.plot(
+                    data.grid, field[index].cpu(), "--" if label == "operator" else "-", label=label
+                )
         all_axes[0].legend()
         figure.savefig(self.picture)
         trainer.say(f"Three of the fields: {self.picture}")

@@ -1,10 +1,12 @@
-"""Train a small language model on the Python language reference, which every interpreter brings along.
+"""Train a small language model on the Python language reference, which every interpreter brings
+along.
 
-The model is a `transformers` causal LM from a random configuration and computes its own loss, so the trainer gets
-`loss_fn=None`. Sequences differ in length: every update is the mean over all tokens of its batches, and so is the
-perplexity that is reported.
+The model is a `transformers` causal LM from a random configuration and computes its own loss, so
+the trainer gets `loss_fn=None`. Sequences differ in length: every update is the mean over all
+tokens of its batches, and so is the perplexity that is reported.
 
-    python examples/language_model/train.py [--epochs 6] [--save-dir runs/language_model] [--limit 500]
+    python examples/language_model/train.py [--epochs 6] [--save-dir runs/language_model] [--limit
+    500]
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from loopwright.doors.simple import Trainer
+from loopwright.interfaces.simple import Trainer
 
 VOCABULARY, LENGTH, IGNORED = 1024, 64, -100
 
 
 class LanguageModelTrainer(Trainer):
-    """Weighs every token alike, whatever batch it is in: the model's mean loss becomes a sum and a count."""
+    """Weighs every token alike, whatever batch it is in: the model's mean loss becomes a sum and a
+    count."""
 
     def _prepare_batch(self, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         inputs, _ = super()._prepare_batch(batch)
-        return inputs, (inputs["labels"][:, 1:] != IGNORED).sum()  # the first token is not predicted
+        # the first token is not predicted
+        return inputs, (inputs["labels"][:, 1:] != IGNORED).sum()
 
     def _compute_loss(self, outputs: GPT2LMHeadModel, targets: Tensor) -> tuple[Tensor, Tensor]:
         return outputs.loss * targets, targets
@@ -41,7 +45,9 @@ def read_paragraphs() -> tuple[list[str], list[str]]:
     """Paragraphs to train on, and those of every tenth topic to test with."""
     train, test = [], []
     for number, (_, text) in enumerate(sorted(pydoc_data.topics.topics.items())):
-        (test if number % 10 == 5 else train).extend(part.strip() for part in text.split("\n\n") if part.strip())
+        (test if number % 10 == 5 else train).extend(
+            part.strip() for part in text.split("\n\n") if part.strip()
+        )
     return train, test
 
 
@@ -67,7 +73,13 @@ def read_sequences() -> tuple[Tokenizer, list[Tensor], list[Tensor]]:
 
 
 def build_model() -> GPT2LMHeadModel:
-    sizes = {"vocab_size": VOCABULARY, "n_positions": LENGTH, "n_embd": 96, "n_layer": 2, "n_head": 4}
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "n_positions": LENGTH,
+        "n_embd": 96,
+        "n_layer": 2,
+        "n_head": 4,
+    }
     model = GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **sizes))
     model.loss_type = "ForCausalLM"  # what it takes anyway, without a warning
     return model
@@ -75,14 +87,22 @@ def build_model() -> GPT2LMHeadModel:
 
 def collate(sequences: list[Tensor]) -> dict[str, Tensor]:
     labels = pad_sequence(sequences, batch_first=True, padding_value=IGNORED)
-    return {"input_ids": labels.clamp(min=0), "attention_mask": (labels != IGNORED).long(), "labels": labels}
+    return {
+        "input_ids": labels.clamp(min=0),
+        "attention_mask": (labels != IGNORED).long(),
+        "labels": labels,
+    }
 
 
 def unigram_perplexity(train: list[Tensor], test: list[Tensor]) -> float:
     """What knowing only how often each token occurs gives."""
     counts = Counter(token for sequence in train for token in sequence.tolist())
     total = sum(counts.values()) + VOCABULARY
-    logs = [math.log(total / (counts[token] + 1)) for sequence in test for token in sequence[1:].tolist()]
+    logs = [
+        math.log(total / (counts[token] + 1))
+        for sequence in test
+        for token in sequence[1:].tolist()
+    ]
     return math.exp(sum(logs) / len(logs))
 
 
@@ -96,22 +116,35 @@ def main() -> None:
     torch.manual_seed(0)
     tokenizer, train, test = read_sequences()
     train = train[: options.limit]
-    print(f"{len(train)} paragraphs with {sum(map(len, train))} tokens to train on, {len(test)} to test with")
+    print(
+        f"{len(train)} paragraphs with {sum(map(len, train))} tokens to train on, {len(test)} to "
+        "test with"
+    )
     model = build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
     settings = {"training": {"gradient_accumulation_steps": 2, "max_grad_norm": 1.0}}
     trainer = LanguageModelTrainer(model, optimizer, None, settings)
-    loaders = DataLoader(train, 16, shuffle=True, collate_fn=collate), DataLoader(test, 64, collate_fn=collate)
+    loaders = (
+        DataLoader(train, 16, shuffle=True, collate_fn=collate),
+        DataLoader(test, 64, collate_fn=collate),
+    )
 
     def report(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
         print(f"epoch {epoch + 1}: test perplexity {math.exp(metrics['eval_loss']):.1f}")
 
     untrained = math.exp(trainer.evaluate(loaders[1])["loss"])
-    print(f"untrained: {untrained:.0f}, token frequencies alone: {unigram_perplexity(train, test):.0f}")
-    trainer.train(loaders[0], options.epochs, loaders[1], save_dir=options.save_dir, callbacks=[report])
+    print(
+        f"untrained: {untrained:.0f}, token frequencies alone: "
+        f"{unigram_perplexity(train, test):.0f}"
+    )
+    trainer.train(
+        loaders[0], options.epochs, loaders[1], save_dir=options.save_dir, callbacks=[report]
+    )
 
     start = torch.tensor([[0, *tokenizer.encode("The statement").ids]], device=trainer.device)
-    written = model.generate(start, attention_mask=torch.ones_like(start), max_new_tokens=40, do_sample=True, top_k=20)
+    written = model.generate(
+        start, attention_mask=torch.ones_like(start), max_new_tokens=40, do_sample=True, top_k=20
+    )
     print(f"\n{tokenizer.decode(written[0, 1:].tolist())}")
 
 

@@ -1,6 +1,8 @@
-"""A GAN that learns eight points on a circle: the discriminator takes every update, the generator every second.
+"""A GAN that learns eight points on a circle: the discriminator takes every update, the generator
+every second.
 
-python gan.py --epochs 100 --run-dir runs/gan     (kill it and start it again: it continues exactly there)
+python gan.py --epochs 100 --run-dir runs/gan     (kill it and start it again: it continues exactly
+there)
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright.doors.modular import DreamTrainer, DreamTrainerConfig
+from loopwright.interfaces.modular import DreamTrainer, DreamTrainerConfig
 
 
 @dataclass(kw_only=True)
@@ -38,12 +40,20 @@ class GAN(DreamTrainer):
     config: GANConfig
 
     def configure_models(self) -> None:
-        self.generator = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
-        self.discriminator = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
+        self.generator = nn.Sequential(
+            nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+        )
+        self.discriminator = nn.Sequential(
+            nn.Linear(2, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1)
+        )
 
     def configure_optimizers(self) -> None:
-        self.g_optimizer = torch.optim.Adam(self.generator.parameters(), self.config.g_lr, betas=(0.5, 0.9))
-        self.d_optimizer = torch.optim.Adam(self.discriminator.parameters(), self.config.d_lr, betas=(0.5, 0.9))
+        self.g_optimizer = torch.optim.Adam(
+            self.generator.parameters(), self.config.g_lr, betas=(0.5, 0.9)
+        )
+        self.d_optimizer = torch.optim.Adam(
+            self.discriminator.parameters(), self.config.d_lr, betas=(0.5, 0.9)
+        )
 
     def configure_dataloaders(self) -> tuple[Any, Any]:
         points = TensorDataset(circle(self.config.num_points))
@@ -52,7 +62,10 @@ class GAN(DreamTrainer):
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         (real,) = batch
         fake = self.generator(torch.randn(len(real), 4, device=self.device))
-        d_loss = softplus(-self.discriminator(real)).mean() + softplus(self.discriminator(fake.detach())).mean()
+        d_loss = (
+            softplus(-self.discriminator(real)).mean()
+            + softplus(self.discriminator(fake.detach())).mean()
+        )
         self.backward(d_loss)
         self.step(self.d_optimizer)
         metrics = {"d_loss": d_loss}
@@ -73,7 +86,10 @@ def main() -> None:
     with torch.no_grad():
         made = trainer.generator(torch.randn(1000, 4, device=trainer.device)).cpu()
     distances = torch.cdist(made, circle(1000)).min(dim=1).values
-    print(f"generated points: {(distances < 0.1).float().mean():.0%} are within 0.1 of a real one (gan.png)")
+    print(
+        f"generated points: {(distances < 0.1).float().mean():.0%} are within 0.1 of a real one "
+        "(gan.png)"
+    )
     figure, axes = plt.subplots(figsize=(5, 5))
     for points, label in ((circle(1000), "real"), (made, "generated")):
         axes.scatter(*points.T.numpy(), s=4, label=label)

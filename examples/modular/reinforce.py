@@ -1,4 +1,5 @@
-"""A policy learns to walk to the middle of a corridor: many forward passes a step, an actor and a critic.
+"""A policy learns to walk to the middle of a corridor: many forward passes a step, an actor and a
+critic.
 
 python reinforce.py --epochs 20
 """
@@ -13,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss, one_hot
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright.doors.modular import DreamTrainer, DreamTrainerConfig
+from loopwright.interfaces.modular import DreamTrainer, DreamTrainerConfig
 
 LENGTH, NUM_MOVES = 9, 6
 
 
 class Corridor:
-    """Walkers on the places of a corridor; a move goes left or right, and the middle gives a reward."""
+    """Walkers on the places of a corridor; a move goes left or right, and the middle gives a
+    reward."""
 
     def __init__(self, places: Tensor) -> None:
         self.places = places
@@ -38,8 +40,12 @@ class Reinforce(DreamTrainer):
         self.critic = nn.Sequential(nn.Linear(LENGTH, 32), nn.Tanh(), nn.Linear(32, 1))
 
     def configure_optimizers(self) -> None:
-        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=self.config.learning_rate)
-        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=3 * self.config.learning_rate)
+        self.actor_optimizer = torch.optim.Adam(
+            self.actor.parameters(), lr=self.config.learning_rate
+        )
+        self.critic_optimizer = torch.optim.Adam(
+            self.critic.parameters(), lr=3 * self.config.learning_rate
+        )
 
     def configure_dataloaders(self) -> tuple[Any, Any]:
         starts = TensorDataset(torch.arange(512) % LENGTH)
@@ -59,7 +65,8 @@ class Reinforce(DreamTrainer):
         advantages = returns - torch.stack(values)
         actor_loss = -(torch.stack(logs) * advantages.detach()).mean()
         critic_loss = mse_loss(torch.stack(values), returns)
-        self.backward(actor_loss + critic_loss)  # both optimizers are stepped at the end of the window
+        # both optimizers are stepped at the end of the window
+        self.backward(actor_loss + critic_loss)
         return {"loss": actor_loss, "critic_loss": critic_loss, "reward": returns[0].mean()}
 
 
@@ -72,7 +79,10 @@ def main() -> None:
         n_epochs=options.epochs, learning_rate=0.01, gradient_clip_val=1.0, run_dir=options.run_dir
     )
     rewards = Reinforce(config).fit()["reward"]
-    print(f"mean reward of {NUM_MOVES} moves: {rewards[0]:.2f} in the first epoch, {rewards[-1]:.2f} in the last")
+    print(
+        f"mean reward of {NUM_MOVES} moves: {rewards[0]:.2f} in the first epoch, "
+        f"{rewards[-1]:.2f} in the last"
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python examples/moving/compare.py [NAME ...]        (or `make moving`)
 
-Each program from another library runs in that library's environment, which `benchmarks/peers/environments.py` makes.
+Each program from another library runs in that library's environment, which
+`benchmarks/peers/environments.py` makes.
 """
 
 from __future__ import annotations
@@ -27,9 +28,15 @@ def printed_loss(program: Path, python: str) -> float | str:
     """The loss that a program prints, or the last line of its error."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        result = subprocess.run([python, str(program)], cwd=folder, env=environment, capture_output=True, text=True)
+        result = subprocess.run(
+            [python, str(program)], cwd=folder, env=environment, capture_output=True, text=True
+        )
     found = re.search(r"eval loss ([\d.]+)", result.stdout)
-    return float(found[1]) if found else (result.stderr.strip().splitlines() or ["it printed no loss"])[-1]
+    return (
+        float(found[1])
+        if found
+        else (result.stderr.strip().splitlines() or ["it printed no loss"])[-1]
+    )
 
 
 def main() -> int:
@@ -38,9 +45,15 @@ def main() -> int:
     for name in names:
         before = printed_loss(HERE / name / "before.py", interpreter(name))
         after = printed_loss(HERE / name / "after.py", sys.executable)
-        is_same = isinstance(before, float) and isinstance(after, float) and abs(before - after) < 1e-5
+        is_same = (
+            isinstance(before, float) and isinstance(after, float) and abs(before - after) < 1e-5
+        )
         num_different += not is_same
-        print(f"{name:14s} before {before}   after {after}   {'the same' if is_same else 'DIFFERENT'}", flush=True)
+        print(
+            f"{name:14s} before {before}   after {after}   "
+            f"{'the same' if is_same else 'DIFFERENT'}",
+            flush=True,
+        )
     return min(num_different, 1)
 
 

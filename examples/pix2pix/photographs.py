@@ -1,7 +1,9 @@
-"""Pairs of edges and photographs, cut from real photographs that come inside two Python packages; nothing is fetched.
+"""Pairs of edges and photographs, cut from real photographs that come inside two Python packages;
+nothing is fetched.
 
-Every photograph is divided into squares. Of ten squares two are held out for the test and one for looking at examples
-during training; patches are cut from within a square, so no pixel that is tested on was trained on.
+Every photograph is divided into squares. Of ten squares two are held out for the test and one for
+looking at examples during training; patches are cut from within a square, so no pixel that is
+tested on was trained on.
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ def edges_of(photo: np.ndarray) -> np.ndarray:
 def squares(photo: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """The squares of a photograph, each with what it is for."""
     height, width = photo.shape[:2]
-    corners = [(top, left) for top in range(0, height - SIDE + 1, SIDE) for left in range(0, width - SIDE + 1, SIDE)]
+    corners = [
+        (top, left)
+        for top in range(0, height - SIDE + 1, SIDE)
+        for left in range(0, width - SIDE + 1, SIDE)
+    ]
     for number, (top, left) in enumerate(corners):
         split = {2: "test", 4: "val", 7: "test"}.get(number % 10, "train")
         yield split, photo[top : top + SIDE, left : left + SIDE]
@@ -55,9 +61,11 @@ def patches(picture: np.ndarray, stride: int) -> Iterator[np.ndarray]:
 
 
 def write_pairs(root: Path, shrink: int = 2, limit: int | None = None) -> dict[str, int]:
-    """Write files with edges on the left and the photograph on the right; how many there are of each split.
+    """Write files with edges on the left and the photograph on the right; how many there are of
+    each split.
 
-    Photographs are shrunk first, so that a patch shows more than a texture. `limit` is for a quick try.
+    Photographs are shrunk first, so that a patch shows more than a texture. `limit` is for a quick
+    try.
     """
     counts = dict.fromkeys(SPLITS, 0)
     for name in SPLITS:
@@ -69,7 +77,9 @@ def write_pairs(root: Path, shrink: int = 2, limit: int | None = None) -> dict[s
             for pair in patches(square, SIZE // 2 if split == "train" else SIZE):
                 if limit is None or numbers[split] < limit:
                     picture = np.concatenate([pair[..., :3], pair[..., 3:]], axis=1)
-                    Image.fromarray(picture).save(root / split / f"{photo_name}-{numbers[split]:03d}.png")
+                    Image.fromarray(picture).save(
+                        root / split / f"{photo_name}-{numbers[split]:03d}.png"
+                    )
                     numbers[split] += 1
         counts = {split: counts[split] + numbers[split] for split in SPLITS}
     return counts

@@ -14,15 +14,19 @@ from photographs import write_pairs
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from loopwright.doors.adversarial import Pix2pixTrainer, Tester, load_config
-from loopwright.doors.adversarial.images import side_by_side, write_image
+from loopwright.interfaces.adversarial import Pix2pixTrainer, Tester, load_config
+from loopwright.interfaces.adversarial.images import side_by_side, write_image
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/pix2pix"))
     parser.add_argument("--epochs", type=int, help="how many, instead of what the config says")
-    parser.add_argument("--limit", type=int, help="patches of each photograph and split, for a quick try")
+    parser.add_argument(
+        "--limit", type=int, help="patches of each photograph and split, for a quick try"
+    )
     options = parser.parse_args()
 
     root = options.out / "data"
@@ -33,7 +37,9 @@ def main() -> None:
     config.dataloader.dataroot, config.common.output_directory = str(root), str(options.out)
     trainer = Pix2pixTrainer(config)
     held_out = trainer.build_dataloader("test")
-    untrained = mean_l1(trainer.gen, held_out, trainer.device) if trainer.loaded_epoch == 0 else None
+    untrained = (
+        mean_l1(trainer.gen, held_out, trainer.device) if trainer.loaded_epoch == 0 else None
+    )
     for epoch in range(trainer.remaining_epochs(options.epochs)):
         trainer.train_paired(epoch, callback_kwargs={"on_epoch_start": {"print_train_start": True}})
         trainer.save_checkpoint()
@@ -60,7 +66,9 @@ def mean_l1(network: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]], devic
     return torch.cat(errors).mean().item()
 
 
-def mean_image_l1(training: DataLoader[tuple[Tensor, Tensor]], loader: DataLoader[tuple[Tensor, Tensor]]) -> float:
+def mean_image_l1(
+    training: DataLoader[tuple[Tensor, Tensor]], loader: DataLoader[tuple[Tensor, Tensor]]
+) -> float:
     """The error of answering with the mean of all photographs that were trained on."""
     mean = torch.cat([y for _, y in training]).mean(0, keepdim=True)
     return torch.cat([(y - mean).abs().mean((1, 2, 3)) for _, y in loader]).mean().item()
@@ -68,7 +76,8 @@ def mean_image_l1(training: DataLoader[tuple[Tensor, Tensor]], loader: DataLoade
 
 @torch.no_grad()
 def triplets(network: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]], device: str) -> Tensor:
-    """Held-out patches, evenly chosen: edges, what the generator makes of them, and the photograph."""
+    """Held-out patches, evenly chosen: edges, what the generator makes of them, and the
+    photograph."""
     dataset, columns, rows = loader.dataset, 4, 6
     was_training = network.training
     network.eval()
@@ -78,7 +87,10 @@ def triplets(network: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]], devi
         x, y = dataset[index]
         parts.append([x, network(x.unsqueeze(0).to(device))[0].cpu(), y])
     network.train(was_training)
-    lines = [[image for part in parts[row * columns : (row + 1) * columns] for image in part] for row in range(rows)]
+    lines = [
+        [image for part in parts[row * columns : (row + 1) * columns] for image in part]
+        for row in range(rows)
+    ]
     return side_by_side(lines, scale=2)
 
 

@@ -1,4 +1,5 @@
-"""Classify digits with random shifts: the augmentation of each sample is the same whatever happens to the run.
+"""Classify digits with random shifts: the augmentation of each sample is the same whatever happens
+to the run.
 
 python augmentation.py [--epochs 40]
 """
@@ -19,7 +20,8 @@ from loopwright.schedules import WarmupCosine
 
 
 class Digits(Dataset[tuple[Tensor, int]]):
-    """Digits of 8 x 8 pixels; where `is_shifted`, each is moved by up to a pixel, differently in every epoch."""
+    """Digits of 8 x 8 pixels; where `is_shifted`, each is moved by up to a pixel, differently in
+    every epoch."""
 
     def __init__(self, part: slice, is_shifted: bool) -> None:
         digits = load_digits()
@@ -72,7 +74,10 @@ def main() -> None:
     epochs = parser.parse_args().epochs
     plain = train(False, epochs, "runs/plain")
     augmented = train(True, epochs, "runs/augmented")
-    print(f"Best accuracy on 1,597 shifted images: {plain:.1%} trained without shifts, {augmented:.1%} with them.")
+    print(
+        f"Best accuracy on 1,597 shifted images: {plain:.1%} trained without shifts, "
+        f"{augmented:.1%} with them."
+    )
     print("Curves: runs/plain/curves.png, runs/augmented/curves.png")
 
 

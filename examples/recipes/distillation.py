@@ -54,7 +54,10 @@ def main() -> None:
     seed_everything(0)
     digits = load_digits()
     order = torch.randperm(len(digits.target))
-    images, labels = torch.tensor(digits.data, dtype=torch.float32)[order] / 16, torch.tensor(digits.target)[order]
+    images, labels = (
+        torch.tensor(digits.data, dtype=torch.float32)[order] / 16,
+        torch.tensor(digits.target)[order],
+    )
     train_data, eval_data = (images[:1400], labels[:1400]), (images[1400:], labels[1400:])
     few = (images[:100], labels[:100])
     adam = partial(torch.optim.AdamW, lr=5e-3)
@@ -73,7 +76,9 @@ def main() -> None:
 
     print(f"Teacher (19,210 parameters, 1,400 labels): {best:.1%}")
     print(f"Small network (1,210 parameters) with 100 labels alone: {without:.1%}")
-    print(f"Small network taught by the teacher, without labels: {history.last('eval_accuracy'):.1%}")
+    print(
+        f"Small network taught by the teacher, without labels: {history.last('eval_accuracy'):.1%}"
+    )
 
 
 if __name__ == "__main__":

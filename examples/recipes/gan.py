@@ -25,7 +25,10 @@ class GAN(Trainer):
         (real,) = batch
         fake = self.generator(torch.randn(len(real), NOISE, device=real.device))
 
-        d_loss = softplus(-self.discriminator(real)).mean() + softplus(self.discriminator(fake.detach())).mean()
+        d_loss = (
+            softplus(-self.discriminator(real)).mean()
+            + softplus(self.discriminator(fake.detach())).mean()
+        )
         self.update(d_loss, "discriminator")
 
         g_loss = softplus(-self.discriminator(fake)).mean()
@@ -37,7 +40,8 @@ class GAN(Trainer):
 
     @torch.no_grad()
     def draw(self, count: int) -> Tensor:
-        noise = torch.randn(count, NOISE, generator=torch.Generator().manual_seed(0))  # the same in every epoch
+        # the same in every epoch
+        noise = torch.randn(count, NOISE, generator=torch.Generator().manual_seed(0))
         self.generator.eval()
         images = self.generator(noise.to(self.runtime.device)).view(-1, 1, 8, 8).cpu()
         self.generator.train()
@@ -59,7 +63,12 @@ def build_models() -> dict[str, nn.Module]:
         nn.Tanh(),
     )
     discriminator = nn.Sequential(
-        nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Linear(128, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1)
+        nn.Linear(64, 128),
+        nn.LeakyReLU(0.2),
+        nn.Dropout(0.3),
+        nn.Linear(128, 64),
+        nn.LeakyReLU(0.2),
+        nn.Linear(64, 1),
     )
     return {"generator": generator, "discriminator": discriminator}
 
@@ -82,8 +91,14 @@ def main() -> None:
     history.plot("runs/gan/curves.png")
     with ema.weights(trainer):  # the averaged weights in place of the last ones
         drawn = trainer.draw(256)
-    grid = pad(drawn[:40], (2, 2, 2, 2), value=-1).view(4, 10, 12, 12).transpose(1, 2).reshape(48, 120)
-    plt.imsave("runs/gan/drawn.png", grid.repeat_interleave(8, 0).repeat_interleave(8, 1).numpy(), cmap="gray")
+    grid = (
+        pad(drawn[:40], (2, 2, 2, 2), value=-1).view(4, 10, 12, 12).transpose(1, 2).reshape(48, 120)
+    )
+    plt.imsave(
+        "runs/gan/drawn.png",
+        grid.repeat_interleave(8, 0).repeat_interleave(8, 1).numpy(),
+        cmap="gray",
+    )
     distance = torch.cdist(drawn.flatten(1), images).min(1).values.mean()
     others = torch.cdist(images[:256], images[256:]).min(1).values.mean()
     print(f"A drawn digit is {distance:.2f} from the nearest real one; a real digit {others:.2f}.")

@@ -1,4 +1,5 @@
-"""Reinforcement learning: a policy learns to balance a pole; the data is what the policy does itself.
+"""Reinforcement learning: a policy learns to balance a pole; the data is what the policy does
+itself.
 
 python reinforce.py [--updates 150]
 """
@@ -28,7 +29,9 @@ class Poles:
         _, speed, angle, turning = self.state.T
         force = 20.0 * action - 10.0
         pull = (force + 0.05 * turning.square() * angle.sin()) / 1.1
-        turn = (9.8 * angle.sin() - angle.cos() * pull) / (0.5 * (4 / 3 - 0.1 * angle.cos().square() / 1.1))
+        turn = (9.8 * angle.sin() - angle.cos() * pull) / (
+            0.5 * (4 / 3 - 0.1 * angle.cos().square() / 1.1)
+        )
         push = pull - 0.05 * turn * angle.cos() / 1.1
         self.state = self.state + 0.02 * torch.stack([speed, push, turning, turn], dim=1)
         self.is_up &= (self.state[:, 0].abs() < 2.4) & (self.state[:, 2].abs() < 0.21)
@@ -47,7 +50,8 @@ class Reinforce(Trainer):
             alive.append(poles.is_up.clone())
             poles.push(action.cpu())
         reward = torch.stack(alive).float().to(self.runtime.device)
-        returns = reward.flip(0).cumsum(0).flip(0) * reward  # the number of steps that the pole stayed up from here
+        # the number of steps that the pole stayed up from here
+        returns = reward.flip(0).cumsum(0).flip(0) * reward
         advantage = (returns - returns[reward > 0].mean()) / returns[reward > 0].std()
         loss = -(torch.stack(chances) * advantage * reward).sum() / reward.sum()
         self.update(loss)
@@ -60,12 +64,18 @@ def main() -> None:
     updates = parser.parse_args().updates
     seed_everything(0)
     policy = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
-    trainer = Reinforce(policy, partial(torch.optim.Adam, lr=1e-2), run_dir="runs/reinforce", clip_norm=1.0)
-    seeds = torch.arange(100_000).unsqueeze(1)  # one per batch of episodes, so that a resumed run plays the same ones
+    trainer = Reinforce(
+        policy, partial(torch.optim.Adam, lr=1e-2), run_dir="runs/reinforce", clip_norm=1.0
+    )
+    # one per batch of episodes, so that a resumed run plays the same ones
+    seeds = torch.arange(100_000).unsqueeze(1)
     history = trainer.train(seeds, num_updates=updates, batch_size=1)
     rewards = list(history.steps["reward"])
     history.plot("runs/reinforce/curves.png")
-    print(f"The pole stays up for {rewards[0]:.0f} steps at first and {rewards[-1]:.0f} (of {LIMIT}) in the end.")
+    print(
+        f"The pole stays up for {rewards[0]:.0f} steps at first and {rewards[-1]:.0f} (of "
+        f"{LIMIT}) in the end."
+    )
 
 
 if __name__ == "__main__":

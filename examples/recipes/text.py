@@ -19,11 +19,22 @@ from loopwright.callbacks import LearningRateLog
 from loopwright.schedules import WarmupCosine
 
 LENGTH = 64
-MODULES = ("argparse", "ast", "calendar", "dataclasses", "datetime", "difflib", "inspect", "pathlib", "typing")
+MODULES = (
+    "argparse",
+    "ast",
+    "calendar",
+    "dataclasses",
+    "datetime",
+    "difflib",
+    "inspect",
+    "pathlib",
+    "typing",
+)
 
 
 def load_text() -> Tensor:
-    """The bytes of some modules of the standard library, with a tab for each level of indentation."""
+    """The bytes of some modules of the standard library, with a tab for each level of
+    indentation."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = [folder / f"{name}.py" for name in MODULES]
     text = b"\n".join(f.read_bytes() for f in files if f.exists()).replace(b"    ", b"\t")
@@ -35,11 +46,15 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         return x + self.mlp(self.norm2(x))
 
 
@@ -82,7 +97,8 @@ def main() -> None:
     updates = parser.parse_args().updates
     seed_everything(0)
     text = load_text()
-    pieces = text.unfold(0, LENGTH + 1, LENGTH)  # the last byte of a piece is the first of the next one
+    # the last byte of a piece is the first of the next one
+    pieces = text.unfold(0, LENGTH + 1, LENGTH)
     inputs, targets = pieces[:, :-1], pieces[:, 1:]
     held_out = len(pieces) // 20
     trainer = Trainer(

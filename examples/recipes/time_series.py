@@ -1,4 +1,5 @@
-"""Forecast a recorded EEG: a recurrent network sees 60 points of four channels and predicts the next one.
+"""Forecast a recorded EEG: a recurrent network sees 60 points of four channels and predicts the
+next one.
 
 python time_series.py [--epochs 30]
 """
@@ -21,7 +22,8 @@ WINDOW = 60
 
 
 def load_signal() -> Tensor:
-    """Four channels of an EEG, 800 points each, as matplotlib ships it; standardised by the first 600 points."""
+    """Four channels of an EEG, 800 points each, as matplotlib ships it; standardised by the first
+    600 points."""
     with get_sample_data("eeg.dat") as file:
         signal = torch.from_numpy(np.frombuffer(file.read(), float).reshape(800, 4).copy()).float()
     return (signal - signal[:600].mean(0)) / signal[:600].std(0)
@@ -50,8 +52,10 @@ def main() -> None:
     seed_everything(0)
     signal = load_signal()
     train_data = windows(signal[:600])
-    eval_data = windows(signal[600 - WINDOW : 700])  # later than the training data; chooses the best epoch
-    inputs, targets = windows(signal[700 - WINDOW :])  # later still; only used to measure the result
+    # later than the training data; chooses the best epoch
+    eval_data = windows(signal[600 - WINDOW : 700])
+    # later still; only used to measure the result
+    inputs, targets = windows(signal[700 - WINDOW :])
     trainer = Trainer(
         Forecaster(),
         partial(torch.optim.AdamW, lr=3e-3),
@@ -64,7 +68,10 @@ def main() -> None:
     history = trainer.train(train_data, num_epochs=epochs, eval_data=eval_data, batch_size=32)
     history.plot("runs/eeg/curves.png")
     naive = (inputs[:, -1] - targets).square().mean().item()
-    print(f"Mean squared error on the last 100 points: {trainer.evaluate((inputs, targets))['loss']:.4f}")
+    print(
+        "Mean squared error on the last 100 points: "
+        f"{trainer.evaluate((inputs, targets))['loss']:.4f}"
+    )
     print(f"Predicting that nothing changes: {naive:.4f}")
 
 

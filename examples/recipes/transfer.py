@@ -20,7 +20,12 @@ class Net(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 64), nn.ReLU()
+            nn.Conv2d(1, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(512, 64),
+            nn.ReLU(),
         )
         self.head = nn.Linear(64, num_classes)
 
@@ -31,17 +36,31 @@ class Net(nn.Module):
 def load() -> tuple[Tensor, Tensor]:
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-    images, labels = torch.tensor(digits.images, dtype=torch.float32)[order], torch.tensor(digits.target)[order]
+    images, labels = (
+        torch.tensor(digits.images, dtype=torch.float32)[order],
+        torch.tensor(digits.target)[order],
+    )
     return images.unsqueeze(1) / 16, labels
 
 
-def train(run_dir: str, data: tuple[Tensor, Tensor], num_labels: int, epochs: int, *callbacks: object) -> float:
+def train(
+    run_dir: str, data: tuple[Tensor, Tensor], num_labels: int, epochs: int, *callbacks: object
+) -> float:
     seed_everything(0)
     images, labels = data
     model = Net(num_classes=int(labels.max()) + 1)
     # the features learn more slowly than the head
-    optimizer = GroupedOptimizer(torch.optim.AdamW, lr=3e-3, modifiers={"features": {"lr_scale": 0.3}})
-    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss(), metrics="accuracy", callbacks=callbacks, run_dir=run_dir)
+    optimizer = GroupedOptimizer(
+        torch.optim.AdamW, lr=3e-3, modifiers={"features": {"lr_scale": 0.3}}
+    )
+    trainer = Trainer(
+        model,
+        optimizer,
+        nn.CrossEntropyLoss(),
+        metrics="accuracy",
+        callbacks=callbacks,
+        run_dir=run_dir,
+    )
     history = trainer.train(
         (images[:num_labels], labels[:num_labels]),
         num_epochs=epochs,
@@ -68,7 +87,10 @@ def main() -> None:
         FromCheckpoint("runs/digits", reinit=["head"]),  # all weights but those of the head
         Freeze("features", until_epoch=epochs // 2),  # first the new head alone, then everything
     )
-    print(f"Even or odd, from 30 labels: {scratch:.1%} from scratch, {transferred:.1%} with features of digits.")
+    print(
+        f"Even or odd, from 30 labels: {scratch:.1%} from scratch, {transferred:.1%} with "
+        "features of digits."
+    )
 
 
 if __name__ == "__main__":

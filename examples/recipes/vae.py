@@ -20,7 +20,9 @@ from loopwright.callbacks import EarlyStopping
 class VAE(nn.Module):
     def __init__(self, size: int = 64, hidden: int = 128, code: int = 8) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, 2 * code))
+        self.encoder = nn.Sequential(
+            nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, 2 * code)
+        )
         self.decoder = nn.Sequential(nn.Linear(code, hidden), nn.ReLU(), nn.Linear(hidden, size))
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,18 +35,28 @@ class VAETrainer(Trainer):
     def split_batch(self, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
         return batch[0], batch[0]  # the images are their own targets
 
-    def compute_loss(self, outputs: tuple[Tensor, Tensor, Tensor], targets: Tensor) -> dict[str, Tensor]:
+    def compute_loss(
+        self, outputs: tuple[Tensor, Tensor, Tensor], targets: Tensor
+    ) -> dict[str, Tensor]:
         logits, mean, log_variance = outputs
-        reconstruction = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1).mean()
+        reconstruction = (
+            F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1).mean()
+        )
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
-        return {"reconstruction": reconstruction, "divergence": divergence}  # their sum is minimised
+        # their sum is minimised
+        return {
+            "reconstruction": reconstruction,
+            "divergence": divergence,
+        }
 
 
 class Pictures(Callback):
     """Records digits that the decoder makes of random codes."""
 
     def on_epoch_end(self, trainer: Trainer, metrics: object) -> None:
-        codes = torch.randn(16, 8, generator=torch.Generator().manual_seed(0)).to(trainer.runtime.device)
+        codes = torch.randn(16, 8, generator=torch.Generator().manual_seed(0)).to(
+            trainer.runtime.device
+        )
         with torch.no_grad():
             trainer.log_images("drawn", trainer.model.decoder(codes).sigmoid().view(-1, 1, 8, 8))
 
@@ -62,10 +74,13 @@ def main() -> None:
         callbacks=[Pictures(), EarlyStopping("eval_loss", patience=5)],
         run_dir="runs/vae",
     )
-    history = trainer.train(images[:1400], num_epochs=epochs, eval_data=images[1400:], batch_size=64)
+    history = trainer.train(
+        images[:1400], num_epochs=epochs, eval_data=images[1400:], batch_size=64
+    )
     history.plot("runs/vae/curves.png")
     print(
-        f"Loss {history.last('eval_loss'):.2f} = reconstruction {history.last('eval_reconstruction'):.2f} + divergence "
+        f"Loss {history.last('eval_loss'):.2f} = reconstruction "
+        f"{history.last('eval_reconstruction'):.2f} + divergence "
         f"{history.last('eval_divergence'):.2f} (in nats, on 397 unseen digits)"
     )
     print("Curves: runs/vae/curves.png. Drawn digits: loopwright ui")

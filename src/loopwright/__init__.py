@@ -1,4 +1,5 @@
-"""Loopwright trains PyTorch models: exact resume after any interruption, in a loop as fast as a hand-written one."""
+"""Loopwright trains PyTorch models: exact resume after any interruption, in a loop as fast as a
+hand-written one."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ try:
     import fcntl as _fcntl  # noqa: F401  (locks of files, which every POSIX system has)
 except ImportError:
     raise ImportError(
-        "Loopwright needs the file locks and signals of Linux or macOS, and this system has none (no module `fcntl`). "
-        "On Windows, run it in WSL, the Windows Subsystem for Linux."
+        "Loopwright needs the file locks and signals of Linux or macOS, and this system has none "
+        "(no module `fcntl`). On Windows, run it in WSL, the Windows Subsystem for Linux."
     ) from None
 
 from ._lazy import lazily
@@ -88,7 +89,17 @@ _HOMES = {
     "runs": "run.frames",
 }
 
-_PACKAGES = {"callbacks", "doors", "initializers", "losses", "metrics", "scaling", "schedules", "trackers", "tuning"}
+_PACKAGES = {
+    "callbacks",
+    "interfaces",
+    "initializers",
+    "losses",
+    "metrics",
+    "scaling",
+    "schedules",
+    "trackers",
+    "tuning",
+}
 
 if not TYPE_CHECKING:  # for a type checker, every misspelt name would be there
     __getattr__, __dir__ = lazily(__name__, _HOMES, _PACKAGES)

@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 OTHERS = {  # names that other frameworks have
-    "ModelCheckpoint": "`callbacks.BestModel` keeps the best models, and `callbacks.Checkpoints` says when to save",
+    "ModelCheckpoint": "`callbacks.BestModel` keeps the best models, and `callbacks.Checkpoints` says when "
+    "to save",
     "LightningModule": "subclass `Trainer` and override `train_step`",
     "fit": "`Trainer(model, optimizer, loss_fn).train(data, num_epochs)`",
     "train": "`Trainer(model, optimizer, loss_fn).train(data, num_epochs)`",
@@ -25,9 +26,12 @@ OTHERS = {  # names that other frameworks have
     "StochasticWeightAveraging": "`callbacks.EMA` averages weights",
     "Timer": "`callbacks.TimeLimit`",
     **dict.fromkeys(
-        ("RichProgressBar", "TQDMProgressBar", "ProgressBar", "ProgbarLogger"), "`Trainer(progress='bar')`"
+        ("RichProgressBar", "TQDMProgressBar", "ProgressBar", "ProgbarLogger"),
+        "`Trainer(progress='bar')`",
     ),
-    **dict.fromkeys(("TensorBoard", "WandB", "MLflow", "loggers"), "trackers are in `loopwright.trackers`"),
+    **dict.fromkeys(
+        ("TensorBoard", "WandB", "MLflow", "loggers"), "trackers are in `loopwright.trackers`"
+    ),
     "LambdaCallback": "a function of (trainer, metrics) in `callbacks` is called after every epoch",
     "TerminateOnNaN": "leave it out: a loss that is not finite ends the run (`callbacks.NonFiniteGuard`)",
     "History": "`trainer.train` returns the history",
@@ -41,9 +45,13 @@ OTHERS = {  # names that other frameworks have
     "DataModule": "pass data to `trainer.train`, or override `Trainer.configure_data`",
     "EarlyStopping": "`loopwright.callbacks.EarlyStopping`",
     "BestModel": "`loopwright.callbacks.BestModel`",
-    **dict.fromkeys(("Sequential", "Model", "layers", "models"), "the model is a `torch.nn.Module`"),
+    **dict.fromkeys(
+        ("Sequential", "Model", "layers", "models"), "the model is a `torch.nn.Module`"
+    ),
     "optimizers": "optimizers are those of `torch.optim`",
-    **dict.fromkeys(("load_model", "load", "load_checkpoint"), "`loopwright.load_weights(run_dir)`"),
+    **dict.fromkeys(
+        ("load_model", "load", "load_checkpoint"), "`loopwright.load_weights(run_dir)`"
+    ),
     "save": "`trainer.save(path)`, or `trainer.export(path)` for weights",
 }
 
@@ -51,14 +59,20 @@ OTHERS = {  # names that other frameworks have
 def lazily(
     package: str, homes: Mapping[str, str], packages: Collection[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package, given the module of each public name and its public packages."""
+    """Return `__getattr__` and `__dir__` of a package, given the module of each public name and its
+    public packages."""
     names = sorted(homes)
 
     def find(name: str) -> Any:
         if name in packages:
             return import_module(f".{name}", package)
         if name not in homes:
-            _refuse(package, name, names, is_from_import=sys._getframe(1).f_code.co_name == "_handle_fromlist")
+            _refuse(
+                package,
+                name,
+                names,
+                is_from_import=sys._getframe(1).f_code.co_name == "_handle_fromlist",
+            )
         value = getattr(import_module(f".{homes[name]}", package), name)
         setattr(sys.modules[package], name, value)
         return value
@@ -69,11 +83,14 @@ def lazily(
 def _refuse(package: str, name: str, names: list[str], *, is_from_import: bool) -> NoReturn:
     """Raise for a name that the package does not have, with advice where another framework has it.
 
-    `from package import name` asks the package from `_handle_fromlist` of Python's import system, which drops an
-    `AttributeError` and its text: there it is an `ImportError`. Whoever else asks, such as `hasattr`, needs the first.
+    `from package import name` asks the package from `_handle_fromlist` of Python's import system,
+    which drops an `AttributeError` and its text: there it is an `ImportError`. Whoever else asks,
+    such as `hasattr`, needs the first.
     """
     if name not in OTHERS:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}; available: {', '.join(names)}")
+        raise AttributeError(
+            f"module {package!r} has no attribute {name!r}; available: {', '.join(names)}"
+        )
     message = f"{package!r} has no {name}: {OTHERS[name]}."
     if is_from_import:
         raise ImportError(message, name=package)

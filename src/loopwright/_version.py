@@ -1,2 +1,6 @@
 __version__ = "0.1.0"
-OLDEST_TORCH = (2, 11)  # as `pyproject.toml` has it, for those who install without pip or with `--no-deps`
+# as `pyproject.toml` has it, for those who install without pip or with `--no-deps`
+OLDEST_TORCH = (
+    2,
+    11,
+)

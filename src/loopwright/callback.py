@@ -1,4 +1,5 @@
-"""The events of a run: `Callback`, the checks of its methods, and the dispatch that is prepared once per run."""
+"""The events of a run: `Callback`, the checks of its methods, and the dispatch that is prepared
+once per run."""
 
 from __future__ import annotations
 
@@ -17,20 +18,27 @@ if TYPE_CHECKING:
     from .metrics.media import Media
     from .metrics.result import StepResult
     from .metrics.rows import StepRow
-    from .trainer import Trainer as Trainer  # callbacks import the type from here: the one import that points up
+
+    # callbacks import the type from here: the one import that points up
+    from .trainer import (
+        Trainer as Trainer,
+    )
 
 Hook = Callable[..., None]
 T = TypeVar("T")
-surrounding: list[Callback] = []  # callbacks of every run that starts while they are here, in whichever door
-COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))  # first arguments in other frameworks
+# callbacks of every run that starts while they are here, in whichever interface
+surrounding: list[Callback] = []
+# first arguments in other frameworks
+COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))
 
 
 class Callback:
     """Base class of objects that observe a run: override the `on_*` methods that you need.
 
-    The trainer has hooks of the same names, without the `trainer` argument; they run before those of the callbacks.
-    Callbacks are called in the order in which they were given. They may read the trainer, log metrics with
-    `trainer.log` and `trainer.log_step`, and end training with `trainer.stop(reason)`.
+    The trainer has hooks of the same names, without the `trainer` argument; they run before those
+    of the callbacks. Callbacks are called in the order in which they were given. They may read the
+    trainer, log metrics with `trainer.log` and `trainer.log_step`, and end training with
+    `trainer.stop(reason)`.
 
     Example:
         >>> import torch
@@ -49,72 +57,94 @@ class Callback:
         True
     """
 
-    evaluates_again = False  # whether it evaluates in `on_eval_end` and logs the results under names of its own
-    ignored_events: Collection[str] = ()  # events for which the class has a method that this object does not need
-    state_version = 1  # of the state that `state_dict` returns; raise it with a change, and override `migrate_state`
-    precedence = 0  # callbacks with a higher one are called later, in whichever order they were given
+    evaluates_again = (
+        False  # whether it evaluates in `on_eval_end` and logs the results under names of its own
+    )
+    # events for which the class has a method that this object does not need
+    ignored_events: Collection[str] = ()
+    # of the state that `state_dict` returns; raise it with a change, and override `migrate_state`
+    state_version = 1
+    precedence = (
+        0  # callbacks with a higher one are called later, in whichever order they were given
+    )
 
     def on_train_start(self, trainer: Trainer) -> None:
-        """Called once per `train` call, before the first step: models are built and, when resuming, restored."""
+        """Called once per `train` call, before the first step: models are built and, when resuming,
+        restored."""
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        """Called before the first step of an epoch; not again when a run is resumed inside the epoch."""
+        """Called before the first step of an epoch; not again when a run is resumed inside the
+        epoch."""
 
     def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
         """Called before each `train_step`, with the batch that `prepare_batch` returned."""
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        """Called after each `train_step`, with its batch and result. `trainer.log_step` adds metrics to the step.
+        """Called after each `train_step`, with its batch and result. `trainer.log_step` adds
+        metrics to the step.
 
-        Reading a value of `result` here makes every step wait for the device; `on_log` gets the values without that.
+        Reading a value of `result` here makes every step wait for the device; `on_log` gets the
+        values without that.
         """
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
-        """Called before the named optimizer's step, and before clipping: `param.grad` is complete and unscaled."""
+        """Called before the named optimizer's step, and before clipping: `param.grad` is complete
+        and unscaled."""
 
     def on_update_end(self, trainer: Trainer) -> None:
-        """Called after each accumulation window with all its optimizer steps. Checkpoints are saved here."""
+        """Called after each accumulation window with all its optimizer steps. Checkpoints are saved
+        here."""
 
     def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
-        """Called when step metrics were read from the device, with one row for each step since the last call.
+        """Called when step metrics were read from the device, with one row for each step since the
+        last call.
 
-        A row has the metrics (`row["loss"]`) and their place in the run (`row.step`, `row.update`, `row.epoch`,
-        `row.samples`, `row.seconds`).
+        A row has the metrics (`row["loss"]`) and their place in the run (`row.step`, `row.update`,
+        `row.epoch`, `row.samples`, `row.seconds`).
         """
 
     def on_media(self, trainer: Trainer, media: Media) -> None:
-        """Called when `trainer.log_image`, `log_histogram`, `log_text` or `log_table` logged something."""
+        """Called when `trainer.log_image`, `log_histogram`, `log_text` or `log_table` logged
+        something."""
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Called after the last step of an epoch, before its evaluation. `trainer.log` adds to the epoch's row."""
+        """Called after the last step of an epoch, before its evaluation. `trainer.log` adds to the
+        epoch's row."""
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        """Called after an epoch and its evaluation, with the epoch's row of the history, which is complete."""
+        """Called after an epoch and its evaluation, with the epoch's row of the history, which is
+        complete."""
 
     def on_loop_end(self, trainer: Trainer) -> None:
-        """Called after the last update, if a limit, a stop or a signal ended training. The last checkpoint is saved."""
+        """Called after the last update, if a limit, a stop or a signal ended training. The last
+        checkpoint is saved."""
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Called at the end of a `train` call that reached a limit or a stop; not after a signal or an exception."""
+        """Called at the end of a `train` call that reached a limit or a stop; not after a signal or
+        an exception."""
 
     def on_eval_start(self, trainer: Trainer, data: Stream) -> None:
-        """Called before an evaluation, with the stream of its batches. The models are in eval mode."""
+        """Called before an evaluation, with the stream of its batches. The models are in eval
+        mode."""
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
         """Called after each `eval_step`, with its batch and result."""
 
     def on_eval_log(self, trainer: Trainer, data: Stream, num_batches: int) -> None:
-        """Called a few times a second during an evaluation, with the number of its batches so far, and once after it.
+        """Called a few times a second during an evaluation, with the number of its batches so far,
+        and once after it.
 
-        The last call comes after `on_eval_end`, when the models are back in their modes; `trainer.log` adds to the
-        results of an evaluation no more.
+        The last call comes after `on_eval_end`, when the models are back in their modes;
+        `trainer.log` adds to the results of an evaluation no more.
         """
 
     def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
-        """Called after the last batch of an evaluation; `trainer.log` adds to the results of this evaluation."""
+        """Called after the last batch of an evaluation; `trainer.log` adds to the results of this
+        evaluation."""
 
     def on_rewind(self, trainer: Trainer) -> None:
-        """Called after training returned to an earlier update of this epoch: discard what was collected since then."""
+        """Called after training returned to an earlier update of this epoch: discard what was
+        collected since then."""
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         """Called when an exception leaves `train`; it is raised again afterwards."""
@@ -124,50 +154,60 @@ class Callback:
         return stream
 
     def metric_names(self, known: set[str]) -> set[str]:
-        """Return the names of epoch metrics that this callback adds to the `known` ones with `trainer.log`."""
+        """Return the names of epoch metrics that this callback adds to the `known` ones with
+        `trainer.log`."""
         return set()
 
     def eval_streams(self, trainer: Trainer) -> Mapping[str, Stream]:
-        """Return the data that this callback evaluates by itself, by the prefix of the metrics' names."""
+        """Return the data that this callback evaluates by itself, by the prefix of the metrics'
+        names."""
         return {}
 
     def finish_again(self, trainer: Trainer) -> None:
-        """Called instead of training where an earlier process finished this run: leave the models as its end did."""
+        """Called instead of training where an earlier process finished this run: leave the models
+        as its end did."""
 
     def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
-        """Start writing files that the next resume point needs; it is completed after these writers are."""
+        """Start writing files that the next resume point needs; it is completed after these writers
+        are."""
         return ()
 
     def watched_metrics(self) -> Iterable[WatchedMetric]:
-        """Return the metrics whose best values this callback needs; their modes are checked before the first step."""
+        """Return the metrics whose best values this callback needs; their modes are checked before
+        the first step."""
         return ()
 
     def required_metrics(self) -> set[str]:
-        """Return the names of epoch metrics that this callback needs; checked before the first step."""
+        """Return the names of epoch metrics that this callback needs; checked before the first
+        step."""
         return set()
 
     @property
     def has_own_state(self) -> bool:
-        """Whether this callback has a `state_dict` of its own; without one, metrics among its attributes are saved."""
+        """Whether this callback has a `state_dict` of its own; without one, metrics among its
+        attributes are saved."""
         return type(self).state_dict is not Callback.state_dict
 
     @property
     def _users_objects(self) -> Collection[object]:
-        """The objects with a `state_dict` of users whose states this callback saves: loading does not call it."""
+        """The objects with a `state_dict` of users whose states this callback saves: loading does
+        not call it."""
         return (self,) if has_users_state(self) else ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint saves for an exact resume: tensors, numbers, strings, lists, dicts."""
+        """Return the state that a checkpoint saves for an exact resume: tensors, numbers, strings,
+        lists, dicts."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned."""
 
     def migrate_state(self, state: dict[str, Any], version: int) -> dict[str, Any]:
-        """Turn a state that an earlier version of this class saved into one that `load_state_dict` takes.
+        """Turn a state that an earlier version of this class saved into one that `load_state_dict`
+        takes.
 
-        Called before `load_state_dict` where a checkpoint has a lower `state_version` than the class. A checkpoint with
-        a higher one is refused.
+        Called before `load_state_dict` where a checkpoint has a lower `state_version` than the
+        class. A checkpoint with a higher one is refused.
 
         Args:
             state: What `state_dict` returned when the checkpoint was saved.
@@ -195,15 +235,19 @@ class Callback:
         """
         name = type(self).__name__
         raise CheckpointError(
-            f"The checkpoint holds version {version} of the state of {name}, but the current state_version is "
-            f"{self.state_version}: override `{name}.migrate_state(state, version)` to convert it."
+            f"The checkpoint holds version {version} of the state of {name}, but the current "
+            f"state_version is {self.state_version}: override `{name}.migrate_state(state, "
+            "version)` to convert it."
         )
 
 
 def has_users_state(owner: object) -> bool:
-    """Whether an object has a `state_dict` that is not of this package. It may need what training creates first."""
+    """Whether an object has a `state_dict` that is not of this package. It may need what training
+    creates first."""
     method: Any = getattr(type(owner), "state_dict", None)
-    return method is not None and not str(getattr(method, "__module__", "")).startswith("loopwright.")
+    return method is not None and not str(getattr(method, "__module__", "")).startswith(
+        "loopwright."
+    )
 
 
 class TrainerHooks:
@@ -212,7 +256,8 @@ class TrainerHooks:
     if not TYPE_CHECKING:  # or every misspelt attribute would have a type
 
         def __getattr__(self, name: str) -> Any:
-            """Raise the error of a missing attribute, with the right name where other frameworks have that one."""
+            """Raise the error of a missing attribute, with the right name where other frameworks
+            have that one."""
             from ._other_frameworks import explain_attribute
 
             explain_attribute(self, name)
@@ -244,7 +289,8 @@ def hook_names(vocabulary: type) -> tuple[str, ...]:
 
 
 def named_by_class(callbacks: Iterable[T]) -> dict[str, T]:
-    """Callbacks under the names that their state is saved by: the class, numbered where it occurs again.
+    """Callbacks under the names that their state is saved by: the class, numbered where it occurs
+    again.
 
     >>> list(named_by_class([Callback(), Callback()]))
     ['Callback', 'Callback-2']
@@ -261,7 +307,8 @@ def named_by_class(callbacks: Iterable[T]) -> dict[str, T]:
 
 
 class FunctionCallback(Callback):
-    """A plain function as a callback: called as `function(trainer, metrics)` at the end of every epoch."""
+    """A plain function as a callback: called as `function(trainer, metrics)` at the end of every
+    epoch."""
 
     def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
@@ -276,10 +323,15 @@ CallbackLike = Callback | type[Callback] | Callable[[Any, Any], object]
 
 
 def as_callbacks(given: Any) -> list[Callback]:
-    """Return the list of callbacks of a constructor argument: an iterable of callbacks, one callback, or None."""
+    """Return the list of callbacks of a constructor argument: an iterable of callbacks, one
+    callback, or None."""
     if given is None:
         return []
-    if isinstance(given, (Callback, type, str, Mapping)) or callable(given) or not isinstance(given, Iterable):
+    if (
+        isinstance(given, (Callback, type, str, Mapping))
+        or callable(given)
+        or not isinstance(given, Iterable)
+    ):
         given = [given]
     return [as_callback(callback) for callback in given]
 
@@ -296,17 +348,24 @@ def as_callback(given: Any) -> Callback:
     name = given.__name__ if isinstance(given, type) else type(given).__name__
     if all(hasattr(given, method) for method in ("update", "compute", "reset")):
         raise ConfigurationError(
-            f"{name} is a metric, not a callback: pass it as `Trainer(metrics={name}(...))`, to be measured in "
-            f"evaluations; `loopwright.callbacks.TorchMetrics({name}(...), on='train')` measures the training."
+            f"{name} is a metric, not a callback: pass it as `Trainer(metrics={name}(...))`, to "
+            f"be measured in evaluations; `loopwright.callbacks.TorchMetrics({name}(...), "
+            "on='train')` measures the training."
         )
     if all(hasattr(given, method) for method in ("start", "log", "log_media", "finish")):
         raise ConfigurationError(
-            f"{name} is a tracker, not a callback: pass `loopwright.trackers.Track({name}(...))`, which feeds it."
+            f"{name} is a tracker, not a callback: pass `loopwright.trackers.Track({name}(...))`, "
+            "which feeds it."
         )
-    if callable(given) and not isinstance(given, type) and not any(n.startswith("on_") for n in dir(given)):
+    if (
+        callable(given)
+        and not isinstance(given, type)
+        and not any(n.startswith("on_") for n in dir(given))
+    ):
         return FunctionCallback(given)
     raise ConfigurationError(
-        f"{given!r} is not a callback: pass a loopwright.Callback, or a function of (trainer, metrics)."
+        f"{given!r} is not a callback: pass a loopwright.Callback, or a function of (trainer, "
+        "metrics)."
     )
 
 
@@ -314,50 +373,69 @@ def _check_state_version(callback: Callback) -> None:
     version = callback.state_version
     if type(version) is not int or version < 1:
         raise ConfigurationError(
-            f"{type(callback).__name__}.state_version is {version!r}: use a whole number, 1 or more, and increase it "
-            "when the contents of `state_dict` change."
+            f"{type(callback).__name__}.state_version is {version!r}: use a whole number, 1 or "
+            "more, and increase it when the contents of `state_dict` change."
         )
 
 
 def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:
-    """Refuse misspelt hooks and hooks with other arguments, at registration rather than hours later."""
+    """Refuse misspelt hooks and hooks with other arguments, at registration rather than hours
+    later."""
     check_hook_names(callback, vocabulary, allow_other=allow_other)
     for name in own_hooks(callback, vocabulary):
-        expected = [p for p in inspect.signature(getattr(vocabulary, name)).parameters if p != "self"]
+        expected = [
+            p for p in inspect.signature(getattr(vocabulary, name)).parameters if p != "self"
+        ]
         advice = f" Write `def {name}({', '.join(['self', *expected])})`."
-        check_arguments(getattr(callback, name), expected, f"{type(callback).__name__}.{name}", advice)
+        check_arguments(
+            getattr(callback, name), expected, f"{type(callback).__name__}.{name}", advice
+        )
         _refuse_counts(getattr(callback, name), expected, f"{type(callback).__name__}.{name}")
 
 
 def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:
-    """Refuse `on_*` methods that are no events; with `allow_other`, only names close to an event's."""
-    known, owner = hook_names(vocabulary), type(callback).__name__
+    """Refuse `on_*` methods that are no events; with `allow_other`, only names close to an
+    event's."""
+    known = hook_names(vocabulary)
+    owner = type(callback).__name__
     for name in dir(type(callback)):
         if not name.startswith("on_") or name in known or not callable(getattr(callback, name)):
             continue
         from ._other_frameworks import EVENTS
 
         other = [] if allow_other else [event for event in (EVENTS.get(name),) if event in known]
-        near = other or difflib.get_close_matches(name, known, n=3, cutoff=0.8 if allow_other else 0.5)
+        near = other or difflib.get_close_matches(
+            name, known, n=3, cutoff=0.8 if allow_other else 0.5
+        )
         if near or not allow_other:
-            hint = f"; did you mean {' or '.join(near)}?" if near else f"; the events are: {', '.join(known)}."
-            raise ConfigurationError(f"{owner}.{name} is not an event and would never be called{hint}")
+            hint = (
+                f"; did you mean {' or '.join(near)}?"
+                if near
+                else f"; the events are: {', '.join(known)}."
+            )
+            raise ConfigurationError(
+                f"{owner}.{name} is not an event and would never be called{hint}"
+            )
 
 
 def _refuse_counts(function: Callable[..., Any], expected: Sequence[str], label: str) -> None:
-    """Refuse a hook whose first argument is a counter, as in Keras: it would be called with the trainer instead."""
+    """Refuse a hook whose first argument is a counter, as in Keras: it would be called with the
+    trainer instead."""
     first = next(iter(inspect.signature(function).parameters), None)
     if first in COUNTS and expected and first != expected[0]:
         raise ConfigurationError(
-            f"{label} takes {first!r} first, and is called with ({', '.join(expected)}): write `def "
-            f"{label.rpartition('.')[2]}(self, {', '.join(expected)})`; counters are in `trainer.progress`."
+            f"{label} takes {first!r} first, and is called with ({', '.join(expected)}): write "
+            f"`def {label.rpartition('.')[2]}(self, {', '.join(expected)})`; counters are in "
+            "`trainer.progress`."
         )
 
 
 class Dispatch:
-    """The functions of each event: the owner's own hook first, then those of the callbacks, in order.
+    """The functions of each event: the owner's own hook first, then those of the callbacks, in
+    order.
 
-    `trainer_for` returns the object that a callback gets as its trainer, where that is not the owner.
+    `trainer_for` returns the object that a callback gets as its trainer, where that is not the
+    owner.
     """
 
     def __init__(
@@ -371,13 +449,17 @@ class Dispatch:
         self.hooks: dict[str, list[Hook]] = {name: [] for name in hook_names(vocabulary)}
         if base is not None:
             for name in own_hooks(owner, base):
-                self.hooks[name].append(named_hook(getattr(owner, name), f"{type(owner).__name__}.{name}", None))
+                self.hooks[name].append(
+                    named_hook(getattr(owner, name), f"{type(owner).__name__}.{name}", None)
+                )
         for callback in callbacks:
             label = getattr(callback, "name", type(callback).__name__)
             given = owner if trainer_for is None else trainer_for(callback)
             for name in own_hooks(callback, vocabulary):
                 if name not in getattr(callback, "ignored_events", ()):
-                    self.hooks[name].append(named_hook(getattr(callback, name), f"{label}.{name}", given))
+                    self.hooks[name].append(
+                        named_hook(getattr(callback, name), f"{label}.{name}", given)
+                    )
 
     def emit(self, event: str, *args: Any) -> None:
         for hook in self.hooks[event]:
@@ -385,13 +467,20 @@ class Dispatch:
 
 
 def own_hooks(owner: object, vocabulary: type) -> list[str]:
-    """The events that an object has a method of its own for: one of its class, or one that was assigned to it."""
-    kind, assigned = type(owner), getattr(owner, "__dict__", ())
-    return [n for n in hook_names(vocabulary) if n in assigned or getattr(kind, n, None) is not getattr(vocabulary, n)]
+    """The events that an object has a method of its own for: one of its class, or one that was
+    assigned to it."""
+    kind = type(owner)
+    assigned = getattr(owner, "__dict__", ())
+    return [
+        n
+        for n in hook_names(vocabulary)
+        if n in assigned or getattr(kind, n, None) is not getattr(vocabulary, n)
+    ]
 
 
 def named_hook(function: Hook, label: str, owner: object | None = None) -> Hook:
-    """Bind a hook to its first argument; an exception in it is raised with a note of the callback and the event."""
+    """Bind a hook to its first argument; an exception in it is raised with a note of the callback
+    and the event."""
     first = () if owner is None else (owner,)
 
     def call(*args: Any, **kwargs: Any) -> None:

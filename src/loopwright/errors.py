@@ -6,6 +6,7 @@ Tracebacks of public functions show the user's own lines.
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import signal
 import sys
@@ -13,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
+from numbers import Integral, Real
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,7 +26,23 @@ VARIABLE = "LOOPWRIGHT_TRACEBACK"  # in the environment: "full" keeps every fram
 
 
 class LoopwrightError(Exception):
-    """Base class of all errors of Loopwright."""
+    """Base class of all errors of Loopwright.
+
+    Args:
+        code: The short name of the mistake, which stays the same when its message is improved.
+            docs/mistakes.md lists causes by code.
+        message: What happened, with the value; what was expected; what to do.
+
+    >>> print(ConfigurationError("no-optimizer", "Trainer has no optimizer: pass `optimizer=`."))
+    Trainer has no optimizer: pass `optimizer=`. [no-optimizer]
+    """
+
+    def __init__(self, code: str, message: str | None = None, **given: Any) -> None:
+        super().__init__(*((code,) if message is None else (code, message)), **given)
+        self.code = code if message is not None else ""
+
+    def __str__(self) -> str:
+        return f"{self.args[1]} [{self.code}]" if self.code else str(self.args[0])
 
 
 class ConfigurationError(LoopwrightError, ValueError):
@@ -40,11 +58,13 @@ class CheckpointError(LoopwrightError):
 
 
 class NonFiniteLossError(LoopwrightError, FloatingPointError):
-    """A loss or gradient norm was NaN or infinite; the optimizer step it belongs to was not taken."""
+    """A loss or gradient norm was NaN or infinite; the optimizer step it belongs to was not
+    taken."""
 
 
 class Interrupted(SystemExit):
-    """A signal ended training after the current update. The exit code is 130 (SIGINT) or 143 (SIGTERM)."""
+    """A signal ended training after the current update. The exit code is 130 (SIGINT) or 143
+    (SIGTERM)."""
 
 
 def is_notebook() -> bool:
@@ -54,7 +74,8 @@ def is_notebook() -> bool:
 
 
 def interruption(exit_code: int, line: str) -> BaseException:
-    """Return the exception that ends training after a signal: it ends the program, or the cell of a notebook.
+    """Return the exception that ends training after a signal: it ends the program, or the cell of a
+    notebook.
 
     Args:
         exit_code: The exit code of the program.
@@ -65,7 +86,8 @@ def interruption(exit_code: int, line: str) -> BaseException:
 
 
 def in_one_line(error: KeyboardInterrupt, line: str) -> KeyboardInterrupt:
-    """Let a notebook show a line in place of the traceback of an interrupt; the first line that is given stays."""
+    """Let a notebook show a line in place of the traceback of an interrupt; the first line that is
+    given stays."""
     vars(error).setdefault("_render_traceback_", lambda: [line])
     return error
 
@@ -83,7 +105,8 @@ class MissingExtraError(LoopwrightError, ImportError):
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that users call: wrong arguments raise an error with advice, and tracebacks are short."""
+    """Decorate a function that users call: wrong arguments raise an error with advice, and
+    tracebacks are short."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -106,15 +129,73 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def check_arguments(function: Callable[..., Any], expected: Iterable[str], label: str, advice: str = "") -> None:
-    """Refuse a function that cannot be called with these arguments; `label` names it in the error."""
+def check_arguments(
+    function: Callable[..., Any], expected: Iterable[str], label: str, advice: str = ""
+) -> None:
+    """Refuse a function that cannot be called with these arguments; `label` names it in the
+    error."""
     expected = list(expected)
     try:
         inspect.signature(function).bind(*expected)
     except TypeError as error:
         raise ConfigurationError(
-            f"{label} does not take the arguments it is called with ({', '.join(expected)}): {error}.{advice}"
+            f"{label} does not take the arguments it is called with ({', '.join(expected)}): "
+            f"{error}.{advice}"
         ) from None
+
+
+def check_number(
+    label: str,
+    value: object,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    is_whole: bool = True,
+    of: str = "",
+    otherwise: str = "",
+) -> None:
+    """Refuse an argument that is not a number within these bounds.
+
+    Args:
+        label: The argument as the user writes it, such as "EMA(decay".
+        value: What was given.
+        least: The smallest number allowed.
+        above: The number that it must exceed.
+        most: The largest number allowed.
+        is_whole: Whether it must be a whole number.
+        of: What is counted, as "epochs".
+        otherwise: What else may be given, as "None for no clipping".
+
+    >>> check_number("EMA(decay", 1.5, least=0, most=1, is_whole=False, otherwise="a list")
+    Traceback (most recent call last):
+        ...
+    loopwright.errors.ConfigurationError: EMA(decay=1.5): use a number from 0 to 1, or a list. [number]
+    """
+    is_number = not isinstance(value, bool) and isinstance(value, Integral if is_whole else Real)
+    number = float(cast(Any, value)) if is_number else math.nan
+    is_within = (
+        math.isfinite(number)
+        and (least is None or number >= least)
+        and (above is None or number > above)
+        and (most is None or number <= most)
+    )
+    if is_within:
+        return
+    if least is not None and most is not None:
+        bounds = f" from {least:g} to {most:g}"
+    elif above is not None:
+        bounds = f" above {above:g}" + ("" if most is None else f", {most:g} at most")
+    else:
+        bounds = "" if least is None else f", {least:g} or more"
+    counted = f" of {of}" if of else ""
+    other = f", or {otherwise}" if otherwise else ""
+    ending = ")" if "(" in label else ""
+    raise ConfigurationError(
+        "number",
+        f"{label}={value!r}{ending}: use a {'whole ' if is_whole else ''}number{counted}{bounds}"
+        f"{other}.",
+    )
 
 
 @contextmanager
@@ -128,9 +209,11 @@ def full_tracebacks() -> Iterator[None]:
 
 
 def shortened(traceback: TracebackType, error: BaseException) -> TracebackType:
-    """Return the traceback without frames of this package, except the first and those that call other code.
+    """Return the traceback without frames of this package, except the first and those that call
+    other code.
 
-    A traceback that ends in this package with an error of another class is not shortened: it may be a bug of ours.
+    A traceback that ends in this package with an error of another class is not shortened: it may be
+    a bug of ours.
     """
     entries = [traceback]
     while (following := entries[-1].tb_next) is not None:
@@ -152,14 +235,16 @@ def _is_ours(entry: TracebackType) -> bool:
 
 
 class WaitInterrupted(BaseException):
-    """A signal ended a wait for data between two updates; the loop leaves as after the update before.
+    """A signal ended a wait for data between two updates; the loop leaves as after the update
+    before.
 
     Not an `Exception`, so that no `except Exception` of a user's data set catches it.
     """
 
 
 class Rewinding(BaseException):
-    """Raised by a callback at the end of a step or update: the loop calls `undo` and continues from the state it loads.
+    """Raised by a callback at the end of a step or update: the loop calls `undo` and continues from
+    the state it loads.
 
     Not an `Exception`, so that no `except Exception` of a user's method catches it.
     """

@@ -11,7 +11,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(autouse=True)
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """They can be imported in a test, and are gone after it: names such as `data` are too common to stay."""
+    """They can be imported in a test, and are gone after it: names such as `data` are too common to
+    stay."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield

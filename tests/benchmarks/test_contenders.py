@@ -1,4 +1,5 @@
-"""Contenders run, their processes are measured in turns, and one that fails does not take the others with it."""
+"""Contenders run, their processes are measured in turns, and one that fails does not take the
+others with it."""
 
 import ast
 from dataclasses import replace
@@ -10,7 +11,11 @@ from torch.utils.data import TensorDataset
 
 from .conftest import BENCHMARKS
 
-PEERS = sorted(file for file in (BENCHMARKS / "peers").glob("*.py") if file.stem not in ("__init__", "environments"))
+PEERS = sorted(
+    file
+    for file in (BENCHMARKS / "peers").glob("*.py")
+    if file.stem not in ("__init__", "environments")
+)
 
 
 def small_w1(order: tuple[int, ...] | None = None):
@@ -22,7 +27,8 @@ def small_w1(order: tuple[int, ...] | None = None):
 
 
 def names(module: str, group: str) -> list[str]:
-    """The functions listed in a group of contenders, read without importing it; compiling takes too long here."""
+    """The functions listed in a group of contenders, read without importing it; compiling takes too
+    long here."""
     for node in ast.parse((BENCHMARKS / f"{module}.py").read_text()).body:
         if isinstance(node, ast.AnnAssign) and node.target.id == group:
             listed = node.value.generators[0].iter.elts
@@ -30,7 +36,9 @@ def names(module: str, group: str) -> list[str]:
     raise AssertionError(group)
 
 
-@pytest.mark.parametrize("name", [*names("contenders", "CONTENDERS"), *names("door_contenders", "DOORS")])
+@pytest.mark.parametrize(
+    "name", [*names("contenders", "CONTENDERS"), *names("interface_contenders", "INTERFACES")]
+)
 def test_every_contender_of_ours_runs_three_steps(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -42,7 +50,9 @@ def test_every_contender_of_ours_runs_three_steps(
     assert differs is None
 
 
-def test_hand_written_loops_and_ours_have_the_same_loss_over_the_same_order(tmp_path: Path, monkeypatch, capsys):
+def test_hand_written_loops_and_ours_have_the_same_loss_over_the_same_order(
+    tmp_path: Path, monkeypatch, capsys
+):
     from contender import checked_loss, find
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -92,9 +102,15 @@ def test_a_contender_that_fails_leaves_its_last_line_and_the_others_their_times(
     assert measured.steps == {"good": [1.0, 2.0, 3.0]}
     assert measured.calls == {"good": [4.0, 3.0, 2.0]}
     assert measured.times == {"good": [15 / 11, 25 / 11, 35 / 11]}
-    assert measured.failures == {"early": "AssertionError: no such thing", "late": "broken in a round"}
+    assert measured.failures == {
+        "early": "AssertionError: no such thing",
+        "late": "broken in a round",
+    }
     assert measured.losses == {"good": (7.5, "good"), "late": (7.5, "late")}
-    assert [what for what in reported if what[0] == "good"] == [("good", 0, 2), *((("good", n, 1)) for n in (1, 2, 3))]
+    assert [what for what in reported if what[0] == "good"] == [
+        ("good", 0, 2),
+        *((("good", n, 1)) for n in (1, 2, 3)),
+    ]
 
 
 def test_a_measurement_that_must_be_whole_says_which_contender_failed(

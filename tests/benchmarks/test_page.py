@@ -1,4 +1,5 @@
-"""The page is written from stored results, and says what failed, what differs and which targets there are."""
+"""The page is written from stored results, and says what failed, what differs and which targets
+there are."""
 
 from pathlib import Path
 
@@ -27,7 +28,7 @@ W1 = {
         "tight": [5e-5, 1e-4, 2e-4],
         "ours_own_optimizer": [8e-5, 1.6e-4, 4e-4],
         "native_plain": [1e-4, 1e-4, 1e-4],
-        "door_simple": [1.1e-4, 1.1e-4, 1.1e-4],
+        "interface_simple": [1.1e-4, 1.1e-4, 1.1e-4],
         "lightning:off": [2e-4, 4e-4, 8e-4],
         "lightning:default": [3e-4, 6e-4, 12e-4],
         "keras:default": [2e-4, 4e-4, 8e-4],
@@ -71,7 +72,11 @@ GROWTH = {
         "store_megabytes": 50.0,
     },
     "seek": {"samples": [0, 1000], "TensorDataset": [1.0, 1.5], "Python data set": [2.0, 2.5]},
-    "parameters": {"number": [10, 100], "loopwright": [100.0, 1000.0], "hand-written, fused": [90.0, 900.0]},
+    "parameters": {
+        "number": [10, 100],
+        "loopwright": [100.0, 1000.0],
+        "hand-written, fused": [90.0, 900.0],
+    },
 }
 
 
@@ -103,7 +108,9 @@ def test_text_around_the_measured_parts_stays_and_what_was_not_measured_too() ->
     from page import written
 
     page = written(TEXT, RESULTS, None)
-    assert page.startswith("# A page\nbefore\n<!-- measured: peers -->\n2026-01-02: A processor, 2 cores")
+    assert page.startswith(
+        "# A page\nbefore\n<!-- measured: peers -->\n2026-01-02: A processor, 2 cores"
+    )
     assert "<!-- end -->\nbetween\n<!-- measured: growth -->\nold\n<!-- end -->" in page
     assert page.endswith("<!-- end -->\nafter\n")
     assert written(page, RESULTS, None) == page
@@ -143,7 +150,9 @@ def test_the_targets_of_the_code_are_those_of_the_page() -> None:
     from page import replaced, targets_part
 
     text = PAGE.read_text()
-    assert replaced(text, "targets", targets_part()) == text, "run `python benchmarks/table.py --page-only`"
+    assert replaced(text, "targets", targets_part()) == text, (
+        "run `python benchmarks/table.py --page-only`"
+    )
 
 
 def test_every_plot_of_the_page_is_there() -> None:

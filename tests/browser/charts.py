@@ -6,7 +6,8 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page
 
-HAS_LINES = "(plot) => plot.data.some((trace) => trace.yaxis === 'y2' && trace.mode === 'lines')"  # of events
+# of events
+HAS_LINES = "(plot) => plot.data.some((trace) => trace.yaxis === 'y2' && trace.mode === 'lines')"
 
 
 def panel(page: Page, name: str) -> Locator:
@@ -15,7 +16,11 @@ def panel(page: Page, name: str) -> Locator:
 
 def wait_for_chart(page: Page, name: str) -> Locator:
     """The panel of a metric, once it has drawn a curve."""
-    wait_for_plot(page, name, "(plot) => plot.data.some((trace) => trace.yaxis !== 'y2' && trace.x.length > 1)")
+    wait_for_plot(
+        page,
+        name,
+        "(plot) => plot.data.some((trace) => trace.yaxis !== 'y2' && trace.x.length > 1)",
+    )
     return panel(page, name)
 
 
@@ -43,7 +48,8 @@ def lines(page: Page, name: str) -> list[dict[str, Any]]:
 
 def x_range(page: Page, name: str) -> list[float]:
     return page.evaluate(
-        """(name) => [...document.querySelector(`[data-panel="${name}"] .plot`)._fullLayout.xaxis.range]""", name
+        """(name) => [...document.querySelector(`[data-panel="${name}"] .plot`)._fullLayout.xaxis.range]""",
+        name,
     )
 
 

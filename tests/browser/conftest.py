@@ -1,4 +1,5 @@
-"""One browser, one server and one folder of runs for all tests; and a page that is refused any error."""
+"""One browser, one server and one folder of runs for all tests; and a page that is refused any
+error."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.demo_runs import make_demo_run
 
 from .pictures import save_picture
 
-pytest.importorskip("playwright", reason="Playwright is not installed: pip install 'loopwright[dev]'")
+pytest.importorskip(
+    "playwright", reason="Playwright is not installed: pip install 'loopwright[dev]'"
+)
 
 from playwright.sync_api import BrowserContext, Page, Playwright, expect, sync_playwright
 
@@ -25,7 +28,12 @@ CHROMIUM = os.environ.get("LOOPWRIGHT_CHROMIUM") or shutil.which("chromium") or 
 MARKUP = "<img src=x onerror=alert(1)>"
 SIZE = {"width": 1280, "height": 800}
 MILLISECONDS = 60_000  # after which something that must come has not come
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+PHONE = {
+    "viewport": {"width": 390, "height": 844},
+    "has_touch": True,
+    "is_mobile": True,
+    "device_scale_factor": 2,
+}
 
 expect.set_options(timeout=MILLISECONDS)
 
@@ -33,8 +41,8 @@ expect.set_options(timeout=MILLISECONDS)
 class Browsers:
     """A browser for a desk and one for a phone, started when needed.
 
-    Each keeps its files in a folder: there, unlike in a context without one, compiled scripts are kept, and plotly is
-    compiled twice instead of for every page.
+    Each keeps its files in a folder: there, unlike in a context without one, compiled scripts are
+    kept, and plotly is compiled twice instead of for every page.
     """
 
     def __init__(self, playwright: Playwright, folder: Path) -> None:
@@ -46,7 +54,10 @@ class Browsers:
             self.contexts[is_phone] = self.playwright.chromium.launch_persistent_context(
                 self.folder / ("phone" if is_phone else "desk"),
                 executable_path=CHROMIUM,
-                args=["--no-sandbox", "--lang=en-US"],  # a locale that Intl knows: under C, it is `en-US@posix`
+                args=[
+                    "--no-sandbox",
+                    "--lang=en-US",
+                ],  # a locale that Intl knows: under C, it is `en-US@posix`
                 **PHONE if is_phone else {"viewport": SIZE},
             )
         return self.contexts[is_phone]
@@ -56,8 +67,8 @@ class Browsers:
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
     if not Path(CHROMIUM).exists():
         pytest.skip(
-            f"the live page needs a browser, and there is none at {CHROMIUM}: apt-get install chromium, or name one in "
-            "LOOPWRIGHT_CHROMIUM"
+            f"the live page needs a browser, and there is none at {CHROMIUM}: apt-get install "
+            "chromium, or name one in LOOPWRIGHT_CHROMIUM"
         )
     with sync_playwright() as playwright:
         browsers = Browsers(playwright, tmp_path_factory.mktemp("profiles"))
@@ -68,17 +79,36 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
 
 @pytest.fixture(scope="session")
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs as they lie around: a sweep, one with many steps, a failed one, a damaged one, one with a bad name."""
+    """Runs as they lie around: a sweep, one with many steps, a failed one, a damaged one, one with
+    a bad name."""
     root = tmp_path_factory.mktemp("browser") / "runs"
-    small: dict[str, Any] = {"steps": 240, "epochs": 4, "image_size": 16, "resumed": False, "media": False}
+    small: dict[str, Any] = {
+        "steps": 240,
+        "epochs": 4,
+        "image_size": 16,
+        "resumed": False,
+        "media": False,
+    }
     for number in range(6):
         lr, width = 10.0 ** -(1 + number % 3), 16 << number // 3
         config = {"optimizer.lr": lr, "model.width": width}
         folder = root / "sweep" / f"lr={lr:g}-width={width}"
-        make_demo_run(folder, **small, seed=number, config=config, tags=["sweep"], started=1.7e9 + number)
+        make_demo_run(
+            folder, **small, seed=number, config=config, tags=["sweep"], started=1.7e9 + number
+        )
     names = ("loss", "accuracy", "lr", "train/grad_norm", "layers/0/norm", "layers/1/norm")
-    make_demo_run(root / "long", steps=20_000, epochs=8, media=False, names=names, tags=["baseline"], started=1.71e9)
-    make_demo_run(root / "failed", **small, state="failed", config={"optimizer.lr": 1.0}, started=1.69e9)
+    make_demo_run(
+        root / "long",
+        steps=20_000,
+        epochs=8,
+        media=False,
+        names=names,
+        tags=["baseline"],
+        started=1.71e9,
+    )
+    make_demo_run(
+        root / "failed", **small, state="failed", config={"optimizer.lr": 1.0}, started=1.69e9
+    )
     make_demo_run(root / MARKUP, **small, name=MARKUP, started=1.69e9 + 1)
     damaged = make_demo_run(root / "damaged", **small, started=1.69e9 + 2)
     damaged.joinpath("metrics.sqlite").write_bytes(b"this is no database " * 200)
@@ -124,12 +154,19 @@ class Visitor:
             page.set_viewport_size({"width": size[0], "height": size[1]})
         page.set_default_timeout(MILLISECONDS)
         home = file.as_uri() if file else f"http://127.0.0.1:{port or self.site.port}/"
-        page.on("console", lambda message: self._note(message.type in ("error", "warning"), f"console: {message.text}"))
+        page.on(
+            "console",
+            lambda message: self._note(
+                message.type in ("error", "warning"), f"console: {message.text}"
+            ),
+        )
         page.on("pageerror", lambda error: self._note(True, f"error: {error}"))
         page.on("dialog", lambda dialog: self._note(True, f"dialog: {dialog.message}"))
         page.on(
             "request",
-            lambda sent: self._note(not sent.url.startswith((home, "data:", "blob:")), f"request: {sent.url}"),
+            lambda sent: self._note(
+                not sent.url.startswith((home, "data:", "blob:")), f"request: {sent.url}"
+            ),
         )
         page.goto(f"{home}{fragment}")
         page.wait_for_selector(wait, state="attached")

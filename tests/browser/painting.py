@@ -1,4 +1,5 @@
-"""A real training that logs images, histograms, texts and lines, and waits at gates that the test opens."""
+"""A real training that logs images, histograms, texts and lines, and waits at gates that the test
+opens."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ LOGGER = logging.getLogger("painting")
 
 
 class PaintingTrainer(loopwright.Trainer):
-    """Logs at every eighth step, and waits before every ninth until the file of that step is there."""
+    """Logs at every eighth step, and waits before every ninth until the file of that step is
+    there."""
 
     gates = Path()
     fail_at = 0
@@ -39,7 +41,9 @@ class PaintingTrainer(loopwright.Trainer):
     def paint(self, step: int) -> None:
         source = torch.linspace(0, 1, 16).expand(3, 16, 16)
         made = source * (step / 64)
-        self.log_images("triplet", [source, made, 1 - source], captions=["input", "generated", "target"])
+        self.log_images(
+            "triplet", [source, made, 1 - source], captions=["input", "generated", "target"]
+        )
         self.log_histogram("weights", self.model.weight)
         self.log_text("note", f"painted after {step} steps")
         LOGGER.warning("painted after %d steps", step)
@@ -53,7 +57,9 @@ def paint(run_dir: str, gates: str, num_epochs: int, fail_at: int) -> None:
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
     model = nn.Linear(4, 2)
-    trainer = PaintingTrainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), run_dir=run_dir)
+    trainer = PaintingTrainer(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), run_dir=run_dir
+    )
     trainer.gates, trainer.fail_at = Path(gates), fail_at
     trainer.train(DataLoader(data, 8), num_epochs)
 

@@ -1,4 +1,5 @@
-"""Screenshots for README and docs: written where LOOPWRIGHT_SCREENSHOTS names a folder (docs/images), else not."""
+"""Screenshots for README and docs: written where LOOPWRIGHT_SCREENSHOTS names a folder
+(docs/images), else not."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def save_picture(page: Page, name: str) -> None:
         return
     from PIL import Image
 
-    page.evaluate("""() => { document.querySelector(".folder").textContent = "runs"; }""")  # where tests write
+    # where tests write
+    page.evaluate("""() => { document.querySelector(".folder").textContent = "runs"; }""")
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     path = Path(folder, f"{name}.png")
     image.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)

@@ -1,4 +1,5 @@
-"""Servers for browser tests: their pages are closed first, or each would complain of the server that is gone."""
+"""Servers for browser tests: their pages are closed first, or each would complain of the server
+that is gone."""
 
 from __future__ import annotations
 

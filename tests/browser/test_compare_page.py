@@ -1,4 +1,5 @@
-"""The comparison of runs: settings that differ, results, the step at which runs part, curves with a mark there."""
+"""The comparison of runs: settings that differ, results, the step at which runs part, curves with a
+mark there."""
 
 from __future__ import annotations
 
@@ -73,7 +74,11 @@ def test_the_first_step_at_which_two_runs_part_is_said_with_its_values_and_marke
         """() => document.querySelector('[data-panel="loss"] .plot').data
             .some((trace) => trace.yaxis === "y2" && trace.mode === "lines")"""
     )
-    (mark,) = (trace for trace in traces(page, "loss") if trace["axis"] == "y2" and trace["mode"] == "lines")
+    (mark,) = (
+        trace
+        for trace in traces(page, "loss")
+        if trace["axis"] == "y2" and trace["mode"] == "lines"
+    )
     assert mark["x"][:2] == [18, 18]
     assert len({trace["colour"] for trace in lines(page, "loss")}) == 2
     page.set_viewport_size({"width": 1280, "height": 1060})
@@ -103,9 +108,10 @@ def test_results_show_the_best_run(visit: Open):
     row = page.locator(".compare-table tr", has=page.locator("th", has_text="eval_loss"))
     values = [float(text) for text in row.locator("td").all_inner_texts()]
     expect(row.locator(".is-best")).to_have_text(f"{min(values):.4f}")
+    # their folder is the same
     expect(page.locator(".compare-table thead a")).to_have_text(
         ["lr=0.1-width=16", "lr=0.01-width=32"]
-    )  # their folder is the same
+    )
 
 
 def test_fewer_than_two_runs_say_what_to_do(visit: Open, pairs: Served):
@@ -130,13 +136,17 @@ def test_a_run_that_goes_on_is_compared_as_it_goes(visit: Open, tmp_path: Path):
         page = visit("#/compare", port=server.port)
         expect(page.locator(".empty")).to_contain_text("One run is selected")
         start(tmp_path / "runs" / "two", num_epochs=4, wait=0.002).join()
-        expect(page.locator(".parting")).to_contain_text("in all 96 steps that they have in common, bit for bit")
+        expect(page.locator(".parting")).to_contain_text(
+            "in all 96 steps that they have in common, bit for bit"
+        )
         wait_for_chart(page, "loss")
 
 
 def test_markup_in_names_is_text(visit: Open, pairs: Served):
     page = visit(address("first", MARKUP), port=pairs.port)
-    expect(card(page, MARKUP).locator(".parting-words")).to_contain_text(f"{MARKUP} is the same as first in 17 steps")
+    expect(card(page, MARKUP).locator(".parting-words")).to_contain_text(
+        f"{MARKUP} is the same as first in 17 steps"
+    )
     expect(page.locator(".compare-table thead a").last).to_have_text(MARKUP)
     wait_for_chart(page, "loss")
     assert page.locator("main img").count() == 0
@@ -155,8 +165,12 @@ def test_it_is_no_wider_than_a_phone_and_dark_where_the_system_is(visit: Open, p
     wait_for_chart(page, "loss")
     assert page.evaluate("() => document.documentElement.scrollWidth") == 390
     frame = page.locator(".compare-frame")
-    assert frame.evaluate("(one) => one.scrollWidth > one.clientWidth")  # the table scrolls in its own frame
-    assert page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor") == "rgb(16, 19, 24)"
+    # the table scrolls in its own frame
+    assert frame.evaluate("(one) => one.scrollWidth > one.clientWidth")
+    assert (
+        page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor")
+        == "rgb(16, 19, 24)"
+    )
 
 
 def test_many_runs_are_compared_up_to_twenty(visit: Open, tmp_path: Path):
@@ -171,6 +185,8 @@ def test_many_runs_are_compared_up_to_twenty(visit: Open, tmp_path: Path):
             started=1.7e9 + number,
         )
     with serving(tmp_path / "runs") as server:
-        page = visit(f"#/compare?runs={','.join(f'run{number}' for number in range(22))}", port=server.port)
+        page = visit(
+            f"#/compare?runs={','.join(f'run{number}' for number in range(22))}", port=server.port
+        )
         expect(page.locator(".page-head")).to_contain_text("the first 20 of 22 selected runs")
         expect(page.locator(".parting")).to_have_count(19)

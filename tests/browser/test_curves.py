@@ -48,7 +48,8 @@ def test_a_thinned_curve_says_so_and_keeps_its_spikes(visit: Open):
     wait_for_chart(page, "loss")
     expect(panel(page, "loss").locator(".thin-note")).to_contain_text("points")
     bands = [trace for trace in traces(page, "loss") if trace["fill"] == "toself"]
-    assert max(y for band in bands for y in band["y"] if y is not None) == 40.0  # single steps among 20,000
+    # single steps among 20,000
+    assert max(y for band in bands for y in band["y"] if y is not None) == 40.0
     step = lines(page, "loss")[0]
     assert len(step["x"]) < 1000
     assert max(y for y in step["y"] if y is not None) < 40.0
@@ -67,7 +68,10 @@ def test_zoom_gets_every_point_and_is_the_same_in_all_charts(visit: Open):
     steps = [x for x in lines(page, "loss")[0]["x"] if x is not None]
     assert {after - before for before, after in pairwise(steps)} == {1}
     start, end = x_range(page, "loss")
-    is_same = f"({{ _fullLayout: {{ xaxis: {{ range: [a, b] }} }} }}) => Math.hypot(a - {start}, b - {end}) < 0.01"
+    is_same = (
+        f"({{ _fullLayout: {{ xaxis: {{ range: [a, b] }} }} }}) => Math.hypot(a - {start}, b "
+        f"- {end}) < 0.01"
+    )
     wait_for_plot(page, "accuracy", is_same)
     page.keyboard.press("0")
     expect(panel(page, "loss").locator(".thin-note")).to_be_visible()
@@ -90,7 +94,9 @@ def test_nan_and_infinite_values_are_marked_and_the_line_is_broken(visit: Open):
 
 
 def test_steps_without_values_are_a_gap_and_no_line(visit: Open, tmp_path: Path):
-    store = MetricsStore(write_run(tmp_path / "runs" / "gap", steps=40, media=False) / "metrics.sqlite")
+    store = MetricsStore(
+        write_run(tmp_path / "runs" / "gap", steps=40, media=False) / "metrics.sqlite"
+    )
     store.add_steps(step_rows(300, 340))
     store.close()
     with serving(tmp_path / "runs") as server:
@@ -107,7 +113,11 @@ def test_smoothing_shows_the_raw_curve_behind(visit: Open):
     wait_for_chart(page, "accuracy")
     before = lines(page, "accuracy")
     page.get_by_label("Smoothing", exact=True).fill("3")
-    wait_for_plot(page, "accuracy", "(plot) => plot.data.filter((trace) => trace.line?.width === 2).length === 2")
+    wait_for_plot(
+        page,
+        "accuracy",
+        "(plot) => plot.data.filter((trace) => trace.line?.width === 2).length === 2",
+    )
     raw, smooth = lines(page, "accuracy")[:2]
     assert raw["y"] == before[0]["y"]
     assert raw["colour"].startswith("rgba")
@@ -225,7 +235,10 @@ def test_only_panels_in_view_are_drawn(visit: Open):
 def test_without_a_selection_the_page_says_what_to_do(visit: Open):
     page = visit("#/curves?runs=")
     expect(page.locator(".empty")).to_contain_text("No run is selected")
-    words, button = page.locator(".empty p").bounding_box(), page.get_by_role("link", name="Choose runs").bounding_box()
+    words, button = (
+        page.locator(".empty p").bounding_box(),
+        page.get_by_role("link", name="Choose runs").bounding_box(),
+    )
     assert words is not None
     assert button is not None
     assert 0 < button["y"] - words["y"] - words["height"] < 40  # beside the words that lead to it
@@ -238,9 +251,15 @@ def test_an_infinite_value_among_thinned_ones_is_an_arrow_and_nan_a_cross(visit:
     wait_for_chart(page, "loss")
     assert panel(page, "loss").locator(".thin-note").is_visible()
     (odd,) = [
-        trace for trace in traces(page, "loss") if isinstance(trace["symbol"], list) and "x-thin" in trace["symbol"]
+        trace
+        for trace in traces(page, "loss")
+        if isinstance(trace["symbol"], list) and "x-thin" in trace["symbol"]
     ]
-    arrows = [(x, y) for x, y, symbol in zip(odd["x"], odd["y"], odd["symbol"], strict=True) if symbol == "triangle-up"]
+    arrows = [
+        (x, y)
+        for x, y, symbol in zip(odd["x"], odd["y"], odd["symbol"], strict=True)
+        if symbol == "triangle-up"
+    ]
     (arrow,) = arrows
     middle = x_range(page, "loss")[1] / 2 + 7  # where the demo run puts it
     assert arrow[0] == pytest.approx(middle, rel=0.02)
@@ -284,8 +303,22 @@ def test_numbers_at_the_axes_are_whole_and_apart_in_a_close_look_and_on_log_scal
 
 
 def test_the_choices_of_x_are_the_metrics_of_the_selection(visit: Open, tmp_path: Path):
-    make_demo_run(tmp_path / "runs" / "a", steps=20, epochs=1, names=("loss", "one"), media=False, resumed=False)
-    make_demo_run(tmp_path / "runs" / "b", steps=20, epochs=1, names=("loss", "two"), media=False, resumed=False)
+    make_demo_run(
+        tmp_path / "runs" / "a",
+        steps=20,
+        epochs=1,
+        names=("loss", "one"),
+        media=False,
+        resumed=False,
+    )
+    make_demo_run(
+        tmp_path / "runs" / "b",
+        steps=20,
+        epochs=1,
+        names=("loss", "two"),
+        media=False,
+        resumed=False,
+    )
     with serving(tmp_path / "runs") as server:
         page = visit("#/curves?runs=a", port=server.port)
         options = page.get_by_label("x axis").locator("optgroup option")
@@ -300,11 +333,17 @@ def test_back_leaves_a_zoom_and_a_typed_address_is_shown(visit: Open):
     wait_for_chart(page, "loss")
     whole = x_range(page, "loss")
     drag(page, "loss", 0.4, 0.6)
-    wait_for_plot(page, "loss", "({ _fullLayout: { xaxis } }, last) => xaxis.range[1] < 0.7 * last", whole[1])
+    wait_for_plot(
+        page, "loss", "({ _fullLayout: { xaxis } }, last) => xaxis.range[1] < 0.7 * last", whole[1]
+    )
     page.go_back()
-    wait_for_plot(page, "loss", "({ _fullLayout: { xaxis } }, last) => xaxis.range[1] > 0.99 * last", whole[1])
+    wait_for_plot(
+        page, "loss", "({ _fullLayout: { xaxis } }, last) => xaxis.range[1] > 0.99 * last", whole[1]
+    )
     page.evaluate("() => { location.hash = '#/curves?runs=long&x=epoch&find=loss'; }")
-    wait_for_plot(page, "loss", "({ _fullLayout: { xaxis } }) => Math.abs(xaxis.range[1] - 8) < 0.1")
+    wait_for_plot(
+        page, "loss", "({ _fullLayout: { xaxis } }) => Math.abs(xaxis.range[1] - 8) < 0.1"
+    )
     expect(page.locator(".panel")).to_have_count(1)
 
 
@@ -314,8 +353,11 @@ def test_a_panel_has_the_marks_of_the_runs_that_are_in_it(visit: Open):
     for name in ("loss", "layers/0/norm"):
         wait_for_plot(page, name, HAS_LINES)
         marks = [
-            trace for trace in traces(page, name) if trace["axis"] == "y2" and "x-thin" not in (trace["symbol"] or ())
+            trace
+            for trace in traces(page, name)
+            if trace["axis"] == "y2" and "x-thin" not in (trace["symbol"] or ())
         ]
         places[name] = {x for trace in marks for x in trace["x"] if x is not None}
-    assert {60, 120, 2500} <= places["loss"]  # checkpoints of the runs of the sweep, and of the long one
+    # checkpoints of the runs of the sweep, and of the long one
+    assert {60, 120, 2500} <= places["loss"]
     assert min(places["layers/0/norm"]) == 2500

@@ -29,7 +29,9 @@ def growing(tmp_path: Path) -> Iterator[Served]:
         yield server
 
 
-def test_curves_grow_while_a_training_runs_and_go_on_after_a_kill(visit: Open, growing: Served, tmp_path: Path):
+def test_curves_grow_while_a_training_runs_and_go_on_after_a_kill(
+    visit: Open, growing: Served, tmp_path: Path
+):
     page = visit("#/curves", port=growing.port)
     expect(page.locator(".empty")).to_contain_text("No runs yet")
     loads = page.evaluate("() => performance.getEntriesByType('navigation').length")
@@ -51,7 +53,11 @@ def test_curves_grow_while_a_training_runs_and_go_on_after_a_kill(visit: Open, g
     steps = [x for x in lines(page, "loss")[0]["x"] if x is not None]
     assert steps == list(range(1, 6 * STEPS + 1))
     wait_for_plot(page, "loss", HAS_LINES)
-    marks = [trace for trace in traces(page, "loss") if trace["axis"] == "y2" and trace["mode"] == "lines"]
+    marks = [
+        trace
+        for trace in traces(page, "loss")
+        if trace["axis"] == "y2" and trace["mode"] == "lines"
+    ]
     assert [x for trace in marks for x in trace["x"] if x is not None] == [3 * STEPS] * 2
     assert page.evaluate("() => performance.getEntriesByType('navigation').length") == loads
 
@@ -76,14 +82,19 @@ def test_a_hidden_tab_asks_for_nothing_and_catches_up(visit: Open, growing: Serv
     wait_for_plot(page, "loss", POINTS, 4 * STEPS)
 
 
-def test_a_zoomed_chart_stays_where_it_is_while_values_come(visit: Open, growing: Served, tmp_path: Path):
+def test_a_zoomed_chart_stays_where_it_is_while_values_come(
+    visit: Open, growing: Served, tmp_path: Path
+):
     training = start(tmp_path / "runs" / "first", num_epochs=100_000)
     try:
         page = visit("#/curves?zoom=3,20", port=growing.port)
         wait_for_chart(page, "loss")
-        count = page.evaluate("async () => (await (await fetch('/api/runs')).json()).runs[0].progress.step")
+        count = page.evaluate(
+            "async () => (await (await fetch('/api/runs')).json()).runs[0].progress.step"
+        )
         page.wait_for_function(
-            "(count) => fetch('/api/runs').then((r) => r.json()).then((a) => a.runs[0].progress.step > count + 20)",
+            "(count) => fetch('/api/runs').then((r) => r.json()).then((a) => "
+            "a.runs[0].progress.step > count + 20)",
             arg=count,
         )
         assert x_range(page, "loss") == pytest.approx([3, 20])
@@ -96,7 +107,9 @@ def test_a_zoomed_chart_stays_where_it_is_while_values_come(visit: Open, growing
 
 
 def test_a_server_that_is_gone_is_said_and_found_again(visitor, runs_folder: Path):
-    visitor.is_expected = lambda problem: "ERR_CONNECTION_REFUSED" in problem or "ERR_INCOMPLETE_CHUNKED" in problem
+    visitor.is_expected = lambda problem: (
+        "ERR_CONNECTION_REFUSED" in problem or "ERR_INCOMPLETE_CHUNKED" in problem
+    )
     with serving_to_anyone(runs_folder) as server:
         page = visitor.open("#/runs", port=server.port)
         expect(page.locator("table")).to_be_visible()

@@ -34,9 +34,20 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Runs as in the docs: a sweep over learning rates and widths, and one that is training now."""
     root = tmp_path_factory.mktemp("gallery") / "runs"
     for number, (lr, width) in enumerate(((0.003, 64), (0.001, 64), (0.003, 128), (0.001, 128))):
-        options: dict[str, Any] = {"steps": 1500, "epochs": 12, "media": False, "resumed": number == 3}
+        options: dict[str, Any] = {
+            "steps": 1500,
+            "epochs": 12,
+            "media": False,
+            "resumed": number == 3,
+        }
         config = {"optimizer.lr": lr, "model.width": width}
-        make_demo_run(root / f"lr={lr}-width={width}", **options, seed=number, config=config, nan_spikes=number == 1)
+        make_demo_run(
+            root / f"lr={lr}-width={width}",
+            **options,
+            seed=number,
+            config=config,
+            nan_spikes=number == 1,
+        )
     training = start(root / "digits-live", num_epochs=40, wait=0.05)
     with serving(root) as server:
         yield server
@@ -54,7 +65,9 @@ def test_the_table_of_runs_looks_as_in_the_docs(visit: Open, gallery: Served, pi
     picture(page, "ui-runs")
 
 
-def test_light_and_dark_follow_the_system_also_while_the_page_is_open(visit: Open, gallery: Served, picture: Picture):
+def test_light_and_dark_follow_the_system_also_while_the_page_is_open(
+    visit: Open, gallery: Served, picture: Picture
+):
     page = visit(f"#/curves?{SWEEP}&smooth=3&fit=1", port=gallery.port)
     for name in ("loss", "accuracy", "lr", "train/grad_norm", "train/throughput"):
         wait_for_chart(page, name)
@@ -91,7 +104,8 @@ def test_nothing_is_wider_than_a_phone(visit: Open, gallery: Served, picture: Pi
 
 def test_a_tap_on_a_chart_reads_its_values(visit: Open):
     page = visit(f"#/curves?{FOUR}", phone=True)
-    wait_for_chart(page, "lr")  # the last one in sight: a chart that is drawn again closes what a tap has opened
+    # the last one in sight: a chart that is drawn again closes what a tap has opened
+    wait_for_chart(page, "lr")
     plot = wait_for_chart(page, "loss").locator(".panel-plot")
     tip = page.locator(".cursor-values:not([hidden])")
     for _ in range(10):  # a chart may be drawn again at any time, and one taps again
@@ -106,7 +120,9 @@ def test_a_tap_on_a_chart_reads_its_values(visit: Open):
     assert box["x"] + box["width"] <= 390
 
 
-@pytest.mark.parametrize("run", ["../../etc/passwd", "..%2F..%2Fetc%2Fpasswd", "%E0%A4%A", "nothing", MARKUP])
+@pytest.mark.parametrize(
+    "run", ["../../etc/passwd", "..%2F..%2Fetc%2Fpasswd", "%E0%A4%A", "nothing", MARKUP]
+)
 def test_any_address_is_a_page_and_no_error(visitor: Visitor, run: str):
     visitor.is_expected = lambda problem: "404" in problem
     page = visitor.open(f"#/run/{run}", wait="main > *")
@@ -115,7 +131,9 @@ def test_any_address_is_a_page_and_no_error(visitor: Visitor, run: str):
 
 
 def test_settings_that_mean_nothing_are_no_error(visit: Open):
-    page = visit("#/curves?runs=long,nothing&x=step&zoom=a,b&smooth=99&logy=nothing&closed=%&wide=,&marks=unknown")
+    page = visit(
+        "#/curves?runs=long,nothing&x=step&zoom=a,b&smooth=99&logy=nothing&closed=%&wide=,&marks=unknown"
+    )
     wait_for_chart(page, "loss")
     page = visit("#/runs?sort=-nothing&group=nothing&cols=nothing&hide=,&q=%22a")
     expect(page.locator("table")).to_be_visible()

@@ -1,4 +1,5 @@
-"""A report opened from the disk: the same pages without a server, and nothing loaded from anywhere."""
+"""A report opened from the disk: the same pages without a server, and nothing loaded from
+anywhere."""
 
 from __future__ import annotations
 
@@ -30,7 +31,15 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_markup_run(root / MARKUP)
     made = folder / "report.html"
     assert (
-        main(["report", *(str(root / name) for name in ("first", "second", "pix2pix", MARKUP)), "-o", str(made)]) == 0
+        main(
+            [
+                "report",
+                *(str(root / name) for name in ("first", "second", "pix2pix", MARKUP)),
+                "-o",
+                str(made),
+            ]
+        )
+        == 0
     )
     root.rename(folder / "elsewhere")
     return made
@@ -57,7 +66,9 @@ def test_the_page_of_a_run_works_without_a_server(visit: Open, report: Path):
     assert not set(pictures(page, "samples/triplet")) & set(newest)
     expect(page.locator('[data-name="notes"]')).to_contain_text("After epoch 2")
     part(page, "histograms").scroll_into_view_if_needed()
-    page.wait_for_function("() => document.querySelector('[data-histogram] .plot')?.data?.[0]?.type === 'heatmap'")
+    page.wait_for_function(
+        "() => document.querySelector('[data-histogram] .plot')?.data?.[0]?.type === 'heatmap'"
+    )
     expect(part(page, "log").locator(".log-line.warning")).to_contain_text("resumed")
     expect(part(page, "config")).to_contain_text("Adam")
     page.reload()
@@ -87,7 +98,9 @@ def test_runs_are_compared_in_a_report(visit: Open, report: Path):
     expect(page.locator(".parting-words")).to_have_text(
         "second is the same as first in 17 steps, bit for bit, and first differs at step 18."
     )
-    expect(page.locator(".compare-table tr", has_text="model.width").locator("td")).to_have_text(["32", "64"])
+    expect(page.locator(".compare-table tr", has_text="model.width").locator("td")).to_have_text(
+        ["32", "64"]
+    )
     wait_for_chart(page, "loss")
 
 
@@ -109,7 +122,10 @@ def test_a_report_is_read_on_a_phone_and_in_the_dark(visit: Open, report: Path):
     page = visit("#/run/pix2pix", file=report, phone=True, dark=True)
     wait_for_chart(page, "loss")
     assert page.evaluate("() => document.documentElement.scrollWidth") == 390
-    assert page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor") == "rgb(16, 19, 24)"
+    assert (
+        page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor")
+        == "rgb(16, 19, 24)"
+    )
     made = page.locator(".made").bounding_box()
     assert made is not None
     assert made["height"] < 30  # one line
@@ -117,7 +133,9 @@ def test_a_report_is_read_on_a_phone_and_in_the_dark(visit: Open, report: Path):
 
 def test_a_report_of_one_run_opens_at_that_run(visit: Open, tmp_path: Path):
     write_run(tmp_path / "runs" / "only", steps=20)
-    assert main(["report", str(tmp_path / "runs" / "only"), "-o", str(tmp_path / "report.html")]) == 0
+    assert (
+        main(["report", str(tmp_path / "runs" / "only"), "-o", str(tmp_path / "report.html")]) == 0
+    )
     page = visit("", file=tmp_path / "report.html")
     expect(page.locator("h1")).to_have_text("only")
     wait_for_chart(page, "loss")
@@ -125,12 +143,13 @@ def test_a_report_of_one_run_opens_at_that_run(visit: Open, tmp_path: Path):
 
 def test_the_file_names_no_address_to_load_from_and_no_folder_of_the_machine(report: Path):
     text = report.read_text()
-    outside = re.sub(
-        r"<script.*?</script>", "", text, flags=re.DOTALL
-    )  # plotly's own code holds addresses that it never asks
+    # plotly's own code holds addresses that it never asks
+    outside = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     assert len(outside) < 100_000
     assert not re.search(r'(src|href)="(https?:|/)', outside)
-    held = re.search(r'<script type="application/json" id="loopwright-report">(.*?)</script>', text, re.DOTALL)
+    held = re.search(
+        r'<script type="application/json" id="loopwright-report">(.*?)</script>', text, re.DOTALL
+    )
     assert held is not None
     data = json.loads(held[1])
     assert {run["path"] for run in data["run"].values()} == {"first", "second", "pix2pix", MARKUP}

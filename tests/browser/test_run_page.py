@@ -1,4 +1,5 @@
-"""The page of one run: words, images at a step, heat maps, log, traceback, checkpoints; live, and by keyboard."""
+"""The page of one run: words, images at a step, heat maps, log, traceback, checkpoints; live, and
+by keyboard."""
 
 from __future__ import annotations
 
@@ -29,23 +30,39 @@ MILLISECOND = 1_000_000  # nanoseconds
 
 def profile(callback: str) -> str:
     """The file that Profile() writes, of a run that waits for data and has a slow callback."""
-    parts = {"data": 7700, "forward": 1600, "backward": 1100, f"callbacks/{callback}/on_update_end": 1990}
+    parts = {
+        "data": 7700,
+        "forward": 1600,
+        "backward": 1100,
+        f"callbacks/{callback}/on_update_end": 1990,
+    }
     nanoseconds = {part: spent * MILLISECOND for part, spent in parts.items()} | {
         "callbacks/Tiny/on_log": 10 * MILLISECOND
     }
-    report = Report(nanoseconds, num_steps=1000, num_workers=0, num_cores=2, memory={"process": 512 * MILLISECOND})
+    report = Report(
+        nanoseconds,
+        num_steps=1000,
+        num_workers=0,
+        num_cores=2,
+        memory={"process": 512 * MILLISECOND},
+    )
     return json.dumps(report.as_dict())
 
 
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Runs with all that a run can have, and runs that have nothing, or are damaged, or call themselves markup."""
+    """Runs with all that a run can have, and runs that have nothing, or are damaged, or call
+    themselves markup."""
     root = tmp_path_factory.mktemp("rich") / "runs"
     names = ("loss", "accuracy", "lr", "train/samples_per_second", "memory/process")
-    pix2pix = make_demo_run(root / "pix2pix", steps=1000, epochs=10, names=names, image_size=96, tags=["facades"])
+    pix2pix = make_demo_run(
+        root / "pix2pix", steps=1000, epochs=10, names=names, image_size=96, tags=["facades"]
+    )
     pix2pix.joinpath("profile.json").write_text(profile("EMA"))
     make_demo_run(root / "plain", steps=20, epochs=1, media=False, resumed=False, names=("loss",))
-    RunManifest.collect(device="cpu", seed=0).changed(state="stopped").write(_made(root / "bare") / "run.json")
+    RunManifest.collect(device="cpu", seed=0).changed(state="stopped").write(
+        _made(root / "bare") / "run.json"
+    )
     damaged = make_demo_run(root / "damaged", steps=20, epochs=1, media=False)
     damaged.joinpath("metrics.sqlite").write_bytes(b"this is no database " * 200)
     write_markup_run(root / MARKUP)
@@ -82,12 +99,16 @@ def write_markup_run(folder: Path) -> None:
     store.add_event(
         "failed",
         MARKUP,
-        detail={"traceback": f"Traceback (most recent call last):\n  {MARKUP}\nRuntimeError: {MARKUP}"},
+        detail={
+            "traceback": f"Traceback (most recent call last):\n  {MARKUP}\nRuntimeError: {MARKUP}"
+        },
     )
     store.close()
     folder.joinpath("profile.json").write_text(profile(MARKUP))
     manifest = json.loads(folder.joinpath("run.json").read_text())
-    folder.joinpath("run.json").write_text(json.dumps(manifest | {"state": "failed", "reason": MARKUP}))
+    folder.joinpath("run.json").write_text(
+        json.dumps(manifest | {"state": "failed", "reason": MARKUP})
+    )
 
 
 def part(page: Page, name: str) -> Locator:
@@ -109,7 +130,9 @@ def pictures(page: Page, name: str) -> list[str]:
 # What it says
 
 
-def test_the_head_says_in_words_how_a_run_went(visit: Open, rich: Served, picture: Callable[[Page, str], None]):
+def test_the_head_says_in_words_how_a_run_went(
+    visit: Open, rich: Served, picture: Callable[[Page, str], None]
+):
     page = visit("#/run/pix2pix", port=rich.port)
     expect(page.locator("h1")).to_have_text("pix2pix")
     expect(page.locator(".lead")).to_contain_text(
@@ -119,13 +142,15 @@ def test_the_head_says_in_words_how_a_run_went(visit: Open, rich: Served, pictur
     expect(page.locator(".run-title .pill")).to_have_text("finished")
     expect(page.locator(".run-title .tag")).to_have_text("facades")
     facts = {
-        one.locator("dt").inner_text(): one.locator("dd").inner_text() for one in page.locator(".facts > div").all()
+        one.locator("dt").inner_text(): one.locator("dd").inner_text()
+        for one in page.locator(".facts > div").all()
     }
     assert facts["Epoch"] == "10 of 10"
     assert facts["Update"] == "1,000"
     assert facts["Samples"] == "32,000"
     wait_for_chart(page, "loss")
-    page.locator(".origin").evaluate("(element) => { element.hidden = true; }")  # folders of this machine
+    # folders of this machine
+    page.locator(".origin").evaluate("(element) => { element.hidden = true; }")
     picture(page, "ui-run")
 
 
@@ -175,7 +200,9 @@ def test_a_damaged_run_is_shown_as_damaged_with_what_is_left_of_it(visit: Open, 
 
 def test_settings_environment_and_manifest_are_there(visit: Open, rich: Served):
     page = visit("#/run/pix2pix", port=rich.port)
-    optimizer = part(page, "config").locator(".entry-card", has=page.get_by_role("heading", name="optimizer"))
+    optimizer = part(page, "config").locator(
+        ".entry-card", has=page.get_by_role("heading", name="optimizer")
+    )
     expect(optimizer.locator("dt")).to_have_text(["name", "lr", "betas"])
     expect(optimizer.locator("dd")).to_have_text(["Adam", "0.001", "[0.9,0.999]"])
     expect(part(page, "environment")).to_contain_text("torch")
@@ -188,7 +215,11 @@ def test_curves_of_the_run_are_in_their_parts_with_its_marks(visit: Open, rich: 
     wait_for_chart(page, "loss")
     assert part(page, "curves").locator("[data-panel]").count() == 2
     expect(part(page, "speed").locator("[data-panel]")).to_have_count(3)
-    marks = [trace for trace in traces(page, "loss") if trace["axis"] == "y2" and trace["mode"] == "lines"]
+    marks = [
+        trace
+        for trace in traces(page, "loss")
+        if trace["axis"] == "y2" and trace["mode"] == "lines"
+    ]
     assert [x for x in marks[0]["x"] if x is not None] == [500, 500]
 
 
@@ -221,9 +252,11 @@ def test_where_the_time_goes_is_a_verdict_and_bars(visit: Open, rich: Served):
     expect(part(page, "time").locator("code").first).to_have_text("on_update_end")
     page.wait_for_function("() => document.querySelector('#part-time .plot')?.data?.length === 1")
     bars = page.evaluate(
-        "() => { const [bars] = document.querySelector('#part-time .plot').data; return [[...bars.x], bars.text[0]]; }"
+        "() => { const [bars] = document.querySelector('#part-time .plot').data; return "
+        "[[...bars.x], bars.text[0]]; }"
     )
-    assert bars[0] == pytest.approx([62.1, 12.9, 8.87, 16.13, 16.05], abs=0.01)  # a detail of a thousandth has no bar
+    # a detail of a thousandth has no bar
+    assert bars[0] == pytest.approx([62.1, 12.9, 8.87, 16.13, 16.05], abs=0.01)
     assert bars[1].startswith("62.1 %")
     expect(part(page, "time")).to_contain_text("Peak memory: 512 MB")
 
@@ -248,7 +281,9 @@ def test_the_slider_goes_through_the_images_of_all_names_by_keyboard(
     page.keyboard.press("ArrowLeft")
     expect(slider).to_have_attribute("aria-valuetext", "step 900, epoch 8")
     assert not set(pictures(page, "samples/triplet")) & set(newest)
-    expect(page.locator('[data-name="notes"]')).to_contain_text("After epoch 9: <b>all</b> is well & good.")
+    expect(page.locator('[data-name="notes"]')).to_contain_text(
+        "After epoch 9: <b>all</b> is well & good."
+    )
     expect(page.locator('[data-name="predictions"] tbody tr').first).to_contain_text("class 0")
     assert "at=900" in page.url
     picture(page, "ui-images")
@@ -266,9 +301,15 @@ def test_the_slider_goes_through_the_images_of_all_names_by_keyboard(
 
 
 @pytest.mark.parametrize(("size", "columns"), [(1280, 6), (390, 3)])
-def test_images_that_belong_together_stay_in_a_row(visit: Open, tmp_path: Path, size: int, columns: int):
-    run = make_demo_run(tmp_path / "runs" / "many", steps=4, epochs=1, media=False, resumed=False, names=("loss",))
-    captions = tuple(f"epoch1_{number}_{what}" for number in (1, 2, 3) for what in ("input", "output", "target"))
+def test_images_that_belong_together_stay_in_a_row(
+    visit: Open, tmp_path: Path, size: int, columns: int
+):
+    run = make_demo_run(
+        tmp_path / "runs" / "many", steps=4, epochs=1, media=False, resumed=False, names=("loss",)
+    )
+    captions = tuple(
+        f"epoch1_{number}_{what}" for number in (1, 2, 3) for what in ("input", "output", "target")
+    )
     store = MetricsStore(run / "metrics.sqlite")
     images = Images(tuple(demo_image(16, number, 5) for number in range(9)), captions)
     store.add_media(Media("examples", images, 4, 4, 0, 4, 1.0, 1.7e9))
@@ -276,7 +317,9 @@ def test_images_that_belong_together_stay_in_a_row(visit: Open, tmp_path: Path, 
     with serving(tmp_path / "runs") as server:
         page = visit("#/run/many?part=media", port=server.port, size=(size, 800))
         assert len(pictures(page, "examples")) == 9
-        heights = [one.bounding_box() for one in page.locator('[data-name="examples"] figure').all()]
+        heights = [
+            one.bounding_box() for one in page.locator('[data-name="examples"] figure').all()
+        ]
         rows = [
             sum(1 for box in heights if box and round(box["y"]) == top)
             for top in sorted({round(box["y"]) for box in heights if box})
@@ -306,7 +349,8 @@ def test_histograms_are_a_heat_map_over_the_steps(visit: Open, rich: Served):
     plot = "document.querySelector('[data-histogram=\"weights/layer1\"] .plot')"
     page.wait_for_function(f"() => {plot}?.data?.[0]?.type === 'heatmap'")
     x, y, z = page.evaluate(
-        f"() => {{ const [map] = {plot}.data; return [[...map.x], [...map.y], map.z.map((row) => [...row])]; }}"
+        f"() => {{ const [map] = {plot}.data; return [[...map.x], [...map.y], map.z.map((row) => "
+        "[...row])]; }"
     )
     assert len(x) == 11  # edges of ten histograms
     assert x[:3] == [50, 150, 250]
@@ -352,7 +396,9 @@ def test_checkpoints_are_verified_on_demand_and_damage_is_said(visit: Open, tmp_
         page.get_by_role("button", name="Verify contents").click()
         expect(rows.first.locator("td").last).to_have_text("verified")
         assert set(rows.locator("td:last-child").all_inner_texts()) == {"verified"}
-        damaged = max(tmp_path.glob("runs/trained/checkpoints/*/*"), key=lambda path: path.stat().st_size)
+        damaged = max(
+            tmp_path.glob("runs/trained/checkpoints/*/*"), key=lambda path: path.stat().st_size
+        )
         damaged.write_bytes(bytes(damaged.stat().st_size))
         page.get_by_role("button", name="Verify contents").click()
         expect(part(page, "checkpoints").locator(".pill.bad")).to_have_text("damaged")
@@ -371,7 +417,9 @@ def test_a_run_appears_paints_and_fails_before_the_eyes(visit: Open, tmp_path: P
             slider = page.get_by_role("slider")
             gates.joinpath("8").touch()
             expect(slider).to_have_attribute("max", "1")
-            expect(page.get_by_role("button", name="Following")).to_have_attribute("aria-pressed", "true")
+            expect(page.get_by_role("button", name="Following")).to_have_attribute(
+                "aria-pressed", "true"
+            )
             expect(page.locator(".run-title .pill")).to_have_text("running")
             first = pictures(page, "triplet")
             gates.joinpath("16").touch()  # followed
@@ -392,19 +440,27 @@ def test_a_run_appears_paints_and_fails_before_the_eyes(visit: Open, tmp_path: P
             expect(slider).to_have_value("4")
             gates.joinpath("40").touch()
             expect(part(page, "failure")).to_contain_text("RuntimeError: no <b>paint</b> is left")
-            expect(part(page, "failure").locator(".trace-error")).to_have_text("RuntimeError: no <b>paint</b> is left")
+            expect(part(page, "failure").locator(".trace-error")).to_have_text(
+                "RuntimeError: no <b>paint</b> is left"
+            )
             expect(page.locator(".run-title .pill")).to_have_text("failed")
             texts = page.locator(".log-line.warning .log-text").all_inner_texts()
-            painted = [text.partition("painted after ")[2] for text in texts if "painted after" in text]
+            painted = [
+                text.partition("painted after ")[2] for text in texts if "painted after" in text
+            ]
             assert painted == [f"{step} steps" for step in range(0, 41, 8)]  # each line once
-            expect(part(page, "events").locator("[data-kind=failed]")).to_contain_text("no <b>paint</b> is left")
+            expect(part(page, "events").locator("[data-kind=failed]")).to_contain_text(
+                "no <b>paint</b> is left"
+            )
         finally:
             training.kill()
             training.join()
 
 
 def test_a_run_whose_folder_is_removed_stays_on_the_page_and_says_so(visit: Open, tmp_path: Path):
-    run = make_demo_run(tmp_path / "runs" / "short", steps=20, epochs=1, media=False, resumed=False, names=("loss",))
+    run = make_demo_run(
+        tmp_path / "runs" / "short", steps=20, epochs=1, media=False, resumed=False, names=("loss",)
+    )
     with serving(tmp_path / "runs") as server:
         page = visit("#/run/short", port=server.port)
         expect(part(page, "log")).to_be_visible()
@@ -429,8 +485,13 @@ def test_markup_in_every_name_and_text_is_text(visit: Open, rich: Served):
     expect(part(page, "events")).to_contain_text(MARKUP)
     for key in ("histograms", "time", "curves"):
         part(page, key).scroll_into_view_if_needed()
-        page.wait_for_function("(key) => document.querySelector(`#part-${key} .plot`)?.data?.length > 0", arg=key)
-    assert page.evaluate("() => [...document.images].every((one) => one.getAttribute('src').startsWith('/api/media/'))")
+        page.wait_for_function(
+            "(key) => document.querySelector(`#part-${key} .plot`)?.data?.length > 0", arg=key
+        )
+    assert page.evaluate(
+        "() => [...document.images].every((one) => "
+        "one.getAttribute('src').startsWith('/api/media/'))"
+    )
     assert page.locator("[onerror]").count() == 0
 
 
@@ -447,9 +508,14 @@ def test_the_page_is_no_wider_than_a_phone_and_dark_where_the_system_is(
     page = visit("#/run/pix2pix?part=media", port=rich.port, phone=True, dark=True)
     pictures(page, "samples/triplet")
     assert page.evaluate("() => document.documentElement.scrollWidth") == 390
-    boxes = [image.bounding_box() for image in page.locator('[data-name="samples/triplet"] img').all()]
+    boxes = [
+        image.bounding_box() for image in page.locator('[data-name="samples/triplet"] img').all()
+    ]
     assert len({round(box["y"]) for box in boxes if box}) == 1  # a triplet stays in a row
-    assert page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor") == "rgb(16, 19, 24)"
+    assert (
+        page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor")
+        == "rgb(16, 19, 24)"
+    )
     picture(page, "ui-run-phone")
 
 
@@ -471,7 +537,14 @@ def test_all_of_it_is_reached_by_the_keyboard_and_the_focus_is_seen(visit: Open,
         if where == "Events":
             break
     seen = list(dict.fromkeys(order))
-    wanted = ["Pages", "Where this run is", "Parts of this page", "loss", "Images, texts and tables", "Events"]
+    wanted = [
+        "Pages",
+        "Where this run is",
+        "Parts of this page",
+        "loss",
+        "Images, texts and tables",
+        "Events",
+    ]
     assert [where for where in seen if where in wanted] == wanted
     page.keyboard.press("Escape")
     page.locator("h1").click()
@@ -481,9 +554,13 @@ def test_all_of_it_is_reached_by_the_keyboard_and_the_focus_is_seen(visit: Open,
     expect(page.get_by_role("slider")).to_have_attribute("aria-valuetext", "step 1,000, epoch 9")
 
 
-def test_the_list_of_parts_leads_there_and_the_address_says_where(visit: Open, rich: Served, visitor: Visitor):
+def test_the_list_of_parts_leads_there_and_the_address_says_where(
+    visit: Open, rich: Served, visitor: Visitor
+):
     page = visit("#/run/pix2pix", port=rich.port)
-    page.get_by_role("navigation", name="Parts of this page").get_by_role("link", name="Environment").click()
+    page.get_by_role("navigation", name="Parts of this page").get_by_role(
+        "link", name="Environment"
+    ).click()
     expect(part(page, "environment")).to_be_in_viewport()
     assert "part=environment" in page.url
     page.reload()

@@ -17,7 +17,9 @@ from .conftest import MARKUP, Open
 
 def shown(page: Page) -> list[str]:
     """The runs in the order of the table."""
-    return page.eval_on_selector_all("tbody tr[data-id]", "(rows) => rows.map((row) => row.dataset.id)")
+    return page.eval_on_selector_all(
+        "tbody tr[data-id]", "(rows) => rows.map((row) => row.dataset.id)"
+    )
 
 
 def cell(page: Page, run: str, column: str) -> str:
@@ -47,7 +49,9 @@ def test_a_row_says_state_progress_best_metric_age_and_configuration(visit: Open
 def test_equal_columns_are_hidden_until_they_are_asked_for(visit: Open):
     page = visit("#/runs")
     heads = page.locator("thead .sort")
-    assert "optimizer.name" not in heads.evaluate_all("(all) => all.map((head) => head.dataset.key)")
+    assert "optimizer.name" not in heads.evaluate_all(
+        "(all) => all.map((head) => head.dataset.key)"
+    )
     page.get_by_role("button", name="equal columns hidden").click()
     expect(page.locator('thead [data-key="optimizer.name"]')).to_be_visible()
     assert cell(page, "long", "optimizer.name") == "Adam"
@@ -92,7 +96,9 @@ def test_words_and_conditions_filter_rows(visit: Open):
         field.fill(text)
         expect(page.locator("tbody tr[data-id]"), text).to_have_count(count)
     field.fill("weidth=3")
-    expect(page.get_by_role("alert")).to_have_text("There is no column “weidth”: is it model.width?")
+    expect(page.get_by_role("alert")).to_have_text(
+        "There is no column “weidth”: is it model.width?"
+    )
     expect(page.locator("tbody tr[data-id]")).to_have_count(10)
     field.fill("nothing-like-it")
     expect(page.locator(".page-head")).to_contain_text("0 of 10 runs: nothing matches the filter")
@@ -130,7 +136,9 @@ def test_one_selection_for_all_pages_that_survives_a_reload(visit: Open):
     page.locator(".chip").first.get_by_role("button").click()
     expect(page.locator(".chip")).to_have_count(2)
     assert sorted(
-        page.locator(".chip .swatch").evaluate_all("(all) => all.map((one) => getComputedStyle(one).backgroundColor)")
+        page.locator(".chip .swatch").evaluate_all(
+            "(all) => all.map((one) => getComputedStyle(one).backgroundColor)"
+        )
     ) == sorted(again[1:])
     page.get_by_role("navigation").get_by_text("Runs").click()
     expect(page.locator("tr.is-selected")).to_have_count(2)
@@ -172,10 +180,14 @@ def test_markup_in_names_stays_text(visit: Open):
 def test_a_damaged_run_is_shown_as_damaged(visit: Open):
     page = visit("#/runs")
     assert cell(page, "damaged", "state") == "damaged"
-    assert "metrics.sqlite" in (page.locator('tr[data-id="damaged"] .warning').get_attribute("title") or "")
+    assert "metrics.sqlite" in (
+        page.locator('tr[data-id="damaged"] .warning').get_attribute("title") or ""
+    )
 
 
-def test_an_empty_folder_says_what_to_do_and_shows_the_first_run_by_itself(visit: Open, tmp_path: Path):
+def test_an_empty_folder_says_what_to_do_and_shows_the_first_run_by_itself(
+    visit: Open, tmp_path: Path
+):
     with serving(tmp_path / "runs") as empty:
         page = visit(port=empty.port)
         expect(page.locator(".empty")).to_contain_text("There is no folder")
@@ -197,7 +209,9 @@ def test_the_table_is_saved_as_it_is_shown(visit: Open):
 def test_two_hundred_runs_are_shown_sorted_and_selected(
     visit: Open, tmp_path: Path, picture: Callable[[Page, str], None]
 ):
-    first = make_demo_run(tmp_path / "runs" / "run-000", steps=20, epochs=2, media=False, resumed=False)
+    first = make_demo_run(
+        tmp_path / "runs" / "run-000", steps=20, epochs=2, media=False, resumed=False
+    )
     config = (first / "config.yaml").read_text()
     for number in range(1, 200):
         copy = shutil.copytree(first, tmp_path / "runs" / f"run-{number:03}")
@@ -207,7 +221,9 @@ def test_two_hundred_runs_are_shown_sorted_and_selected(
         expect(page.locator("tbody tr[data-id]")).to_have_count(200)
         page.locator('thead [data-key="optimizer.lr"]').click()
         page.locator('thead [data-key="optimizer.lr"]').click()
-        page.wait_for_function("() => document.querySelector('tbody tr[data-id]').dataset.id === 'run-199'")
+        page.wait_for_function(
+            "() => document.querySelector('tbody tr[data-id]').dataset.id === 'run-199'"
+        )
         page.keyboard.press("a")
         expect(page.locator("tr.is-selected")).to_have_count(200)
         expect(page.locator(".selected-count")).to_have_text("200 runs selected")

@@ -1,4 +1,5 @@
-"""Sweeps: the metric against each parameter, all parameters on parallel axes, and the table in the metric's order."""
+"""Sweeps: the metric against each parameter, all parameters on parallel axes, and the table in the
+metric's order."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def wait_for_lines(page: Page, number: int) -> None:
 
 
 def pointed_at_end(page: Page) -> str | None:
-    """Move the pointer to the best run's end on the last axis; the run whose line the chart then finds there."""
+    """Move the pointer to the best run's end on the last axis; the run whose line the chart then
+    finds there."""
     x, y = page.evaluate(
         f"""() => {{ const graph = {PARALLEL}; const {{xaxis, yaxis}} = graph._fullLayout;
             const box = graph.getBoundingClientRect();
@@ -74,15 +76,19 @@ def test_all_parameters_are_on_parallel_axes_and_a_click_selects_the_run(visit: 
     page = visit("#/sweep")
     wait_for_lines(page, 6)
     titles = page.evaluate(
-        f"() => {PARALLEL}._fullLayout.annotations.filter((one) => one.text.startsWith('<b>')).map((one) => one.text)"
+        f"() => {PARALLEL}._fullLayout.annotations.filter((one) => "
+        "one.text.startsWith('<b>')).map((one) => one.text)"
     )
     assert titles == ["<b>width</b>", "<b>lr</b>", "<b>eval_loss</b>"]
-    heights = page.evaluate(f"() => Object.fromEntries({PARALLEL}.data.map((line) => [line.meta, [...line.y]]))")
+    heights = page.evaluate(
+        f"() => Object.fromEntries({PARALLEL}.data.map((line) => [line.meta, [...line.y]]))"
+    )
     assert heights["sweep/lr=0.1-width=16"][:2] == [0, 1]
     assert heights["sweep/lr=0.001-width=32"][:2] == [1, 0]
     lowest, highest = (min(heights, key=lambda run: sign * heights[run][2]) for sign in (1, -1))
     assert (heights[lowest][2], heights[highest][2]) == (0, 1)
-    assert page.evaluate(f"() => {PARALLEL}.data.at(-1).meta") == lowest  # the best run is drawn above the others
+    # the best run is drawn above the others
+    assert page.evaluate(f"() => {PARALLEL}.data.at(-1).meta") == lowest
     selected = page.locator(".selected-count")
     before = selected.inner_text()
     wait_for(lambda: pointed_at_end(page) == lowest)  # charts above it that are still drawn move it
@@ -90,7 +96,9 @@ def test_all_parameters_are_on_parallel_axes_and_a_click_selects_the_run(visit: 
     page.mouse.up()
     expect(selected).not_to_have_text(before)
     box = page.locator(f'tr[data-id="{lowest}"] input')
-    was_selected = lowest in page.evaluate("() => decodeURIComponent(decodeURIComponent(location.hash))")
+    was_selected = lowest in page.evaluate(
+        "() => decodeURIComponent(decodeURIComponent(location.hash))"
+    )
     expect(box).to_be_checked(checked=was_selected)
 
 
@@ -106,9 +114,9 @@ def test_the_table_is_in_the_order_of_the_metric_and_goes_by_keyboard(visit: Ope
     expect(page.locator("th[aria-sort]")).to_have_attribute("aria-sort", "descending")
     page.locator("[data-key='optimizer.lr']").click()
     expect(page.locator("th[aria-sort]")).to_contain_text("lr")
-    assert [row.rpartition("/")[2].split("-")[0] for row in rows(page)] == ["lr=0.001"] * 2 + ["lr=0.01"] * 2 + [
-        "lr=0.1"
-    ] * 2
+    assert [row.rpartition("/")[2].split("-")[0] for row in rows(page)] == ["lr=0.001"] * 2 + [
+        "lr=0.01"
+    ] * 2 + ["lr=0.1"] * 2
     page.locator("h1").click()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Home")
@@ -149,10 +157,19 @@ def test_runs_with_the_same_settings_say_what_a_sweep_needs(visit: Open, tmp_pat
 
 def test_words_and_missing_values_have_their_places(visit: Open, tmp_path: Path):
     root = tmp_path / "runs"
-    options: dict[str, Any] = {"steps": 4, "epochs": 1, "media": False, "resumed": False, "names": ("loss",)}
+    options: dict[str, Any] = {
+        "steps": 4,
+        "epochs": 1,
+        "media": False,
+        "resumed": False,
+        "names": ("loss",),
+    }
     for number, name in enumerate(["relu", "tanh", MARKUP]):
         make_demo_run(
-            root / f"{number}-{MARKUP}", **options, seed=number, config={"data.act": name, f"model.{MARKUP}": number}
+            root / f"{number}-{MARKUP}",
+            **options,
+            seed=number,
+            config={"data.act": name, f"model.{MARKUP}": number},
         )
     make_demo_run(root / "without", **options, config={"data.act": "relu"})
     with serving(root) as server:
@@ -161,7 +178,12 @@ def test_words_and_missing_values_have_their_places(visit: Open, tmp_path: Path)
         assert act["scale"] == "category"
         assert act["ticks"] == ["relu", "tanh", f"{MARKUP[:17]}…"]
         marked = scatter(page, f"model.{MARKUP}")
-        assert sorted(marked["x"]) == [0, 1, 2]  # the run that does not have it is in none of its places
+        # the run that does not have it is in none of its places
+        assert sorted(marked["x"]) == [
+            0,
+            1,
+            2,
+        ]
         wait_for_lines(page, 4)
         assert page.locator("main img").count() == 0
         expect(page.locator(".parallel .annotation-text", has_text="not set").first).to_be_visible()

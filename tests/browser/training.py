@@ -11,14 +11,17 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
-import torch._dynamo  # (the first optimizer imports it, which takes seconds: once here, not in every process)
+
+# (the first optimizer imports it, which takes seconds: once here, not in every process)
+import torch._dynamo
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import loopwright
 from loopwright.callbacks import Checkpoints
 
-# Processes are forked from a process that has imported torch and does nothing else: it has no threads, unlike the one
+# Processes are forked from a process that has imported torch and does nothing else: it has no
+# threads, unlike the one
 # of the tests, in which a server and a browser's driver run.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload([__name__])
@@ -49,7 +52,9 @@ def train(run_dir: str, num_epochs: int, halt: int = 0, wait: float = 0.005) -> 
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
     saving = Checkpoints(every_epochs=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    trainer = SlowTrainer(model, optimizer, nn.BCEWithLogitsLoss(), run_dir=run_dir, callbacks=[saving])
+    trainer = SlowTrainer(
+        model, optimizer, nn.BCEWithLogitsLoss(), run_dir=run_dir, callbacks=[saving]
+    )
     trainer.halt, trainer.wait = halt, wait
     trainer.train(DataLoader(data, 16, shuffle=True), num_epochs, DataLoader(data, 64))
 
@@ -61,6 +66,7 @@ def start(run_dir: Path, num_epochs: int, halt: int = 0, wait: float = 0.005) ->
 
 def start_process(function: Callable[..., None], *arguments: object) -> BaseProcess:
     process = processes.Process(target=function, args=arguments, daemon=True)
-    with chdir(Path(__file__).parents[2]):  # where the fork server, which the first process starts, finds this module
+    # where the fork server, which the first process starts, finds this module
+    with chdir(Path(__file__).parents[2]):
         process.start()
     return process

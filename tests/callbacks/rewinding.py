@@ -36,7 +36,9 @@ def poisoned(batches: Batches, *at: int, value: float = math.nan) -> Batches:
 def build(callbacks: Any = (), **options: Any) -> Trainer:
     net = build_net()
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    defaults: dict[str, Any] = {"scheduler": Schedule(ExponentialLR(optimizer, 0.9), every="update")}
+    defaults: dict[str, Any] = {
+        "scheduler": Schedule(ExponentialLR(optimizer, 0.9), every="update")
+    }
     options = defaults | {"progress": "silent"} | options
     return Trainer(net, optimizer, cross_entropy, callbacks=callbacks, **options)
 
@@ -44,7 +46,10 @@ def build(callbacks: Any = (), **options: Any) -> Trainer:
 def assert_same_run(trainer: Trainer, other: Trainer) -> None:
     assert_same_model(trainer.model, other.model)
     assert_same_optimizer(trainer.optimizers["optimizer"], other.optimizers["optimizer"])
-    assert trainer.schedules["scheduler"].scheduler.state_dict() == other.schedules["scheduler"].scheduler.state_dict()
+    assert (
+        trainer.schedules["scheduler"].scheduler.state_dict()
+        == other.schedules["scheduler"].scheduler.state_dict()
+    )
     assert list(trainer.history.steps["loss"]) == list(other.history.steps["loss"])
     assert list(trainer.history.steps["loss"].steps) == list(other.history.steps["loss"].steps)
     assert trainer.history.epochs == other.history.epochs

@@ -1,4 +1,5 @@
-"""Runs that the callback tests share: a small trainer, a crash at a given update, and the comparison of two states."""
+"""Runs that the callback tests share: a small trainer, a crash at a given update, and the
+comparison of two states."""
 
 from __future__ import annotations
 
@@ -32,9 +33,13 @@ class Crash(Callback):
             raise ZeroDivisionError("crash")
 
 
-def build_trainer(callbacks: Iterable[Any] = (), model: nn.Module | None = None, **options: Any) -> Trainer:
+def build_trainer(
+    callbacks: Iterable[Any] = (), model: nn.Module | None = None, **options: Any
+) -> Trainer:
     options = {"progress": "silent", "optimizer": partial(torch.optim.Adam, lr=0.01)} | options
-    return Trainer(model or build_net(), loss_fn=nn.functional.cross_entropy, callbacks=callbacks, **options)
+    return Trainer(
+        model or build_net(), loss_fn=nn.functional.cross_entropy, callbacks=callbacks, **options
+    )
 
 
 def train(trainer: Trainer, points: TensorDataset, num_epochs: int = 3, **options: Any) -> Trainer:
@@ -71,7 +76,9 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     """All of a trainer's state but its clock."""
     tree = capture(trainer.run)
     clocks = ("seconds", "call_seconds")
-    tree["progress"] = {name: value for name, value in tree["progress"].items() if name not in clocks}
+    tree["progress"] = {
+        name: value for name, value in tree["progress"].items() if name not in clocks
+    }
     return tree
 
 
@@ -79,7 +86,9 @@ def assert_same_tree(first: Any, second: Any, path: str = "") -> None:
     """Every value the same, bit for bit, where NaN is the same as NaN."""
     assert type(first) is type(second), path
     if isinstance(first, Tensor):
-        torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True, msg=f"{path} differs")
+        torch.testing.assert_close(
+            first, second, rtol=0, atol=0, equal_nan=True, msg=f"{path} differs"
+        )
     elif isinstance(first, dict):
         assert first.keys() == second.keys(), path
         for key, value in first.items():
@@ -119,7 +128,11 @@ class Timed(Trainer):
 
 def build_timed(monkeypatch: pytest.MonkeyPatch, callbacks: Iterable[Any], **options: Any) -> Timed:
     trainer = Timed(
-        build_net(), partial(torch.optim.SGD, lr=0.1), nn.functional.cross_entropy, callbacks=callbacks, **options
+        build_net(),
+        partial(torch.optim.SGD, lr=0.1),
+        nn.functional.cross_entropy,
+        callbacks=callbacks,
+        **options,
     )
     trainer.clock = Clock(monkeypatch)
     return trainer

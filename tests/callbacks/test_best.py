@@ -38,7 +38,9 @@ def kept(run_dir: Path) -> dict[str, int]:
     return {info.metric[0]: info.meta["update"] for info in infos if info.metric}
 
 
-def run(points: Any, callbacks: Any, num_epochs: int, run_dir: Path | None = None, **options: Any) -> Trainer:
+def run(
+    points: Any, callbacks: Any, num_epochs: int, run_dir: Path | None = None, **options: Any
+) -> Trainer:
     trainer = build_trainer(callbacks, run_dir=run_dir, **options)
     trainer.train(points, num_epochs, batch_size=8)
     return trainer
@@ -57,14 +59,19 @@ def test_of_a_metric_of_the_evaluation_too(points):
 
 def test_what_else_was_measured_at_the_best_is_logged(points):
     history = run(
-        points, [Scores(0.5, 0.9, 0.7), OfflineLoss("train"), BestMetric("score", also=["train_loss"])], 3
+        points,
+        [Scores(0.5, 0.9, 0.7), OfflineLoss("train"), BestMetric("score", also=["train_loss"])],
+        3,
     ).history
     losses = history["train_loss"]
     assert history["train_loss_at_best_score"] == [losses[0], losses[1], losses[1]]
 
 
 def test_the_best_after_updates_is_of_what_was_logged_by_then(points):
-    callbacks = [BestMetric("train_loss", every_n_updates=2), OfflineLoss("train", every_n_updates=2)]
+    callbacks = [
+        BestMetric("train_loss", every_n_updates=2),
+        OfflineLoss("train", every_n_updates=2),
+    ]
     history = run(points, callbacks, 2).history
     losses = list(history.steps["train_loss"])
     assert list(history.steps["best_train_loss"]) == [min(losses[: n + 1]) for n in range(5)]
@@ -117,12 +124,22 @@ def test_an_improvement_has_to_exceed_min_delta(tmp_path, points):
 
 
 def test_the_best_after_updates_is_kept(tmp_path, points):
-    callbacks = [OfflineLoss("train", every_n_updates=2), BestCheckpoint("train_loss", every_n_updates=2)]
-    trainer = run(points, callbacks, 2, tmp_path, optimizer=lambda params: torch.optim.SGD(params, lr=0.5))
-    losses, steps = list(trainer.history.steps["train_loss"]), list(trainer.history.steps["train_loss"].steps)
+    callbacks = [
+        OfflineLoss("train", every_n_updates=2),
+        BestCheckpoint("train_loss", every_n_updates=2),
+    ]
+    trainer = run(
+        points, callbacks, 2, tmp_path, optimizer=lambda params: torch.optim.SGD(params, lr=0.5)
+    )
+    losses, steps = (
+        list(trainer.history.steps["train_loss"]),
+        list(trainer.history.steps["train_loss"].steps),
+    )
     update = steps[losses.index(min(losses))]
     assert kept(tmp_path) == {"train_loss": update}
-    trainer.model.load_state_dict(load_weights(tmp_path / "kept" / f"update-{update:08}-train_loss"))
+    trainer.model.load_state_dict(
+        load_weights(tmp_path / "kept" / f"update-{update:08}-train_loss")
+    )
     assert evaluate_by_hand(trainer.model, points) == pytest.approx(min(losses))
 
 
@@ -140,17 +157,26 @@ def test_two_that_keep_models_by_one_metric_are_refused(tmp_path, points, other)
 
 
 def test_two_metrics_that_are_best_at_once_are_both_kept(tmp_path, points):
-    callbacks = [Scores(1.0), OfflineLoss("train"), BestCheckpoint("score"), BestCheckpoint("train_loss")]
+    callbacks = [
+        Scores(1.0),
+        OfflineLoss("train"),
+        BestCheckpoint("score"),
+        BestCheckpoint("train_loss"),
+    ]
     run(points, callbacks, 1, tmp_path)
     assert kept(tmp_path) == {"score": 5, "train_loss": 5}
 
 
 def test_without_a_run_directory_there_is_no_place_for_it(points):
-    with pytest.raises(ConfigurationError, match="BestCheckpoint needs a directory to write to: pass `run_dir=`"):
+    with pytest.raises(
+        ConfigurationError, match="BestCheckpoint needs a directory to write to: pass `run_dir=`"
+    ):
         run(points, [Scores(1.0), BestCheckpoint("score")], 1)
 
 
-@pytest.mark.parametrize("wrong", [{"tolerances": [-1]}, {"tolerances": [1.5]}, {"min_delta": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"tolerances": [-1]}, {"tolerances": [1.5]}, {"min_delta": -1.0}]
+)
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ConfigurationError, match=r"BestCheckpoint\("):
         BestCheckpoint("score", **wrong)
@@ -167,7 +193,11 @@ def test_a_crashed_run_keeps_the_same_models(tmp_path, points, crash):
     with pytest.raises(ZeroDivisionError):
         start("crashed", crash)
     start("crashed", None)
-    assert kept(tmp_path / "crashed") == kept(tmp_path / "straight") == {"score": 20, "score tolerance 0": 10}
+    assert (
+        kept(tmp_path / "crashed")
+        == kept(tmp_path / "straight")
+        == {"score": 20, "score tolerance 0": 10}
+    )
     for path in sorted((tmp_path / "straight" / "kept").iterdir()):
         other = load_weights(tmp_path / "crashed" / "kept" / path.name)
         assert all(torch.equal(value, other[name]) for name, value in load_weights(path).items())

@@ -66,7 +66,11 @@ class Evaluations(Callback):
     def on_epoch_start(self, trainer: Trainer) -> None:
         assert trainer.run.directory is not None
         self.seen.append(
-            [name[-2:] for name in sorted(os.listdir(trainer.run.directory.checkpoints)) if name[0] != "."]
+            [
+                name[-2:]
+                for name in sorted(os.listdir(trainer.run.directory.checkpoints))
+                if name[0] != "."
+            ]
         )
 
     def on_eval_end(self, trainer: Trainer, data: Any) -> None:
@@ -76,7 +80,11 @@ class Evaluations(Callback):
 @pytest.mark.parametrize(
     ("options", "seconds", "expected"),
     [
-        ({}, 6.0, [[], ["05"], ["05", "10"]]),  # longer epochs than the floor: one at each end, evaluations counted
+        (
+            {},
+            6.0,
+            [[], ["05"], ["05", "10"]],
+        ),  # longer epochs than the floor: one at each end, evaluations counted
         ({}, 2.6, [[], [], ["10"]]),  # shorter ones: five seconds at least in between
         ({}, 0.0, [[], [], []]),
         ({"every_epochs": 1}, 0.0, [[], ["05"], ["05", "10"]]),  # what is asked for is obeyed
@@ -112,7 +120,10 @@ def test_impossible_cadences_are_refused(mistake):
     ):
         Checkpoints(min_seconds=-1)
     with mistake(
-        "Arguments", '`Checkpoints(min_seconds="5")`', ConfigurationError, match=r"min_seconds='5'.*0 or more"
+        "Arguments",
+        '`Checkpoints(min_seconds="5")`',
+        ConfigurationError,
+        match=r"min_seconds='5'.*0 or more",
     ):
         Checkpoints(min_seconds="5")
     with mistake(
@@ -123,19 +134,26 @@ def test_impossible_cadences_are_refused(mistake):
     ):
         Checkpoints(every_epochs="always")
     with mistake(
-        "Arguments", "`Checkpoints(every_epochs=True)`", ConfigurationError, match=r"every_epochs=True.*number above 0"
+        "Arguments",
+        "`Checkpoints(every_epochs=True)`",
+        ConfigurationError,
+        match=r"every_epochs=True.*number above 0",
     ):
         Checkpoints(every_epochs=True)
 
 
-def test_an_epoch_of_one_update_costs_as_many_files_and_bytes_late_in_a_run_as_early(tmp_path, points, monkeypatch):
-    """Opened files and written bytes of 50 epochs, with a resume point and a kept model after every tenth of them."""
+def test_an_epoch_of_one_update_costs_as_many_files_and_bytes_late_in_a_run_as_early(
+    tmp_path, points, monkeypatch
+):
+    """Opened files and written bytes of 50 epochs, with a resume point and a kept model after every
+    tenth of them."""
     clock, counts = Clock(monkeypatch), []
 
     class Counting(Callback):
         def on_epoch_start(self, trainer: Trainer) -> None:
             clock.now += 0.5
-            for callback in trainer.run.callbacks:  # or a model that is still being written counts in the next 50
+            # or a model that is still being written counts in the next 50
+            for callback in trainer.run.callbacks:
                 if isinstance(callback, Checkpoints) and callback._store is not None:
                     callback._store.wait()
                 if isinstance(callback, BestModel) and callback._kept is not None:
@@ -157,7 +175,8 @@ def test_an_epoch_of_one_update_costs_as_many_files_and_bytes_late_in_a_run_as_e
 
 
 def watch_opening(folder: str, opened: list[str]) -> None:
-    """Note every file below a folder that is opened from now on; hooks cannot be taken away, so it ends by its list."""
+    """Note every file below a folder that is opened from now on; hooks cannot be taken away, so it
+    ends by its list."""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith(folder):
@@ -186,7 +205,9 @@ def test_nothing_is_written_without_a_run_directory(tmp_path, points, monkeypatc
 
 
 def test_checkpoints_without_a_place_to_write_to_are_refused(points):
-    with pytest.raises(ConfigurationError, match="Checkpoints needs a directory to write to: pass `run_dir=`"):
+    with pytest.raises(
+        ConfigurationError, match="Checkpoints needs a directory to write to: pass `run_dir=`"
+    ):
         train(build_trainer([Checkpoints()]), points)
 
 
@@ -210,7 +231,9 @@ def kept(run_dir: Path, keep: int) -> KeptModels:
 
 def test_the_best_models_are_kept_with_their_metric(tmp_path, points):
     epochs = Epochs(SCORES)
-    train(build_trainer([epochs, BestModel("score", keep=2)], run_dir=tmp_path), points, num_epochs=4)
+    train(
+        build_trainer([epochs, BestModel("score", keep=2)], run_dir=tmp_path), points, num_epochs=4
+    )
     models = kept(tmp_path, 2).models()
     assert [(model.update, model.value) for model in models] == [(10, 0.9), (20, 0.5)]
     loaded = build_net(seed=9)
@@ -222,13 +245,19 @@ def test_the_best_models_are_kept_with_their_metric(tmp_path, points):
 def test_the_best_weights_are_put_back_when_asked_for(tmp_path, points, has_run_dir):
     epochs = Epochs(SCORES)
     callbacks = [epochs, BestModel("score", restore=True)]
-    trainer = train(build_trainer(callbacks, run_dir=tmp_path if has_run_dir else None), points, num_epochs=4)
+    trainer = train(
+        build_trainer(callbacks, run_dir=tmp_path if has_run_dir else None), points, num_epochs=4
+    )
     assert_same_model(trainer.model, epochs.models[1])
 
 
 def test_putting_the_best_back_does_not_reach_the_resume_point(tmp_path, points):
     epochs = Epochs(SCORES)
-    train(build_trainer([epochs, BestModel("score", restore=True)], run_dir=tmp_path), points, num_epochs=4)
+    train(
+        build_trainer([epochs, BestModel("score", restore=True)], run_dir=tmp_path),
+        points,
+        num_epochs=4,
+    )
     newest = CheckpointStore(tmp_path / "checkpoints").newest()
     assert newest is not None
     loaded = build_net(seed=9)
@@ -250,6 +279,7 @@ def test_a_crashed_run_keeps_the_same_models(tmp_path, points, after_update):
 
     assert_same_after_crash(tmp_path, points, build, after_update, num_epochs=4)
     listed = [
-        [(model.update, model.value) for model in kept(tmp_path / name, 2).models()] for name in ("straight", "crashed")
+        [(model.update, model.value) for model in kept(tmp_path / name, 2).models()]
+        for name in ("straight", "crashed")
     ]
     assert listed[0] == listed[1] == [(10, 0.9), (20, 0.5)]

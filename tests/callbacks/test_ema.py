@@ -47,7 +47,9 @@ def average_by_hand(points: Any, decay_at: Callable[[int], float], **options: An
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_average_moves_once_an_update_and_buffers_are_copied(points, accumulate):
     ema = EMA(0.9)
-    trainer = build_trainer([ema], optimizer=lambda p: torch.optim.SGD(p, 0.1), accumulate=accumulate)
+    trainer = build_trainer(
+        [ema], optimizer=lambda p: torch.optim.SGD(p, 0.1), accumulate=accumulate
+    )
     train(trainer, points, num_epochs=2)
     expected = average_by_hand(points, lambda _: 0.9, accumulate=accumulate)
     assert_same_tree(ema.state["model"], dict(expected.state_dict()))
@@ -80,7 +82,10 @@ def test_every_evaluation_is_repeated_with_the_averages_under_their_name(points)
 def test_evaluating_outside_of_training_measures_the_averages_too(points):
     trainer = train(build_trainer([EMA(0.9)]), points)
     measured = trainer.evaluate(points, batch_size=8)
-    assert measured == {"loss": trainer.history.last("eval_loss"), "ema_loss": trainer.history.last("eval_ema_loss")}
+    assert measured == {
+        "loss": trainer.history.last("eval_loss"),
+        "ema_loss": trainer.history.last("eval_ema_loss"),
+    }
 
 
 def test_nothing_is_measured_of_averages_that_do_not_exist_yet(points):
@@ -88,7 +93,10 @@ def test_nothing_is_measured_of_averages_that_do_not_exist_yet(points):
 
 
 def test_evaluation_of_the_averages_can_be_left_out(points):
-    assert train(build_trainer([EMA(evaluate=False)]), points, num_epochs=1).history.names == ["loss", "eval_loss"]
+    assert train(build_trainer([EMA(evaluate=False)]), points, num_epochs=1).history.names == [
+        "loss",
+        "eval_loss",
+    ]
 
 
 def test_several_averages_are_evaluated_side_by_side_and_never_inside_each_other(points):
@@ -106,13 +114,17 @@ def test_two_averages_of_one_name_are_refused(points):
 
 def test_metrics_of_other_callbacks_are_measured_for_the_averages_too(points):
     for order in (1, -1):
-        callbacks = [EMA(0.9), TorchMetrics({"accuracy": MulticlassAccuracy(3, average="micro")})][::order]
+        callbacks = [EMA(0.9), TorchMetrics({"accuracy": MulticlassAccuracy(3, average="micro")})][
+            ::order
+        ]
         trainer = train(build_trainer(callbacks), points)
         with_average = callbacks[::order][0]
         assert isinstance(with_average, EMA)
         accuracy = (trainer.predict(points).argmax(1) == points.tensors[1]).float().mean().item()
         with with_average.weights(trainer):
-            averaged = (trainer.predict(points).argmax(1) == points.tensors[1]).float().mean().item()
+            averaged = (
+                (trainer.predict(points).argmax(1) == points.tensors[1]).float().mean().item()
+            )
         assert trainer.history.last("eval_accuracy") == accuracy
         assert trainer.history.last("eval_ema_accuracy") == averaged
 
@@ -161,7 +173,9 @@ def test_weights_put_back_by_others_do_not_mix_with_the_averages(points):
 def test_half_precision_weights_are_averaged_in_single_precision(points):
     ema = EMA(0.999)
     data = [(points.tensors[0].bfloat16(), points.tensors[1])] * 3
-    trainer = build_trainer([ema], model=build_linear().bfloat16(), optimizer=lambda p: torch.optim.SGD(p, 0.1))
+    trainer = build_trainer(
+        [ema], model=build_linear().bfloat16(), optimizer=lambda p: torch.optim.SGD(p, 0.1)
+    )
     start = trainer.model.weight.detach().clone()
     trainer.train(data, 1)
     average = ema.state["model"]["weight"]
@@ -180,7 +194,9 @@ class TwoModels(Trainer):
 
 
 def two_models(ema: EMA) -> Trainer:
-    return TwoModels(None, torch.optim.Adam, nn.functional.cross_entropy, callbacks=[ema], progress="silent")
+    return TwoModels(
+        None, torch.optim.Adam, nn.functional.cross_entropy, callbacks=[ema], progress="silent"
+    )
 
 
 def test_all_models_are_averaged_unless_one_is_named(points):
@@ -205,7 +221,10 @@ def test_data_that_can_be_read_once_is_refused_with_what_to_do(points):
 
 def test_averages_go_back_with_a_rewind(points):
     batches = [[tensor[i : i + 6].clone() for tensor in points.tensors] for i in range(0, 36, 6)]
-    bad = [batch if number != 3 else [batch[0] * torch.nan, batch[1]] for number, batch in enumerate(batches)]
+    bad = [
+        batch if number != 3 else [batch[0] * torch.nan, batch[1]]
+        for number, batch in enumerate(batches)
+    ]
     rewound, plain = EMA(0.9), EMA(0.9)
     build_trainer([rewound, Rewind(every_updates=2)]).train(bad, 2)
     build_trainer([plain]).train(batches[:3] + batches[4:], 2)

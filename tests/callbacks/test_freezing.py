@@ -53,7 +53,8 @@ def test_frozen_training_is_the_hand_written_loop(points):
 
 @pytest.mark.parametrize("fused", [None, True, False])
 def test_momentum_of_parts_that_train_later_begins_there_as_in_the_hand_written_loop(points, fused):
-    """The fused kernel of SGD, which a factory gets, fails where some parameters have a buffer and others not."""
+    """The fused kernel of SGD, which a factory gets, fails where some parameters have a buffer and
+    others not."""
     optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=fused)
     trainer = trained(points, Freeze("backbone", until_epoch=1), optimizer=optimizer)
     model = build_parts()
@@ -108,8 +109,12 @@ def test_until_an_epoch_then_everything_trains(points):
 
 def test_parts_that_several_callbacks_freeze_are_trained_when_the_last_lets_go(points):
     for order in (1, -1):
-        callbacks = [Freeze("backbone.0", until_epoch=1), Freeze("backbone", until_epoch=2)][::order]
-        assert_same_model(trained(points, *callbacks, num_epochs=2).model.backbone, build_parts().backbone)
+        callbacks = [Freeze("backbone.0", until_epoch=1), Freeze("backbone", until_epoch=2)][
+            ::order
+        ]
+        assert_same_model(
+            trained(points, *callbacks, num_epochs=2).model.backbone, build_parts().backbone
+        )
         model = trained(points, *callbacks, num_epochs=3).model
         assert not torch.equal(model.backbone[0].weight, build_parts().backbone[0].weight)
 
@@ -122,7 +127,10 @@ def trainable(model: nn.Module) -> set[str]:
     ("pattern", "frozen"),
     [
         ("head.2", {"head.2.weight", "head.2.bias"}),
-        ("*.bias", {"backbone.0.bias", "backbone.1.bias", "head.0.bias", "head.1.bias", "head.2.bias"}),
+        (
+            "*.bias",
+            {"backbone.0.bias", "backbone.1.bias", "head.0.bias", "head.1.bias", "head.2.bias"},
+        ),
         ("head.[01]", {"head.0.weight", "head.0.bias", "head.1.weight", "head.1.bias"}),
         ("head.0.weight", {"head.0.weight"}),
         ("model.head.2", {"head.2.weight", "head.2.bias"}),
@@ -173,7 +181,9 @@ def test_a_module_of_another_model_is_refused():
 
 
 def test_freezing_everything_is_refused(points):
-    with pytest.raises(ConfigurationError, match=r"Freeze\('backbone', 'head'\) leaves nothing to train"):
+    with pytest.raises(
+        ConfigurationError, match=r"Freeze\('backbone', 'head'\) leaves nothing to train"
+    ):
         trained(points, Freeze("backbone", "head"))
 
 
@@ -181,7 +191,9 @@ def test_unfreezing_what_no_optimizer_holds_is_refused_at_the_start(points):
     model = build_parts()
     optimizer = torch.optim.SGD(model.head.parameters(), 0.1)
     with pytest.raises(ConfigurationError, match="4 parameters that no optimizer holds"):
-        train(build_trainer([Freeze("backbone", until_epoch=1)], model, optimizer=optimizer), points)
+        train(
+            build_trainer([Freeze("backbone", until_epoch=1)], model, optimizer=optimizer), points
+        )
 
 
 @pytest.mark.parametrize("options", [{"until_epoch": -1}, {"until_epoch": 1.5}])
@@ -198,10 +210,18 @@ def test_naming_nothing_is_refused():
 @pytest.mark.parametrize("after_update", [3, 5, 7, 12])
 def test_a_crashed_run_freezes_and_unfreezes_exactly(tmp_path, points, after_update):
     def build() -> list[Callback]:
-        return [Freeze("backbone.0", until_epoch=2), Freeze("backbone", until_epoch=1), Freeze("head.2")]
+        return [
+            Freeze("backbone.0", until_epoch=2),
+            Freeze("backbone", until_epoch=1),
+            Freeze("head.2"),
+        ]
 
-    trainer = assert_same_after_crash(tmp_path, points, build, after_update, build_model=build_parts)
-    assert trainable(trainer.model) == {name for name, _ in build_parts().named_parameters() if "head.2" not in name}
+    trainer = assert_same_after_crash(
+        tmp_path, points, build, after_update, build_model=build_parts
+    )
+    assert trainable(trainer.model) == {
+        name for name, _ in build_parts().named_parameters() if "head.2" not in name
+    }
 
 
 class GeneratorAndCritic(Trainer):
@@ -212,7 +232,9 @@ class GeneratorAndCritic(Trainer):
         self.optimizer = torch.optim.SGD(self.parameters(), 0.1)
 
     def train_step(self, batch: Any) -> Any:
-        loss = nn.functional.cross_entropy(self.generator(batch[0]) + self.critic(batch[0]), batch[1])
+        loss = nn.functional.cross_entropy(
+            self.generator(batch[0]) + self.critic(batch[0]), batch[1]
+        )
         self.update(loss)
         return loss
 
@@ -236,7 +258,9 @@ def test_groups_have_their_own_learning_rates_and_the_rest_the_optimizers(points
         (1e-3, 0.9, 2),
         (0.1, 0, 6),
     ]
-    assert [id(p) for g in optimizer.param_groups for p in g["params"]] == [id(p) for p in model.parameters()]
+    assert [id(p) for g in optimizer.param_groups for p in g["params"]] == [
+        id(p) for p in model.parameters()
+    ]
 
 
 def test_groups_leave_out_what_is_empty():
@@ -255,7 +279,9 @@ def test_frozen_parameters_are_in_the_groups_so_that_they_can_be_unfrozen():
     assert sum(len(group["params"]) for group in param_groups(model, {"bias": 0.1})) == 2
 
 
-@pytest.mark.parametrize("parts", [(["backbone", "head.0"],), (["backbone"], "head.0"), ("backbone", "head.0")])
+@pytest.mark.parametrize(
+    "parts", [(["backbone", "head.0"],), (["backbone"], "head.0"), ("backbone", "head.0")]
+)
 def test_parts_may_be_in_a_list(points, parts):
     model, start = trained(points, Freeze(*parts)).model, build_parts()
     assert_same_model(model.backbone, start.backbone)

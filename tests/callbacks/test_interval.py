@@ -1,4 +1,5 @@
-"""Callbacks that do something every n epochs, updates or samples: when they do, and what it costs."""
+"""Callbacks that do something every n epochs, updates or samples: when they do, and what it
+costs."""
 
 from __future__ import annotations
 
@@ -58,13 +59,17 @@ def test_samples_fall_to_the_first_update_at_or_past_each_multiple(points, n):
 
 
 @pytest.mark.parametrize("after_update", [3, 6])
-@pytest.mark.parametrize("every", [{"every_n_samples": 20}, {"every_n_updates": 3}, {"every_n_epochs": 2}])
+@pytest.mark.parametrize(
+    "every", [{"every_n_samples": 20}, {"every_n_updates": 3}, {"every_n_epochs": 2}]
+)
 def test_a_crashed_run_measures_at_the_same_moments(tmp_path, points, every, after_update):
     resumed = assert_same_after_crash(tmp_path, points, lambda: [Clock(**every)], after_update)
     assert "clock" in resumed.history
 
 
-def test_what_is_measured_after_an_update_is_a_metric_of_its_step_and_the_last_is_in_the_row(points):
+def test_what_is_measured_after_an_update_is_a_metric_of_its_step_and_the_last_is_in_the_row(
+    points,
+):
     history = train(build_trainer([Clock(every_n_updates=2)]), points, 2).history
     assert list(history.steps["clock"].steps) == [2, 4, 6, 8, 10]
     assert list(history.steps["clock"]) == [16, 32, 45, 61, 74]
@@ -84,13 +89,18 @@ def test_in_a_window_the_interval_counts_updates_and_not_steps(points):
 
 
 def test_two_clocks_are_refused():
-    with pytest.raises(ConfigurationError, match=r"Clock\(every_n_epochs=1, every_n_samples=5\): use only one of them"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"Clock\(every_n_epochs=1, every_n_samples=5\): use only one of them",
+    ):
         Clock(every_n_epochs=1, every_n_samples=5)
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "3"])
 def test_an_interval_that_is_no_number_is_refused(n):
-    with pytest.raises(ConfigurationError, match=r"OnlineLoss\(every_n_updates=.*whole number, 1 or more"):
+    with pytest.raises(
+        ConfigurationError, match=r"OnlineLoss\(every_n_updates=.*whole number, 1 or more"
+    ):
         OnlineLoss(every_n_updates=n)
 
 
@@ -102,7 +112,11 @@ def test_by_epochs_nothing_is_called_after_updates(points):
 
 def test_an_interval_knows_its_place_on_the_clock(points):
     trainer = train(build_trainer(), points, 1)
-    intervals = [Interval("Mine", 1, None, None), Interval("Mine", None, 1, None), Interval("Mine", None, None, 1)]
+    intervals = [
+        Interval("Mine", 1, None, None),
+        Interval("Mine", None, 1, None),
+        Interval("Mine", None, None, 1),
+    ]
     assert [interval.now(trainer.progress) for interval in intervals] == [1, UPDATES_PER_EPOCH, 37]
 
 
@@ -117,7 +131,9 @@ class Terminate(Clock):
 
 def test_a_signal_waits_until_what_is_measured_after_an_update_is_there(tmp_path, points):
     def run(kind: type[Clock], name: str) -> Trainer:
-        trainer = build_trainer([kind(every_n_updates=3), Checkpoints(every_updates=1)], run_dir=tmp_path / name)
+        trainer = build_trainer(
+            [kind(every_n_updates=3), Checkpoints(every_updates=1)], run_dir=tmp_path / name
+        )
         trainer.datasets = {"test": points}
         return train(trainer, points)
 

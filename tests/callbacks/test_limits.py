@@ -41,7 +41,9 @@ def open_limited(data: Any, limit: int, batch_size: int | None = 8) -> LimitedSt
 
 
 def test_training_sees_the_first_batches_of_every_epoch_only(points):
-    trainer = build_trainer([LimitBatches(train=2)], build_linear(), optimizer=lambda p: torch.optim.SGD(p, 0.1))
+    trainer = build_trainer(
+        [LimitBatches(train=2)], build_linear(), optimizer=lambda p: torch.optim.SGD(p, 0.1)
+    )
     train(trainer, points)
     other = build_linear()
     optimizer = torch.optim.SGD(other.parameters(), 0.1)
@@ -117,7 +119,9 @@ def test_a_limit_on_samples_reaches_the_stream_behind(points):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_position_is_continued_exactly_and_counts_what_was_taken(points, num_workers):
     def build() -> LimitedStream:
-        return open_limited(DataLoader(points, 8, shuffle=True, num_workers=num_workers), 4, batch_size=None)
+        return open_limited(
+            DataLoader(points, 8, shuffle=True, num_workers=num_workers), 4, batch_size=None
+        )
 
     stream = build()
     stream.begin(1)
@@ -147,7 +151,10 @@ def test_a_crashed_run_of_limited_epochs_goes_on_exactly(tmp_path, points, after
     def build() -> list[Callback]:
         return [LimitBatches(train=3, eval=2)]
 
-    assert assert_same_after_crash(tmp_path, points, build, after_update, num_epochs=2).progress.step == 6
+    assert (
+        assert_same_after_crash(tmp_path, points, build, after_update, num_epochs=2).progress.step
+        == 6
+    )
 
 
 def test_the_environment_limits_both_where_no_argument_does(points, monkeypatch):

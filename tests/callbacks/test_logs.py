@@ -11,7 +11,14 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 from loopwright import Callback, Schedule, Trainer
-from loopwright.callbacks import EMA, GradientNormLog, LearningRateLog, OfflineLoss, Throughput, param_groups
+from loopwright.callbacks import (
+    EMA,
+    GradientNormLog,
+    LearningRateLog,
+    OfflineLoss,
+    Throughput,
+    param_groups,
+)
 
 from ..loops import batches, build_linear, build_net, train_by_hand
 from .runs import UPDATES_PER_EPOCH, assert_same_after_crash, build_timed, build_trainer, train
@@ -22,7 +29,11 @@ sgd = partial(torch.optim.SGD, lr=0.1)
 
 def test_the_rate_logged_is_the_one_the_step_was_taken_with(points):
     every_update = Schedule(halving, every="update")
-    trainer = train(build_trainer([LearningRateLog()], optimizer=sgd, scheduler=every_update), points, num_epochs=1)
+    trainer = train(
+        build_trainer([LearningRateLog()], optimizer=sgd, scheduler=every_update),
+        points,
+        num_epochs=1,
+    )
     assert list(trainer.history.steps["lr"]) == [0.1 * 0.5**n for n in range(UPDATES_PER_EPOCH)]
 
 
@@ -36,14 +47,20 @@ def test_rates_that_are_tensors_are_logged_as_they_were(points):
         return torch.optim.Adam(params, lr=torch.tensor(0.5), capturable=False, foreach=False)
 
     schedule = Schedule(halving, every="update")
-    trainer = train(build_trainer([LearningRateLog()], optimizer=build, scheduler=schedule), points, num_epochs=1)
+    trainer = train(
+        build_trainer([LearningRateLog()], optimizer=build, scheduler=schedule),
+        points,
+        num_epochs=1,
+    )
     assert list(trainer.history.steps["lr"]) == [0.5 * 0.5**n for n in range(UPDATES_PER_EPOCH)]
 
 
 def test_several_groups_are_named_by_optimizer_and_number(points):
     model = build_net()
     optimizer = torch.optim.SGD(param_groups(model, {"0": 0.01}), lr=0.1)
-    trainer = train(build_trainer([LearningRateLog()], model, optimizer=optimizer), points, num_epochs=1)
+    trainer = train(
+        build_trainer([LearningRateLog()], model, optimizer=optimizer), points, num_epochs=1
+    )
     assert trainer.history.last("lr/optimizer/0") == 0.01
     assert trainer.history.last("lr/optimizer/1") == 0.1
     assert "lr" not in trainer.history
@@ -88,7 +105,8 @@ def norms_by_hand(points: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "clipping", [{}, {"clip_norm": 0.01}, {"clip_value": 1e-3}, {"clip_norm": 9.0, "clip_value": 1e-3}]
+    "clipping",
+    [{}, {"clip_norm": 0.01}, {"clip_value": 1e-3}, {"clip_norm": 9.0, "clip_value": 1e-3}],
 )
 def test_the_norm_logged_is_that_of_the_gradients_before_clipping(points, clipping):
     still = partial(torch.optim.SGD, lr=0.0)
@@ -99,9 +117,13 @@ def test_the_norm_logged_is_that_of_the_gradients_before_clipping(points, clippi
 
 def test_logging_changes_nothing_about_training(points):
     model = build_net()
-    trainer = build_trainer([GradientNormLog(), LearningRateLog()], model, optimizer=sgd, clip_norm=0.3, accumulate=2)
+    trainer = build_trainer(
+        [GradientNormLog(), LearningRateLog()], model, optimizer=sgd, clip_norm=0.3, accumulate=2
+    )
     other = build_net()
-    losses = train_by_hand(other, sgd(other.parameters()), points, epochs=3, clip_norm=0.3, accumulate=2)
+    losses = train_by_hand(
+        other, sgd(other.parameters()), points, epochs=3, clip_norm=0.3, accumulate=2
+    )
     assert list(train(trainer, points).history.steps["loss"]) == losses
 
 
@@ -114,8 +136,12 @@ def test_throughput_adds_samples_and_steps_a_second_to_the_row(points):
     trainer = train(build_trainer([Throughput()]), points, num_epochs=2)
     rows = trainer.history.epochs
     for row in rows:
-        assert row["samples_per_second"] / row["steps_per_second"] == pytest.approx(37 / UPDATES_PER_EPOCH)
-    assert sum(37 / row["samples_per_second"] for row in rows) == pytest.approx(trainer.progress.seconds)
+        assert row["samples_per_second"] / row["steps_per_second"] == pytest.approx(
+            37 / UPDATES_PER_EPOCH
+        )
+    assert sum(37 / row["samples_per_second"] for row in rows) == pytest.approx(
+        trainer.progress.seconds
+    )
 
 
 @pytest.mark.parametrize("after_update", [3, 5, 7])
@@ -124,7 +150,9 @@ def test_a_crashed_run_logs_the_same_rates_and_norms(tmp_path, points, after_upd
         return [LearningRateLog(), GradientNormLog()]
 
     schedule = Schedule(halving, every="update")
-    assert_same_after_crash(tmp_path, points, build, after_update, num_epochs=2, scheduler=schedule, clip_norm=1.0)
+    assert_same_after_crash(
+        tmp_path, points, build, after_update, num_epochs=2, scheduler=schedule, clip_norm=1.0
+    )
 
 
 def test_throughput_of_a_resumed_epoch_counts_the_whole_epoch(tmp_path, points):
@@ -132,11 +160,15 @@ def test_throughput_of_a_resumed_epoch_counts_the_whole_epoch(tmp_path, points):
     first.train(points, num_updates=3, batch_size=8)
     resumed = build_trainer([Throughput()], run_dir=tmp_path)
     resumed.train(points, 1, batch_size=8)
-    assert 37 / resumed.history.last("samples_per_second") == pytest.approx(resumed.progress.seconds)
+    assert 37 / resumed.history.last("samples_per_second") == pytest.approx(
+        resumed.progress.seconds
+    )
 
 
 def test_throughput_leaves_out_evaluations_inside_the_epoch(points, monkeypatch):
-    trainer = build_timed(monkeypatch, [Throughput(), OfflineLoss("eval", every_n_updates=2)], progress="silent")
+    trainer = build_timed(
+        monkeypatch, [Throughput(), OfflineLoss("eval", every_n_updates=2)], progress="silent"
+    )
     train(trainer, points, num_epochs=2)
     assert trainer.history["samples_per_second"] == [37 / 5, 37 / 5]
     assert trainer.progress.seconds == 10

@@ -1,4 +1,5 @@
-"""Losses on data sets by name, which training does not notice, and running means of the training's own."""
+"""Losses on data sets by name, which training does not notice, and running means of the training's
+own."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def run(points: Any, callbacks: Any, num_epochs: int = 2, **options: Any) -> Tra
 
 def test_the_loss_is_that_of_the_named_data_over_every_sample(points, others):
     trainer = run(points, [OfflineLoss("test", datasets={"test": others}, batch_size=7)])
-    assert trainer.history.last("test_loss") == pytest.approx(evaluate_by_hand(trainer.model, others))
+    assert trainer.history.last("test_loss") == pytest.approx(
+        evaluate_by_hand(trainer.model, others)
+    )
     assert len(trainer.history["test_loss"]) == 2
 
 
@@ -41,11 +44,15 @@ def test_data_sets_of_the_trainer_are_found_by_name(points, others):
     assert list(trainer.history.steps["test_loss"].steps) == [3, 6, 9]
 
 
-@pytest.mark.parametrize("every", [{"every_n_updates": 1}, {"every_n_samples": 10}, {"every_n_epochs": 1}])
+@pytest.mark.parametrize(
+    "every", [{"every_n_updates": 1}, {"every_n_samples": 10}, {"every_n_epochs": 1}]
+)
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_training_is_bit_identical_to_training_without_it(points, others, every, accumulate):
     plain = run(points, [], accumulate=accumulate)
-    watched = run(points, [OfflineLoss("test", datasets={"test": others}, **every)], accumulate=accumulate)
+    watched = run(
+        points, [OfflineLoss("test", datasets={"test": others}, **every)], accumulate=accumulate
+    )
     assert_same_model(plain.model, watched.model)
     assert list(plain.history.steps["loss"]) == list(watched.history.steps["loss"])
     own, other = state_of(plain), state_of(watched)
@@ -54,18 +61,24 @@ def test_training_is_bit_identical_to_training_without_it(points, others, every,
 
 
 def test_the_evaluation_data_of_the_run_can_be_evaluated_more_often(points):
-    trainer = train(build_trainer([OfflineLoss("eval", every_n_updates=5, prefix="often")]), points, 2)
+    trainer = train(
+        build_trainer([OfflineLoss("eval", every_n_updates=5, prefix="often")]), points, 2
+    )
     assert list(trainer.history.steps["often_loss"]) == trainer.history["eval_loss"]
 
 
 def test_the_training_data_can_be_evaluated_too(points):
     trainer = run(points, [OfflineLoss("train")])
-    assert trainer.history.last("train_loss") == pytest.approx(evaluate_by_hand(trainer.model, points))
+    assert trainer.history.last("train_loss") == pytest.approx(
+        evaluate_by_hand(trainer.model, points)
+    )
 
 
 def test_a_name_that_is_not_there_is_refused_before_the_first_step(points, others):
     trainer = build_trainer([OfflineLoss("tset", datasets={"test": others})])
-    with pytest.raises(ConfigurationError, match=r"OfflineLoss\(dataset_key='tset'\).*Did you mean 'test'\?"):
+    with pytest.raises(
+        ConfigurationError, match=r"OfflineLoss\(dataset_key='tset'\).*Did you mean 'test'\?"
+    ):
         trainer.train(points, 1)
     assert trainer.progress.step == 0
 
@@ -82,20 +95,27 @@ def test_averaged_weights_are_evaluated_on_it_too_and_can_be_watched(points, oth
     trainer = run(points, [loss, ema, best])
     averaged = build_net()
     averaged.load_state_dict(ema.state["model"])
-    assert trainer.history.last("test_ema_loss") == pytest.approx(evaluate_by_hand(averaged, others))
+    assert trainer.history.last("test_ema_loss") == pytest.approx(
+        evaluate_by_hand(averaged, others)
+    )
     assert best.best == min(trainer.history["test_ema_loss"])
 
 
 def test_a_metric_that_the_named_data_does_not_give_is_refused(points, others):
     trainer = build_trainer([OfflineLoss("test", datasets={"test": others}), BestModel("test_los")])
-    with pytest.raises(ConfigurationError, match=r"BestModel watches 'test_los'.*Did you mean 'test_loss'\?"):
+    with pytest.raises(
+        ConfigurationError, match=r"BestModel watches 'test_los'.*Did you mean 'test_loss'\?"
+    ):
         trainer.train(points, 1)
 
 
 @pytest.mark.parametrize("after_update", [4, 10])
 def test_a_crashed_run_has_the_same_losses(tmp_path, points, others, after_update):
     def build() -> list[Any]:
-        return [OfflineLoss("test", datasets={"test": others}, every_n_updates=2), OnlineLoss(every_n_samples=50)]
+        return [
+            OfflineLoss("test", datasets={"test": others}, every_n_updates=2),
+            OnlineLoss(every_n_samples=50),
+        ]
 
     assert_same_after_crash(tmp_path, points, build, after_update)
 
@@ -113,7 +133,9 @@ def test_the_running_loss_is_the_mean_since_the_last_time(points):
     history = run(points, [OnlineLoss(every_n_updates=2)]).history
     losses, sizes = list(history.steps["loss"]), [8, 8, 8, 8, 5] * 2
     pairs = [(at, at + 1) for at in range(0, 10, 2)]
-    sums = [sum(losses[at] * sizes[at] for at in pair) / sum(sizes[at] for at in pair) for pair in pairs]
+    sums = [
+        sum(losses[at] * sizes[at] for at in pair) / sum(sizes[at] for at in pair) for pair in pairs
+    ]
     assert list(history.steps["online_loss"]) == pytest.approx(sums)
     assert list(history.steps["online_loss"].steps) == [2, 4, 6, 8, 10]
 
@@ -143,7 +165,10 @@ def test_other_metrics_of_the_steps_have_running_means_too(points):
 def test_losses_do_not_pile_up_without_end(points):
     online = OnlineLoss()
     trainer = build_trainer([online])
-    trainer.train(TensorDataset(torch.zeros(2 * FLUSH_STEPS, 6), torch.zeros(2 * FLUSH_STEPS).long()), batch_size=2)
+    trainer.train(
+        TensorDataset(torch.zeros(2 * FLUSH_STEPS, 6), torch.zeros(2 * FLUSH_STEPS).long()),
+        batch_size=2,
+    )
     assert trainer.history["online_loss"] == trainer.history["loss"]
 
 
@@ -177,5 +202,8 @@ def test_a_position_in_evaluation_data_that_goes_on_is_part_of_the_state(tmp_pat
             self.at = state["at"]
 
     assert_same_after_crash(
-        tmp_path, points, lambda: [OfflineLoss("test", datasets={"test": Forever()}, every_n_updates=2)], 7
+        tmp_path,
+        points,
+        lambda: [OfflineLoss("test", datasets={"test": Forever()}, every_n_updates=2)],
+        7,
     )

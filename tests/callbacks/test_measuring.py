@@ -1,4 +1,5 @@
-"""Time by its parts, memory, the line that says how long it will take, and what a run begins with."""
+"""Time by its parts, memory, the line that says how long it will take, and what a run begins
+with."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def test_the_parts_of_the_time_are_all_measured_and_less_than_the_whole(points):
 
 
 class Clockwork(Trainer):
-    """Takes 1 s for the forward pass, 10 for the backward pass and 100 for the update, on a clock of its own."""
+    """Takes 1 s for the forward pass, 10 for the backward pass and 100 for the update, on a clock
+    of its own."""
 
     now = 0.0
 
@@ -96,10 +98,15 @@ def test_peak_memory_is_that_of_the_process_and_never_falls(points):
 
 def test_a_line_says_where_the_run_is_and_what_is_left(points, capsys):
     train(build_trainer([ProgressLine(every_n_updates=5)], progress="lines"), points, 4)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch") and "done" in line]
+    lines = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("epoch") and "done" in line
+    ]
     assert len(lines) == 4
     assert re.fullmatch(
-        r"epoch 2/4  update 10  sample 74  [\d.e+]+ updates/s  50.0% done, \d:\d\d:\d\d to go", lines[1]
+        r"epoch 2/4  update 10  sample 74  [\d.e+]+ updates/s  50.0% done, \d:\d\d:\d\d to go",
+        lines[1],
     )
 
 
@@ -116,7 +123,11 @@ def test_a_silent_run_stays_silent(points, capsys):
 
 @pytest.mark.parametrize(
     ("every", "steps"),
-    [({}, list(range(1, 11))), ({"every_n_updates": 4}, [4, 8]), ({"every_n_samples": 37}, [5, 10])],
+    [
+        ({}, list(range(1, 11))),
+        ({"every_n_updates": 4}, [4, 8]),
+        ({"every_n_samples": 37}, [5, 10]),
+    ],
 )
 def test_learning_rates_are_logged_at_an_interval(points, every, steps):
     history = train(build_trainer([LearningRateLog(**every)]), points, 2).history
@@ -167,20 +178,27 @@ def test_statistics_of_the_first_samples_only(points):
 
 def test_statistics_of_named_fields_and_named_data(points):
     rows = [{"x": x, "deep": {"y": y}} for x, y in points]
-    statistics = DatasetStatistics("extra", datasets={"extra": torch.utils.data.ConcatDataset([rows])})
+    statistics = DatasetStatistics(
+        "extra", datasets={"extra": torch.utils.data.ConcatDataset([rows])}
+    )
     train(build_trainer([statistics]), points, 1)
     assert list(statistics.statistics) == ["x", "deep.y"]
 
 
 def test_looking_at_the_data_does_not_change_training(points):
-    plain, looked = train(build_trainer(), points), train(build_trainer([DatasetStatistics()]), points)
+    plain, looked = (
+        train(build_trainer(), points),
+        train(build_trainer([DatasetStatistics()]), points),
+    )
     for part in ("models", "rng", "progress"):
         assert_same_tree(state_of(plain)[part], state_of(looked)[part])
 
 
 def test_a_large_mean_does_not_spoil_the_deviation():
     found = FieldStatistics()
-    values = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1e8
+    values = (
+        torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1e8
+    )
     for part in values.split(7):
         found.add(part)
     assert found.std == pytest.approx(values.std(correction=0).item(), rel=1e-6)
@@ -198,12 +216,17 @@ class WithOutputs(Trainer):
     def train_step(self, batch: Any) -> Any:
         result = super().train_step(batch)
         hidden = result.outputs.detach()
-        return StepResult(result.loss, outputs={"logits": hidden, "largest": hidden.max(), "number": 7, "name": "x"})
+        return StepResult(
+            result.loss,
+            outputs={"logits": hidden, "largest": hidden.max(), "number": 7, "name": "x"},
+        )
 
 
 def train_outputs(points: Any, callback: AdditionalOutputs, **options: Any) -> Trainer:
     net, loss = build_net(), torch.nn.functional.cross_entropy
-    trainer = WithOutputs(net, torch.optim.SGD, loss, callbacks=[callback], progress="silent", **options)
+    trainer = WithOutputs(
+        net, torch.optim.SGD, loss, callbacks=[callback], progress="silent", **options
+    )
     trainer.train(points, 2, batch_size=8)
     return trainer
 
@@ -221,7 +244,10 @@ def test_with_a_run_directory_outputs_are_written(points, tmp_path: Path):
     outputs = AdditionalOutputs(["logits"], every_n_updates=4)
     history = train_outputs(points, outputs, run_dir=tmp_path).history
     files = sorted((tmp_path / "artifacts" / "outputs").iterdir())
-    assert [file.name for file in files] == ["update-00000004.safetensors", "update-00000008.safetensors"]
+    assert [file.name for file in files] == [
+        "update-00000004.safetensors",
+        "update-00000008.safetensors",
+    ]
     assert torch.equal(load_weights(files[-1])["logits"], outputs.latest["logits"])
     assert "largest" not in history.steps
 
@@ -247,7 +273,11 @@ def test_evaluations_are_no_part_of_the_time_of_training(points, monkeypatch):
             return {"score": 1.0}
 
     trainer = Evaluating(
-        build_net(), torch.optim.SGD, torch.nn.functional.cross_entropy, callbacks=[TrainTime()], progress="silent"
+        build_net(),
+        torch.optim.SGD,
+        torch.nn.functional.cross_entropy,
+        callbacks=[TrainTime()],
+        progress="silent",
     )
     monkeypatch.setattr("loopwright.callbacks.measuring.perf_counter", lambda: trainer.now)
     rows = trainer.train(points, 2, eval_data=points, batch_size=8).epochs
@@ -257,11 +287,17 @@ def test_evaluations_are_no_part_of_the_time_of_training(points, monkeypatch):
 def test_the_line_and_the_bar_count_epochs_alike(points, capsys):
     train(build_trainer([ProgressLine()], progress="lines"), points, 2)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
-    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 1/2", "epoch 2/2", "epoch 2/2"]
+    assert [line.split("  ")[0] for line in lines] == [
+        "epoch 1/2",
+        "epoch 1/2",
+        "epoch 2/2",
+        "epoch 2/2",
+    ]
 
 
 def test_what_is_left_includes_the_evaluations_to_come(points, capsys, monkeypatch):
     """A second for each of 5 steps, then 50 seconds of evaluation, before which the line comes."""
     train(build_timed(monkeypatch, [ProgressLine()], progress="lines"), points, 4)
     lines = [line for line in capsys.readouterr().out.splitlines() if "to go" in line]
-    assert "1 updates/s  50.0% done, 0:02:40 to go" in lines[1]  # 10 s of training, and 3 evaluations of 50 s
+    # 10 s of training, and 3 evaluations of 50 s
+    assert "1 updates/s  50.0% done, 0:02:40 to go" in lines[1]

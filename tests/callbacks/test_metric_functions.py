@@ -1,4 +1,5 @@
-"""`Trainer(metrics=...)`: measured over the samples of every evaluation, equal to a computation by hand."""
+"""`Trainer(metrics=...)`: measured over the samples of every evaluation, equal to a computation by
+hand."""
 
 from __future__ import annotations
 
@@ -25,12 +26,16 @@ def build(loss=None, outputs: int = 3, **arguments) -> Trainer:
 
 def test_accuracy_is_that_of_all_samples_whatever_the_batches():
     trainer = build(metrics="accuracy")
-    history = trainer.train((INPUTS, CLASSES), num_epochs=3, eval_data=(INPUTS, CLASSES), batch_size=8)
+    history = trainer.train(
+        (INPUTS, CLASSES), num_epochs=3, eval_data=(INPUTS, CLASSES), batch_size=8
+    )
     with torch.no_grad():
         right = (trainer.model(INPUTS).argmax(1) == CLASSES).sum().item()
     assert history["eval_accuracy"][-1] == pytest.approx(right / 37, abs=1e-7)
     for size in (1, 5, 36, 37):
-        assert trainer.evaluate((INPUTS, CLASSES), batch_size=size)["accuracy"] == pytest.approx(right / 37, abs=1e-7)
+        assert trainer.evaluate((INPUTS, CLASSES), batch_size=size)["accuracy"] == pytest.approx(
+            right / 37, abs=1e-7
+        )
 
 
 def test_training_is_the_same_with_and_without_metrics():
@@ -45,7 +50,9 @@ def test_functions_return_a_mean_or_a_value_for_each_sample():
         return (outputs - targets).abs().squeeze(1)
 
     targets = INPUTS.sum(1, keepdim=True)
-    trainer = build(nn.MSELoss(), 1, metrics={"mae": F.l1_loss, "error": error, "constant": lambda *_: 2})
+    trainer = build(
+        nn.MSELoss(), 1, metrics={"mae": F.l1_loss, "error": error, "constant": lambda *_: 2}
+    )
     measured = trainer.evaluate((INPUTS, targets), batch_size=8)
     with torch.no_grad():
         expected = F.l1_loss(trainer.model(INPUTS), targets).item()
@@ -58,7 +65,9 @@ def test_functions_return_a_mean_or_a_value_for_each_sample():
 def test_a_value_that_float32_does_not_have_stays_as_it_is(dtype):
     value = torch.tensor(2**24 + 1, dtype=dtype)
     trainer = build(nn.MSELoss(), 1, metrics={"count": lambda *_: value})
-    assert trainer.evaluate((INPUTS, INPUTS.sum(1, keepdim=True)), batch_size=8)["count"] == 2**24 + 1
+    assert (
+        trainer.evaluate((INPUTS, INPUTS.sum(1, keepdim=True)), batch_size=8)["count"] == 2**24 + 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,29 +83,40 @@ def test_the_loss_decides_which_output_of_a_binary_classifier_means_yes(loss, ye
     with torch.no_grad():
         right = ((program(INPUTS) > yes) == (targets == 1)).float().mean().item()
     assert 0 < right < 1
-    assert trainer.evaluate((INPUTS, targets), batch_size=8)["accuracy"] == pytest.approx(right, abs=1e-6)
+    assert trainer.evaluate((INPUTS, targets), batch_size=8)["accuracy"] == pytest.approx(
+        right, abs=1e-6
+    )
 
 
 def test_torchmetrics_objects_and_functions_stand_side_by_side():
     from torchmetrics.classification import MulticlassF1Score
 
     f1 = MulticlassF1Score(3)
-    trainer = build(metrics={"accuracy": "accuracy", "f1": f1, "second": lambda o, t: o.argsort(1)[:, 1] == t})
+    trainer = build(
+        metrics={"accuracy": "accuracy", "f1": f1, "second": lambda o, t: o.argsort(1)[:, 1] == t}
+    )
     measured = trainer.evaluate((INPUTS, CLASSES), batch_size=8)
     with torch.no_grad():
         outputs = trainer.model(INPUTS)
     assert measured["f1"] == pytest.approx(MulticlassF1Score(3)(outputs, CLASSES).item())
-    assert measured["second"] == pytest.approx((outputs.argsort(1)[:, 1] == CLASSES).float().mean().item())
+    assert measured["second"] == pytest.approx(
+        (outputs.argsort(1)[:, 1] == CLASSES).float().mean().item()
+    )
     assert set(measured) == {"loss", "accuracy", "f1", "second"}
 
 
 def test_functions_name_themselves_in_a_list():
-    assert set(build(nn.MSELoss(), 1, metrics=[F.l1_loss]).evaluate((INPUTS, INPUTS[:, :1]))) == {"loss", "l1_loss"}
+    assert set(build(nn.MSELoss(), 1, metrics=[F.l1_loss]).evaluate((INPUTS, INPUTS[:, :1]))) == {
+        "loss",
+        "l1_loss",
+    }
 
 
 def evaluate_all(rank: int) -> dict[str, float]:
     """The fifth batch of 9 has one sample, which only one of the processes gets."""
-    trainer = build(metrics={"accuracy": "accuracy", "largest": lambda outputs, _: outputs.max(1).values})
+    trainer = build(
+        metrics={"accuracy": "accuracy", "largest": lambda outputs, _: outputs.max(1).values}
+    )
     measured = trainer.evaluate((INPUTS, CLASSES), batch_size=9)
     return {**measured, "processes": trainer.runtime.num_shares}
 
@@ -109,7 +129,9 @@ def test_processes_measure_what_one_process_measures_also_where_one_has_no_sampl
 
 def test_a_model_is_kept_and_resumed_by_a_metric(tmp_path):
     def train(**limits):
-        trainer = build(metrics="accuracy", callbacks=[BestModel("eval_accuracy")], run_dir=tmp_path / "run")
+        trainer = build(
+            metrics="accuracy", callbacks=[BestModel("eval_accuracy")], run_dir=tmp_path / "run"
+        )
         return trainer.train((INPUTS, CLASSES), eval_data=(INPUTS, CLASSES), batch_size=8, **limits)
 
     train(num_epochs=2)
@@ -131,7 +153,9 @@ def test_a_step_of_ones_own_is_measured_by_its_outputs(mistake):
     arguments = {"metrics": "accuracy", "progress": "silent", "loss_fn": nn.CrossEntropyLoss()}
     data = TensorDataset(INPUTS, CLASSES)
     assert "accuracy" in Own(nn.Linear(6, 3), **arguments).evaluate(data)
-    with mistake("Arguments", "`metrics=` and an `eval_step` that returns the loss alone", ConfigurationError):
+    with mistake(
+        "Arguments", "`metrics=` and an `eval_step` that returns the loss alone", ConfigurationError
+    ):
         Without(nn.Linear(6, 3), **arguments).evaluate(data)
 
 
@@ -141,7 +165,9 @@ def test_a_run_without_evaluation_says_that_nothing_is_measured(mistake, capsys)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = Trainer(model, sgd, nn.CrossEntropyLoss(), metrics="accuracy", progress="lines")
     trainer.train((INPUTS, CLASSES), num_epochs=1)
-    said = "metrics (accuracy) are measured in evaluations, and this run has none: pass `eval_data=`."
+    said = (
+        "metrics (accuracy) are measured in evaluations, and this run has none: pass `eval_data=`."
+    )
     shown = capsys.readouterr()
     assert said in shown.out + shown.err
     mistake.said("Arguments", "`metrics=` without `eval_data=`", said)
@@ -169,7 +195,12 @@ def test_what_is_no_metric_is_refused(mistake, what, metrics):
     ("what", "loss", "outputs", "targets"),
     [
         ("`metrics='accuracy'` for a regression", nn.MSELoss(), 1, INPUTS[:, :1]),
-        ("`metrics='accuracy'` for class probabilities", nn.CrossEntropyLoss(), 3, torch.full((37, 3), 1 / 3)),
+        (
+            "`metrics='accuracy'` for class probabilities",
+            nn.CrossEntropyLoss(),
+            3,
+            torch.full((37, 3), 1 / 3),
+        ),
     ],
 )
 def test_accuracy_of_what_is_no_class_is_refused(mistake, what, loss, outputs, targets):

@@ -39,14 +39,19 @@ class Weights(Callback):
 
 
 def guarded(*callbacks: Any, **options: Any) -> Trainer:
-    return build_trainer(callbacks, build_linear(), optimizer=partial(torch.optim.Adam, lr=0.1), **options)
+    return build_trainer(
+        callbacks, build_linear(), optimizer=partial(torch.optim.Adam, lr=0.1), **options
+    )
 
 
 @pytest.mark.parametrize("value", [nan, inf])
 def test_by_default_it_raises_and_the_weights_are_those_before_the_step(points, value):
     weights = Weights()
     trainer = guarded(weights)
-    with pytest.raises(NonFiniteLossError, match=r"The loss of optimizer 'optimizer' is nan in update 3 \(epoch 1\)"):
+    with pytest.raises(
+        NonFiniteLossError,
+        match=r"The loss of optimizer 'optimizer' is nan in update 3 \(epoch 1\)",
+    ):
         trainer.train(poisoned(points, value=value), 1)
     assert_same_model(trainer.model, weights.models[2])
     assert_same_optimizer(trainer.optimizers["optimizer"], weights.optimizers[2])
@@ -58,7 +63,9 @@ def test_skip_leaves_the_update_out_as_if_the_batch_had_not_been(points):
     trainer = guarded(guard)
     trainer.train(poisoned(points, at=(1, 4)), 1)
     other = guarded()
-    other.train([batch for number, batch in enumerate(poisoned(points, at=())) if number not in (1, 4)], 1)
+    other.train(
+        [batch for number, batch in enumerate(poisoned(points, at=())) if number not in (1, 4)], 1
+    )
     assert_same_model(trainer.model, other.model)
     assert_same_optimizer(trainer.optimizers["optimizer"], other.optimizers["optimizer"])
     assert guard.num_skipped == 2
@@ -69,7 +76,14 @@ def test_skip_leaves_the_update_out_as_if_the_batch_had_not_been(points):
 def test_a_skipped_step_is_in_the_series_but_not_in_the_average(points):
     trainer = guarded(NonFiniteGuard("skip"))
     trainer.train(poisoned(points), 1)
-    assert [isnan(loss) for loss in trainer.history.steps["loss"]] == [False, False, True, False, False, False]
+    assert [isnan(loss) for loss in trainer.history.steps["loss"]] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
     finite = [loss for loss in trainer.history.steps["loss"] if not isnan(loss)]
     assert trainer.history.last("loss") == pytest.approx(sum(finite) / 5)
 
@@ -128,7 +142,9 @@ def test_a_crashed_run_has_skipped_as_often(tmp_path, points):
         guards.append(NonFiniteGuard("skip"))
         return [Poison(), guards[-1]]
 
-    assert_same_after_crash(tmp_path, points, build, after_update=4, num_epochs=2, build_model=build_linear)
+    assert_same_after_crash(
+        tmp_path, points, build, after_update=4, num_epochs=2, build_model=build_linear
+    )
     assert [guard.num_skipped for guard in guards] == [2, 1, 2]
 
 

@@ -1,4 +1,5 @@
-"""What a notebook shows, in a real kernel: a live table, pictures, HTML, and an interrupt that leaves in one line."""
+"""What a notebook shows, in a real kernel: a live table, pictures, HTML, and an interrupt that
+leaves in one line."""
 
 from __future__ import annotations
 
@@ -135,16 +136,19 @@ def test_history_trainer_and_plot_are_shown_as_they_are(kernel: Kernel):
 
 def test_an_interrupt_ends_the_cell_in_one_line_and_the_trainer_goes_on(kernel: Kernel):
     cell = kernel.run(
-        "trainer.waits = True\ntrainer.train(data, 3, eval_data=data, batch_size=8)\nprint('not reached')",
+        "trainer.waits = True\ntrainer.train(data, 3, eval_data=data, batch_size=8)\nprint('not "
+        "reached')",
         when_waiting=kernel.interrupt,
     )
     assert cell.error == [
-        "Interrupted after update 17, which was saved. The trainer keeps this state: call `train` to continue."
+        "Interrupted after update 17, which was saved. The trainer keeps this state: call `train` "
+        "to continue."
     ]
     assert "not reached" not in cell.printed
     assert "SIGINT" not in cell.printed
     after = kernel.run(
-        "trainer.waits = False\nhistory = trainer.train(data, 1, batch_size=8)\n(trainer.progress.update, len(history))"
+        "trainer.waits = False\nhistory = trainer.train(data, 1, "
+        "batch_size=8)\n(trainer.progress.update, len(history))"
     )
     assert after.error == []
     assert after.result["text/plain"] == "(20, 4)"
@@ -153,7 +157,10 @@ def test_an_interrupt_ends_the_cell_in_one_line_and_the_trainer_goes_on(kernel: 
 def test_an_interrupt_of_an_evaluation_is_one_line_too(kernel: Kernel):
     cell = kernel.run("trainer.waits = True\ntrainer.evaluate(data)", when_waiting=kernel.interrupt)
     assert cell.error == ["Interrupted: `evaluate` did not finish."]
-    assert kernel.run("trainer.waits = False\nlist(trainer.evaluate(data))").result["text/plain"] == "['loss']"
+    assert (
+        kernel.run("trainer.waits = False\nlist(trainer.evaluate(data))").result["text/plain"]
+        == "['loss']"
+    )
 
 
 # Without a kernel
@@ -162,7 +169,11 @@ def test_an_interrupt_of_an_evaluation_is_one_line_too(kernel: Kernel):
 def test_names_are_escaped_and_colours_are_those_of_the_page():
     history = History()
     history.set_epoch(0, {"<b>loss</b>": 0.5, "eval_loss": float("nan")})
-    for text in (history._repr_html_(), table_html(["<b>"], [["<b>"]]), bar_html("<b>", 0.5, "<b>")):
+    for text in (
+        history._repr_html_(),
+        table_html(["<b>"], [["<b>"]]),
+        bar_html("<b>", 0.5, "<b>"),
+    ):
         assert "<b>" not in text
         assert "color" not in text
 
@@ -185,8 +196,8 @@ def test_an_empty_history_and_a_trainer_that_was_not_built_can_be_shown(points):
     assert isinstance(trainer, Trainer)
 
 
-def test_a_trainer_of_a_door_is_shown_under_its_own_name():
-    from loopwright.doors.simple import Trainer as SimpleTrainer
+def test_a_trainer_of_an_interface_is_shown_under_its_own_name():
+    from loopwright.interfaces.simple import Trainer as SimpleTrainer
 
     class Mine(SimpleTrainer):
         pass

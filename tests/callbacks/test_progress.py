@@ -13,7 +13,14 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.callbacks import BestModel, Checkpoints, EarlyStopping, OfflineLoss, ProgressDisplay, Rewind
+from loopwright.callbacks import (
+    BestModel,
+    Checkpoints,
+    EarlyStopping,
+    OfflineLoss,
+    ProgressDisplay,
+    Rewind,
+)
 
 from ..terminals import ESCAPES, Screen, terminal
 from .runs import Clock, Crash, Timed, build_net, build_timed, build_trainer, train
@@ -28,7 +35,9 @@ def test_a_terminal_gets_a_live_bar_and_a_line_for_every_epoch(points, monkeypat
     assert "\x1b[" in shown[0]
     assert "━" in text
     assert "5/5" in text
-    heading, *epochs = re.findall(r"^ *(?:epoch  |[12]/2).*", Screen().feed(shown[0]).text, re.MULTILINE)
+    heading, *epochs = re.findall(
+        r"^ *(?:epoch  |[12]/2).*", Screen().feed(shown[0]).text, re.MULTILINE
+    )
     assert heading.split() == ["epoch", "loss", "eval_loss", "time", "samples/s"]
     assert [epoch.split()[0] for epoch in epochs] == ["1/2", "2/2"]
     assert {len(epoch) for epoch in epochs} == {len(heading)}
@@ -41,8 +50,17 @@ def test_lines_that_a_callback_prints_stay_between_the_rows_of_short_epochs(poin
 
     with terminal(monkeypatch, rows=40) as shown:
         train(build_trainer([Speaking], progress="bar"), points, num_epochs=3)
-    lines = re.findall(r"^ *(?:[123]/3|said at the end of \d)", Screen(rows=40).feed(shown[0]).text, re.MULTILINE)
-    ends = ["said at the end of 1", "1/3", "said at the end of 2", "2/3", "said at the end of 3", "3/3"]
+    lines = re.findall(
+        r"^ *(?:[123]/3|said at the end of \d)", Screen(rows=40).feed(shown[0]).text, re.MULTILINE
+    )
+    ends = [
+        "said at the end of 1",
+        "1/3",
+        "said at the end of 2",
+        "2/3",
+        "said at the end of 3",
+        "3/3",
+    ]
     assert [line.strip() for line in lines] == ends
 
 
@@ -52,7 +70,9 @@ def test_rows_of_short_epochs_are_printed_together(points, monkeypatch):
     with terminal(monkeypatch, rows=60) as shown:
         train(build_trainer(progress="bar"), points, num_epochs=20)
     text = Screen(rows=60).feed(shown[0]).text
-    assert re.findall(r"^ *(\d+)/20 ", text, re.MULTILINE) == [str(number) for number in range(1, 21)]
+    assert re.findall(r"^ *(\d+)/20 ", text, re.MULTILINE) == [
+        str(number) for number in range(1, 21)
+    ]
     assert shown[0].count("run  ") < 20  # drawings of the bars
 
 
@@ -76,9 +96,15 @@ def test_without_a_terminal_there_is_one_plain_line_an_epoch(points, capsys):
     assert re.fullmatch(r"Best eval_loss \d\.\d+ in epoch [12]\.", last)
 
 
-def test_within_a_long_epoch_there_is_a_line_every_interval(points, capsys, monkeypatch, rare_log_points):
+def test_within_a_long_epoch_there_is_a_line_every_interval(
+    points, capsys, monkeypatch, rare_log_points
+):
     monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", -1.0)
-    train(build_trainer([ProgressDisplay("lines", interval=0.0)], progress="lines"), points, num_epochs=1)
+    train(
+        build_trainer([ProgressDisplay("lines", interval=0.0)], progress="lines"),
+        points,
+        num_epochs=1,
+    )
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("Training without a run directory")
     assert [line.split("  ")[1] for line in lines[:-1]] == [f"step {n}/5" for n in range(1, 6)]
@@ -128,17 +154,26 @@ def test_a_resumed_epoch_starts_the_bar_where_it_is(points, monkeypatch):
 
 
 def test_an_unknown_style_is_refused():
-    with pytest.raises(ConfigurationError, match="progress='loud': use one of auto, bar, lines, silent"):
+    with pytest.raises(
+        ConfigurationError, match="progress='loud': use one of auto, bar, lines, silent"
+    ):
         ProgressDisplay("loud")
 
 
 @pytest.mark.parametrize(
     "callbacks", [[], [OfflineLoss("eval", every_n_updates=2)]], ids=["after epochs", "inside too"]
 )
-def test_samples_per_second_count_training_and_no_evaluation(points, capsys, monkeypatch, callbacks):
-    """37 samples in 5 steps of a second each, whatever the evaluations of ten seconds a step take."""
+def test_samples_per_second_count_training_and_no_evaluation(
+    points, capsys, monkeypatch, callbacks
+):
+    """37 samples in 5 steps of a second each, whatever the evaluations of ten seconds a step
+    take."""
     train(build_timed(monkeypatch, callbacks, progress="lines"), points, num_epochs=2)
-    lines = [line for line in capsys.readouterr().out.splitlines() if re.match(r"epoch \d/\d  loss", line)]
+    lines = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if re.match(r"epoch \d/\d  loss", line)
+    ]
     assert [re.findall(r"(\S+) samples/s", line) for line in lines] == [["7"], ["7"]]
 
 
@@ -148,14 +183,20 @@ def test_samples_per_second_count_training_and_no_evaluation(points, capsys, mon
 def frames(shown: list[str], pattern: str) -> list[str]:
     """The parts of all screens that fit a pattern, each once, in their order."""
     screen = Screen().feed(shown[0])
-    return list(dict.fromkeys(found for frame in screen.frames for found in re.findall(pattern, frame)))
+    return list(
+        dict.fromkeys(found for frame in screen.frames for found in re.findall(pattern, frame))
+    )
 
 
 def bars(shown: list[str]) -> list[tuple[str, ...]]:
     """Every moment that was shown: the words of each bar."""
     drawn = (re.sub(r"[━╸╺]+", "", frame) for frame in Screen().feed(shown[0]).frames)
-    blocks = (re.search(r"^epoch \d+(/\d+)? +\d.*(\n(?!loss).+)*", frame, re.MULTILINE) for frame in drawn)
-    moments = (tuple(" ".join(line.split()) for line in found[0].splitlines()) for found in blocks if found)
+    blocks = (
+        re.search(r"^epoch \d+(/\d+)? +\d.*(\n(?!loss).+)*", frame, re.MULTILINE) for frame in drawn
+    )
+    moments = (
+        tuple(" ".join(line.split()) for line in found[0].splitlines()) for found in blocks if found
+    )
     return list(dict.fromkeys(moments))
 
 
@@ -163,8 +204,16 @@ def test_the_epoch_and_the_run_have_a_bar_with_the_time_that_is_left(points, mon
     with terminal(monkeypatch) as shown:
         train(build_timed(monkeypatch, [], progress="bar"), points, num_epochs=3)
     moments = bars(shown)
-    assert ("epoch 1/3 2/5 0:03 left", "run 14% 0:12 left") in moments  # no evaluation has been seen yet
-    assert ("epoch 2/3 2/5 0:03 left", "run 48% 1:48 left") in moments  # 8 steps and two evaluations of 50 s
+    # no evaluation has been seen yet
+    assert (
+        "epoch 1/3 2/5 0:03 left",
+        "run 14% 0:12 left",
+    ) in moments
+    # 8 steps and two evaluations of 50 s
+    assert (
+        "epoch 2/3 2/5 0:03 left",
+        "run 48% 1:48 left",
+    ) in moments
 
 
 def test_an_evaluation_has_a_bar_of_its_own(points, monkeypatch):
@@ -188,21 +237,28 @@ def test_every_evaluation_set_is_named(points, monkeypatch):
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
-        ({"num_updates": 8}, "run 88% 0:51 left"),  # a step and the evaluation of the epoch that is cut short
+        (
+            {"num_updates": 8},
+            "run 88% 0:51 left",
+        ),  # a step and the evaluation of the epoch that is cut short
         ({"num_samples": 61}, "run 87% 0:51 left"),
         ({"max_time": 8}, "run 88% 0:51 left"),
     ],
 )
 def test_the_time_that_is_left_goes_by_the_limit_of_the_call(points, monkeypatch, limits, expected):
     with terminal(monkeypatch) as shown:
-        build_timed(monkeypatch, [], progress="bar").train(points, eval_data=points, batch_size=8, **limits)
+        build_timed(monkeypatch, [], progress="bar").train(
+            points, eval_data=points, batch_size=8, **limits
+        )
     assert ("epoch 2 2/5 0:01 left", expected) in bars(shown)
 
 
 @pytest.mark.parametrize("style", ["bar", "lines"])
 def test_an_epoch_that_a_limit_cuts_short_is_shown_too(points, monkeypatch, style):
     with terminal(monkeypatch, columns=120) as shown:
-        build_timed(monkeypatch, [], progress=style).train(points, eval_data=points, batch_size=8, num_updates=7)
+        build_timed(monkeypatch, [], progress=style).train(
+            points, eval_data=points, batch_size=8, num_updates=7
+        )
     *_, line, best = Screen(120).feed(shown[0]).text.splitlines()
     assert re.fullmatch(r"epoch 2 step 2/5  loss \S+  eval_loss \S+  52\.0 s  8 samples/s", line)
     assert best.startswith("Best eval_loss ")
@@ -216,7 +272,9 @@ class Unsized(IterableDataset[Any]):
         return (self.data[index] for index in range(len(self.data)))
 
 
-def test_of_data_without_a_length_later_epochs_are_taken_to_be_as_long_as_the_first(points, monkeypatch):
+def test_of_data_without_a_length_later_epochs_are_taken_to_be_as_long_as_the_first(
+    points, monkeypatch
+):
     with terminal(monkeypatch) as shown:
         build_timed(monkeypatch, [], progress="bar").train(Unsized(points), 3, batch_size=8)
     moments = bars(shown)
@@ -227,7 +285,10 @@ def test_of_data_without_a_length_later_epochs_are_taken_to_be_as_long_as_the_fi
 def test_a_resumed_run_goes_by_its_own_speed(points, monkeypatch, tmp_path):
     def run(seconds: float, *callbacks: Callback) -> None:
         trainer = build_timed(
-            monkeypatch, [*callbacks, Checkpoints(every_updates=1)], progress="bar", run_dir=tmp_path / "run"
+            monkeypatch,
+            [*callbacks, Checkpoints(every_updates=1)],
+            progress="bar",
+            run_dir=tmp_path / "run",
         )
         trainer.step_seconds = seconds
         trainer.train(points, 3, batch_size=8)
@@ -239,7 +300,8 @@ def test_a_resumed_run_goes_by_its_own_speed(points, monkeypatch, tmp_path):
     text = Screen(200).feed(shown[0]).text
     assert "epoch 2, update 7" in text
     assert "Finished: 3 epochs, 15 updates in 0:08 since it was resumed." in text
-    assert ("epoch 2/3 4/5 0:01 left", "run 62% 0:05 left") in bars(shown)  # 42 samples at 8 a second
+    # 42 samples at 8 a second
+    assert ("epoch 2/3 4/5 0:01 left", "run 62% 0:05 left") in bars(shown)
 
 
 def test_steps_of_an_accumulation_window_and_a_second_call_are_counted(points, monkeypatch):
@@ -257,7 +319,10 @@ def test_a_rewind_takes_the_bar_back(points, monkeypatch):
 
         def compute_loss(self, outputs: Any, targets: Any) -> Any:
             loss = super().compute_loss(outputs, targets)
-            is_bad, self.is_bad = self.is_bad and self.progress.step == 3, self.is_bad and self.progress.step != 3
+            is_bad, self.is_bad = (
+                self.is_bad and self.progress.step == 3,
+                self.is_bad and self.progress.step != 3,
+            )
             return loss * float("nan") if is_bad else loss
 
     trainer = Bad(
@@ -278,7 +343,10 @@ def test_the_mean_of_the_loss_is_that_of_the_epoch_so_far(points, monkeypatch):
     with terminal(monkeypatch) as shown:
         trainer = train(build_timed(monkeypatch, [], progress="bar"), points, num_epochs=1)
     losses = list(trainer.history.steps["loss"])
-    assert frames(shown, r"loss \S+ \(mean \S+\)")[2] == f"loss {losses[2]:#.4g} (mean {sum(losses[:3]) / 3:#.4g})"
+    assert (
+        frames(shown, r"loss \S+ \(mean \S+\)")[2]
+        == f"loss {losses[2]:#.4g} (mean {sum(losses[:3]) / 3:#.4g})"
+    )
 
 
 def test_lines_say_the_same_inside_epochs_and_evaluations(points, capsys, monkeypatch):
@@ -287,11 +355,20 @@ def test_lines_say_the_same_inside_epochs_and_evaluations(points, capsys, monkey
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "epoch 1/2  eval batch 2/5  0:30 left  run 0:05 left"
     assert "epoch 2/2  eval batch 4/5  0:10 left  run 0:10 left" in lines
-    assert [line.rpartition("samples/s")[2] for line in lines if "samples/s" in line] == ["  0:55 left", ""]
+    assert [line.rpartition("samples/s")[2] for line in lines if "samples/s" in line] == [
+        "  0:55 left",
+        "",
+    ]
 
 
 def test_there_is_nothing_to_do_for_a_step():
-    per_step = ("on_train_step_start", "on_train_step_end", "on_optimizer_start", "on_update_end", "on_eval_step_end")
+    per_step = (
+        "on_train_step_start",
+        "on_train_step_end",
+        "on_optimizer_start",
+        "on_update_end",
+        "on_eval_step_end",
+    )
     assert not any(name in vars(ProgressDisplay) for name in per_step)
 
 
@@ -306,11 +383,21 @@ class ManyMetrics(Callback):
         trainer.log(self.values)
 
 
-LONG = ("eval_multiclass_accuracy_top5", "eval_mean_average_precision", "grad_norm", "learning_rate", "peak_memory_mb")
+LONG = (
+    "eval_multiclass_accuracy_top5",
+    "eval_mean_average_precision",
+    "grad_norm",
+    "learning_rate",
+    "peak_memory_mb",
+)
 
 
 def table(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line and not line.startswith(("Training", "Best", "No space"))]
+    return [
+        line
+        for line in text.splitlines()
+        if line and not line.startswith(("Training", "Best", "No space"))
+    ]
 
 
 def test_long_names_are_broken_and_a_table_of_many_metrics_fits_the_terminal(points, monkeypatch):
@@ -330,16 +417,30 @@ def test_long_names_are_broken_and_a_table_of_many_metrics_fits_the_terminal(poi
 def test_the_columns_of_the_table_are_chosen(points, monkeypatch, capsys):
     columns = ["eval_loss", "*_norm", "time"]
     with terminal(monkeypatch) as shown:
-        train(build_trainer([ManyMetrics(*LONG), ProgressDisplay("bar", columns=columns)]), points, num_epochs=1)
+        train(
+            build_trainer([ManyMetrics(*LONG), ProgressDisplay("bar", columns=columns)]),
+            points,
+            num_epochs=1,
+        )
     heading, row = table(Screen().feed(shown[0]).text)
     assert heading.split() == ["epoch", "eval_loss", "grad_norm", "time"]
     assert re.fullmatch(r"  1/1  +\d\.\d+  +0\.2500  +\d\.\d s", row)
-    train(build_trainer([ManyMetrics(*LONG), ProgressDisplay("lines", columns=columns)]), points, num_epochs=1)
-    assert re.fullmatch(r"epoch 1/1  eval_loss \d\.\d+ +grad_norm 0\.2500  \d\.\d s\n", capsys.readouterr().out)
+    train(
+        build_trainer([ManyMetrics(*LONG), ProgressDisplay("lines", columns=columns)]),
+        points,
+        num_epochs=1,
+    )
+    assert re.fullmatch(
+        r"epoch 1/1  eval_loss \d\.\d+ +grad_norm 0\.2500  \d\.\d s\n", capsys.readouterr().out
+    )
 
 
 def test_a_column_that_is_no_metric_is_said(points, capsys, mistake):
-    train(build_trainer([ProgressDisplay("lines", columns=["eval_los", "time"])]), points, num_epochs=1)
+    train(
+        build_trainer([ProgressDisplay("lines", columns=["eval_los", "time"])]),
+        points,
+        num_epochs=1,
+    )
     line = capsys.readouterr().out.splitlines()[1]
     assert "epoch 1 did not measure 'eval_los'" in line
     assert line.endswith("available: loss, eval_loss. Did you mean 'eval_loss'?")
@@ -347,14 +448,21 @@ def test_a_column_that_is_no_metric_is_said(points, capsys, mistake):
 
 
 def test_columns_are_a_list_of_names(mistake):
-    with mistake("Arguments", '`ProgressDisplay(columns="loss")`', ConfigurationError, match="use a list of names"):
+    with mistake(
+        "Arguments",
+        '`ProgressDisplay(columns="loss")`',
+        ConfigurationError,
+        match="use a list of names",
+    ):
         ProgressDisplay(columns="loss")
 
 
 # The last lines
 
 
-def test_a_run_ends_with_its_best_epoch_its_best_model_and_what_to_type(points, capsys, monkeypatch, tmp_path):
+def test_a_run_ends_with_its_best_epoch_its_best_model_and_what_to_type(
+    points, capsys, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     trainer = train(build_trainer(progress="lines", run_dir="runs/my first"), points, num_epochs=2)
     first, *_, finished, model, look = capsys.readouterr().out.splitlines()
@@ -362,7 +470,8 @@ def test_a_run_ends_with_its_best_epoch_its_best_model_and_what_to_type(points, 
     best = min(trainer.history["eval_loss"])
     epoch = trainer.history["eval_loss"].index(best) + 1
     assert re.fullmatch(
-        rf"Finished: 2 epochs, 10 updates in 0:\d\d\. Best eval_loss {best:#.4g} in epoch {epoch}\.", finished
+        rf"Finished: 2 epochs, 10 updates in 0:\d\d\. Best eval_loss {best:#.4g} in epoch {epoch}\.",
+        finished,
     )
     assert model == f"Best model: runs/my first/kept/update-{5 * epoch:08d}"
     assert Path(model.removeprefix("Best model: ")).is_dir()
@@ -373,11 +482,14 @@ def test_the_best_epoch_is_by_the_metric_of_the_best_model_where_another_callbac
     points, capsys, monkeypatch, tmp_path
 ):
     numbers = count()
-    metrics = {"accuracy": lambda outputs, targets: torch.tensor(1 / (1 + next(numbers)))}  # lower in every batch
+    # lower in every batch
+    metrics = {"accuracy": lambda outputs, targets: torch.tensor(1 / (1 + next(numbers)))}
     monkeypatch.chdir(tmp_path)
     callbacks = [BestModel("eval_accuracy"), EarlyStopping("eval_loss", patience=9)]
     trainer = train(
-        build_trainer(callbacks, metrics=metrics, progress="lines", run_dir="runs/two"), points, num_epochs=2
+        build_trainer(callbacks, metrics=metrics, progress="lines", run_dir="runs/two"),
+        points,
+        num_epochs=2,
     )
     *_, finished, model, _ = capsys.readouterr().out.splitlines()
     first, second = trainer.history["eval_accuracy"]

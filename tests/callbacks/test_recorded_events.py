@@ -55,11 +55,15 @@ def test_a_run_has_its_start_evaluations_best_values_checkpoints_and_end(data):
 def test_a_resumed_run_says_where_it_went_on_and_has_no_event_twice(data):
     saving = Checkpoints(every_updates=2, asynchronous=False)
     build(saving).train(data, num_updates=6, eval_data=data, batch_size=8)
-    build(Checkpoints(every_updates=2, asynchronous=False)).train(data, num_updates=10, eval_data=data, batch_size=8)
+    build(Checkpoints(every_updates=2, asynchronous=False)).train(
+        data, num_updates=10, eval_data=data, batch_size=8
+    )
     assert kinds().count("started") == 1
     resumed = next(event for event in RunView("run").metrics.events() if event.kind == "resumed")
     assert (resumed.update, resumed.text) == (6, "at epoch 2, update 6")
-    assert len({event for event in events() if event[0] == "evaluation"}) == kinds().count("evaluation")
+    assert len({event for event in events() if event[0] == "evaluation"}) == kinds().count(
+        "evaluation"
+    )
 
 
 def test_a_second_call_of_train_is_another_start(data):
@@ -137,7 +141,9 @@ def test_smaller_micro_batches_are_an_event(data):
             return super().train_step(batch)
 
     build(kind=RunsOut).train(data, batch_size=8)
-    event = next(event for event in RunView("run").metrics.events() if event.kind == "micro_batches")
+    event = next(
+        event for event in RunView("run").metrics.events() if event.kind == "micro_batches"
+    )
     assert (event.update, event.detail) == (1, {"number": 2})
     assert [(item.step, item.position) for item in RunView("run").metrics.media("part")] == [
         (step, position) for step in range(1, 5) for position in range(2)
@@ -179,5 +185,11 @@ def test_recording_adds_no_call_to_a_step(data):
     from loopwright.callback import Callback as Base
     from loopwright.callbacks import RunRecorder
 
-    per_step = ("on_train_step_start", "on_train_step_end", "on_update_end", "on_optimizer_start", "on_eval_step_end")
+    per_step = (
+        "on_train_step_start",
+        "on_train_step_end",
+        "on_update_end",
+        "on_optimizer_start",
+        "on_eval_step_end",
+    )
     assert all(getattr(RunRecorder, name) is getattr(Base, name) for name in per_step)

@@ -31,12 +31,16 @@ def manifest(run_dir: Path) -> RunManifest:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("flush_seconds", [-1.0, 1e9])
-def test_every_step_is_recorded_once_with_its_update(tmp_path, points, monkeypatch, accumulate, flush_seconds):
+def test_every_step_is_recorded_once_with_its_update(
+    tmp_path, points, monkeypatch, accumulate, flush_seconds
+):
     monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", flush_seconds)
     trainer = train(build_trainer(run_dir=tmp_path, accumulate=accumulate), points, num_epochs=2)
     updates = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10] if accumulate == 1 else [1, 1, 2, 2, 3, 4, 4, 5, 5, 6]
     losses = list(trainer.history.steps["loss"])
-    expected = [(update, step, "loss", losses[step - 1]) for step, update in enumerate(updates, start=1)]
+    expected = [
+        (update, step, "loss", losses[step - 1]) for step, update in enumerate(updates, start=1)
+    ]
     assert metrics(tmp_path).steps() == expected
 
 
@@ -73,8 +77,11 @@ def test_a_crashed_run_has_the_record_of_one_that_never_did(tmp_path, points):
     assert len(straight.steps()) == 15
 
 
-def test_metrics_that_were_lost_before_a_run_is_resumed_are_named(tmp_path, points, caplog, mistake):
-    """The history is that of the run that was left alone: it is in the resume point, not in the file."""
+def test_metrics_that_were_lost_before_a_run_is_resumed_are_named(
+    tmp_path, points, caplog, mistake
+):
+    """The history is that of the run that was left alone: it is in the resume point, not in the
+    file."""
     straight = train(build_trainer(run_dir=tmp_path / "straight"), points)
     train(build_trainer(run_dir=tmp_path / "run"), points, num_epochs=2)
     assert caplog.text == ""
@@ -88,7 +95,9 @@ def test_metrics_that_were_lost_before_a_run_is_resumed_are_named(tmp_path, poin
     (tmp_path / "run" / "metrics.sqlite").unlink()
     caplog.clear()
     train(build_trainer(run_dir=tmp_path / "run"), points, num_epochs=4)
-    mistake.said("Files", "`metrics.sqlite` of a run was deleted, and the run goes on", caplog.messages[0])
+    mistake.said(
+        "Files", "`metrics.sqlite` of a run was deleted, and the run goes on", caplog.messages[0]
+    )
     assert "has no metrics of steps 1 to 15" in caplog.text
     assert [row[1] for row in metrics(tmp_path / "run").steps("loss")] == [16, 17, 18, 19, 20]
 
@@ -116,7 +125,10 @@ def test_a_stopped_run_says_why(tmp_path, points):
 def test_a_failed_run_names_the_error_and_a_restart_clears_it(tmp_path, points):
     with pytest.raises(ZeroDivisionError):
         train(build_trainer([Crash(2)], run_dir=tmp_path), points)
-    assert (manifest(tmp_path).state, manifest(tmp_path).reason) == ("failed", "ZeroDivisionError: crash")
+    assert (manifest(tmp_path).state, manifest(tmp_path).reason) == (
+        "failed",
+        "ZeroDivisionError: crash",
+    )
     train(build_trainer(run_dir=tmp_path), points)
     assert (manifest(tmp_path).state, manifest(tmp_path).reason) == ("finished", None)
 
@@ -147,7 +159,9 @@ def test_what_git_says_after_the_first_step_is_still_recorded(tmp_path, points, 
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "HEAD").write_text("a" * 40)
     program = tmp_path / "git"
-    program.write_text(f"#!/bin/sh\nwhile [ ! -e {tmp_path}/stepped ]; do sleep 0.02; done\nexit 1\n")
+    program.write_text(
+        f"#!/bin/sh\nwhile [ ! -e {tmp_path}/stepped ]; do sleep 0.02; done\nexit 1\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
@@ -162,7 +176,8 @@ def test_what_git_says_after_the_first_step_is_still_recorded(tmp_path, points, 
 
 
 class KillBeforeSaving(Callback):
-    """Ends the process for good after an update, before its resume point: that of the update before is the last."""
+    """Ends the process for good after an update, before its resume point: that of the update before
+    is the last."""
 
     def __init__(self, update: int) -> None:
         self.update = update
@@ -172,7 +187,9 @@ class KillBeforeSaving(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_run_has_all_metrics_up_to_its_last_resume_point_and_once_resumed_each_once(tmp_path, points, caplog):
+def test_a_killed_run_has_all_metrics_up_to_its_last_resume_point_and_once_resumed_each_once(
+    tmp_path, points, caplog
+):
     def run(name: str, *others: Callback) -> None:
         callbacks = [Checkpoints(every_updates=1, asynchronous=False), *others]
         train(build_trainer(callbacks, run_dir=tmp_path / name), points)
@@ -192,7 +209,8 @@ def test_a_killed_run_has_all_metrics_up_to_its_last_resume_point_and_once_resum
 
 @pytest.mark.long
 def test_a_kill_loses_at_most_the_last_second(tmp_path, points):
-    """Steps that are told of a second before the kill are in the file; timed, so not among the quick tests."""
+    """Steps that are told of a second before the kill are in the file; timed, so not among the
+    quick tests."""
 
     class Slowly(Callback):
         def on_update_end(self, trainer: Trainer) -> None:
@@ -203,7 +221,10 @@ def test_a_kill_loses_at_most_the_last_second(tmp_path, points):
     pid = os.fork()
     if pid == 0:
         end_as_program(
-            lambda: train(build_trainer([Slowly()], run_dir=tmp_path / "run"), points, num_epochs=1000), tmp_path
+            lambda: train(
+                build_trainer([Slowly()], run_dir=tmp_path / "run"), points, num_epochs=1000
+            ),
+            tmp_path,
         )
     os.close(told)
     heard: list[tuple[float, int]] = []
@@ -219,7 +240,9 @@ def test_a_kill_loses_at_most_the_last_second(tmp_path, points):
     assert metrics(tmp_path / "run").last_step() >= before[-1]
 
 
-def test_metrics_that_are_removed_while_the_run_writes_them_are_missed_and_not_silently_lost(tmp_path, points, caplog):
+def test_metrics_that_are_removed_while_the_run_writes_them_are_missed_and_not_silently_lost(
+    tmp_path, points, caplog
+):
     class Removes(Callback):
         def on_epoch_end(self, trainer: Trainer, row: dict[str, float]) -> None:
             if trainer.progress.epoch == 1:
@@ -246,7 +269,8 @@ def test_the_steps_of_an_epoch_that_an_exception_ended_are_there_once_the_traine
     with pytest.raises(ZeroDivisionError):
         train(trainer, points, num_epochs=3)
     crash.after_update = None
-    train(trainer, TensorDataset(*points[:24]), num_epochs=1)  # other data: the rest of the second epoch is left out
+    # other data: the rest of the second epoch is left out
+    train(trainer, TensorDataset(*points[:24]), num_epochs=1)
     losses = list(trainer.history.steps["loss"])
     assert [step for _, step, _, _ in metrics(tmp_path).steps("loss")] == list(range(1, 12))
     assert [value for *_, value in metrics(tmp_path).steps("loss")] == losses

@@ -1,4 +1,5 @@
-"""What may be a callback, what is refused at registration, in which order they hear, and whose error it was."""
+"""What may be a callback, what is refused at registration, in which order they hear, and whose
+error it was."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def test_every_public_name_can_be_imported_and_they_are_sorted():
 
 
 def test_an_unknown_name_is_refused_with_those_there_are():
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'; available: AdditionalOutputs, BestCheckpoint"):
+    with pytest.raises(
+        AttributeError, match="no attribute 'Nothing'; available: AdditionalOutputs, BestCheckpoint"
+    ):
         loopwright.callbacks.Nothing
 
 
@@ -36,7 +39,8 @@ def test_a_misspelt_hook_is_refused_with_the_right_spelling():
         def on_train_stop_end(self, trainer: Trainer, batch: Any, result: Any) -> None: ...
 
     with pytest.raises(
-        ConfigurationError, match=r"Misspelt.on_train_stop_end is not an event.*did you mean on_train_step_end"
+        ConfigurationError,
+        match=r"Misspelt.on_train_stop_end is not an event.*did you mean on_train_step_end",
     ):
         build_trainer([Misspelt()])
 
@@ -45,7 +49,9 @@ def test_a_hook_nobody_calls_is_refused_with_the_events_there_are():
     class Odd(Callback):
         def on_quiz_xyz(self) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"Odd.on_quiz_xyz.*the events are: on_train_start, on_epoch_start"):
+    with pytest.raises(
+        ConfigurationError, match=r"Odd.on_quiz_xyz.*the events are: on_train_start, on_epoch_start"
+    ):
         build_trainer([Odd])
 
 
@@ -66,7 +72,9 @@ def test_a_hook_may_name_its_arguments_as_it_likes(points):
 
 @pytest.mark.parametrize("given", [3, "EarlyStopping", None])
 def test_what_is_no_callback_is_refused(given):
-    with pytest.raises(ConfigurationError, match=r"is not a callback: pass a loopwright.Callback, or a function"):
+    with pytest.raises(
+        ConfigurationError, match=r"is not a callback: pass a loopwright.Callback, or a function"
+    ):
         build_trainer([given])
 
 
@@ -83,7 +91,9 @@ def test_a_plain_function_hears_the_metrics_of_every_epoch(points):
 def test_a_function_of_other_arguments_is_refused():
     def wrong(trainer: Trainer) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"Callback function wrong does not take .*trainer, metrics"):
+    with pytest.raises(
+        ConfigurationError, match=r"Callback function wrong does not take .*trainer, metrics"
+    ):
         build_trainer([wrong])
 
 
@@ -121,7 +131,15 @@ def test_the_events_of_an_epoch_come_in_their_order(points, rare_log_points):
     step = ["on_train_step_start", "on_train_step_end"]
     update = ["on_train_step_start", "on_optimizer_start", "on_train_step_end", "on_update_end"]
     expected = [
-        *("on_train_start", "on_epoch_start", *step, *update, *update, "on_log", "on_train_epoch_end"),
+        *(
+            "on_train_start",
+            "on_epoch_start",
+            *step,
+            *update,
+            *update,
+            "on_log",
+            "on_train_epoch_end",
+        ),
         *("on_eval_start", *["on_eval_step_end"] * 3, "on_eval_end", "on_eval_log"),
         *("on_epoch_end", "on_loop_end", "on_train_end"),
     ]
@@ -132,7 +150,9 @@ def test_the_trainers_own_hook_runs_first_then_callbacks_in_their_order(points):
     events: list[str] = []
     NotedTrainer.events = events
     callbacks = [Noted("a", events), Noted("b", events)]
-    trainer = NotedTrainer(build_net(), torch.optim.Adam, cross_entropy, callbacks=callbacks, progress="silent")
+    trainer = NotedTrainer(
+        build_net(), torch.optim.Adam, cross_entropy, callbacks=callbacks, progress="silent"
+    )
     trainer.train(points, 1, batch_size=8)
     for hook in ("on_epoch_start", "on_update_end"):
         heard = [event for event in events if event.endswith(hook)]
@@ -140,7 +160,9 @@ def test_the_trainers_own_hook_runs_first_then_callbacks_in_their_order(points):
     assert events.count("b.on_update_end") == UPDATES_PER_EPOCH
 
 
-def test_checkpoints_come_after_what_they_save_and_defaults_only_where_the_user_brought_none(tmp_path, points):
+def test_checkpoints_come_after_what_they_save_and_defaults_only_where_the_user_brought_none(
+    tmp_path, points
+):
     mine = [Checkpoints(), NonFiniteGuard("skip"), ProgressDisplay("silent")]
     trainer = train(build_trainer(mine, run_dir=tmp_path), points, num_epochs=1)
     kinds = [type(callback).__name__ for callback in trainer.run.callbacks]
@@ -195,7 +217,11 @@ def test_arguments_have_types_that_a_config_can_be_checked_against(package):
     module = importlib.import_module(f"loopwright.{package}")
     kinds = [kind for name in module.__all__ if isinstance(kind := getattr(module, name), type)]
     for kind in kinds:
-        arguments = inspect.signature(kind).parameters.keys() if kind.__init__ is not object.__init__ else set()
+        arguments = (
+            inspect.signature(kind).parameters.keys()
+            if kind.__init__ is not object.__init__
+            else set()
+        )
         hints = get_type_hints(kind.__init__)
         assert all(name in hints for name in arguments), kind
     assert len(kinds) >= 4

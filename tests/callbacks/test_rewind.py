@@ -51,7 +51,11 @@ def test_a_device_that_must_be_waited_for_is_asked_at_every_step():
     for batches, callbacks in ((poisoned(good, 4), [Rewind()]), (good, [])):
         nets.append(build_net())
         optimizer = torch.optim.Adam(nets[-1].parameters(), 0.01, fused=True)
-        options: dict[str, Any] = {"callbacks": callbacks, "runtime": Waiting("cpu"), "progress": "silent"}
+        options: dict[str, Any] = {
+            "callbacks": callbacks,
+            "runtime": Waiting("cpu"),
+            "progress": "silent",
+        }
         Trainer(nets[-1], optimizer, cross_entropy, **options).train(batches, num_epochs=1)
     assert_same_model(*nets)
 
@@ -85,7 +89,13 @@ def test_two_bad_batches_after_one_snapshot_are_both_left_out(accumulate):
 def build_steady(callbacks: Any = (), kind: type[Trainer] = Trainer) -> Trainer:
     """Without batch norm, so that a batch of large numbers has a large loss."""
     net = build_linear()
-    return kind(net, torch.optim.SGD(net.parameters(), 0.01), cross_entropy, callbacks=callbacks, progress="silent")
+    return kind(
+        net,
+        torch.optim.SGD(net.parameters(), 0.01),
+        cross_entropy,
+        callbacks=callbacks,
+        progress="silent",
+    )
 
 
 def test_a_spike_in_the_loss_is_a_bad_batch_too():
@@ -148,13 +158,20 @@ class ByIndex(Dataset):
 def without_batch_of(points: TensorDataset, sample: int, batch_size: int) -> Batches:
     """The batches of the first epoch, but for the one that has the sample in it."""
     order = permutation(0, 0, len(points)).split(batch_size)
-    return [tuple(t[indices] for t in points.tensors) for indices in order if sample not in indices.tolist()]
+    return [
+        tuple(t[indices] for t in points.tensors)
+        for indices in order
+        if sample not in indices.tolist()
+    ]
 
 
 @pytest.mark.parametrize("sample", [0, 7, 36])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_of_a_data_set_the_batch_with_the_bad_sample_is_left_out(points, sample, accumulate):
-    rewound, clean = build([Rewind(every_updates=2)], accumulate=accumulate), build(accumulate=accumulate)
+    rewound, clean = (
+        build([Rewind(every_updates=2)], accumulate=accumulate),
+        build(accumulate=accumulate),
+    )
     rewound.train(poisoned_points(points, sample), num_epochs=1, batch_size=5)
     clean.train(without_batch_of(points, sample, 5), num_epochs=1)
     assert_same_run(rewound, clean)
@@ -192,7 +209,9 @@ class InfiniteGradient(nn.Module):
         self.scale = nn.Parameter(torch.ones(6))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.net((self.scale * inputs).square().sum(1, keepdim=True).sqrt() * inputs.sign() + inputs)
+        return self.net(
+            (self.scale * inputs).square().sum(1, keepdim=True).sqrt() * inputs.sign() + inputs
+        )
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
@@ -201,10 +220,19 @@ class InfiniteGradient(nn.Module):
 def test_a_finite_loss_whose_gradient_is_not_is_traced_to_its_batch(clip_norm, accumulate, place):
     good, nets = good_batches(), []
     bad = (torch.zeros(4, 6), torch.tensor([0, 1, 0, 1]))
-    for batches, callbacks in (([*good[:place], bad, *good[place:]], [Rewind(every_updates=4)]), (good, [])):
+    for batches, callbacks in (
+        ([*good[:place], bad, *good[place:]], [Rewind(every_updates=4)]),
+        (good, []),
+    ):
         torch.manual_seed(1)
         nets.append(InfiniteGradient())
         optimizer = torch.optim.SGD(nets[-1].parameters(), 0.01)
-        options: dict[str, Any] = {"clip_norm": clip_norm, "accumulate": accumulate, "progress": "silent"}
-        Trainer(nets[-1], optimizer, cross_entropy, callbacks=callbacks, **options).train(batches, num_epochs=1)
+        options: dict[str, Any] = {
+            "clip_norm": clip_norm,
+            "accumulate": accumulate,
+            "progress": "silent",
+        }
+        Trainer(nets[-1], optimizer, cross_entropy, callbacks=callbacks, **options).train(
+            batches, num_epochs=1
+        )
     assert_same_model(*nets)

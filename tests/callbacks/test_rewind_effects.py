@@ -10,7 +10,15 @@ import torch
 from torch.optim.lr_scheduler import LinearLR
 
 from loopwright import Callback, ConfigurationError, DataError, NonFiniteLossError, Trainer
-from loopwright.callbacks import EMA, BestCheckpoint, Checkpoints, LimitBatches, NonFiniteGuard, OnlineLoss, Rewind
+from loopwright.callbacks import (
+    EMA,
+    BestCheckpoint,
+    Checkpoints,
+    LimitBatches,
+    NonFiniteGuard,
+    OnlineLoss,
+    Rewind,
+)
 from loopwright.checkpoint import list_checkpoints
 from loopwright.checkpoint.compare import compare_trees
 from loopwright.run import MetricsStore
@@ -46,7 +54,9 @@ def test_a_model_that_was_kept_by_updates_after_the_snapshot_is_kept_anew(tmp_pa
         watching = (OnlineLoss(every_n_updates=2), BestCheckpoint("online_loss", every_n_updates=2))
         trainer = build([*callbacks, *watching], run_dir=tmp_path / folder)
         trainer.train(batches, num_epochs=1)
-        kept = (info for info in list_checkpoints(tmp_path / folder, verify=True) if info.kind == "kept")
+        kept = (
+            info for info in list_checkpoints(tmp_path / folder, verify=True) if info.kind == "kept"
+        )
         return trainer, {info.path.name: info.metric[1] for info in kept if info.metric}
 
     rewound, kept = train(poisoned(good_batches(), 7), "rewound", Rewind(every_updates=4))
@@ -96,16 +106,22 @@ def test_a_run_that_began_without_it_goes_on_with_it(tmp_path):
 
 def test_after_the_limit_the_next_bad_batch_is_an_error_that_says_so():
     trainer = build([Rewind(max_rewinds=2)])
-    with pytest.raises(NonFiniteLossError, match=r"in batch 8 of epoch 1, after 2 rewinds.*raise `max_rewinds`"):
+    with pytest.raises(
+        NonFiniteLossError, match=r"in batch 8 of epoch 1, after 2 rewinds.*raise `max_rewinds`"
+    ):
         trainer.train(poisoned(good_batches(), 1, 4, 7), num_epochs=1)
 
 
 def test_metrics_of_steps_that_were_undone_are_not_in_the_store(tmp_path, monkeypatch):
-    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 0.0)  # every step is written at once
+    # every step is written at once
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 0.0)
     rewound = build([Rewind()], run_dir=tmp_path / "rewound")
     rewound.train(poisoned(good_batches(), 6), num_epochs=1)
     build(run_dir=tmp_path / "clean").train(good_batches(), num_epochs=1)
-    rows = [MetricsStore(tmp_path / name / "metrics.sqlite", read_only=True) for name in ("rewound", "clean")]
+    rows = [
+        MetricsStore(tmp_path / name / "metrics.sqlite", read_only=True)
+        for name in ("rewound", "clean")
+    ]
     assert len(rows[0].steps("loss")) == 10
     assert rows[0].steps("loss") == rows[1].steps("loss")
     assert rows[0].epochs() == rows[1].epochs()
@@ -126,7 +142,9 @@ class Killer(Callback):
 
 @pytest.mark.parametrize("every_updates", [2, 50])
 @pytest.mark.parametrize("after_update", [3, 5, 6, 8, 14])
-def test_a_run_that_is_killed_after_it_went_back_resumes_exactly(tmp_path, monkeypatch, every_updates, after_update):
+def test_a_run_that_is_killed_after_it_went_back_resumes_exactly(
+    tmp_path, monkeypatch, every_updates, after_update
+):
     monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 0.0)
     batches = poisoned(good_batches(), 4, 6)
 
@@ -155,7 +173,11 @@ def test_checkpoints_of_undone_updates_are_removed(tmp_path):
 
         def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
             if self.has_rewound:
-                names = (path.name for path in trainer.run.directory.checkpoints.iterdir() if path.is_dir())
+                names = (
+                    path.name
+                    for path in trainer.run.directory.checkpoints.iterdir()
+                    if path.is_dir()
+                )
                 self.found, self.has_rewound = (trainer.progress.update, sorted(names)), False
 
     noting = Noting()
@@ -186,8 +208,8 @@ def test_a_scheduler_of_epochs_is_stepped_once_an_epoch():
 def test_it_says_what_it_does(capsys):
     build([Rewind()], progress="lines").train(poisoned(good_batches(), 2), num_epochs=1)
     assert (
-        "in batch 3 of epoch 1; returning to update 0 and continuing without this batch (rewind 1 of 3)."
-        in capsys.readouterr().out
+        "in batch 3 of epoch 1; returning to update 0 and continuing without this batch (rewind 1 "
+        "of 3)." in capsys.readouterr().out
     )
 
 
@@ -202,7 +224,8 @@ def test_two_guards_are_refused():
 
 
 @pytest.mark.parametrize(
-    "options", [{"spike": 1.0}, {"spike": -2.0}, {"window": 0}, {"every_updates": 0}, {"max_rewinds": 1.5}]
+    "options",
+    [{"spike": 1.0}, {"spike": -2.0}, {"window": 0}, {"every_updates": 0}, {"max_rewinds": 1.5}],
 )
 def test_settings_that_make_no_sense_are_refused(options):
     with pytest.raises(ConfigurationError, match=f"{next(iter(options))}="):

@@ -13,7 +13,13 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import IterableDataset
 
 from loopwright import Callback, ConfigurationError, Schedule, Trainer
-from loopwright.callbacks import LearningRateLog, Rewind, ScheduleLearningRate, ScheduleWeightDecay, param_groups
+from loopwright.callbacks import (
+    LearningRateLog,
+    Rewind,
+    ScheduleLearningRate,
+    ScheduleWeightDecay,
+    param_groups,
+)
 from loopwright.callbacks.scheduling import extent_of
 from loopwright.schedules import (
     Constant,
@@ -33,7 +39,9 @@ sgd = partial(torch.optim.SGD, lr=0.1)
 
 def build(callbacks: Any = (), model: nn.Module | None = None, **options: Any) -> Trainer:
     options = {"optimizer": sgd, "progress": "silent"} | options
-    return Trainer(model or build_net(), loss_fn=nn.functional.cross_entropy, callbacks=callbacks, **options)
+    return Trainer(
+        model or build_net(), loss_fn=nn.functional.cross_entropy, callbacks=callbacks, **options
+    )
 
 
 def rates(points: Any, curve: Any, *, num_epochs: int | None = None, **options: Any) -> list[float]:
@@ -50,7 +58,9 @@ def test_a_curve_in_the_place_of_a_scheduler_goes_over_the_whole_run(points):
 
 def test_by_epochs_it_goes_by_the_samples_of_the_epoch(points):
     done = [(epoch + seen / 37) / 2 for epoch in range(2) for seen in (0, 8, 16, 24, 32)]
-    assert rates(points, Linear(), num_epochs=2) == pytest.approx([0.1 * (1 - part) for part in done])
+    assert rates(points, Linear(), num_epochs=2) == pytest.approx(
+        [0.1 * (1 - part) for part in done]
+    )
 
 
 def test_by_samples_it_goes_by_those(points):
@@ -60,7 +70,9 @@ def test_by_samples_it_goes_by_those(points):
 
 
 def test_the_nearest_limit_counts(points):
-    assert rates(points, Linear(), num_epochs=100, num_updates=4) == pytest.approx([0.1, 0.075, 0.05, 0.025])
+    assert rates(points, Linear(), num_epochs=100, num_updates=4) == pytest.approx(
+        [0.1, 0.075, 0.05, 0.025]
+    )
 
 
 def test_a_cosine_is_bit_for_bit_a_hand_written_loop(points):
@@ -84,7 +96,9 @@ def test_a_cosine_is_bit_for_bit_a_hand_written_loop(points):
 
 def test_it_is_what_torch_does_with_a_cosine(points):
     own = rates(points, Cosine(), num_updates=10)
-    torchs = rates(points, Schedule(partial(CosineAnnealingLR, T_max=10), every="update"), num_updates=10)
+    torchs = rates(
+        points, Schedule(partial(CosineAnnealingLR, T_max=10), every="update"), num_updates=10
+    )
     assert own == pytest.approx(torchs)
 
 
@@ -96,7 +110,9 @@ def test_updates_are_counted_and_not_steps(points):
 def test_groups_keep_their_proportions(points):
     model = build_net()
     groups = param_groups(model, {"0": 0.5})
-    trainer = build([LearningRateLog()], model, optimizer=partial(_build, groups), scheduler=Linear())
+    trainer = build(
+        [LearningRateLog()], model, optimizer=partial(_build, groups), scheduler=Linear()
+    )
     trainer.train(points, num_updates=4, batch_size=8)
     assert list(trainer.history.steps["lr/optimizer/0"]) == pytest.approx([0.5, 0.375, 0.25, 0.125])
     assert list(trainer.history.steps["lr/optimizer/1"]) == pytest.approx([0.1, 0.075, 0.05, 0.025])
@@ -113,7 +129,9 @@ class Decays(Callback):
         self.seen: list[list[float]] = []
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
-        self.seen.append([group["weight_decay"] for group in trainer.optimizers[optimizer].param_groups])
+        self.seen.append(
+            [group["weight_decay"] for group in trainer.optimizers[optimizer].param_groups]
+        )
 
 
 def decays(points: Any, callback: ScheduleWeightDecay) -> list[list[float]]:
@@ -174,7 +192,9 @@ def test_data_without_a_length_goes_epoch_by_epoch(points):
 
 
 def test_a_run_that_is_limited_by_time_only_is_refused(points):
-    with pytest.raises(ConfigurationError, match="ScheduleLearningRate needs to know the length of the run"):
+    with pytest.raises(
+        ConfigurationError, match="ScheduleLearningRate needs to know the length of the run"
+    ):
         build(scheduler=Cosine()).train(points, max_time=1.0)
 
 
@@ -186,19 +206,25 @@ def test_an_option_that_the_optimizer_does_not_have_is_refused(points):
                 del group["weight_decay"]
 
     trainer = build([ScheduleWeightDecay(Cosine())], optimizer=Plain)
-    with pytest.raises(ConfigurationError, match="ScheduleWeightDecay schedules 'weight_decay', an option that"):
+    with pytest.raises(
+        ConfigurationError, match="ScheduleWeightDecay schedules 'weight_decay', an option that"
+    ):
         trainer.train(points, 1)
 
 
 def test_an_unknown_optimizer_is_refused(points):
-    with pytest.raises(ConfigurationError, match=r"optimizer='optimiser'.*Did you mean 'optimizer'\?"):
+    with pytest.raises(
+        ConfigurationError, match=r"optimizer='optimiser'.*Did you mean 'optimizer'\?"
+    ):
         build([ScheduleLearningRate(Cosine(), optimizer="optimiser")]).train(points, 1)
 
 
 def test_each_of_several_optimizers_has_its_own_curve(points):
     class Pair(Trainer):
         def train_step(self, batch: Any) -> Any:
-            loss = nn.functional.cross_entropy(self.first(batch[0]) + self.second(batch[0]), batch[1])
+            loss = nn.functional.cross_entropy(
+                self.first(batch[0]) + self.second(batch[0]), batch[1]
+            )
             self.update(loss, "first", retain_graph=True)
             self.update(loss, "second")
             return loss

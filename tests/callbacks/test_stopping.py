@@ -65,7 +65,9 @@ def test_nan_does_not_replace_the_best(points):
 
 def test_the_reason_names_the_metric_its_best_value_and_epoch(points):
     _, trainer = epochs_run(points, [0.25, 0.75, 0.5, 0.5])
-    assert trainer.stop_reason == "score has not improved for 2 epochs (now 0.5, best 0.75 in epoch 2)"
+    assert (
+        trainer.stop_reason == "score has not improved for 2 epochs (now 0.5, best 0.75 in epoch 2)"
+    )
 
 
 def test_a_second_call_has_its_patience_back(points):
@@ -79,7 +81,8 @@ def test_a_second_call_has_its_patience_back(points):
 
 
 @pytest.mark.parametrize(
-    ("metric", "mode"), [("eval_loss", "min"), ("error", "min"), ("eval_accuracy", "max"), ("score", "max")]
+    ("metric", "mode"),
+    [("eval_loss", "min"), ("error", "min"), ("eval_accuracy", "max"), ("score", "max")],
 )
 def test_the_direction_follows_from_the_name(metric, mode):
     assert EarlyStopping(metric).mode == mode
@@ -154,14 +157,18 @@ def test_a_crashed_run_stops_after_the_same_update(tmp_path, points, after_updat
 
 
 @pytest.mark.parametrize(
-    ("point", "update"), [({"stop_at_epoch": 2}, 10), ({"stop_at_update": 7}, 7), ({"stop_at_sample": 40}, 6)]
+    ("point", "update"),
+    [({"stop_at_epoch": 2}, 10), ({"stop_at_update": 7}, 7), ({"stop_at_sample": 40}, 6)],
 )
 def test_a_run_stops_at_a_fixed_point(points, point, update):
     trainer = build_trainer([FixedEarlyStopping(**point)])
     trainer.train(points, 4, batch_size=8)
     assert trainer.progress.update == update
-    assert trainer.stop_reason == "reached the limit set by FixedEarlyStopping: {0[0]} {0[1]}".format(
-        (next(iter(point)).removeprefix("stop_at_"), next(iter(point.values())))
+    assert (
+        trainer.stop_reason
+        == "reached the limit set by FixedEarlyStopping: {0[0]} {0[1]}".format(
+            (next(iter(point)).removeprefix("stop_at_"), next(iter(point.values())))
+        )
     )
 
 
@@ -172,7 +179,9 @@ def test_a_run_that_has_reached_the_point_is_not_trained_further(points):
     assert trainer.progress.update == 7
 
 
-@pytest.mark.parametrize("wrong", [{}, {"stop_at_epoch": 1, "stop_at_update": 2}, {"stop_at_epoch": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{}, {"stop_at_epoch": 1, "stop_at_update": 2}, {"stop_at_epoch": 0}]
+)
 def test_a_fixed_point_is_said_exactly_once(wrong):
     with pytest.raises(ConfigurationError, match="FixedEarlyStopping"):
         FixedEarlyStopping(**wrong)

@@ -37,7 +37,12 @@ def test_the_depth_limits_which_modules_are_listed():
 def test_shared_parameters_count_once():
     first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
     second.weight = first.weight
-    assert summarize(nn.Sequential(first, second), 0).splitlines()[-1].split() == ["model", "Sequential", "16", "16"]
+    assert summarize(nn.Sequential(first, second), 0).splitlines()[-1].split() == [
+        "model",
+        "Sequential",
+        "16",
+        "16",
+    ]
 
 
 def test_parameters_of_unknown_size_are_marked():

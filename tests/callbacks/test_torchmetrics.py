@@ -44,7 +44,9 @@ def test_a_metric_is_computed_over_the_evaluation_and_named_by_its_class(points)
 
 
 def test_a_dict_gives_metrics_their_names(points):
-    trainer = train(build_trainer([TorchMetrics({"acc": accuracy(), "f1": MulticlassF1Score(3)})]), points)
+    trainer = train(
+        build_trainer([TorchMetrics({"acc": accuracy(), "f1": MulticlassF1Score(3)})]), points
+    )
     assert trainer.history.last("eval_acc") == expected(accuracy(), trainer, points)
     assert trainer.history.last("eval_f1") == expected(MulticlassF1Score(3), trainer, points)
 
@@ -55,11 +57,16 @@ def test_a_collection_names_its_values_itself(points):
     names = {"my_MulticlassAccuracy", "my_MulticlassF1Score", "my_MulticlassPrecision"}
     assert callback.names == names
     assert {f"eval_{name}" for name in names} <= set(trainer.history.names)
-    assert trainer.history.last("eval_my_MulticlassF1Score") == expected(MulticlassF1Score(3), trainer, points)
+    assert trainer.history.last("eval_my_MulticlassF1Score") == expected(
+        MulticlassF1Score(3), trainer, points
+    )
 
 
 def test_a_metric_can_be_watched(points):
-    callbacks = [EarlyStopping("eval_acc", patience=1, min_delta=1.0), TorchMetrics({"acc": accuracy()})]
+    callbacks = [
+        EarlyStopping("eval_acc", patience=1, min_delta=1.0),
+        TorchMetrics({"acc": accuracy()}),
+    ]
     assert len(train(build_trainer(callbacks), points).history) == 2
 
 
@@ -76,7 +83,11 @@ def test_one_value_a_class_is_logged_by_number(points):
 def test_a_dict_of_values_is_logged_by_its_names_which_can_be_announced(points):
     wrapped = ClasswiseWrapper(MulticlassAccuracy(3, average=None), labels=["low", "mid", "high"])
     callback = TorchMetrics(wrapped, names=["multiclassaccuracy_low"])
-    trainer = train(build_trainer([callback, EarlyStopping("eval_multiclassaccuracy_low")]), points, num_epochs=1)
+    trainer = train(
+        build_trainer([callback, EarlyStopping("eval_multiclassaccuracy_low")]),
+        points,
+        num_epochs=1,
+    )
     assert "eval_multiclassaccuracy_high" in trainer.history
 
 
@@ -97,7 +108,9 @@ def test_a_value_that_is_no_row_of_numbers_is_refused_by_name(points):
 )
 def test_prepare_gives_the_arguments_of_update(points, prepare):
     trainer = build_trainer([TorchMetrics({"hits": MeanMetric()}, prepare=prepare)])
-    assert trainer.evaluate(points, batch_size=8)["hits"] == pytest.approx(expected(accuracy(), trainer, points))
+    assert trainer.evaluate(points, batch_size=8)["hits"] == pytest.approx(
+        expected(accuracy(), trainer, points)
+    )
 
 
 def test_the_metric_given_holds_the_state_of_the_last_evaluation(points):
@@ -170,7 +183,9 @@ def test_an_evaluation_inside_an_evaluation_has_metrics_of_its_own(points, order
 def test_a_failed_evaluation_leaves_the_next_one_right(points):
     trainer = build_trainer([TorchMetrics({"acc": accuracy()})])
     with pytest.raises(RuntimeError):
-        trainer.evaluate([(torch.zeros(2, 6), points.tensors[1][:2]), (torch.zeros(2, 5), points.tensors[1][:2])])
+        trainer.evaluate(
+            [(torch.zeros(2, 6), points.tensors[1][:2]), (torch.zeros(2, 5), points.tensors[1][:2])]
+        )
     assert trainer.evaluate(points)["acc"] == expected(accuracy(), trainer, points)
 
 
@@ -180,7 +195,9 @@ def test_a_failed_evaluation_leaves_the_next_one_right(points):
     [accuracy, collection, lambda: MulticlassAUROC(3, thresholds=None)],
     ids=["counts", "collection", "lists"],
 )
-def test_a_run_that_crashed_inside_an_epoch_measures_the_same(tmp_path, points, build, after_update):
+def test_a_run_that_crashed_inside_an_epoch_measures_the_same(
+    tmp_path, points, build, after_update
+):
     def callbacks() -> list[Callback]:
         return [TorchMetrics(build(), on="both")]
 
@@ -206,13 +223,21 @@ class Plain:
 
 def test_anything_with_update_compute_and_reset_works(points):
     assert build_trainer([TorchMetrics(Plain())]).evaluate(points)["plain"] == 37.0
-    trainer = train(build_trainer([TorchMetrics({"seen": Plain()}, on="train")]), points, num_epochs=2)
+    trainer = train(
+        build_trainer([TorchMetrics({"seen": Plain()}, on="train")]), points, num_epochs=2
+    )
     assert trainer.history["seen"] == [37.0, 37.0]
 
 
-def test_a_metric_whose_state_cannot_be_saved_is_refused_where_the_run_is_to_be_resumable(tmp_path, points):
-    with pytest.raises(ConfigurationError, match=r"'seen' cannot be resumed.*give Plain `state_dict`"):
-        train(build_trainer([TorchMetrics({"seen": Plain()}, on="train")], run_dir=tmp_path), points)
+def test_a_metric_whose_state_cannot_be_saved_is_refused_where_the_run_is_to_be_resumable(
+    tmp_path, points
+):
+    with pytest.raises(
+        ConfigurationError, match=r"'seen' cannot be resumed.*give Plain `state_dict`"
+    ):
+        train(
+            build_trainer([TorchMetrics({"seen": Plain()}, on="train")], run_dir=tmp_path), points
+        )
 
 
 class LossOnly(Trainer):

@@ -1,4 +1,5 @@
-"""Whether a metric is to be small or large: what callbacks and schedulers take for better, and what they refuse."""
+"""Whether a metric is to be small or large: what callbacks and schedulers take for better, and what
+they refuse."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.callbacks import EMA, BestCheckpoint, BestMetric, BestModel, EarlyStopping, OfflineLoss
+from loopwright.callbacks import (
+    EMA,
+    BestCheckpoint,
+    BestMetric,
+    BestModel,
+    EarlyStopping,
+    OfflineLoss,
+)
 from loopwright.optim.build import Schedule
 from loopwright.run.reading import RunView
 
@@ -32,20 +40,29 @@ class Script(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         trainer.log({self.name: self.values[trainer.progress.epoch]})
-        self.weights.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+        self.weights.append(
+            {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        )
 
 
 class NamedLosses(Trainer):
     """Two losses under names that are in no table, or in the wrong one."""
 
     def compute_loss(self, outputs: Any, targets: Any) -> dict[str, Tensor]:
-        return {"fit": nn.functional.cross_entropy(outputs, targets), "score": outputs.square().mean()}
+        return {
+            "fit": nn.functional.cross_entropy(outputs, targets),
+            "score": outputs.square().mean(),
+        }
 
 
 def named_losses(callbacks: Sequence[Any], **options: Any) -> Trainer:
     torch.manual_seed(0)
     return NamedLosses(
-        nn.Linear(6, 3), partial(torch.optim.SGD, lr=0.05), callbacks=callbacks, progress="silent", **options
+        nn.Linear(6, 3),
+        partial(torch.optim.SGD, lr=0.05),
+        callbacks=callbacks,
+        progress="silent",
+        **options,
     )
 
 
@@ -53,10 +70,14 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("metric", ["rmse", "eval_mae", "perplexity", "wer", "fid", "distance", "val/nll"])
+@pytest.mark.parametrize(
+    "metric", ["rmse", "eval_mae", "perplexity", "wer", "fid", "distance", "val/nll"]
+)
 def test_early_stopping_goes_on_while_a_metric_falls_that_is_to_fall(points, metric):
     falling = Script(metric, [5.0, 4.0, 3.0, 2.0, 1.0])
-    trainer = train(build_trainer([falling, EarlyStopping(metric, patience=1)]), points, num_epochs=5)
+    trainer = train(
+        build_trainer([falling, EarlyStopping(metric, patience=1)]), points, num_epochs=5
+    )
     assert (len(trainer.history), trainer.stop_reason) == (5, None)
 
 
@@ -69,7 +90,9 @@ def test_the_weights_of_the_smallest_rmse_are_put_back(points, tmp_path, has_run
     assert not same(script.weights[1], script.weights[2])
 
 
-@pytest.mark.parametrize("metric", ["fit", "score", "eval_fit", "eval_score", "eval_ema_score", "held_score"])
+@pytest.mark.parametrize(
+    "metric", ["fit", "score", "eval_fit", "eval_score", "eval_ema_score", "held_score"]
+)
 def test_what_a_step_returns_as_a_loss_is_minimised_under_every_prefix(points, metric):
     stopping = EarlyStopping(metric, patience=9)
     held = OfflineLoss("held", datasets={"held": points}, batch_size=8)
@@ -87,10 +110,14 @@ def test_a_name_that_says_nothing_is_asked_about_before_the_first_step(points, m
     assert (trainer.progress.step, script.weights) == (0, [])
 
 
-@pytest.mark.parametrize("build", [BestModel, BestCheckpoint, BestMetric, partial(BestModel, required=False)])
+@pytest.mark.parametrize(
+    "build", [BestModel, BestCheckpoint, BestMetric, partial(BestModel, required=False)]
+)
 def test_every_callback_that_ranks_asks(points, tmp_path, build: Callable[..., Callback]):
     trainer = build_trainer([Script("foo", [1.0]), build("foo")], run_dir=tmp_path)
-    with pytest.raises(ConfigurationError, match=r"watches 'foo'.* pass mode=\"min\" or mode=\"max\"\."):
+    with pytest.raises(
+        ConfigurationError, match=r"watches 'foo'.* pass mode=\"min\" or mode=\"max\"\."
+    ):
         train(trainer, points)
     assert trainer.progress.step == 0
 
@@ -105,20 +132,42 @@ def test_a_name_that_ends_like_a_loss_and_says_the_opposite_is_asked_about(point
 def test_one_mode_is_enough_for_all_that_watch_the_metric(points):
     best = BestModel("foo", restore=True)
     script = Script("foo", [3.0, 1.0, 2.0])
-    trainer = train(build_trainer([script, best, EarlyStopping("foo", mode="min", patience=5)]), points)
+    trainer = train(
+        build_trainer([script, best, EarlyStopping("foo", mode="min", patience=5)]), points
+    )
     assert best.best == 1.0
     assert same(trainer.model.state_dict(), script.weights[1])
 
 
 def test_the_mode_is_noted_in_the_run_and_with_the_model(points, tmp_path):
-    callbacks = [Script("foo", [3.0, 1.0, 2.0]), BestModel("foo", "min"), BestMetric("eval_fit"), EMA(0.9)]
+    callbacks = [
+        Script("foo", [3.0, 1.0, 2.0]),
+        BestModel("foo", "min"),
+        BestMetric("eval_fit"),
+        EMA(0.9),
+    ]
     train(named_losses(callbacks, run_dir=tmp_path), points)
     modes = json.loads((tmp_path / "run.json").read_text())["metric_modes"]
-    falling = ("foo", "loss", "fit", "score", "eval_loss", "eval_fit", "eval_score", "eval_ema_fit", "best_eval_fit")
+    falling = (
+        "foo",
+        "loss",
+        "fit",
+        "score",
+        "eval_loss",
+        "eval_fit",
+        "eval_score",
+        "eval_ema_fit",
+        "best_eval_fit",
+    )
     assert {name: modes[name] for name in falling} == dict.fromkeys(falling, "min")
     run = RunView(tmp_path)
     (kept,) = [info for info in run.checkpoints() if info.kind == "kept"]
-    assert (kept.metric, kept.mode, run.best["foo"].value, run.main_metric) == (("foo", 1.0), "min", 1.0, "foo")
+    assert (kept.metric, kept.mode, run.best["foo"].value, run.main_metric) == (
+        ("foo", 1.0),
+        "min",
+        1.0,
+        "foo",
+    )
 
 
 def test_modes_are_noted_while_the_run_goes_on(points, tmp_path):
@@ -136,7 +185,9 @@ def test_modes_are_noted_while_the_run_goes_on(points, tmp_path):
 
 def test_a_finished_run_puts_the_best_back_by_the_mode_that_was_noted(points, tmp_path):
     def run() -> Trainer:
-        return train(named_losses([BestModel("eval_score", restore=True)], run_dir=tmp_path), points)
+        return train(
+            named_losses([BestModel("eval_score", restore=True)], run_dir=tmp_path), points
+        )
 
     first, again = run(), run()
     assert again.progress.update == first.progress.update
@@ -168,7 +219,9 @@ def test_a_plateau_scheduler_whose_mode_is_right_or_was_said_is_used(points):
 
 
 def test_a_mode_that_is_none_is_refused_at_once(mistake):
-    with mistake("Up or down", '`EarlyStopping(mode="lower")`', ConfigurationError, match="use 'min', 'max'"):
+    with mistake(
+        "Up or down", '`EarlyStopping(mode="lower")`', ConfigurationError, match="use 'min', 'max'"
+    ):
         EarlyStopping(mode="lower")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="Schedule"):
         build_trainer(scheduler=Schedule(partial(ReduceLROnPlateau), mode="down")).setup()  # type: ignore[arg-type]

@@ -31,7 +31,9 @@ def test_a_misspelt_metric_is_refused_before_the_first_step_with_the_names_that_
     assert "it will measure: eval_loss, loss" in str(caught.value)
     assert steps == []
     assert trainer.progress.step == 0
-    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items()
+    )
 
 
 def test_without_evaluation_an_eval_metric_is_refused_with_what_to_pass(points):
@@ -48,7 +50,9 @@ def test_a_callback_class_without_arguments_is_enough(points):
     ["eval_accuracy", "eval_slow_accuracy", "eval_fast_loss", "grad_norm", "loss"],
 )
 @pytest.mark.parametrize("is_reversed", [False, True])
-def test_metrics_of_other_callbacks_can_be_watched_in_any_order_of_the_callbacks(points, metric, is_reversed):
+def test_metrics_of_other_callbacks_can_be_watched_in_any_order_of_the_callbacks(
+    points, metric, is_reversed
+):
     callbacks = [
         TorchMetrics({"accuracy": MulticlassAccuracy(3)}),
         EMA(0.9, name="slow"),
@@ -75,7 +79,11 @@ class ScoredOnly(Trainer):
 
 def test_the_best_model_that_nobody_asked_for_demands_no_metric(tmp_path, points):
     trainer = ScoredOnly(
-        build_net(), torch.optim.Adam, torch.nn.functional.cross_entropy, run_dir=tmp_path, progress="silent"
+        build_net(),
+        torch.optim.Adam,
+        torch.nn.functional.cross_entropy,
+        run_dir=tmp_path,
+        progress="silent",
     )
     assert train(trainer, points, num_epochs=1).history["eval_score"] == [1.0]
 

@@ -21,7 +21,9 @@ from loopwright.checkpoint import CheckpointStore, update_name, write_checkpoint
 processes = multiprocessing.get_context("fork")
 
 
-def start(target: Callable[[str, Connection], None], directory: Path) -> tuple[BaseProcess, Connection]:
+def start(
+    target: Callable[[str, Connection], None], directory: Path
+) -> tuple[BaseProcess, Connection]:
     """A process that calls a function with a directory and a connection to us; both."""
     ours, theirs = processes.Pipe(duplex=False)
     process = processes.Process(target=target, args=(str(directory), theirs))
@@ -63,7 +65,11 @@ def training_state() -> dict:
 def same(first: object, second: object) -> bool:
     """Equal to the last bit and of the same types."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        return first.dtype == second.dtype and first.shape == second.shape and raw(first) == raw(second)
+        return (
+            first.dtype == second.dtype
+            and first.shape == second.shape
+            and raw(first) == raw(second)
+        )
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         is_alike = first.dtype == second.dtype and first.shape == second.shape
         return is_alike and first.tobytes() == second.tobytes()
@@ -90,7 +96,9 @@ def raw(tensor: torch.Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
-def resign(directory: Path, changes: dict | None = None, *, files: dict[str, bytes] | None = None) -> None:
+def resign(
+    directory: Path, changes: dict | None = None, *, files: dict[str, bytes] | None = None
+) -> None:
     """Change a checkpoint the way somebody with bad intentions would: hashes and all."""
     manifest = json.loads((directory / "manifest.json").read_text())
     for name, data in (files or {}).items():
@@ -114,7 +122,8 @@ def numbered_state(number: int, size: int = 50_000) -> dict:
 
 
 def save_forever(directory: str, connection: Connection) -> None:
-    """A process that saves until it is killed, starting after what is there; tells when it begins."""
+    """A process that saves until it is killed, starting after what is there; tells when it
+    begins."""
     torch.set_num_threads(1)
     store = CheckpointStore(directory, keep=2)
     newest = store.newest()
@@ -125,7 +134,8 @@ def save_forever(directory: str, connection: Connection) -> None:
 
 
 def save_under_size_limit(directory: str, connection: Connection) -> None:
-    """A process that may not write files above 64 kB: the second save must fail, the first must stay."""
+    """A process that may not write files above 64 kB: the second save must fail, the first must
+    stay."""
     import resource
 
     torch.set_num_threads(1)

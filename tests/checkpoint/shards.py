@@ -15,7 +15,8 @@ def shard(tensor: torch.Tensor, box: Box, *, is_primary: bool = True) -> TensorS
 
 
 def rows(tensor: torch.Tensor, rank: int, world: int) -> TensorShard:
-    """What a process holds of a tensor whose rows are dealt out as torch does: the last ones may get none."""
+    """What a process holds of a tensor whose rows are dealt out as torch does: the last ones may
+    get none."""
     size = -(-tensor.shape[0] // world)
     start, stop = (min(at, tensor.shape[0]) for at in (rank * size, rank * size + size))
     rest = tuple(tensor.shape[1:])
@@ -27,7 +28,9 @@ def whole_state() -> dict:
     weight = torch.randn(5, 3, generator=generator)
     return {
         "models": {"default": {"weight": weight, "head": weight, "count": torch.tensor(7)}},
-        "optimizers": {"default": {"state": {0: {"step": torch.tensor(2.0), "exp_avg": weight * 2}}}},
+        "optimizers": {
+            "default": {"state": {0: {"step": torch.tensor(2.0), "exp_avg": weight * 2}}}
+        },
         "others": {
             "complex": torch.randn(5, 2, generator=generator, dtype=torch.complex64),
             "short": torch.arange(6).to(torch.uint16),
@@ -44,7 +47,11 @@ def part_of(state: dict, rank: int, world: int) -> dict:
     def cut(value):
         if isinstance(value, dict):
             return {key: cut(item) for key, item in value.items()}
-        return rows(value, rank, world) if isinstance(value, torch.Tensor) and value.dim() > 0 else value
+        return (
+            rows(value, rank, world)
+            if isinstance(value, torch.Tensor) and value.dim() > 0
+            else value
+        )
 
     cut_state = cut(state)
     tied = cut_state["models"]["default"]
@@ -53,10 +60,13 @@ def part_of(state: dict, rank: int, world: int) -> dict:
 
 
 def write_together(path, states: list, meta: dict | None = None, patience: float = 0.0) -> None:
-    """What the processes do, one after the other; the first is the last, since it waits for the others."""
+    """What the processes do, one after the other; the first is the last, since it waits for the
+    others."""
     token = new_token()
     for rank in reversed(range(len(states))):
-        write_checkpoint(path, states[rank], meta, group=Group(rank, len(states), patience), token=token)
+        write_checkpoint(
+            path, states[rank], meta, group=Group(rank, len(states), patience), token=token
+        )
 
 
 def write_parts(path, world: int = 3, meta: dict | None = None) -> dict:

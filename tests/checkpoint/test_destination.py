@@ -1,4 +1,5 @@
-"""What stands at a path is replaced only where Loopwright wrote it; anything else is refused and stays as it is."""
+"""What stands at a path is replaced only where Loopwright wrote it; anything else is refused and
+stays as it is."""
 
 from __future__ import annotations
 
@@ -13,18 +14,26 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import Trainer
-from loopwright.checkpoint import CheckpointStore, KeepPolicy, KeptModels, load_weights, read_checkpoint
+from loopwright.checkpoint import (
+    CheckpointStore,
+    KeepPolicy,
+    KeptModels,
+    load_weights,
+    read_checkpoint,
+)
 from loopwright.checkpoint.store import update_name
-from loopwright.doors import lifecycle
-from loopwright.doors.simple import Trainer as Simple
 from loopwright.errors import ConfigurationError
+from loopwright.interfaces import lifecycle
+from loopwright.interfaces.simple import Trainer as Simple
 
 DATA = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64, torch.arange(16.0).reshape(16, 1))
 
 
 def build(**settings: Any) -> Trainer:
     model = nn.Linear(4, 1)
-    return Trainer(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), progress="silent", **settings)
+    return Trainer(
+        model, torch.optim.Adam(model.parameters()), nn.MSELoss(), progress="silent", **settings
+    )
 
 
 def thesis(folder: Path) -> Path:
@@ -35,24 +44,36 @@ def thesis(folder: Path) -> Path:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_saving_refuses_a_folder_of_somebody_s_work(tmp_path: Path, mistake: Any) -> None:
     folder = thesis(tmp_path / "results")
     with mistake(
-        "Files", '`trainer.save("results")` where that is a folder of other files', ConfigurationError, match="tex"
+        "Files",
+        '`trainer.save("results")` where that is a folder of other files',
+        ConfigurationError,
+        match="tex",
     ):
         build().save(folder)
     assert content(tmp_path) == {"results/thesis.tex": b"chapter one"}
 
 
-def test_saving_refuses_a_checkpoint_to_which_something_was_added(tmp_path: Path, mistake: Any) -> None:
+def test_saving_refuses_a_checkpoint_to_which_something_was_added(
+    tmp_path: Path, mistake: Any
+) -> None:
     build().save(tmp_path / "saved")
     (tmp_path / "saved" / "notes.txt").write_text("the good one")
     before = content(tmp_path)
     with mistake(
-        "Files", "`trainer.save` onto a checkpoint with a file of your own in it", ConfigurationError, match="notes"
+        "Files",
+        "`trainer.save` onto a checkpoint with a file of your own in it",
+        ConfigurationError,
+        match="notes",
     ):
         build().save(tmp_path / "saved")
     assert content(tmp_path) == before
@@ -61,7 +82,10 @@ def test_saving_refuses_a_checkpoint_to_which_something_was_added(tmp_path: Path
 def test_saving_refuses_a_file_and_suggests_a_name(tmp_path: Path, mistake: Any) -> None:
     (tmp_path / "best_model.pt").write_text("weights of another library")
     with mistake(
-        "Files", '`trainer.save("best_model.pt")` where that is a file', ConfigurationError, match="best_model'"
+        "Files",
+        '`trainer.save("best_model.pt")` where that is a file',
+        ConfigurationError,
+        match="best_model'",
     ):
         build().save(tmp_path / "best_model.pt")
     assert content(tmp_path) == {"best_model.pt": b"weights of another library"}
@@ -94,7 +118,9 @@ def test_saving_replaces_a_checkpoint_that_is_damaged(tmp_path: Path) -> None:
     assert torch.equal(load_weights(tmp_path / "saved")["weight"], trainer.model.weight)
 
 
-def test_saving_through_a_link_writes_where_it_leads_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_saving_through_a_link_writes_where_it_leads_and_leaves_nothing_beside_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "big").mkdir()
     (tmp_path / "saved").symlink_to(tmp_path / "big" / "saved")
     for _ in range(2):
@@ -106,7 +132,9 @@ def test_saving_through_a_link_writes_where_it_leads_and_leaves_nothing_beside_i
 
 
 @pytest.mark.parametrize("name", ["m.safetensors", "m.pt"])
-def test_weights_are_exported_again_over_weights_and_over_nothing_else(name: str, tmp_path: Path) -> None:
+def test_weights_are_exported_again_over_weights_and_over_nothing_else(
+    name: str, tmp_path: Path
+) -> None:
     for _ in range(2):
         trainer = build()
         trainer.export(tmp_path / name)
@@ -119,12 +147,19 @@ def test_weights_are_exported_again_over_weights_and_over_nothing_else(name: str
 
 def test_weights_are_not_exported_over_a_folder(tmp_path: Path, mistake: Any) -> None:
     thesis(tmp_path / "m.pt")
-    with mistake("Files", '`trainer.export("m.pt")` where that is a folder', ConfigurationError, match="a directory"):
+    with mistake(
+        "Files",
+        '`trainer.export("m.pt")` where that is a folder',
+        ConfigurationError,
+        match="a directory",
+    ):
         build().export(tmp_path / "m.pt")
     assert content(tmp_path) == {"m.pt/thesis.tex": b"chapter one"}
 
 
-@pytest.mark.parametrize("address", ["s3://bucket/run", "gs://bucket/run", "hdfs://x/run", "file:///x", "https://x/y"])
+@pytest.mark.parametrize(
+    "address", ["s3://bucket/run", "gs://bucket/run", "hdfs://x/run", "file:///x", "https://x/y"]
+)
 def test_an_address_is_refused_wherever_files_are_written(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,17 +173,24 @@ def test_an_address_is_refused_wherever_files_are_written(
         lambda: build().export(f"{address}.pt"),
         lambda: simple.train(DataLoader(DATA, batch_size=4), 1, save_dir=address),
     ):
-        with pytest.raises(ConfigurationError, match="is a URL, but files can be written only to local paths"):
+        with pytest.raises(
+            ConfigurationError, match="is a URL, but files can be written only to local paths"
+        ):
             attempt()
     assert os.listdir(tmp_path) == []
 
 
 def test_a_run_directory_in_a_bucket_is_refused(mistake: Any) -> None:
-    with mistake("Files", '`Trainer(..., run_dir="s3://bucket/run")`', ConfigurationError, match="only to local paths"):
+    with mistake(
+        "Files",
+        '`Trainer(..., run_dir="s3://bucket/run")`',
+        ConfigurationError,
+        match="only to local paths",
+    ):
         build(run_dir="s3://bucket/run")
 
 
-# The simple door
+# The simple interface
 
 
 def simple_trainer() -> Simple:
@@ -157,7 +199,9 @@ def simple_trainer() -> Simple:
 
 
 @pytest.mark.parametrize("name", ["best_model", "checkpoint_epoch_2", "checkpoint_latest"])
-def test_the_simple_door_looks_at_its_paths_before_the_first_step(name: str, tmp_path: Path) -> None:
+def test_the_simple_interface_looks_at_its_paths_before_the_first_step(
+    name: str, tmp_path: Path
+) -> None:
     thesis(tmp_path / "out" / name)
     trainer, before = simple_trainer(), content(tmp_path)
     weight = trainer.model.weight.detach().clone()
@@ -167,10 +211,13 @@ def test_the_simple_door_looks_at_its_paths_before_the_first_step(name: str, tmp
     assert content(tmp_path) == before
 
 
-def test_the_simple_door_refuses_a_file_as_its_folder(tmp_path: Path, mistake: Any) -> None:
+def test_the_simple_interface_refuses_a_file_as_its_folder(tmp_path: Path, mistake: Any) -> None:
     (tmp_path / "out").write_text("")
     with mistake(
-        "Door: simple", '`train(..., save_dir="out")` where that is a file', ConfigurationError, match="is a file"
+        "Interface: simple",
+        '`train(..., save_dir="out")` where that is a file',
+        ConfigurationError,
+        match="is a file",
     ):
         simple_trainer().train(DataLoader(DATA, batch_size=4), 1, save_dir=tmp_path / "out")
 
@@ -181,16 +228,23 @@ class Plain(Simple):
     def _save_checkpoint(self, path: str, epoch: int, metric_value: float | None = None) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         assert self.optimizer is not None
-        content = {"model_state_dict": self.model.state_dict(), "optimizer_state_dict": self.optimizer.state_dict()}
-        torch.save(content | {"scheduler_state_dict": self.scheduler.state_dict(), "epoch": epoch}, path)
+        content = {
+            "model_state_dict": self.model.state_dict(),
+            "optimizer_state_dict": self.optimizer.state_dict(),
+        }
+        torch.save(
+            content | {"scheduler_state_dict": self.scheduler.state_dict(), "epoch": epoch}, path
+        )
 
 
-@pytest.mark.parametrize("keys", ["as the door names them", "as others name them"])
+@pytest.mark.parametrize("keys", ["as the interface names them", "as others name them"])
 def test_a_checkpoint_file_without_a_suffix_is_loaded_whole(keys: str, tmp_path: Path) -> None:
     def build_plain() -> Plain:
         model = nn.Linear(4, 1)
         scheduler = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)  # noqa: E731
-        return Plain(model, torch.optim.Adam(model.parameters(), 0.1), nn.MSELoss(), scheduler=scheduler)
+        return Plain(
+            model, torch.optim.Adam(model.parameters(), 0.1), nn.MSELoss(), scheduler=scheduler
+        )
 
     first = build_plain()
     for _ in range(2):  # what code of the user's own wrote, it may write again
@@ -198,7 +252,11 @@ def test_a_checkpoint_file_without_a_suffix_is_loaded_whole(keys: str, tmp_path:
     path = tmp_path / "checkpoint_epoch_3"
     if keys == "as others name them":
         saved = torch.load(path)
-        names = {"model_state_dict": "model", "optimizer_state_dict": "optimizer", "scheduler_state_dict": "scheduler"}
+        names = {
+            "model_state_dict": "model",
+            "optimizer_state_dict": "optimizer",
+            "scheduler_state_dict": "scheduler",
+        }
         torch.save({names.get(key, key): value for key, value in saved.items()}, path)
     second = build_plain()
     loaded = second.load_checkpoint(path)
@@ -217,10 +275,12 @@ def test_safetensors_under_another_name_are_read_by_their_content(tmp_path: Path
     assert torch.equal(load_weights(tmp_path / "weights")["weight"], trainer.model.weight)
 
 
-# The lifecycle door
+# The lifecycle interface
 
 
-def run_lifecycle(callback: Any, kind: type[lifecycle.Trainer] = lifecycle.Trainer) -> lifecycle.Trainer:
+def run_lifecycle(
+    callback: Any, kind: type[lifecycle.Trainer] = lifecycle.Trainer
+) -> lifecycle.Trainer:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.Adam(model.parameters())
     trainer = kind(model=model, loss_func=nn.MSELoss(), optimizer=optimizer, callbacks=[callback])
@@ -228,16 +288,26 @@ def run_lifecycle(callback: Any, kind: type[lifecycle.Trainer] = lifecycle.Train
     return trainer
 
 
-def test_the_best_model_s_path_is_looked_at_before_the_first_step(tmp_path: Path, mistake: Any) -> None:
+def test_the_best_model_s_path_is_looked_at_before_the_first_step(
+    tmp_path: Path, mistake: Any
+) -> None:
     path = tmp_path / "best_model.pt"
     path.write_text("weights of another library")
     what = "`SaveBestModelCallback()` where `best_model.pt` is a file of another library"
-    with mistake("Door: lifecycle", what, ConfigurationError, match="is a file, but a checkpoint is a directory"):
+    with mistake(
+        "Interface: lifecycle",
+        what,
+        ConfigurationError,
+        match="is a file, but a checkpoint is a directory",
+    ):
         run_lifecycle(lifecycle.SaveBestModelCallback(path))
     thesis(tmp_path / "out")
     with pytest.raises(ConfigurationError, match=r"thesis\.tex"):
         run_lifecycle(lifecycle.SaveBestModelCallback(tmp_path / "out"))
-    assert content(tmp_path) == {"best_model.pt": b"weights of another library", "out/thesis.tex": b"chapter one"}
+    assert content(tmp_path) == {
+        "best_model.pt": b"weights of another library",
+        "out/thesis.tex": b"chapter one",
+    }
 
 
 def test_training_states_do_not_replace_what_is_not_theirs(tmp_path: Path) -> None:
@@ -258,7 +328,9 @@ def test_whoever_writes_files_of_their_own_may_write_them_again(tmp_path: Path) 
 
     for _ in range(2):
         trainer = run_lifecycle(lifecycle.SaveBestModelCallback(tmp_path / "best_model.pt"), Own)
-    assert torch.equal(torch.load(tmp_path / "best_model.pt")["model_state_dict"]["weight"], trainer.model.weight)
+    assert torch.equal(
+        torch.load(tmp_path / "best_model.pt")["model_state_dict"]["weight"], trainer.model.weight
+    )
 
 
 # A user's own copies
@@ -302,12 +374,17 @@ def test_a_run_goes_on_from_its_own_resume_point_and_leaves_a_copy_alone(tmp_pat
     assert content(points / "good-one-keep-me") == before
 
 
-def test_where_there_are_only_copies_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_there_are_only_copies_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = CheckpointStore(tmp_path)
     save_updates(store, 1)
     os.rename(tmp_path / update_name(1), tmp_path / "mine")
     assert store.newest() is None
-    assert "mine is not resumed automatically, because it was written under another name" in caplog.text
+    assert (
+        "mine is not resumed automatically, because it was written under another name"
+        in caplog.text
+    )
     assert read_checkpoint(tmp_path / "mine").tree == {"update": 1}
 
 

@@ -17,9 +17,23 @@ from loopwright.errors import CheckpointError
 from tests.checkpoint.helpers import raw, same, training_state
 
 DTYPES = [
-    *[torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2],
+    *[
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    ],
     *[torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool],
-    *[torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.complex128, torch.float8_e8m0fnu],
+    *[
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.complex64,
+        torch.complex128,
+        torch.float8_e8m0fnu,
+    ],
 ]
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=8)
 

@@ -10,7 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from loopwright.checkpoint import read_checkpoint, read_manifest, verify_checkpoint, write_checkpoint
+from loopwright.checkpoint import (
+    read_checkpoint,
+    read_manifest,
+    verify_checkpoint,
+    write_checkpoint,
+)
 from loopwright.checkpoint.manifest import FORMAT
 from loopwright.errors import CheckpointError
 from tests.checkpoint.helpers import resign, same, training_state, write_numbered
@@ -63,13 +68,19 @@ def test_all_json_is_strict(checkpoint):
 
 
 def test_extra_state_of_a_model_is_kept(tmp_path):
-    model = {"weight": torch.ones(2), "_extra_state": {"seen": torch.ones(3), "n": 4}, "__metadata__": torch.ones(1)}
+    model = {
+        "weight": torch.ones(2),
+        "_extra_state": {"seen": torch.ones(3), "n": 4},
+        "__metadata__": torch.ones(1),
+    }
     write_checkpoint(tmp_path / "a", {"models": {"m": model}})
     assert same(read_checkpoint(tmp_path / "a").tree["models"]["m"], model)
     assert list(load_file(tmp_path / "a" / "m.safetensors")) == ["weight"]
 
 
-@pytest.mark.parametrize("name", ["state", "State", "../../etc", "a/b", "", ".hidden", "x" * 400, "ü", "a b"])
+@pytest.mark.parametrize(
+    "name", ["state", "State", "../../etc", "a/b", "", ".hidden", "x" * 400, "ü", "a b"]
+)
 def test_any_model_name_becomes_a_safe_file_name(tmp_path, name):
     tree = {"models": {name: {"w": torch.ones(1)}, "b": {"w": torch.zeros(1)}}, "x": torch.ones(2)}
     write_checkpoint(tmp_path / "in" / "a", tree)
@@ -78,7 +89,13 @@ def test_any_model_name_becomes_a_safe_file_name(tmp_path, name):
 
 
 def test_models_with_names_that_become_alike_get_two_files(tmp_path):
-    tree = {"models": {"a b": {"w": torch.ones(1)}, "a_b": {"w": torch.zeros(1)}, "A_B": {"w": torch.ones(3)}}}
+    tree = {
+        "models": {
+            "a b": {"w": torch.ones(1)},
+            "a_b": {"w": torch.zeros(1)},
+            "A_B": {"w": torch.ones(3)},
+        }
+    }
     write_checkpoint(tmp_path / "a", tree)
     assert same(read_checkpoint(tmp_path / "a").tree, tree)
 
@@ -162,7 +179,12 @@ def test_a_flipped_bit_anywhere_is_noticed(checkpoint, name):
 def test_bytes_of_no_meaning_are_refused_and_never_crash(checkpoint, name):
     generator = random.Random(0)
     for size in [0, 1, 7, 8, 9, 100, 5000]:
-        for start in [b"", b"\xff" * 8, (2**40).to_bytes(8, "little"), (16).to_bytes(8, "little") + b"{"]:
+        for start in [
+            b"",
+            b"\xff" * 8,
+            (2**40).to_bytes(8, "little"),
+            (16).to_bytes(8, "little") + b"{",
+        ]:
             (checkpoint / name).write_bytes(start + generator.randbytes(size))
             assert verify_checkpoint(checkpoint)
             read_or_refuse(checkpoint)
@@ -195,11 +217,15 @@ def test_a_checkpoint_of_a_later_version_asks_for_an_upgrade(checkpoint):
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_format_that_never_was_is_not_called_newer(checkpoint, number):
     resign(checkpoint, {"format": number})
-    with pytest.raises(CheckpointError, match=f"has format {number}, which no version of Loopwright writes"):
+    with pytest.raises(
+        CheckpointError, match=f"has format {number}, which no version of Loopwright writes"
+    ):
         read_checkpoint(checkpoint)
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret", "..", "", "a\\b", "sub/state.json"])
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "a/../../secret", "..", "", "a\\b", "sub/state.json"]
+)
 def test_a_manifest_that_points_elsewhere_is_refused(checkpoint, name):
     (checkpoint.parent / "secret").write_text("secret")
     files = json.loads((checkpoint / "manifest.json").read_text())["files"]
@@ -259,7 +285,11 @@ def test_json_that_is_not_strict_is_refused(checkpoint, text):
 
 
 def test_a_directory_that_is_no_checkpoint_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"not a complete checkpoint: manifest\.json is missing"):
+    with pytest.raises(
+        CheckpointError, match=r"not a complete checkpoint: manifest\.json is missing"
+    ):
         read_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match=r"no checkpoint at .*nowhere: the path does not exist"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint at .*nowhere: the path does not exist"
+    ):
         read_checkpoint(tmp_path / "nowhere")

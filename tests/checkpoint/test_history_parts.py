@@ -1,4 +1,5 @@
-"""Resume points that share the parts of a history: complete in themselves, and no dearer for a longer run."""
+"""Resume points that share the parts of a history: complete in themselves, and no dearer for a
+longer run."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ import pytest
 import torch
 
 from loopwright import History
-from loopwright.checkpoint import AsyncWriter, CheckpointStore, read_checkpoint, update_name, verify_checkpoint
+from loopwright.checkpoint import (
+    AsyncWriter,
+    CheckpointStore,
+    read_checkpoint,
+    update_name,
+    verify_checkpoint,
+)
 from loopwright.errors import CheckpointError
 from loopwright.metrics import history as history_module
 from tests.checkpoint.helpers import resign
@@ -25,9 +32,14 @@ from tests.waiting import wait_for
 def add_epoch(history: History, *, num_steps: int = 1) -> None:
     epoch = len(history)
     history.add_steps(
-        rows_from(epoch * num_steps + 1, [{"loss": 1 / (epoch * num_steps + at + 1)} for at in range(num_steps)])
+        rows_from(
+            epoch * num_steps + 1,
+            [{"loss": 1 / (epoch * num_steps + at + 1)} for at in range(num_steps)],
+        )
     )
-    history.set_epoch(epoch, {"loss": 1 / (epoch + 1), "eval_loss": -0.0 if epoch % 3 else math.nan})
+    history.set_epoch(
+        epoch, {"loss": 1 / (epoch + 1), "eval_loss": -0.0 if epoch % 3 else math.nan}
+    )
 
 
 def save(store: CheckpointStore, history: History, *, wait: bool = True) -> Path:
@@ -48,16 +60,23 @@ def assert_holds(path: Path, history: History) -> None:
     assert verify_checkpoint(path) == []
     found = History()
     found.load_state_dict(read_checkpoint(path).tree["history"])
-    assert repr([list(row.items()) for row in found.epochs]) == repr([list(row.items()) for row in history.epochs])
+    assert repr([list(row.items()) for row in found.epochs]) == repr(
+        [list(row.items()) for row in history.epochs]
+    )
     assert found.steps.keys() == history.steps.keys()
     for name, series in history.steps.items():
         own = found.steps[name]
-        assert (own.stride, own.num_seen, own.steps) == (series.stride, series.num_seen, series.steps)
+        assert (own.stride, own.num_seen, own.steps) == (
+            series.stride,
+            series.num_seen,
+            series.steps,
+        )
         assert own.values.tobytes() == series.values.tobytes()
 
 
 def test_what_a_resume_point_writes_does_not_grow_with_the_run(tmp_path):
-    """Counted in bytes of files that no resume point had before, and in files; both grow as the logarithm at most."""
+    """Counted in bytes of files that no resume point had before, and in files; both grow as the
+    logarithm at most."""
     store, history = CheckpointStore(tmp_path), History()
     written, most = [], 0
     for _ in range(256):
@@ -70,10 +89,13 @@ def test_what_a_resume_point_writes_does_not_grow_with_the_run(tmp_path):
     assert_holds(path, history)
     assert most <= 10
     whole = sum(parts(path).values())
-    assert sum(written[128:]) < 16 * whole  # about 100 times as much, if each of them wrote all of it
+    # about 100 times as much, if each of them wrote all of it
+    assert sum(written[128:]) < 16 * whole
 
 
-def test_a_thousand_steps_between_two_resume_points_are_written_once_or_a_few_times(tmp_path, monkeypatch):
+def test_a_thousand_steps_between_two_resume_points_are_written_once_or_a_few_times(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(history_module, "MAX_POINTS", 1 << 11)
     store, history = CheckpointStore(tmp_path), History()
     for _ in range(40):
@@ -124,14 +146,18 @@ def test_the_last_two_share_nothing_that_could_be_damaged_for_both(tmp_path, cap
     assert len(found.tree["history"]["epochs"]) == 8
 
 
-def test_a_resume_point_that_is_saved_again_at_the_same_update_does_not_write_the_history_again(tmp_path):
+def test_a_resume_point_that_is_saved_again_at_the_same_update_does_not_write_the_history_again(
+    tmp_path,
+):
     store, history = CheckpointStore(tmp_path), History()
     for _ in range(64):
         add_epoch(history)
         save(store, history)
     before = parts(save(store, history))
     after = parts(save(store, history))
-    assert sum(size for inode, size in after.items() if inode not in before) < sum(after.values()) / 4
+    assert (
+        sum(size for inode, size in after.items() if inode not in before) < sum(after.values()) / 4
+    )
     assert_holds(store.entries()[-1].path, history)
 
 
@@ -178,11 +204,15 @@ def test_after_a_write_that_failed_or_was_removed_the_next_has_everything(tmp_pa
             assert_holds(path, history)
 
 
-def test_a_checkpoint_with_its_history_inside_is_still_what_an_older_version_reads_and_wrote(tmp_path):
+def test_a_checkpoint_with_its_history_inside_is_still_what_an_older_version_reads_and_wrote(
+    tmp_path,
+):
     history = History()
     add_epoch(history)
     store = CheckpointStore(tmp_path)
-    store.save(update_name(1), {"models": {}, "history": history.state_dict()}, {"update": 1}, wait=True)
+    store.save(
+        update_name(1), {"models": {}, "history": history.state_dict()}, {"update": 1}, wait=True
+    )
     assert '"format": 1' in (tmp_path / update_name(1) / "manifest.json").read_text()
     assert_holds(tmp_path / update_name(1), history)
     assert '"format": 2' in (save(store, history) / "manifest.json").read_text()
@@ -210,7 +240,8 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path):
 
 
 def test_a_resume_point_is_complete_only_after_what_it_relies_on(tmp_path):
-    """The writer of a kept model is held up in its last moment: the resume point has to wait for it."""
+    """The writer of a kept model is held up in its last moment: the resume point has to wait for
+    it."""
     reached, release = threading.Event(), threading.Event()
     kept, store = AsyncWriter(), CheckpointStore(tmp_path / "checkpoints")
 
@@ -222,7 +253,8 @@ def test_a_resume_point_is_complete_only_after_what_it_relies_on(tmp_path):
     assert reached.wait(60)
     store.save(update_name(1), {"weight": torch.ones(2)}, {"update": 1}, after=[kept])
     saved = tmp_path / "checkpoints" / update_name(1)
-    wait_for(lambda: saved.exists() or list(saved.parent.glob(".*/manifest.json")))  # all of it is written
+    # all of it is written
+    wait_for(lambda: saved.exists() or list(saved.parent.glob(".*/manifest.json")))
     assert not saved.exists()
     release.set()
     store.wait()

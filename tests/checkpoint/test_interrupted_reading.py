@@ -1,4 +1,5 @@
-"""Signals whose handlers raise while a checkpoint is read: the caller gets that exception, and no damaged file."""
+"""Signals whose handlers raise while a checkpoint is read: the caller gets that exception, and no
+damaged file."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def read_lazily(path: Path) -> None:
 def test_an_exception_of_a_signal_handler_is_not_taken_for_a_damaged_file(
     read: Callable[[Path], None], alarms: None, tmp_path: Path
 ) -> None:
-    write_checkpoint(tmp_path / "all", {f"tensor {i}": torch.full((4,), float(i)) for i in range(NUM_TENSORS)})
+    write_checkpoint(
+        tmp_path / "all", {f"tensor {i}": torch.full((4,), float(i)) for i in range(NUM_TENSORS)}
+    )
     num_alarms, longest = 0, 0.02
     while num_alarms < 30:
         try:

@@ -52,7 +52,10 @@ def test_the_metric_is_in_the_metadata_and_not_in_the_name(tmp_path):
     kept = KeptModels(tmp_path, KeepPolicy("loss"))
     offer(kept, 120, -0.25)
     assert os.listdir(tmp_path) == ["update-00000120"]
-    assert kept.best().meta == {"update": 120, "metric": {"name": "loss", "value": -0.25, "mode": "min"}}
+    assert kept.best().meta == {
+        "update": 120,
+        "metric": {"name": "loss", "value": -0.25, "mode": "min"},
+    }
 
 
 def test_what_is_kept_is_known_to_a_new_process_from_the_directory(tmp_path):
@@ -91,7 +94,9 @@ def test_resume_points_and_kept_models_may_share_one_writer(tmp_path):
     kept = KeptModels(tmp_path / "kept", KeepPolicy("loss"), writer=store.writer)
     for update in (1, 2, 3):
         store.save(update_name(update), numbered_state(update), {"update": update})
-        kept.offer(update_name(update), numbered_state(update), {"update": update}, value=1.0 / update)
+        kept.offer(
+            update_name(update), numbered_state(update), {"update": update}, value=1.0 / update
+        )
     store.wait()
     assert store.newest().tree["models"]["default"]["weight"].unique().tolist() == [3.0]
     assert kept.best().tree["models"]["default"]["weight"].unique().tolist() == [3.0]

@@ -11,7 +11,8 @@ KILLS = 4  # `make torture` has many more
 
 
 def run_and_kill(directory, milliseconds: float, *, saves_one: bool) -> int:
-    """Start a process that saves without end, kill it after so long (or after its first save); where it began."""
+    """Start a process that saves without end, kill it after so long (or after its first save);
+    where it began."""
     process, ours = start(save_forever, directory)
     began_at = ours.recv()
     end = time.monotonic() + 60
@@ -35,9 +36,12 @@ def test_a_kill_at_any_moment_leaves_a_newest_that_verifies_and_no_litter(tmp_pa
         newest = store.newest()
         if newest is None:
             continue
-        assert newest.tree["models"]["default"]["weight"].unique().tolist() == [newest.tree["update"]]
+        assert newest.tree["models"]["default"]["weight"].unique().tolist() == [
+            newest.tree["update"]
+        ]
         last = newest.tree["update"]
         assert all(not verify_checkpoint(tmp_path / name) for name in os.listdir(tmp_path))
-        store.prune()  # a kill may come before the old one is removed, and that several times in a row
+        # a kill may come before the old one is removed, and that several times in a row
+        store.prune()
         assert len(os.listdir(tmp_path)) <= 2
     assert last > 0

@@ -1,4 +1,5 @@
-"""Versions of state: older state is migrated, newer state refused by name, and a wrong field never a bare KeyError."""
+"""Versions of state: older state is migrated, newer state refused by name, and a wrong field never
+a bare KeyError."""
 
 from __future__ import annotations
 
@@ -31,7 +32,14 @@ from tests.training.test_state_mismatch import (
 )
 
 NATIVE = (*REQUIRED, *ADDED)
-OPEN = ("computed", "metrics", "data", "eval_data", "fingerprint")  # whose fields depend on objects of the user
+# whose fields depend on objects of the user
+OPEN = (
+    "computed",
+    "metrics",
+    "data",
+    "eval_data",
+    "fingerprint",
+)
 
 
 @pytest.fixture
@@ -65,10 +73,16 @@ def test_a_checkpoint_says_the_version_of_each_part(saved: Path) -> None:  # noq
 
 
 @pytest.mark.parametrize("part", NATIVE)
-def test_a_newer_version_is_refused_by_part_and_number(part: str, trainer: Trainer, copied: Path) -> None:
+def test_a_newer_version_is_refused_by_part_and_number(
+    part: str, trainer: Trainer, copied: Path
+) -> None:
     said = refusal_of(trainer, with_version(copied, part, 7))
     state = f"The state of {part!r} in {copied}"
-    assert said == f"{state} has version 7; this Loopwright knows versions up to 1: upgrade Loopwright."
+    assert (
+        said
+        == f"{state} has version 7; this Loopwright knows versions up to {VERSIONS[part]}: upgrade "
+        "Loopwright."
+    )
 
 
 def test_a_newer_version_in_a_run_is_an_error_and_no_reason_to_go_back(
@@ -77,7 +91,11 @@ def test_a_newer_version_in_a_run_is_an_error_and_no_reason_to_go_back(
     def run() -> None:
         model = nn.Linear(4, 1)
         trainer = Trainer(
-            model, torch.optim.Adam(model.parameters()), nn.MSELoss(), run_dir=tmp_path, progress="silent"
+            model,
+            torch.optim.Adam(model.parameters()),
+            nn.MSELoss(),
+            run_dir=tmp_path,
+            progress="silent",
         )
         trainer.train(DATA, num_epochs=2, batch_size=8)
 
@@ -86,7 +104,9 @@ def test_a_newer_version_in_a_run_is_an_error_and_no_reason_to_go_back(
     newest = max((tmp_path / "checkpoints").iterdir())
     with_version(newest, "progress", 2)
     what = "going on with a run that a newer Loopwright has saved"
-    with mistake("Checkpoints and resuming", what, VersionError, match="has version 2; this Loopwright knows"):
+    with mistake(
+        "Checkpoints and resuming", what, VersionError, match="has version 2; this Loopwright knows"
+    ):
         run()
     assert newest.is_dir()
     with_version(newest, "progress", 1)
@@ -109,23 +129,35 @@ def test_a_checkpoint_without_versions_has_version_1_of_everything(
     assert same(migrated, whole)
 
 
-def test_migrations_lead_from_version_to_version_and_leave_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrations_lead_from_version_to_version_and_leave_what_they_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(VERSIONS, "progress", 3)
-    monkeypatch.setitem(MIGRATIONS, ("progress", 1), lambda state: {**state, "update": state["step"] // 2})
-    monkeypatch.setitem(MIGRATIONS, ("progress", 2), lambda state: {**state, "update": state["update"] + 100})
+    monkeypatch.setitem(
+        MIGRATIONS, ("progress", 1), lambda state: {**state, "update": state["step"] // 2}
+    )
+    monkeypatch.setitem(
+        MIGRATIONS, ("progress", 2), lambda state: {**state, "update": state["update"] + 100}
+    )
     first, second = {"progress": {"step": 8}}, {"progress": {"step": 8, "update": 5}}
     assert upgrade(first, {}, "here") == {"progress": {"step": 8, "update": 104}}
     assert upgrade(second, {"progress": 2}, "here") == {"progress": {"step": 8, "update": 105}}
     assert upgrade({"progress": {"step": 8}}, {"progress": 3}, "here") == {"progress": {"step": 8}}
     assert first == {"progress": {"step": 8}}
-    with pytest.raises(VersionError, match=r"'progress' in here cannot be migrated from version 1: KeyError: 'step'"):
+    with pytest.raises(
+        VersionError,
+        match=r"'progress' in here cannot be migrated from version 1: KeyError: 'step'",
+    ):
         upgrade({"progress": {}}, {}, "here")
 
 
 def test_a_version_that_nothing_leads_on_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(VERSIONS, "progress", 3)
     monkeypatch.setitem(MIGRATIONS, ("progress", 2), dict)
-    with pytest.raises(VersionError, match="has version 1, but this version of Loopwright reads version 2 and later"):
+    with pytest.raises(
+        VersionError,
+        match="has version 1, but this version of Loopwright reads version 2 and later",
+    ):
         upgrade({"progress": {}}, {}, "here")
 
 
@@ -135,11 +167,10 @@ def test_every_version_that_was_ever_written_can_be_migrated() -> None:
 
 
 def test_a_higher_version_is_written_in_a_format_that_earlier_readers_refuse(
-    saved: Path,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert read_manifest(saved).format == 1
+    write_checkpoint(tmp_path / "earlier", {"progress": {}})
+    assert read_manifest(tmp_path / "earlier").format == 1
     monkeypatch.setitem(VERSIONS, "progress", 2)
     write_checkpoint(tmp_path / "later", {"progress": {}})
     assert read_manifest(tmp_path / "later").format == 3
@@ -153,12 +184,20 @@ def test_a_part_that_was_added_later_may_be_absent(part: str, saved: Path, tmp_p
     build().load(tmp_path / "earlier")
 
 
-def test_a_part_that_the_manifest_names_may_not_be_absent(trainer: Trainer, saved: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_part_that_the_manifest_names_may_not_be_absent(
+    trainer: Trainer,
+    saved: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     write_checkpoint(tmp_path / "cut", without(read_checkpoint(saved).tree, "metrics"))
-    assert "it holds no state of 'metrics'" in refusal_of(trainer, with_version(tmp_path / "cut", "metrics", 1))
+    assert "it holds no state of 'metrics'" in refusal_of(
+        trainer, with_version(tmp_path / "cut", "metrics", 1)
+    )
 
 
-@pytest.mark.parametrize("versions", [3, {"progress": "1"}, {"progress": 0}, {"progress": True}, {"progress": None}])
+@pytest.mark.parametrize(
+    "versions", [3, {"progress": "1"}, {"progress": 0}, {"progress": True}, {"progress": None}]
+)
 def test_a_table_of_versions_that_is_none_is_refused(versions: Any, copied: Path) -> None:
     resign(copied, {"versions": versions})
     with pytest.raises(CheckpointError, match=r"manifest.json is malformed"):
@@ -175,14 +214,17 @@ def test_an_unknown_part_is_returned_to_readers_and_refused_by_a_trainer(
     assert same(read_checkpoint(tmp_path / "later").tree, tree)
     said = refusal_of(trainer, tmp_path / "later")
     assert (
-        "holds state of 'quantization', which this version of Loopwright does not know and would lose in the next save"
-        in said
+        "holds state of 'quantization', which this version of Loopwright does not know and would "
+        "lose in the next save" in said
     )
 
 
 def fields_of(tree: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """The ways to all fields of the parts, but for what torch's own classes save and numbers of lists."""
-    for way in places({part: state for part, state in tree.items() if part not in ("models", "optimizers")}):
+    """The ways to all fields of the parts, but for what torch's own classes save and numbers of
+    lists."""
+    for way in places(
+        {part: state for part, state in tree.items() if part not in ("models", "optimizers")}
+    ):
         if isinstance(way[-1], str) and len(way) > 1:
             yield way
 
@@ -191,10 +233,19 @@ def may_be_absent(way: tuple[Any, ...]) -> bool:
     """Fields whose names are not fixed: metrics, callbacks, options of objects of the user."""
     top = way[0]
     is_entry = len(way) == 2 and top in ("callbacks", "callback_versions")
-    is_value = (top in ("history", "meter") and len(way) > 2) or (top == "callbacks" and len(way) > 3)
-    is_value = is_value or (top == "lanes" and way[-1] in ("stepped", "skipped"))  # counts that were added later
-    is_value = is_value or way[:2] == ("callbacks", "Fussy")  # which then has no state left, as before its first run
-    return top in OPEN or is_entry or is_value or (top == "schedules" and str(way[-1]).startswith("_"))
+    is_value = (top in ("history", "meter") and len(way) > 2) or (
+        top == "callbacks" and len(way) > 3
+    )
+    # counts that were added later
+    is_value = is_value or (top == "lanes" and way[-1] in ("stepped", "skipped"))
+    # which then has no state left, as before its first run
+    is_value = is_value or way[:2] == (
+        "callbacks",
+        "Fussy",
+    )
+    return (
+        top in OPEN or is_entry or is_value or (top == "schedules" and str(way[-1]).startswith("_"))
+    )
 
 
 def said_about(trainer: Trainer, path: Path) -> str | None:
@@ -244,7 +295,9 @@ def test_a_field_that_is_unknown_is_named_with_its_part(
     saved: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    write_checkpoint(tmp_path / "later", replaced(read_checkpoint(saved).tree, torch.zeros(()), *way, "extra"))
+    write_checkpoint(
+        tmp_path / "later", replaced(read_checkpoint(saved).tree, torch.zeros(()), *way, "extra")
+    )
     said = refusal_of(trainer, tmp_path / "later")
     assert way[0] in said
     assert "extra" in said
@@ -312,24 +365,30 @@ def test_a_callback_migrates_the_state_of_its_earlier_version(first: Path) -> No
     assert again.num_epochs == 4
 
 
-def test_a_callback_with_a_later_state_and_no_migration_says_what_to_write(first: Path, mistake: Any) -> None:
+def test_a_callback_with_a_later_state_and_no_migration_says_what_to_write(
+    first: Path, mistake: Any
+) -> None:
     what = "a callback whose `state_version` was raised, without `migrate_state`"
-    with mistake("Checkpoints and resuming", what, CheckpointError, match=r"override `Count.migrate_state"):
+    with mistake(
+        "Checkpoints and resuming", what, CheckpointError, match=r"override `Count.migrate_state"
+    ):
         counted(later(2)).load(first)
 
 
 def test_a_migration_that_fails_is_named_and_nothing_is_loaded(first: Path) -> None:
-    callback: Any = later(2, migrate_state=lambda self, state, version: {"num_epochs": state["epochs"]})
-    with pytest.raises(VersionError, match=r"callback 'Count' in .* from version 1: KeyError: 'epochs'"):
+    callback: Any = later(
+        2, migrate_state=lambda self, state, version: {"num_epochs": state["epochs"]}
+    )
+    with pytest.raises(
+        VersionError, match=r"callback 'Count' in .* from version 1: KeyError: 'epochs'"
+    ):
         counted(callback).load(first)
     assert callback.num_epochs == 0
 
 
 def test_the_state_of_a_later_callback_is_refused(tmp_path: Path) -> None:
     counted(later(3)).save(tmp_path / "later")
-    said = (
-        r"The state of callback 'Count' in .* has version 3; this program knows versions up to 1: upgrade the package"
-    )
+    said = r"The state of callback .Count. in .* has version 3; this program knows versions up to 1"
     with pytest.raises(VersionError, match=said):
         counted(Count()).load(tmp_path / "later")
 
@@ -348,9 +407,14 @@ def test_the_state_of_a_callback_that_is_gone_is_reported(
     trainer.load(first)
     said = capsys.readouterr().out
     assert said.startswith(
-        f"{first} has state of the callback Count, which this trainer does not have: this state was ignored"
+        f"{first} has state of the callback Count, which this trainer does not have: this state "
+        "was ignored"
     )
-    mistake.said("Checkpoints and resuming", "`trainer.load(path)` without a callback that the saved run had", said)
+    mistake.said(
+        "Checkpoints and resuming",
+        "`trainer.load(path)` without a callback that the saved run had",
+        said,
+    )
 
 
 def test_everything_about_versions_is_read_without_torch() -> None:

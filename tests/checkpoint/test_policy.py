@@ -35,7 +35,9 @@ def test_an_empty_policy_is_never_due():
     assert not ResumePolicy().is_due(update=100, epoch_end=3, minutes_since_last=1e9)
 
 
-@pytest.mark.parametrize("wrong", [{"every_updates": 0}, {"every_minutes": -1}, {"every_minutes": NAN}, {"keep": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"every_updates": 0}, {"every_minutes": -1}, {"every_minutes": NAN}, {"keep": 0}]
+)
 def test_a_policy_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         ResumePolicy(**wrong)

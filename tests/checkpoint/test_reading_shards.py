@@ -1,4 +1,5 @@
-"""A checkpoint that several processes wrote is one checkpoint: whole when read, absent when a part is."""
+"""A checkpoint that several processes wrote is one checkpoint: whole when read, absent when a part
+is."""
 
 import json
 from itertools import pairwise
@@ -26,7 +27,16 @@ from loopwright.checkpoint import (
 from loopwright.checkpoint.layout import Box, Layout, StoredShard, whole
 from loopwright.errors import CheckpointError, ConfigurationError
 from tests.checkpoint.helpers import resign, same
-from tests.checkpoint.shards import NOTHING, one_tensor, part_of, rows, shard, whole_state, write_parts, write_together
+from tests.checkpoint.shards import (
+    NOTHING,
+    one_tensor,
+    part_of,
+    rows,
+    shard,
+    whole_state,
+    write_parts,
+    write_together,
+)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
@@ -48,7 +58,17 @@ def test_the_records_of_the_parts_are_gone_once_the_manifest_is_there(tmp_path):
     write_parts(tmp_path / "point", 3)
     files = {path.name for path in (tmp_path / "point").iterdir()}
     shards = {f"shard-{rank}.safetensors" for rank in range(3)}
-    assert files == {"manifest.json", "state.json", "state.safetensors", "default.safetensors", "pieces.json"} | shards
+    assert (
+        files
+        == {
+            "manifest.json",
+            "state.json",
+            "state.safetensors",
+            "default.safetensors",
+            "pieces.json",
+        }
+        | shards
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["point"]
 
 
@@ -73,17 +93,25 @@ def test_a_checkpoint_that_lacks_parts_does_not_exist_and_the_error_names_them(t
     token = new_token()
     write_checkpoint(tmp_path / "point", states[2], group=Group(2, 4), token=token)
     with pytest.raises(CheckpointError, match=r"ranks 1, 3 of 4 did not write a part in 0 s"):
-        write_checkpoint(tmp_path / "point", states[0], group=Group(0, 4, patience=0.0), token=token)
+        write_checkpoint(
+            tmp_path / "point", states[0], group=Group(0, 4, patience=0.0), token=token
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_attempt_does_not_take_the_parts_of_the_first(tmp_path):
     token, tensor = new_token(), torch.zeros(4, 2)
-    write_checkpoint(tmp_path / "point", {"weight": rows(tensor, 1, 2)}, group=Group(1, 2), token=token)
+    write_checkpoint(
+        tmp_path / "point", {"weight": rows(tensor, 1, 2)}, group=Group(1, 2), token=token
+    )
     with pytest.raises(CheckpointError, match="rank 2"):
-        write_checkpoint(tmp_path / "point", {"weight": rows(tensor, 0, 3)}, group=Group(0, 3, 0.0), token=token)
+        write_checkpoint(
+            tmp_path / "point", {"weight": rows(tensor, 0, 3)}, group=Group(0, 3, 0.0), token=token
+        )
     with pytest.raises(CheckpointError, match="rank 1 of 2 did not"):
-        write_checkpoint(tmp_path / "point", {"weight": rows(tensor, 0, 2)}, group=Group(0, 2, 0.0), token=token)
+        write_checkpoint(
+            tmp_path / "point", {"weight": rows(tensor, 0, 2)}, group=Group(0, 2, 0.0), token=token
+        )
 
 
 def test_replacing_a_checkpoint_together_leaves_the_new_one(tmp_path):
@@ -117,7 +145,8 @@ def test_shards_must_cover_the_tensor_exactly_once_to_be_committed(tmp_path, box
 def test_processes_that_save_different_states_are_refused(tmp_path):
     states = [{"weight": rows(torch.zeros(4, 2), 0, 2)}, {"weight": rows(torch.zeros(6, 2), 1, 2)}]
     with pytest.raises(
-        CheckpointError, match=r"Rank 1 saves 'weight' as part of F32 \[6, 2\], rank 0 has F32 \[4, 2\]"
+        CheckpointError,
+        match=r"Rank 1 saves 'weight' as part of F32 \[6, 2\], rank 0 has F32 \[4, 2\]",
     ):
         write_together(tmp_path / "point", states)
     assert list(tmp_path.iterdir()) == []
@@ -142,7 +171,9 @@ def test_a_flipped_byte_in_a_part_is_found_and_the_part_named(tmp_path):
     part.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"shard-1.safetensors does not match its hash"):
         read_checkpoint(tmp_path / "point")
-    assert ["shard-1.safetensors" in problem for problem in verify_checkpoint(tmp_path / "point")] == [True]
+    assert [
+        "shard-1.safetensors" in problem for problem in verify_checkpoint(tmp_path / "point")
+    ] == [True]
     with pytest.raises(CheckpointError, match=r"shard-1.safetensors does not match its hash"):
         load_weights(tmp_path / "point")
 
@@ -171,9 +202,15 @@ def changed_table(path, change) -> None:
         (lambda entry: entry["pieces"].pop(), "hold 4 values instead of 8"),
         (lambda entry: entry["pieces"].append(entry["pieces"][0]), "overlaps another"),
         (lambda entry: entry["pieces"][1]["box"].update(offsets=[3, 0]), "lies outside its shape"),
-        (lambda entry: entry["pieces"][1]["box"].update(offsets=[2, 0, 0]), "lies outside its shape"),
+        (
+            lambda entry: entry["pieces"][1]["box"].update(offsets=[2, 0, 0]),
+            "lies outside its shape",
+        ),
         (lambda entry: entry["pieces"][1]["box"].update(offsets=[-2, 0]), "malformed"),
-        (lambda entry: entry["pieces"][1].update(file="../other.safetensors"), "not part of the checkpoint"),
+        (
+            lambda entry: entry["pieces"][1].update(file="../other.safetensors"),
+            "not part of the checkpoint",
+        ),
         (lambda entry: entry["pieces"][1].update(name="other"), "not part of the checkpoint"),
         (lambda entry: entry.update(dtype="F64"), "holds F32"),
         (lambda entry: entry.update(shape=[1 << 70, 2]), "instead of"),
@@ -195,11 +232,15 @@ def test_a_grid_of_boxes_covers_a_tensor_and_no_fewer_or_more_of_them_do(data):
     for size in shape:
         cuts = sorted({0, size, *data.draw(st.sets(st.integers(0, size), max_size=3))})
         spans = list(pairwise(cuts))
-        boxes = [Box((*b.offsets, start), (*b.shape, end - start)) for b in boxes for start, end in spans]
+        boxes = [
+            Box((*b.offsets, start), (*b.shape, end - start)) for b in boxes for start, end in spans
+        ]
     boxes = data.draw(st.permutations(boxes))
 
     def problem(chosen):
-        return Layout("F32", shape, tuple(StoredShard("a", "b", box) for box in chosen)).find_problem()
+        return Layout(
+            "F32", shape, tuple(StoredShard("a", "b", box) for box in chosen)
+        ).find_problem()
 
     assert problem(boxes) is None
     assert problem(boxes[1:]) is not None
@@ -209,7 +250,8 @@ def test_a_grid_of_boxes_covers_a_tensor_and_no_fewer_or_more_of_them_do(data):
 def test_weights_are_loaded_from_shards_under_their_own_names(tmp_path):
     tensor = torch.randn(4, 3)
     states = [
-        {"models": {"shard-0": {"a/b.weight": rows(tensor, rank, 2), "count": torch.tensor(3)}}} for rank in range(2)
+        {"models": {"shard-0": {"a/b.weight": rows(tensor, rank, 2), "count": torch.tensor(3)}}}
+        for rank in range(2)
     ]
     write_together(tmp_path / "point", states)
     assert same(load_weights(tmp_path / "point"), {"count": torch.tensor(3), "a/b.weight": tensor})
@@ -219,7 +261,9 @@ def test_a_state_in_shards_does_not_differ_from_the_same_state_written_whole(tmp
     state = write_parts(tmp_path / "shards", 3)
     write_checkpoint(tmp_path / "whole", state)
     assert diff_checkpoints(tmp_path / "shards", tmp_path / "whole").is_equal
-    assert (tmp_path / "shards" / "state.json").read_bytes() == (tmp_path / "whole" / "state.json").read_bytes()
+    assert (tmp_path / "shards" / "state.json").read_bytes() == (
+        tmp_path / "whole" / "state.json"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("world", [None, 1, 3])

@@ -1,4 +1,5 @@
-"""Processes that write a checkpoint together: each its own part, whoever comes first, and whoever never comes."""
+"""Processes that write a checkpoint together: each its own part, whoever comes first, and whoever
+never comes."""
 
 import subprocess
 import sys
@@ -31,7 +32,11 @@ from tests.forked import call_forked
 
 def test_a_process_copies_only_what_it_writes_of_a_checkpoint():
     tensor = torch.randn(4, 2)
-    tree = {"own": rows(tensor, 1, 2), "copy": shard(tensor, whole((4, 2)), is_primary=False), "plain": tensor}
+    tree = {
+        "own": rows(tensor, 1, 2),
+        "copy": shard(tensor, whole((4, 2)), is_primary=False),
+        "plain": tensor,
+    }
     taken = SnapshotBuffers(Group(1, 2)).take(tree)
     assert torch.equal(taken["own"].local, tensor[2:])
     assert taken["copy"].local.numel() == 0
@@ -59,7 +64,9 @@ def test_giving_up_ends_the_waiting_for_other_processes(tmp_path):
     writer = AsyncWriter(group=Group(0, 2))
     writer.save(tmp_path / "point", {"weight": rows(torch.ones(2, 2), 0, 2)}, token=new_token())
     writer.abandon()
-    with pytest.raises(CheckpointError, match="rank 1 of 2 did not write a part before the save was abandoned"):
+    with pytest.raises(
+        CheckpointError, match="rank 1 of 2 did not write a part before the save was abandoned"
+    ):
         writer.wait()
     assert list(tmp_path.iterdir()) == []
 
@@ -82,7 +89,9 @@ def test_writers_of_a_group_meet_whoever_comes_first(tmp_path):
     committed = threading.Event()
     for rank in (1, 0, 2):
         part = part_of(state, rank, 3)
-        writers[rank].save(tmp_path / "point", part, token=token, then=committed.set if rank == 0 else None)
+        writers[rank].save(
+            tmp_path / "point", part, token=token, then=committed.set if rank == 0 else None
+        )
     for writer in writers:
         writer.wait()
     assert committed.is_set()
@@ -91,10 +100,19 @@ def test_writers_of_a_group_meet_whoever_comes_first(tmp_path):
 
 def test_only_the_first_process_removes_old_checkpoints(tmp_path):
     token, state = new_token(), whole_state()
-    stores = [CheckpointStore(tmp_path, keep=1, writer=AsyncWriter(group=Group(rank, 2))) for rank in range(2)]
+    stores = [
+        CheckpointStore(tmp_path, keep=1, writer=AsyncWriter(group=Group(rank, 2)))
+        for rank in range(2)
+    ]
     for update in (1, 2, 3):
         for rank in (1, 0):
-            stores[rank].save(f"update-{update}", part_of(state, rank, 2), {"update": update}, wait=True, token=token)
+            stores[rank].save(
+                f"update-{update}",
+                part_of(state, rank, 2),
+                {"update": update},
+                wait=True,
+                token=token,
+            )
             assert stores[1].prune() == []
             assert stores[1].discard(after_update=0) == []
     assert [path.name for path in tmp_path.iterdir()] == ["update-3"]
@@ -103,26 +121,36 @@ def test_only_the_first_process_removes_old_checkpoints(tmp_path):
 def test_a_group_keeps_the_best_models_that_the_first_process_chose(tmp_path):
     token, state = new_token(), whole_state()
     policy = KeepPolicy("loss", "min", 1)
-    kept = [KeptModels(tmp_path, policy, writer=AsyncWriter(group=Group(rank, 2))) for rank in range(2)]
+    kept = [
+        KeptModels(tmp_path, policy, writer=AsyncWriter(group=Group(rank, 2))) for rank in range(2)
+    ]
     for name, loss in (("a", 2.0), ("b", 1.0), ("c", 3.0)):
         if kept[0].wants(name, loss, 0):
             for rank in (1, 0):
-                kept[rank].save(name, part_of(state, rank, 2), {}, value=loss, wait=True, token=token)
+                kept[rank].save(
+                    name, part_of(state, rank, 2), {}, value=loss, wait=True, token=token
+                )
     assert kept[1].discard(after_update=-1) == []
     assert [model.name for model in kept[1].models()] == ["b"]
 
 
 def test_what_the_own_group_is_writing_is_not_cleaned_away(tmp_path):
     token = new_token()
-    write_checkpoint(tmp_path / "point", {"a": rows(torch.ones(2, 2), 1, 2)}, group=Group(1, 2), token=token)
+    write_checkpoint(
+        tmp_path / "point", {"a": rows(torch.ones(2, 2), 1, 2)}, group=Group(1, 2), token=token
+    )
     assert CheckpointStore(tmp_path).clean() == []
-    write_checkpoint(tmp_path / "point", {"a": rows(torch.ones(2, 2), 0, 2)}, group=Group(0, 2), token=token)
+    write_checkpoint(
+        tmp_path / "point", {"a": rows(torch.ones(2, 2), 0, 2)}, group=Group(0, 2), token=token
+    )
     assert verify_checkpoint(tmp_path / "point") == []
 
 
 def test_what_a_group_whose_first_process_is_gone_left_is_cleaned_by_the_first_process(tmp_path):
     token = f"{2**22 + 1}-abc123"  # there is no process with so high a number
-    write_checkpoint(tmp_path / "point", {"a": rows(torch.ones(2, 2), 1, 2)}, group=Group(1, 2), token=token)
+    write_checkpoint(
+        tmp_path / "point", {"a": rows(torch.ones(2, 2), 1, 2)}, group=Group(1, 2), token=token
+    )
     (litter,) = tmp_path.iterdir()
     assert CheckpointStore(tmp_path, writer=AsyncWriter(group=Group(1, 2))).clean() == []
     assert CheckpointStore(tmp_path, writer=AsyncWriter(group=Group(0, 2))).clean() == [litter.name]

@@ -154,11 +154,14 @@ def test_every_entry_verifies_and_tells_its_size(tmp_path):
     save(store, 1)
     (entry,) = store.entries()
     assert verify_checkpoint(entry.path) == []
-    assert entry.manifest.size == sum(f.stat().st_size for f in entry.path.iterdir() if f.name != "manifest.json")
+    assert entry.manifest.size == sum(
+        f.stat().st_size for f in entry.path.iterdir() if f.name != "manifest.json"
+    )
 
 
 def test_where_directories_cannot_be_exchanged_the_old_one_is_set_aside(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic, "RENAME_EXCHANGE", 1 << 30)  # the kernel refuses what it does not know
+    # the kernel refuses what it does not know
+    monkeypatch.setattr(atomic, "RENAME_EXCHANGE", 1 << 30)
     for update in (1, 2):
         write_numbered(tmp_path / "a", update)
     assert CheckpointStore(tmp_path, 1).newest().tree["update"] == 2

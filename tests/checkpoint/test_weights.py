@@ -12,7 +12,13 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 
 import loopwright
 from loopwright import Trainer
-from loopwright.checkpoint import CheckpointStore, load_weights, read_checkpoint, save_weights, write_checkpoint
+from loopwright.checkpoint import (
+    CheckpointStore,
+    load_weights,
+    read_checkpoint,
+    save_weights,
+    write_checkpoint,
+)
 from loopwright.errors import CheckpointError
 from tests.checkpoint.helpers import TiedModel, resign, same, training_state
 
@@ -31,7 +37,8 @@ def by_name(state):
 
 @pytest.fixture
 def bomb(tmp_path):
-    """Pickled bytes that leave evidence when they are loaded, and the place where to look for it."""
+    """Pickled bytes that leave evidence when they are loaded, and the place where to look for
+    it."""
     evidence = tmp_path / "evidence"
     data = pickle.dumps(Bomb(evidence))
     pickle.loads(data)
@@ -70,7 +77,10 @@ def test_files_of_safetensors_own_functions_load_complete(tmp_path):
 
 
 def test_unusual_dtypes_are_read_as_safetensors_reads_them(tmp_path):
-    state = {str(d): torch.ones(3).to(d) for d in (torch.bfloat16, torch.bool, torch.uint16, torch.complex64)}
+    state = {
+        str(d): torch.ones(3).to(d)
+        for d in (torch.bfloat16, torch.bool, torch.uint16, torch.complex64)
+    }
     save_weights(tmp_path / "w.safetensors", state)
     read = load_file(tmp_path / "w.safetensors")
     assert same({name: read[name] for name in state}, state)
@@ -88,7 +98,9 @@ def test_weights_that_are_not_tensors_are_refused_by_name(tmp_path):
 
 def test_the_weights_of_the_only_model_are_read_from_a_checkpoint(tmp_path):
     write_checkpoint(tmp_path / "a", training_state())
-    assert same(by_name(load_weights(tmp_path / "a")), by_name(training_state()["models"]["default"]))
+    assert same(
+        by_name(load_weights(tmp_path / "a")), by_name(training_state()["models"]["default"])
+    )
 
 
 def test_one_of_several_models_is_asked_for_by_name(tmp_path):
@@ -127,7 +139,9 @@ def test_a_file_without_a_state_dict_says_what_it_holds(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["pickle", "torch"])
-@pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.bin", "model.safetensors", "model", "data.pkl"])
+@pytest.mark.parametrize(
+    "name", ["model.pt", "model.pth", "model.bin", "model.safetensors", "model", "data.pkl"]
+)
 def test_a_foreign_file_with_code_in_it_is_refused_and_does_not_run(tmp_path, bomb, name, how):
     data, evidence = bomb
     path = tmp_path / name
@@ -141,7 +155,15 @@ def test_a_foreign_file_with_code_in_it_is_refused_and_does_not_run(tmp_path, bo
 
 
 BAIT = ["state.json", "manifest.json", "state.safetensors", "default.safetensors"]
-BAIT += ["model.pt", "pytorch_model.bin", "data.pkl", ".metadata", "optimizer.pt", "__init__.py", "state.pkl"]
+BAIT += [
+    "model.pt",
+    "pytorch_model.bin",
+    "data.pkl",
+    ".metadata",
+    "optimizer.pt",
+    "__init__.py",
+    "state.pkl",
+]
 
 
 @pytest.mark.parametrize("is_signed", [False, True])
@@ -200,7 +222,10 @@ def test_an_index_that_names_a_file_elsewhere_or_lacks_a_tensor_is_refused(tmp_p
     index = tmp_path / "model.safetensors.index.json"
     for table, message in [
         ({"weight": "../part.safetensors"}, "not in the same folder"),
-        ({"weight": "part.safetensors", "bias": "part.safetensors"}, "names 'bias', which is not in"),
+        (
+            {"weight": "part.safetensors", "bias": "part.safetensors"},
+            "names 'bias', which is not in",
+        ),
         ({}, "no table `weight_map`"),
     ]:
         index.write_text(json.dumps({"weight_map": table}))
@@ -209,9 +234,20 @@ def test_an_index_that_names_a_file_elsewhere_or_lacks_a_tensor_is_refused(tmp_p
 
 
 def test_a_checkpoint_of_lightning_loads_by_its_path(tmp_path):
-    """It is a file of torch's with the weights under `state_dict`, beside numbers, texts and optimizer states."""
+    """It is a file of torch's with the weights under `state_dict`, beside numbers, texts and
+    optimizer states."""
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters())
-    content = {"epoch": 4, "global_step": 50, "pytorch-lightning_version": "2.6.6", "state_dict": model.state_dict()}
-    torch.save(content | {"loops": {}, "optimizer_states": [optimizer.state_dict()]}, tmp_path / "best.ckpt")
-    assert same(by_name(loopwright.load_weights(tmp_path / "best.ckpt")), by_name(model.state_dict()))
+    content = {
+        "epoch": 4,
+        "global_step": 50,
+        "pytorch-lightning_version": "2.6.6",
+        "state_dict": model.state_dict(),
+    }
+    torch.save(
+        content | {"loops": {}, "optimizer_states": [optimizer.state_dict()]},
+        tmp_path / "best.ckpt",
+    )
+    assert same(
+        by_name(loopwright.load_weights(tmp_path / "best.ckpt")), by_name(model.state_dict())
+    )

@@ -19,7 +19,13 @@ from loopwright.checkpoint import (
     verify_checkpoint,
 )
 from loopwright.errors import CheckpointError, ConfigurationError
-from tests.checkpoint.helpers import numbered_state, same, save_under_size_limit, start, training_state
+from tests.checkpoint.helpers import (
+    numbered_state,
+    same,
+    save_under_size_limit,
+    start,
+    training_state,
+)
 from tests.forked import call_forked
 
 
@@ -75,7 +81,12 @@ def test_the_versions_in_a_state_dict_are_in_the_snapshot():
 
 def test_buffers_are_used_again_where_shapes_agree():
     buffers = SnapshotBuffers()
-    tree = {"a": torch.zeros(2, 3), "b": torch.zeros(3), "c": torch.zeros(2, 3), "d": torch.ones(3).double()}
+    tree = {
+        "a": torch.zeros(2, 3),
+        "b": torch.zeros(3),
+        "c": torch.zeros(2, 3),
+        "d": torch.ones(3).double(),
+    }
     first = pointers(buffers.take(tree))
     assert pointers(buffers.take(tree)) == first
     grown = pointers(buffers.take(tree | {"b": torch.zeros(4)}))

@@ -14,7 +14,8 @@ from tests.cli.projects import project, shell, trained, trained_once  # noqa: F4
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the runs `first`, `again` (the same) and `other` (another seed); only to be read."""
+    """A folder with the runs `first`, `again` (the same) and `other` (another seed); only to be
+    read."""
     folder = tmp_path_factory.mktemp("finished")
     for name, seed in (("first", 0), ("again", 0), ("other", 1)):
         make_run(folder / name, seed)

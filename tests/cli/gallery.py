@@ -1,4 +1,5 @@
-"""Runs in every state, made by real trainings, and a run from YAML; commands run in this process."""
+"""Runs in every state, made by real trainings, and a run from YAML; commands run in this
+process."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ class Ending(Callback):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train_run(path: Path, seed: int = 0, *, how: str = "finished", epochs: int = 3, lr: float = 0.05) -> None:
+def train_run(
+    path: Path, seed: int = 0, *, how: str = "finished", epochs: int = 3, lr: float = 0.05
+) -> None:
     """A few epochs of four updates on a line."""
     inputs = torch.randn(32, 4, generator=torch.Generator().manual_seed(7))
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
@@ -63,7 +66,15 @@ def train_run(path: Path, seed: int = 0, *, how: str = "finished", epochs: int =
     model = nn.Linear(4, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     callbacks = [Ending(how), Checkpoints(every_epochs=1, asynchronous=False)]
-    trainer = Trainer(model, optimizer, nn.MSELoss(), seed=seed, run_dir=path, progress="silent", callbacks=callbacks)
+    trainer = Trainer(
+        model,
+        optimizer,
+        nn.MSELoss(),
+        seed=seed,
+        run_dir=path,
+        progress="silent",
+        callbacks=callbacks,
+    )
     if how in ("finished", "stopped"):
         trainer.train(data, epochs, eval_data=data, batch_size=8)
     else:
@@ -72,7 +83,8 @@ def train_run(path: Path, seed: int = 0, *, how: str = "finished", epochs: int =
 
 
 def train_and_be_killed(path: Path) -> None:
-    """The same in a process that is killed in its second epoch, once everything it has is written."""
+    """The same in a process that is killed in its second epoch, once everything it has is
+    written."""
     done = call_forked(lambda: train_run(path, how="killed"), path.parent)
     assert done.code == -signal.SIGKILL, done.err
 
@@ -99,11 +111,13 @@ def _hold(path: Path, connection: Connection) -> None:
 def train_from_yaml(folder: Path, *overrides: str) -> Path:
     """A run as its config describes it, in runs/points of the folder."""
     from loopwright.config import load_config
-    from loopwright.doors.configured.experiment import Experiment
+    from loopwright.interfaces.configured.experiment import Experiment
 
     (folder / "cli_project.py").write_text(MODULE)
     (folder / "run.yaml").write_text(CONFIG)
-    experiment = Experiment.from_config(load_config(folder / "run.yaml", overrides), progress="silent")
+    experiment = Experiment.from_config(
+        load_config(folder / "run.yaml", overrides), progress="silent"
+    )
     with chdir(folder):
         experiment.train(resume=False)
     assert experiment.run is not None

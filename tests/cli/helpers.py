@@ -49,14 +49,19 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def run_on_terminal(
-    *arguments: object, columns: int = 120, group: tuple[str, ...] = ("checkpoint",), folder: Path | None = None
+    *arguments: object,
+    columns: int = 120,
+    group: tuple[str, ...] = ("checkpoint",),
+    folder: Path | None = None,
 ) -> tuple[int, str]:
     """The exit code of a command on a terminal, and what it shows there."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid, terminal = pty.fork()
     if pid == 0:
-        end_as_program(lambda: _main_on_terminal([*group, *map(str, arguments)], columns), folder or Path.cwd())
+        end_as_program(
+            lambda: _main_on_terminal([*group, *map(str, arguments)], columns), folder or Path.cwd()
+        )
     shown = b""
     try:
         while data := os.read(terminal, 65536):

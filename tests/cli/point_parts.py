@@ -9,13 +9,15 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from loopwright import Callback
-from loopwright.doors.configured import BaseTrainer, BaseTrainerConfig
+from loopwright.interfaces.configured import BaseTrainer, BaseTrainerConfig
 
 
 class Net(nn.Module):
     def __init__(self, width: int = 8, is_broken: bool = False):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, 1))
+        self.body = nn.Sequential(
+            nn.Linear(4, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, 1)
+        )
         self.is_broken = is_broken
 
     def forward(self, x):

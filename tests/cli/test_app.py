@@ -13,7 +13,9 @@ from loopwright.cli.app import build_parser
 
 
 @pytest.mark.parametrize(
-    "command", [["show", "x"], ["diff", "x", "y"], ["plot", "x", "--metric", "m"], ["export", "x"]], ids=" ".join
+    "command",
+    [["show", "x"], ["diff", "x", "y"], ["plot", "x", "--metric", "m"], ["export", "x"]],
+    ids=" ".join,
 )
 def test_an_error_is_a_line_on_stderr_and_exit_code_2(tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
@@ -56,7 +58,9 @@ for command in {commands!r}:
     results.append([command, code, [name for name in ("torch", "numpy", "matplotlib", "rich") if name in sys.modules]])
 print(json.dumps(results))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True
+    )
     results = json.loads(done.stdout)
     assert [imported for _, _, imported in results] == [[]] * (len(commands) - 1) + [["numpy"]]
     assert [code for _, code, _ in results] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]

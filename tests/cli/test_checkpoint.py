@@ -1,4 +1,5 @@
-"""`loopwright checkpoint ...` as processes: with a terminal and without, on sound, damaged and hostile checkpoints."""
+"""`loopwright checkpoint ...` as processes: with a terminal and without, on sound, damaged and
+hostile checkpoints."""
 
 from __future__ import annotations
 
@@ -27,9 +28,20 @@ def test_list_prints_one_aligned_row_for_each_checkpoint(finished):
     result = run("list", finished / "first")
     header, *rows = result.stdout.splitlines()
     assert (result.returncode, result.stderr) == (0, "")
-    assert header.split() == ["TYPE", "NAME", "EPOCH", "STEP", "UPDATE", "METRIC", "AGE", "SIZE", "STATE"]
+    assert header.split() == [
+        "TYPE",
+        "NAME",
+        "EPOCH",
+        "STEP",
+        "UPDATE",
+        "METRIC",
+        "AGE",
+        "SIZE",
+        "STATE",
+    ]
     assert [row.split()[:5] for row in rows[:3]] == [
-        ["resume", f"update-{5 * epoch:08d}", str(epoch), str(5 * epoch), str(5 * epoch)] for epoch in (1, 2, 3)
+        ["resume", f"update-{5 * epoch:08d}", str(epoch), str(5 * epoch), str(5 * epoch)]
+        for epoch in (1, 2, 3)
     ]
     assert [row.split()[0] for row in rows[3:]] == ["kept", "kept"]
     assert {row.index("ok") for row in rows} == {header.index("STATE")}
@@ -45,7 +57,9 @@ def test_list_as_json_says_everything_that_the_table_does(finished):
     rows = json.loads(run("list", finished / "first", "--json", "--verify").stdout)
     first = rows[0]
     path = finished / "first/checkpoints/update-00000005"
-    assert {name: first[name] for name in ("kind", "name", "path", "epoch", "step", "update", "metric")} == {
+    assert {
+        name: first[name] for name in ("kind", "name", "path", "epoch", "step", "update", "metric")
+    } == {
         "kind": "resume",
         "name": "update-00000005",
         "path": str(path),
@@ -77,7 +91,10 @@ def test_list_without_a_terminal_has_no_colours(own_run):
 def test_list_of_a_run_without_checkpoints_says_so(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     result = run("list", tmp_path)
-    assert (result.returncode, result.stdout) == (0, f"There are no checkpoints in {tmp_path} yet.\n")
+    assert (result.returncode, result.stdout) == (
+        0,
+        f"There are no checkpoints in {tmp_path} yet.\n",
+    )
 
 
 def test_verify_has_one_line_for_each_checkpoint_and_exits_with_0(finished):
@@ -117,7 +134,9 @@ def test_verify_names_the_damaged_file_in_one_line_and_exits_with_1(own_run, fil
 def test_list_goes_on_past_a_damaged_checkpoint(own_run, file, damage):
     damage(own_run / NEWEST / file)
     result = run("list", own_run, "--json")
-    states = {row["name"]: row["is_sound"] for row in json.loads(result.stdout) if row["kind"] == "resume"}
+    states = {
+        row["name"]: row["is_sound"] for row in json.loads(result.stdout) if row["kind"] == "resume"
+    }
     assert (result.returncode, result.stderr) == (0, "")
     assert states == {"update-00000005": True, "update-00000010": True, "update-00000015": False}
 
@@ -134,7 +153,9 @@ def test_show_of_a_damaged_checkpoint_says_what_is_wrong(own_run, file, code):
 def test_show_prints_metadata_files_and_totals(finished):
     result = run("show", finished / "first" / NEWEST)
     assert result.returncode == 0
-    assert result.stdout.splitlines()[0].startswith(f"{finished / 'first' / NEWEST}: resume point, ")
+    assert result.stdout.splitlines()[0].startswith(
+        f"{finished / 'first' / NEWEST}: resume point, "
+    )
     assert "  update: 15\n" in result.stdout
     assert {line.split()[0] for line in result.stdout.splitlines()} >= {"FILE", *FILES[1:]}
     assert "exp_avg" not in result.stdout
@@ -147,7 +168,9 @@ def test_show_tensors_gives_type_shape_and_bytes(finished):
 
 def test_show_as_json_has_the_tensors_only_when_asked(finished):
     short = json.loads(run("show", finished / "first", "--checkpoint", "newest", "--json").stdout)
-    long = json.loads(run("show", finished / "first", "--checkpoint", "newest", "--json", "--tensors").stdout)
+    long = json.loads(
+        run("show", finished / "first", "--checkpoint", "newest", "--json", "--tensors").stdout
+    )
     assert short["meta"] == {"epoch": 3, "step": 15, "update": 15, "sample": 111}
     assert short["num_tensors"] == sum(map(len, long.pop("tensors").values()))
     assert short.keys() == long.keys()
@@ -159,9 +182,25 @@ def test_diff_of_two_equal_runs_exits_with_0(finished, capsys):
 
 
 def test_diff_as_json_has_the_first_tensor_and_every_difference(finished, capsys):
-    assert main(["checkpoint", "diff", str(finished / "first"), str(finished / "other"), *COMPLETE, "--json"]) == 1
+    assert (
+        main(
+            [
+                "checkpoint",
+                "diff",
+                str(finished / "first"),
+                str(finished / "other"),
+                *COMPLETE,
+                "--json",
+            ]
+        )
+        == 1
+    )
     report = json.loads(capsys.readouterr().out)
-    assert (report["equal"], report["first_tensor"], report["meta"]) == (False, "models/model/0.weight", [])
+    assert (report["equal"], report["first_tensor"], report["meta"]) == (
+        False,
+        "models/model/0.weight",
+        [],
+    )
     assert report["state"][0]["path"] == "models/model/0.weight"
     assert report["state"][0]["max_abs"] > 0
 
@@ -170,16 +209,23 @@ def test_diff_of_different_runs_names_the_first_tensor_and_exits_with_1(finished
     result = run("diff", finished / "first", finished / "other", *COMPLETE)
     own, other = (load_weights(finished / name / NEWEST)["0.weight"] for name in ("first", "other"))
     largest = (own.double() - other.double()).abs().max().item()
-    expected = f"models/model/0.weight: float32 [16, 6]: 96 of 96 values differ, max abs difference {largest:.6g}"
+    expected = (
+        "models/model/0.weight: float32 [16, 6]: 96 of 96 values differ, max abs difference "
+        f"{largest:.6g}"
+    )
     assert result.returncode == 1
     assert f"first different tensor: {expected}" in result.stdout.splitlines()
 
 
 @pytest.mark.parametrize("out", ["weights.safetensors", "weights.pt"])
 def test_export_writes_the_weights_as_others_read_them(finished, tmp_path, out):
-    assert main(["checkpoint", "export", str(finished / "first" / NEWEST), str(tmp_path / out)]) == 0
+    assert (
+        main(["checkpoint", "export", str(finished / "first" / NEWEST), str(tmp_path / out)]) == 0
+    )
     path = tmp_path / out
-    written = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+    written = (
+        load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+    )
     expected = load_weights(finished / "first" / NEWEST)
     assert written.keys() == expected.keys()
     assert all(torch.equal(written[name], expected[name]) for name in expected)
@@ -192,17 +238,25 @@ def test_export_replaces_a_file_only_when_told_to(finished, tmp_path):
     assert (refused.returncode, out.read_text()) == (2, "mine")
     assert "--force" in refused.stderr
     assert run("export", finished / "first", out, "--force").returncode == 0
-    assert torch.load(out, weights_only=True).keys() == load_weights(finished / "first" / NEWEST).keys()
+    assert (
+        torch.load(out, weights_only=True).keys()
+        == load_weights(finished / "first" / NEWEST).keys()
+    )
 
 
 def test_export_asks_which_of_several_models(tmp_path, capsys):
-    models = {name: {"w": torch.full((2,), float(i))} for i, name in enumerate(("generator", "critic"))}
+    models = {
+        name: {"w": torch.full((2,), float(i))} for i, name in enumerate(("generator", "critic"))
+    }
     write_checkpoint(tmp_path / "both", {"models": models})
     both, out = str(tmp_path / "both"), str(tmp_path / "w.safetensors")
     assert main(["checkpoint", "export", both, out]) == 2
     assert "both has the models critic, generator: add --model critic." in capsys.readouterr().err
     assert main(["checkpoint", "export", both, out, "--model", "actor"]) == 2
-    assert "both has the models critic, generator, but not 'actor': add --model critic." in capsys.readouterr().err
+    assert (
+        "both has the models critic, generator, but not 'actor': add --model critic."
+        in capsys.readouterr().err
+    )
     assert main(["checkpoint", "export", both, out, "--model", "critic"]) == 0
     assert torch.equal(load_file(out)["w"], torch.ones(2))
 
@@ -210,11 +264,14 @@ def test_export_asks_which_of_several_models(tmp_path, capsys):
 @pytest.mark.parametrize("command", ["diff", "export"])
 @pytest.mark.parametrize("damage", [flip, cut, remove])
 @pytest.mark.parametrize("file", FILES)
-def test_damaged_weights_are_neither_compared_nor_exported(own_run, finished, tmp_path, capsys, file, damage, command):
+def test_damaged_weights_are_neither_compared_nor_exported(
+    own_run, finished, tmp_path, capsys, file, damage, command
+):
     damage(own_run / NEWEST / file)
     second = finished / "first" / NEWEST if command == "diff" else tmp_path / "out.pt"
     code = main(["checkpoint", command, str(own_run / NEWEST), str(second)])
-    salvaged = command == "export" and file.startswith("state")  # the weights themselves still verify
+    # the weights themselves still verify
+    salvaged = command == "export" and file.startswith("state")
     assert code == (0 if salvaged else 2)
     assert salvaged or file in capsys.readouterr().err
 
@@ -222,7 +279,9 @@ def test_damaged_weights_are_neither_compared_nor_exported(own_run, finished, tm
 def test_an_error_is_a_line_on_stderr_and_exit_code_2(tmp_path):
     result = run("list", tmp_path / "nowhere")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"loopwright: There is no folder {tmp_path / 'nowhere'}. There are no runs in ")
+    assert result.stderr.startswith(
+        f"loopwright: There is no folder {tmp_path / 'nowhere'}. There are no runs in "
+    )
 
 
 @pytest.mark.parametrize("place", [0, 3])
@@ -241,22 +300,37 @@ def test_a_reader_that_goes_away_is_no_error(finished):
     assert (result.returncode, result.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list", "RUN"], ["verify", "RUN"], ["show", "RUN", "--tensors"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["list", "RUN"], ["verify", "RUN"], ["show", "RUN", "--tensors"]]
+)
 def test_torch_is_not_imported_to_look_at_a_run(finished, arguments):
-    arguments = [str(finished / "first") if argument == "RUN" else argument for argument in arguments]
+    arguments = [
+        str(finished / "first") if argument == "RUN" else argument for argument in arguments
+    ]
     code = (
         "import sys\nfrom loopwright.cli import main\n"
         f"try: main(['checkpoint', *{arguments!r}])\nexcept SystemExit: pass\n"
         "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
     assert result.returncode == 0, result.stderr
 
 
 def test_text_from_a_checkpoint_cannot_control_the_terminal(tmp_path):
-    meta = {"update": 1, "note\x1b[2J": "\x1b]0;title\x07", "metric": {"name": "\x1b[31mloss", "value": 0.5}}
-    write_checkpoint(tmp_path / "run/kept/hostile", {"models": {"\x1b[2J": {"\x1b[2Jw": torch.zeros(1)}}}, meta)
-    for arguments in (["list", tmp_path / "run"], ["show", tmp_path / "run/kept/hostile", "--tensors"]):
+    meta = {
+        "update": 1,
+        "note\x1b[2J": "\x1b]0;title\x07",
+        "metric": {"name": "\x1b[31mloss", "value": 0.5},
+    }
+    write_checkpoint(
+        tmp_path / "run/kept/hostile", {"models": {"\x1b[2J": {"\x1b[2Jw": torch.zeros(1)}}}, meta
+    )
+    for arguments in (
+        ["list", tmp_path / "run"],
+        ["show", tmp_path / "run/kept/hostile", "--tensors"],
+    ):
         result = run(*arguments)
         assert result.returncode == 0
         assert "\x1b" not in result.stdout

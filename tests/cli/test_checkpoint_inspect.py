@@ -39,8 +39,12 @@ def test_a_run_is_listed_from_old_to_new_with_kept_models_last(finished):
 
 def test_a_folder_of_checkpoints_and_a_single_one_are_listed_too(finished):
     folder = finished / "first/checkpoints"
-    assert [info.name for info in list_checkpoints(folder)] == [f"update-{n:08d}" for n in (5, 10, 15)]
-    assert [info.path for info in list_checkpoints(folder / "update-00000010")] == [folder / "update-00000010"]
+    assert [info.name for info in list_checkpoints(folder)] == [
+        f"update-{n:08d}" for n in (5, 10, 15)
+    ]
+    assert [info.path for info in list_checkpoints(folder / "update-00000010")] == [
+        folder / "update-00000010"
+    ]
 
 
 def test_a_single_kept_model_is_known_as_one(finished):
@@ -49,7 +53,9 @@ def test_a_single_kept_model_is_known_as_one(finished):
 
 def test_what_was_left_half_written_is_not_listed(own_run):
     shutil.copytree(own_run / NEWEST, own_run / "checkpoints/.update-00000020.tmp-1-abcdef01")
-    assert [info.name for info in list_checkpoints(own_run) if info.kind == "resume"][-1] == "update-00000015"
+    assert [info.name for info in list_checkpoints(own_run) if info.kind == "resume"][
+        -1
+    ] == "update-00000015"
 
 
 def test_a_flipped_bit_is_seen_only_when_hashes_are_compared(own_run):
@@ -83,7 +89,9 @@ def test_a_damaged_checkpoint_that_was_named_is_refused(own_run):
 
 def test_headers_describe_the_tensors_that_are_loaded(finished):
     path = finished / "first" / NEWEST
-    described = {tensor.name: tensor for tensor in describe_checkpoint(path).tensors["model.safetensors"]}
+    described = {
+        tensor.name: tensor for tensor in describe_checkpoint(path).tensors["model.safetensors"]
+    }
     model = read_checkpoint(path).tree["models"]["model"]
     assert {name: (t.shape, t.size) for name, t in described.items()} == {
         name: (tuple(tensor.shape), tensor.nbytes) for name, tensor in model.items()
@@ -93,7 +101,9 @@ def test_headers_describe_the_tensors_that_are_loaded(finished):
 
 def test_headers_name_tied_tensors_and_count_as_people_do(tmp_path):
     weight = torch.zeros(2, 3)
-    save_weights(tmp_path / "w.safetensors", {"10.w": torch.ones(1), "2.w": weight, "head.w": weight})
+    save_weights(
+        tmp_path / "w.safetensors", {"10.w": torch.ones(1), "2.w": weight, "head.w": weight}
+    )
     tensors = read_header(tmp_path / "w.safetensors")
     assert [(t.name, t.size, t.tied_to) for t in tensors] == [
         ("2.w", 24, None),
@@ -119,7 +129,10 @@ def test_a_malformed_header_is_refused(tmp_path, data):
 
 
 def test_two_runs_of_one_seed_are_equal_though_they_took_different_times(finished):
-    seconds = {read_checkpoint(finished / name / NEWEST).tree["progress"]["seconds"] for name in ("first", "again")}
+    seconds = {
+        read_checkpoint(finished / name / NEWEST).tree["progress"]["seconds"]
+        for name in ("first", "again")
+    }
     assert len(seconds) == 2
     assert diff_checkpoints(finished / "first", finished / "again").is_equal
 
@@ -127,7 +140,8 @@ def test_two_runs_of_one_seed_are_equal_though_they_took_different_times(finishe
 def test_runs_of_two_seeds_first_differ_in_the_first_weight(finished):
     diff = diff_checkpoints(finished / "first", finished / "other")
     own, other = (
-        read_checkpoint(finished / name / NEWEST).tree["models"]["model"]["0.weight"] for name in ("first", "other")
+        read_checkpoint(finished / name / NEWEST).tree["models"]["model"]["0.weight"]
+        for name in ("first", "other")
     )
     assert diff.first_tensor.path == "models/model/0.weight"
     assert diff.first_tensor.max_abs == (own.double() - other.double()).abs().max().item()
@@ -168,7 +182,11 @@ CASES = {
     "shapes": (ZEROS, torch.zeros(2, 2), "float32 [4] / float32 [2, 2]"),
     "dtypes": (ZEROS, ZEROS.double(), "float32 [4] / float64 [4]"),
     "tensor and number": (ZEROS, 0.0, "float32 [4] / 0.0"),
-    "one nan": (ZEROS, torch.tensor([0, 0, 0, math.nan]), "float32 [4]: 1 of 4 values differ, max abs difference nan"),
+    "one nan": (
+        ZEROS,
+        torch.tensor([0, 0, 0, math.nan]),
+        "float32 [4]: 1 of 4 values differ, max abs difference nan",
+    ),
     "bits alone": (ZEROS, -ZEROS, "float32 [4]: 4 of 4 values differ, max abs difference 0"),
     "bools": (ZEROS.bool(), ~ZEROS.bool(), "bool [4]: 4 of 4 values differ, max abs difference 1"),
     "complex": (
@@ -176,7 +194,11 @@ CASES = {
         torch.tensor([4 + 0j]),
         "complex64 [1]: 1 of 1 values differ, max abs difference 5",
     ),
-    "arrays": (np.arange(3), np.array([0, 1, 9]), "int64 [3]: 1 of 3 values differ, max abs difference 7"),
+    "arrays": (
+        np.arange(3),
+        np.array([0, 1, 9]),
+        "int64 [3]: 1 of 3 values differ, max abs difference 7",
+    ),
     "texts in arrays": (np.array(["a"]), np.array(["b"]), "<U1 [1] / <U1 [1]"),
     "curves": ([1.0, 2.0, 3.0], [1.0, 5.0], "3 / 2 entries, from entry 1 on: 2.0 / 5.0"),
     "longer curves": ([1.0], [1.0, 5.0], "1 / 2 entries, from entry 1 on: the end / 5.0"),

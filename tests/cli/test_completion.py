@@ -36,7 +36,9 @@ def bash(tmp_path, monkeypatch, capsys):
 
     def offered(*words: str) -> list[str]:
         command = ["bash", "--norc", "-c", DRIVER, "bash", str(script), "loopwright", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
+        )
         assert done.stderr == ""
         return sorted(filter(None, done.stdout.split("\n")))
 
@@ -93,7 +95,12 @@ def test_bash_offers_nothing_for_free_text(bash):
 
 def test_bash_offers_files_and_folders(bash):
     assert bash("runs", "oth") == ["other"]
-    assert bash("checkpoint", "export", "runs/first", "") == ["notes.txt", "other", "runs", "train.yaml"]
+    assert bash("checkpoint", "export", "runs/first", "") == [
+        "notes.txt",
+        "other",
+        "runs",
+        "train.yaml",
+    ]
 
 
 def test_yaml_files_are_offered_for_a_config(bash):
@@ -126,7 +133,9 @@ def test_kinds_of_arguments_follow_from_their_names():
 
 
 def test_the_script_for_bash_is_sound(bash):
-    subprocess.run(["bash", "-n", str(Path(bash.folder) / "other/loopwright.bash")], check=True, timeout=300)
+    subprocess.run(
+        ["bash", "-n", str(Path(bash.folder) / "other/loopwright.bash")], check=True, timeout=300
+    )
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish", "tcsh"])
@@ -140,5 +149,7 @@ def test_other_shells_take_their_script(shell, tmp_path, capsys):
     if shutil.which(shell):
         zsh = f'autoload -Uz compinit; compinit -u -D; eval "$(<{script})"'
         command = zsh if shell == "zsh" else f"source {script}"
-        done = subprocess.run([shell, "-c", command], capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run(
+            [shell, "-c", command], capture_output=True, text=True, timeout=300, check=True
+        )
         assert done.stderr == ""

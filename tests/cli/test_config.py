@@ -1,4 +1,5 @@
-"""`loopwright config`: what a file comes to, what files may hold, and all mistakes in one report."""
+"""`loopwright config`: what a file comes to, what files may hold, and all mistakes in one
+report."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.cli.projects import CONFIG, Project, Shell
 def test_show_prints_a_config_that_loads_to_the_same(project: Project, shell: Shell):
     assert shell("config", "show", "run.yaml", "model.width=5", "+tags=[a, b]") == 0
     again = project.write("again.yaml", shell.out)
-    assert load_config(again).tree == load_config("run.yaml", ["model.width=5", "+tags=[a, b]"]).tree
+    assert (
+        load_config(again).tree == load_config("run.yaml", ["model.width=5", "+tags=[a, b]"]).tree
+    )
 
 
 def test_show_keeps_what_comes_from_the_environment_secret(
@@ -29,10 +32,14 @@ def test_show_keeps_what_comes_from_the_environment_secret(
     assert "sesame" not in shell.out
 
 
-def test_origins_name_file_and_line_and_the_text_stays_the_same_config(project: Project, shell: Shell):
+def test_origins_name_file_and_line_and_the_text_stays_the_same_config(
+    project: Project, shell: Shell
+):
     project.write("base.yaml", CONFIG)
     long = " ".join(["word"] * 60)
-    project.write("run.yaml", f"defaults: [base.yaml]\nseed: 7\nvars: {{note: '{long}', list: [1, [2, 3]]}}\n")
+    project.write(
+        "run.yaml", f"defaults: [base.yaml]\nseed: 7\nvars: {{note: '{long}', list: [1, [2, 3]]}}\n"
+    )
     assert shell("config", "show", "run.yaml", "model.width=5", "--origins") == 0
     lines = {line.split(":")[0].strip(): line for line in shell.out.splitlines()}
     assert lines["seed"].endswith("# run.yaml:2")
@@ -59,7 +66,9 @@ def test_schema_without_a_config_goes_to_the_output(shell: Shell):
     assert "AdamW" in json.dumps(found)
 
 
-def test_help_of_schema_says_how_to_tell_an_editor(shell: Shell, capsys: pytest.CaptureFixture[str]):
+def test_help_of_schema_says_how_to_tell_an_editor(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+):
     with pytest.raises(SystemExit):
         shell("config", "schema", "--help")
     text = capsys.readouterr().out
@@ -75,7 +84,9 @@ def test_a_sound_file_has_no_mistakes(project: Project, shell: Shell):
 
 
 def test_all_mistakes_of_several_files_are_in_one_report(project: Project, shell: Shell):
-    bad = CONFIG.replace("max_epochs: 2", "max_epochs: two").replace("width: ${vars.width}", "wdth: 3")
+    bad = CONFIG.replace("max_epochs: 2", "max_epochs: two").replace(
+        "width: ${vars.width}", "wdth: 3"
+    )
     project.write("bad.yaml", bad)
     project.write("broken.yaml", "model: [")
     assert shell("config", "validate", "run.yaml", "bad.yaml", "broken.yaml", "nowhere.yaml") == 1

@@ -28,8 +28,12 @@ def test_two_runs_of_one_seed_are_the_same(in_gallery, capsys):
 def test_two_seeds_part_where_their_metrics_first_differ(in_gallery, capsys):
     assert main(["diff", "finished", "stopped", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    ours, theirs = (RunView(Path("runs") / name).metrics.steps("loss") for name in ("finished", "stopped"))
-    first = next(mine for mine, other in zip(ours, theirs, strict=False) if mine.value != other.value)
+    ours, theirs = (
+        RunView(Path("runs") / name).metrics.steps("loss") for name in ("finished", "stopped")
+    )
+    first = next(
+        mine for mine, other in zip(ours, theirs, strict=False) if mine.value != other.value
+    )
     assert found["seed"] == [{"key": "seed", "first": 0, "second": 1}]
     assert found["metrics"]["steps"]["part_at"] == first.at
     assert found["metrics"]["steps"]["changes"][0]["first"] == first.value
@@ -41,7 +45,10 @@ def test_one_changed_bit_is_found(gallery, tmp_path):
     (value,) = (row[3] for row in store.steps("loss") if row[1] == 7)
     bits = struct.unpack(">q", struct.pack(">d", value))[0] ^ 1
     changed = struct.unpack(">d", struct.pack(">q", bits))[0]
-    query = "UPDATE step_values SET value = ? WHERE step = 7 AND name = (SELECT id FROM names WHERE name = 'loss')"
+    query = (
+        "UPDATE step_values SET value = ? WHERE step = 7 AND name = (SELECT id FROM names "
+        "WHERE name = 'loss')"
+    )
     store._open().connection.execute(query, (changed,))
     store.close()
     steps, epochs = compare_runs(RunView(gallery / "runs/finished"), RunView(path)).metrics
@@ -59,7 +66,9 @@ def test_a_run_that_got_less_far_is_the_same_up_to_there(in_gallery, capsys):
 
 
 def test_configs_are_compared_by_their_keys(configured, capsys):
-    first, second = sorted(find_runs(configured / "runs"), key=lambda path: RunView(path).config["model"]["width"])
+    first, second = sorted(
+        find_runs(configured / "runs"), key=lambda path: RunView(path).config["model"]["width"]
+    )
     assert main(["diff", str(first), str(second)]) == 1
     printed = capsys.readouterr().out
     assert "config: 1 difference\n  model.width: 8 -> 16\n" in printed
@@ -88,7 +97,9 @@ def test_packages_that_are_other_versions_are_listed(configured, tmp_path, capsy
     assert f"packages: 2 differences\n  numpy: '{version}' -> '0.1'\n  extra: - -> '2'\n" in printed
 
 
-@pytest.mark.parametrize(("options", "code"), [((), 0), (("--strict",), 1), (("--strict", "--ignore", "s*"), 0)])
+@pytest.mark.parametrize(
+    ("options", "code"), [((), 0), (("--strict",), 1), (("--strict", "--ignore", "s*"), 0)]
+)
 def test_measured_times_are_compared_only_if_asked_for(gallery, tmp_path, options, code):
     for name, speed in (("a", 1.0), ("b", 2.0)):
         shutil.copytree(gallery / "runs/finished", tmp_path / name)

@@ -12,13 +12,23 @@ import torch
 from loopwright.cli import doctor_probes as probes
 from loopwright.cli import main
 from loopwright.cli.doctor import Findings, advise
-from loopwright.cli.doctor_probes import Compilation, Device, Disk, Machine, Workers, file_system_of, probe_disk
+from loopwright.cli.doctor_probes import (
+    Compilation,
+    Device,
+    Disk,
+    Machine,
+    Workers,
+    file_system_of,
+    probe_disk,
+)
 
 
 def findings(**changes: object) -> Findings:
     """A machine about which there is little to say."""
     found = Findings(
-        machine=Machine("3.12", "1", "2.9", "Linux", cpus=8, usable_cpus=8, threads=8, memory=1 << 34),
+        machine=Machine(
+            "3.12", "1", "2.9", "Linux", cpus=8, usable_cpus=8, threads=8, memory=1 << 34
+        ),
         devices=[Device("cpu", "x", None, {"fp32": 100.0, "bf16": 10.0, "fp16": None})],
         compilation=Compilation("/usr/bin/c++", True, 5.0),
         workers=Workers("fork", 8 << 30, 4096),
@@ -66,7 +76,9 @@ def test_extras_are_listed_with_their_versions(found):
 
 
 def test_text_names_what_is_missing_with_the_pip_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(probes, "installed_extras", lambda: {"onnx": {"onnx": "1.2", "onnxscript": None}})
+    monkeypatch.setattr(
+        probes, "installed_extras", lambda: {"onnx": {"onnx": "1.2", "onnxscript": None}}
+    )
     assert main(["doctor", "--quick", "--folder", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "onnx: no onnxscript: pip install 'loopwright[onnx]'" in printed
@@ -92,7 +104,9 @@ def test_compiling_is_tried_in_a_process_of_its_own(monkeypatch):
 
 
 def test_compiling_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(probes, "COMPILE_PROBE", "import sys; sys.stdin.read(); import signal; signal.pause()")
+    monkeypatch.setattr(
+        probes, "COMPILE_PROBE", "import sys; sys.stdin.read(); import signal; signal.pause()"
+    )
     monkeypatch.setattr(probes, "SECONDS_FOR_COMPILE", 0.5)
     assert probes.probe_compilation(quick=False).problem == "it took more than 0.5 s"
 
@@ -109,7 +123,9 @@ def test_a_device_without_a_precision_has_none(monkeypatch):
     assert speeds["fp32"] == pytest.approx(2 * 256**3 / 0.5 / 1e9)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("200000 100000", 2), ("50000 100000", 1), ("max 100000", None)])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("200000 100000", 2), ("50000 100000", 1), ("max 100000", None)]
+)
 def test_the_quota_of_a_container_counts(tmp_path, text, expected):
     (tmp_path / "cpu.max").write_text(text)
     allowed = len(os.sched_getaffinity(0))
@@ -120,7 +136,10 @@ def test_file_system_is_that_of_the_closest_mount(tmp_path):
     (tmp_path / "my runs").mkdir()
     here = str(tmp_path.resolve())
     table = tmp_path / "mounts"
-    table.write_text(f"/dev/a / ext4 rw 0 0\nserver:/x {here} nfs4 rw 0 0\n/dev/b {here}/my\\040runs tmpfs rw 0 0\n")
+    table.write_text(
+        f"/dev/a / ext4 rw 0 0\nserver:/x {here} nfs4 rw 0 0\n/dev/b {here}/my\\040runs tmpfs rw "
+        "0 0\n"
+    )
     assert file_system_of(tmp_path, str(table)) == "nfs4"
     assert file_system_of(tmp_path / "my runs", str(table)) == "tmpfs"
 
@@ -133,7 +152,10 @@ def test_probing_the_disk_leaves_no_file(tmp_path):
 
 
 ADVICE = {
-    "fp32 where nothing is faster": ({}, "On cpu use precision='fp32': no other precision is faster"),
+    "fp32 where nothing is faster": (
+        {},
+        "On cpu use precision='fp32': no other precision is faster",
+    ),
     "no accelerator": ({}, "There is no accelerator: training runs on the CPU, with 8 threads"),
     "bf16 where it is faster": (
         {"devices": [Device("cuda:0", "x", 1, {"fp32": 100.0, "bf16": 450.0, "fp16": 500.0})]},
@@ -148,15 +170,27 @@ ADVICE = {
         {"compilation": Compilation("c++", False, 1.0, "boom")},
         "torch.compile does not work here (b",
     ),
-    "little shared memory": ({"workers": Workers("fork", 64 << 20, 4096)}, "Only 67.1 MB of shared memory is free"),
+    "little shared memory": (
+        {"workers": Workers("fork", 64 << 20, 4096)},
+        "Only 67.1 MB of shared memory is free",
+    ),
     "few files": ({"workers": Workers("fork", 8 << 30, 256)}, "Only 256 files may be open at once"),
     "slow disk": (
         {"disk": Disk("/here", "ext4", 1 << 40, 10e6, 0.1, 5e9)},
         "writing 100 M parameters takes 120 s",
     ),
-    "network disk": ({"disk": Disk("/here", "nfs4", 1 << 40, 500e6, 0.1, 5e9)}, "on a network file system (nfs4)"),
-    "full disk": ({"disk": Disk("/here", "ext4", 1 << 30, 500e6, 0.1, 5e9)}, "Only 1.07 GB is free in /here"),
-    "memory disk": ({"disk": Disk("/here", "tmpfs", 1 << 40, 500e6, 0.1, 5e9)}, "is in memory (tmpfs)"),
+    "network disk": (
+        {"disk": Disk("/here", "nfs4", 1 << 40, 500e6, 0.1, 5e9)},
+        "on a network file system (nfs4)",
+    ),
+    "full disk": (
+        {"disk": Disk("/here", "ext4", 1 << 30, 500e6, 0.1, 5e9)},
+        "Only 1.07 GB is free in /here",
+    ),
+    "memory disk": (
+        {"disk": Disk("/here", "tmpfs", 1 << 40, 500e6, 0.1, 5e9)},
+        "is in memory (tmpfs)",
+    ),
     "too many threads": (
         {"machine": Machine("3", "1", "2", "L", cpus=64, usable_cpus=2, threads=64, memory=None)},
         "set OMP_NUM_THREADS=2",

@@ -1,10 +1,11 @@
-"""`loopwright eval`: what a run's model is worth, by its own callbacks or on a data set that is named."""
+"""`loopwright eval`: what a run's model is worth, by its own callbacks or on a data set that is
+named."""
 
 from __future__ import annotations
 
 import pytest
 
-from loopwright.doors.configured import Experiment
+from loopwright.interfaces.configured import Experiment
 from loopwright.run.reading import RunView
 from tests.cli.projects import Project, Shell
 
@@ -39,7 +40,9 @@ def test_eval_takes_the_checkpoint_that_is_named(trained: Project, shell: Shell,
     assert found["metrics"]["test_loss"] == run.metrics.epochs("test_loss")[epoch - 1].value
 
 
-def test_eval_without_callbacks_is_on_every_data_set_but_the_training_data(project: Project, shell: Shell):
+def test_eval_without_callbacks_is_on_every_data_set_but_the_training_data(
+    project: Project, shell: Shell
+):
     assert shell("train", "run.yaml", "--progress", "silent") == 0
     assert list(shell.json("eval", "last", "--json")["metrics"]) == ["test_loss", "test_mse"]
 
@@ -56,11 +59,15 @@ def test_an_unknown_data_set_is_answered_with_those_that_there_are(trained: Proj
     assert "Traceback" not in shell.err
 
 
-def test_a_run_that_was_not_started_from_a_config_cannot_be_evaluated(in_gallery: object, shell: Shell):
+def test_a_run_that_was_not_started_from_a_config_cannot_be_evaluated(
+    in_gallery: object, shell: Shell
+):
     assert shell("eval", "finished") == 2
     assert "trainer.evaluate(data)" in shell.err
 
 
-def test_an_unknown_checkpoint_is_answered_with_those_that_there_are(trained: Project, shell: Shell):
+def test_an_unknown_checkpoint_is_answered_with_those_that_there_are(
+    trained: Project, shell: Shell
+):
     assert shell("eval", "last", "--checkpoint", "bset") == 2
     assert "checkpoints/update-00000006" in shell.err

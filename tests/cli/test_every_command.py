@@ -1,4 +1,5 @@
-"""Every command as a process, on a terminal and in a pipe: what it is for happens, and it ends with the right code."""
+"""Every command as a process, on a terminal and in a pipe: what it is for happens, and it ends with
+the right code."""
 
 from __future__ import annotations
 
@@ -15,8 +16,12 @@ from tests.cli.helpers import run_on_terminal
 from tests.forked import call_forked
 
 COMMANDS: dict[str, tuple[list[str], int, str]] = {
-    "init": (["init", "new", "--door", "simple"], 0, r"Wrote .*new"),
-    "train": (["train", "run.yaml", "trainer.max_epochs=1", "name=again"], 0, r"Best model: runs/again/"),
+    "init": (["init", "new", "--interface", "simple"], 0, r"Wrote .*new"),
+    "train": (
+        ["train", "run.yaml", "trainer.max_epochs=1", "name=again"],
+        0,
+        r"Best model: runs/again/",
+    ),
     "eval": (["eval", "-2"], 0, r"test_loss +\d"),
     "predict": (["predict", "-2", "--data", "test", "-o", "out.npy"], 0, r"out\.npy"),
     "config show": (["config", "show", "run.yaml"], 0, r"width: 64"),
@@ -42,7 +47,11 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "sweep": (["sweep", "run.yaml", "model.width=4,8", "--list"], 0, r"width=4"),
     "lr-find": (["lr-find", "run.yaml", "--updates", "12"], 0, r"Suggestion"),
     "batch-size-find": (["batch-size-find", "run.yaml", "--max", "4"], 0, r"Largest: 4"),
-    "tune": (["tune", "run.yaml", "--only", "fused,precision", "--seconds", "0.1"], 0, r"Current settings: 0"),
+    "tune": (
+        ["tune", "run.yaml", "--only", "fused,precision", "--seconds", "0.1"],
+        0,
+        r"Current settings: 0",
+    ),
     "scale": (["scale", "--layers", "12", "--width", "768", "--devices", "8"], 0, r"On 8 devices"),
     "doctor": (["doctor", "--quick"], 0, r"advice"),
     "completion": (["completion", "bash"], 0, r"complete"),
@@ -62,7 +71,7 @@ def run(arguments: Sequence[str], folder: Path, *, on_terminal: bool) -> tuple[i
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project that was started by `init`, with two runs."""
     folder = tmp_path_factory.mktemp("projects")
-    assert run(["init", "points", "--door", "configured"], folder, on_terminal=False)[0] == 0
+    assert run(["init", "points", "--interface", "configured"], folder, on_terminal=False)[0] == 0
     for name, width in (("first", 64), ("second", 8)):
         overrides = [
             f"name={name}",
@@ -77,13 +86,17 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_no_command_is_forgotten_here() -> None:
-    commands = next(action for action in build_parser()._actions if action.choices and action.dest != "help")
+    commands = next(
+        action for action in build_parser()._actions if action.choices and action.dest != "help"
+    )
     assert {name.split()[0] for name in COMMANDS} | SERVING == set(commands.choices or ())
 
 
 @pytest.mark.parametrize("place", ["terminal", "pipe"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_does_what_it_is_for(name: str, place: str, project: Path, tmp_path: Path) -> None:
+def test_a_command_does_what_it_is_for(
+    name: str, place: str, project: Path, tmp_path: Path
+) -> None:
     arguments, code, expected = COMMANDS[name]
     folder = shutil.copytree(project, tmp_path / "points")
     ended, written = run(arguments, folder, on_terminal=place == "terminal")

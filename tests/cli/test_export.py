@@ -57,7 +57,9 @@ def test_the_best_of_several_kept_models_is_taken(tmp_path):
     values = {"a": 0.5, "b": 0.25, "c": float("nan"), "d": 0.75}
     for update, (name, value) in enumerate(values.items(), start=1):
         meta = {"update": update, "metric": {"name": "eval_loss", "value": value}}
-        write_checkpoint(tmp_path / "kept" / name, {"models": {"model": {"w": torch.zeros(1)}}}, meta)
+        write_checkpoint(
+            tmp_path / "kept" / name, {"models": {"model": {"w": torch.zeros(1)}}}, meta
+        )
     assert pick_checkpoint(RunView(tmp_path), "best").name == "b"
 
 
@@ -70,8 +72,14 @@ def test_a_damaged_best_model_is_not_exported(gallery, tmp_path, capsys):
 
 
 MISTAKES = {
-    "an unknown checkpoint": (["--checkpoint", "update-3"], "it has: checkpoints/update-00000008, "),
-    "another suffix": (["--output", "x.pt"], "the name must end in .safetensors for --format safetensors"),
+    "an unknown checkpoint": (
+        ["--checkpoint", "update-3"],
+        "it has: checkpoints/update-00000008, ",
+    ),
+    "another suffix": (
+        ["--output", "x.pt"],
+        "the name must end in .safetensors for --format safetensors",
+    ),
     "no folder": (["--output", "nowhere/x.safetensors"], "there is no folder nowhere"),
     "no config": (
         ["--format", "onnx", "--output", "x.onnx"],
@@ -81,7 +89,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("options", "message"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_what_cannot_be_exported_is_refused(gallery, tmp_path, monkeypatch, capsys, options, message):
+def test_what_cannot_be_exported_is_refused(
+    gallery, tmp_path, monkeypatch, capsys, options, message
+):
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(gallery / "runs/finished"), *options]) == 2
     assert message in capsys.readouterr().err
@@ -107,12 +117,15 @@ def test_onnx_of_a_run_computes_what_its_model_does(configured, tmp_path, capsys
     assert "Its outputs agree with those of torch: the largest difference is " in printed
     weights = load_weights(RunView(path).checkpoints()[-1].path)
     width = weights["body.0.bias"].numel()
-    model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Identity(), nn.Linear(width, 1))  # no dropout
+    # no dropout
+    model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Identity(), nn.Linear(width, 1))
     model.load_state_dict({name.removeprefix("body."): tensor for name, tensor in weights.items()})
     inputs = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
     session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
     (output,) = session.run(None, {"x": inputs.numpy()})
-    torch.testing.assert_close(torch.as_tensor(output), model(inputs).detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.as_tensor(output), model(inputs).detach(), rtol=1e-4, atol=1e-5
+    )
     assert [file.name for file in tmp_path.iterdir()] == ["points.onnx"]
 
 
@@ -136,7 +149,8 @@ def test_a_model_for_one_size_of_batch_is_exported_for_that_size(tmp_path):
 
 
 class Named(nn.Module):
-    """Gives a dict, nested, in an order that is not that of its names, with a name that is an input's too."""
+    """Gives a dict, nested, in an order that is not that of its names, with a name that is an
+    input's too."""
 
     def __init__(self):
         super().__init__()
@@ -144,10 +158,17 @@ class Named(nn.Module):
 
     def forward(self, x):
         y = self.line(x)
-        return {"velocity": y, "parts": {"b": y.exp(), "a": [y[:, :1], y.sum(1)]}, "x": x + 1, "note": None}
+        return {
+            "velocity": y,
+            "parts": {"b": y.exp(), "a": [y[:, :1], y.sum(1)]},
+            "x": x + 1,
+            "note": None,
+        }
 
 
-@pytest.mark.parametrize("inputs", [torch.randn(4, 4), {"x": torch.randn(4, 4)}], ids=["positional", "keyword"])
+@pytest.mark.parametrize(
+    "inputs", [torch.randn(4, 4), {"x": torch.randn(4, 4)}], ids=["positional", "keyword"]
+)
 def test_outputs_that_a_model_gives_by_name_keep_their_names(tmp_path, inputs):
     model, path = Named(), tmp_path / "x.onnx"
     assert export_module(model, inputs, path).is_close
@@ -172,8 +193,12 @@ def test_a_model_that_cannot_be_exported_says_so_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_onnx_packages_the_pip_command_is_named(configured, tmp_path, monkeypatch, capsys):
+def test_without_the_onnx_packages_the_pip_command_is_named(
+    configured, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     path = find_runs(configured / "runs")[0]
-    assert main(["export", str(path), "--format", "onnx", "--output", str(tmp_path / "x.onnx")]) == 2
+    assert (
+        main(["export", str(path), "--format", "onnx", "--output", str(tmp_path / "x.onnx")]) == 2
+    )
     assert "pip install 'loopwright[onnx]'" in capsys.readouterr().err

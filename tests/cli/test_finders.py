@@ -10,7 +10,7 @@ import pytest
 from loopwright.cli import main
 from loopwright.cli.finders import parse_bytes
 from loopwright.config import load_config
-from loopwright.doors.configured.experiment import Experiment
+from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.tuning import find_learning_rate
 from tests.cli.sweep.projects import write_project
 
@@ -30,7 +30,9 @@ def test_scan_is_that_of_the_trainer_of_the_config(capsys):
     experiment = Experiment.from_config(load_config("run.yaml"), progress="silent")
     experiment.build()
     engine = experiment.trainer.engine
-    scan = find_learning_rate(engine, engine.training_data(), lowest=1e-4, highest=10, num_updates=60)
+    scan = find_learning_rate(
+        engine, engine.training_data(), lowest=1e-4, highest=10, num_updates=60
+    )
     assert found == scan.to_dict()
 
 
@@ -43,7 +45,20 @@ def test_rates_are_shown_with_a_suggestion_and_drawn(project, capsys):
 
 
 def test_without_a_suggestion_the_exit_code_is_1(capsys):
-    assert main(["lr-find", "run.yaml", "--low", "1e-12", "--high", "1e-11", "trainer.effective_batch_size=24"]) == 1
+    assert (
+        main(
+            [
+                "lr-find",
+                "run.yaml",
+                "--low",
+                "1e-12",
+                "--high",
+                "1e-11",
+                "trainer.effective_batch_size=24",
+            ]
+        )
+        == 1
+    )
     assert "The loss never fell" in capsys.readouterr().out
 
 

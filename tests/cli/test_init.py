@@ -1,4 +1,5 @@
-"""`loopwright init`: every skeleton trains as it is written, and nothing that is there is ever overwritten."""
+"""`loopwright init`: every skeleton trains as it is written, and nothing that is there is ever
+overwritten."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loopwright.cli.app import build_parser
-from loopwright.cli.init import DOORS, template_files
+from loopwright.cli.init import INTERFACES, template_files
 from tests.cli.projects import Shell
 
 SHORTER = {  # for these tests
@@ -37,25 +38,29 @@ def run_program(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runpy.run_path(str(path), run_name="__main__")
 
 
-@pytest.mark.parametrize("door", SHORTER)
-def test_the_program_of_a_skeleton_trains(door: str, folder: Path, shell: Shell, monkeypatch, capsys):
-    assert shell("init", "mine", "--door", door) == 0
+@pytest.mark.parametrize("interface", SHORTER)
+def test_the_program_of_a_skeleton_trains(
+    interface: str, folder: Path, shell: Shell, monkeypatch, capsys
+):
+    assert shell("init", "mine", "--interface", interface) == 0
     program = folder / "mine" / "train.py"
-    before, after = SHORTER[door]
+    before, after = SHORTER[interface]
     assert before in program.read_text()
     program.write_text(program.read_text().replace(before, after))
     run_program(program, monkeypatch)
     out = capsys.readouterr().out
-    if door in ("native", "simple", "lifecycle"):
+    if interface in ("native", "simple", "lifecycle"):
         accuracy = re.search(r"Accuracy on points it has not seen: ([\d.]+)%", out)
         assert float(accuracy[1]) > 75
-    elif door == "modular":
+    elif interface == "modular":
         assert "from the circle on average" in out
     else:
         assert list((folder / "mine" / "runs" / "shapes_v1" / "examples").iterdir())
 
 
-def test_the_configured_skeleton_goes_through_the_commands_of_its_readme(folder: Path, shell: Shell, monkeypatch):
+def test_the_configured_skeleton_goes_through_the_commands_of_its_readme(
+    folder: Path, shell: Shell, monkeypatch
+):
     assert shell("init", "mine") == 0
     assert "cd mine && loopwright train run.yaml" in shell.out
     monkeypatch.chdir(folder / "mine")
@@ -67,21 +72,26 @@ def test_the_configured_skeleton_goes_through_the_commands_of_its_readme(folder:
     assert "output 500 x 2" in shell.out
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_skeleton_has_a_readme_with_its_commands_and_a_gitignore(door: str, folder: Path, shell: Shell):
-    assert shell("init", "--door", door) == 0
-    assert sorted(path.name for path in folder.iterdir()) == sorted(template_files(door))
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_a_skeleton_has_a_readme_with_its_commands_and_a_gitignore(
+    interface: str, folder: Path, shell: Shell
+):
+    assert shell("init", "--interface", interface) == 0
+    assert sorted(path.name for path in folder.iterdir()) == sorted(template_files(interface))
     assert "runs/" in (folder / ".gitignore").read_text()
-    start = "loopwright train run.yaml" if door == "configured" else "python train.py"
+    start = "loopwright train run.yaml" if interface == "configured" else "python train.py"
     assert start in (folder / "README.md").read_text()
     assert start in shell.out
     assert not list(folder.rglob("__init__.py"))
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_the_commands_in_a_readme_are_accepted(door: str):
-    text = template_files(door)["README.md"].read_text()
-    commands = [shlex.split(line, comments=True) for line in re.findall(r"^    loopwright (.+)$", text, re.M)]
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_the_commands_in_a_readme_are_accepted(interface: str):
+    text = template_files(interface)["README.md"].read_text()
+    commands = [
+        shlex.split(line, comments=True)
+        for line in re.findall(r"^    loopwright (.+)$", text, re.M)
+    ]
     for command in commands:
         if command[0] != "sweep":  # a module of its own, with tests of its own
             assert build_parser().parse_args(command).run is not None
@@ -90,7 +100,7 @@ def test_the_commands_in_a_readme_are_accepted(door: str):
 
 def test_no_program_is_overwritten(folder: Path, shell: Shell):
     (folder / "train.py").write_text("mine")
-    assert shell("init", "--door", "simple") == 2
+    assert shell("init", "--interface", "simple") == 2
     assert "already has train.py" in shell.err
     assert [path.name for path in folder.iterdir()] == ["train.py"]
     assert (folder / "train.py").read_text() == "mine"
@@ -99,7 +109,7 @@ def test_no_program_is_overwritten(folder: Path, shell: Shell):
 def test_a_readme_and_a_gitignore_that_are_there_stay(folder: Path, shell: Shell):
     (folder / "README.md").write_text("mine")
     (folder / ".gitignore").write_text("mine")
-    assert shell("init", "--door", "native") == 0
+    assert shell("init", "--interface", "native") == 0
     assert (folder / "README.md").read_text() == (folder / ".gitignore").read_text() == "mine"
     assert (folder / "train.py").is_file()
 
@@ -110,15 +120,17 @@ def test_a_file_cannot_be_the_folder(folder: Path, shell: Shell):
     assert "is a file" in shell.err
 
 
-def test_a_door_that_needs_an_extra_says_how_to_get_it(folder: Path, shell: Shell, monkeypatch):
+def test_an_interface_that_needs_an_extra_says_how_to_get_it(
+    folder: Path, shell: Shell, monkeypatch
+):
     def find(name: str) -> object:
         return None if name == "PIL" else find_spec(name)
 
     monkeypatch.setattr("loopwright.cli.init.find_spec", find)
-    assert shell("init", "gan", "--door", "adversarial") == 0
+    assert shell("init", "gan", "--interface", "adversarial") == 0
     assert shell.out.splitlines()[-2:] == [
         "    pip install 'loopwright[images]'",
         "    cd gan && python train.py",
     ]
-    assert shell("init", "plain", "--door", "native") == 0
+    assert shell("init", "plain", "--interface", "native") == 0
     assert "pip install" not in shell.out

@@ -1,4 +1,5 @@
-"""Runs whose files are far larger, or nested deeper, than Loopwright writes them: named in a line, and not read."""
+"""Runs whose files are far larger, or nested deeper, than Loopwright writes them: named in a line,
+and not read."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ import loopwright
 from loopwright.run.metrics_view import MAX_NAMES
 
 SIZE = 500_000_000
-FILES = ("run.json", "config.yaml", "profile.json", "checkpoints/*/manifest.json", "kept/*/manifest.json")
+FILES = (
+    "run.json",
+    "config.yaml",
+    "profile.json",
+    "checkpoints/*/manifest.json",
+    "kept/*/manifest.json",
+)
 PEAK = 250_000  # kilobytes: reading one of the files would take twice its size
 COMMANDS = [
     ["runs", "."],
@@ -37,7 +44,8 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def folder(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runs `first`, which is sound, `large`, all of whose files are large, and `held`, whose lock is."""
+    """The runs `first`, which is sound, `large`, all of whose files are large, and `held`, whose
+    lock is."""
     folder = tmp_path_factory.mktemp("large")
     for name in ("first", "large", "held"):
         shutil.copytree(finished / "first", folder / name)
@@ -64,7 +72,8 @@ sys.exit(main())
 
 
 def call(folder: Path, *arguments: str) -> tuple[int, str, int]:
-    """A command in a process of its own: exit code, output, and the most memory that it had, in kilobytes."""
+    """A command in a process of its own: exit code, output, and the most memory that it had, in
+    kilobytes."""
     command = [sys.executable, "-c", PROGRAM, *arguments]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     peak = re.search(r"VmHWM:\s+(\d+) kB", ended.stderr)
@@ -135,7 +144,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         "texts of more than 33,554,432 bytes are not read",
     ),
     "a text": (
-        change_metrics(f"INSERT INTO media (name, kind, step, position, content) VALUES ('a', 'text', 1, 0, {TEXT})"),
+        change_metrics(
+            "INSERT INTO media (name, kind, step, position, content) VALUES ('a', 'text', 1, 0, "
+            f"{TEXT})"
+        ),
         "texts of more than 33,554,432 bytes are not read",
     ),
     "names": (

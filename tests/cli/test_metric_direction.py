@@ -1,4 +1,5 @@
-"""Reports and everything else that ranks runs and models goes by the mode that a run noted, or says that it cannot."""
+"""Reports and everything else that ranks runs and models goes by the mode that a run noted, or says
+that it cannot."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from loopwright.cli.sweep import mode_of
 from loopwright.cli.sweep.child import placed
 from loopwright.cli.sweep.search import Optuna
 from loopwright.config import Sweep, load_config
-from loopwright.doors.configured.experiment import Experiment
+from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.optim.initialize import read_weights
 from loopwright.run import RunView, update_manifest
 from loopwright.run.experiment import load_for_use
@@ -45,7 +46,9 @@ class Script(Callback):
 DATA = TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
 
 
-def run_with(folder: Path, callbacks: Sequence[Any] = (), **series: Sequence[float]) -> list[Tensor]:
+def run_with(
+    folder: Path, callbacks: Sequence[Any] = (), **series: Sequence[float]
+) -> list[Tensor]:
     """Train a run whose epochs log these values, and give the weights of each of them."""
     rows = [dict(zip(series, values, strict=True)) for values in zip(*series.values(), strict=True)]
     torch.manual_seed(0)
@@ -98,7 +101,11 @@ def test_an_explicit_mode_reaches_every_report(here, capsys):
     weights = run_with(here / "runs/one", [BestModel("foo", mode="min")], foo=[3.0, 1.0, 2.0])
     (listed,) = as_json(capsys, "runs")
     assert listed["metric"] == {"name": "foo", "value": 1.0, "epoch": 2, "mode": "min"}
-    assert as_json(capsys, "show", "runs/one")["best"]["foo"] == {"value": 1.0, "epoch": 2, "mode": "min"}
+    assert as_json(capsys, "show", "runs/one")["best"]["foo"] == {
+        "value": 1.0,
+        "epoch": 2,
+        "mode": "min",
+    }
     assert main(["runs"]) == 0
     assert "foo 1 @2" in capsys.readouterr().out
     assert main(["export", "runs/one", "--output", "one.safetensors"]) == 0
@@ -112,7 +119,9 @@ def test_an_explicit_mode_wins_over_the_name(here, capsys):
     assert as_json(capsys, "show", "runs/one")["best"]["accuracy"]["mode"] == "min"
 
 
-def test_a_metric_about_which_nobody_said_anything_is_shown_with_its_last_value(here, capsys, mistake):
+def test_a_metric_about_which_nobody_said_anything_is_shown_with_its_last_value(
+    here, capsys, mistake
+):
     run_with(here / "runs/one", foo=[3.0, 1.0, 2.0])
     (listed,) = as_json(capsys, "runs", "--metric", "foo")
     assert listed["metric"] == {"name": "foo", "value": 2.0, "epoch": 3, "mode": None}
@@ -121,10 +130,24 @@ def test_a_metric_about_which_nobody_said_anything_is_shown_with_its_last_value(
     assert "foo 2 @3 (last)" in capsys.readouterr().out
     assert main(["show", "runs/one"]) == 0
     shown = capsys.readouterr().out
-    assert next(line for line in shown.splitlines() if line.startswith("foo")).split() == ["foo", "2", "-", "-", "3"]
+    assert next(line for line in shown.splitlines() if line.startswith("foo")).split() == [
+        "foo",
+        "2",
+        "-",
+        "-",
+        "3",
+    ]
     line = next(line for line in shown.splitlines() if line.startswith("No best"))
-    mistake.said("Up or down", "`loopwright show RUN`, where nothing says whether `foo` is to fall or to rise", line)
-    assert as_json(capsys, "show", "runs/one")["metrics"]["foo"][0] == {"epoch": 1, "update": 1, "value": 3.0}
+    mistake.said(
+        "Up or down",
+        "`loopwright show RUN`, where nothing says whether `foo` is to fall or to rise",
+        line,
+    )
+    assert as_json(capsys, "show", "runs/one")["metrics"]["foo"][0] == {
+        "epoch": 1,
+        "update": 1,
+        "value": 3.0,
+    }
     assert as_json(capsys, "runs", "--metric", "foo", "--best", "min")[0]["metric"]["value"] == 1.0
 
 
@@ -137,14 +160,20 @@ def test_best_is_about_the_metric_that_is_shown_and_no_other(here, capsys):
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--where", "foo<2"], "`loopwright runs --where 'foo<2'`, and nothing says which values are better"),
+        (
+            ["--where", "foo<2"],
+            "`loopwright runs --where 'foo<2'`, and nothing says which values are better",
+        ),
         (
             ["--metric", "foo", "--sort", "metric"],
-            "`loopwright runs --metric foo --sort metric`, and nothing says which values are better",
+            "`loopwright runs --metric foo --sort metric`, and nothing says which values are "
+            "better",
         ),
     ],
 )
-def test_runs_are_not_compared_by_a_metric_about_which_nobody_said_anything(here, capsys, mistake, options, what):
+def test_runs_are_not_compared_by_a_metric_about_which_nobody_said_anything(
+    here, capsys, mistake, options, what
+):
     run_with(here / "runs/one", foo=[3.0, 1.0])
     assert main(["runs", *options]) == 2
     said = capsys.readouterr().err
@@ -158,7 +187,11 @@ def test_runs_that_note_opposite_modes_are_not_sorted_together(here, capsys, mis
     run_with(here / "runs/two", [BestModel("foo", mode="max")], foo=[3.0, 1.0])
     assert main(["runs", "--metric", "foo", "--sort", "metric"]) == 2
     said = capsys.readouterr().err
-    mistake.said("Up or down", "`loopwright runs --metric foo --sort metric` over runs with opposite modes", said)
+    mistake.said(
+        "Up or down",
+        "`loopwright runs --metric foo --sort metric` over runs with opposite modes",
+        said,
+    )
     assert "others that larger values are" in said
 
 
@@ -192,12 +225,20 @@ def test_an_evaluation_stands_for_a_run_where_there_is_one(here, series, expecte
 
 
 def test_the_data_set_of_a_callback_stands_for_a_run(here):
-    run_with(here / "run", [OfflineLoss("night", datasets={"night": DATA}, batch_size=4)], grade=[1.0])
+    run_with(
+        here / "run", [OfflineLoss("night", datasets={"night": DATA}, batch_size=4)], grade=[1.0]
+    )
     assert RunView(here / "run").main_metric == "night_loss"
 
 
 def test_a_run_of_before_modes_were_noted_goes_by_names_and_kept_models(here):
-    run_with(here / "run", [BestModel("foo", mode="min")], foo=[3.0, 1.0], rmse=[2.0, 1.0], bar=[1.0, 2.0])
+    run_with(
+        here / "run",
+        [BestModel("foo", mode="min")],
+        foo=[3.0, 1.0],
+        rmse=[2.0, 1.0],
+        bar=[1.0, 2.0],
+    )
     forget_modes(here / "run")
     run = RunView(here / "run")
     assert (run.mode_of("foo"), run.mode_of("rmse"), run.mode_of("bar")) == ("min", "min", None)
@@ -220,12 +261,16 @@ def test_a_sweep_asks_which_way_before_it_starts(project, capsys, mistake):
 
 def test_a_sweep_goes_by_the_mode_of_a_callback_then_by_the_name(project):
     (project / "run.yaml").write_text(
-        (project / "run.yaml").read_text() + "    - {kind: EarlyStopping, metric: test_foo, mode: min}\n"
+        (project / "run.yaml").read_text()
+        + "    - {kind: EarlyStopping, metric: test_foo, mode: min}\n"
     )
     config = load_config("run.yaml", [])
     assert mode_of("test_foo", None, config) == "min"
     assert mode_of("test_foo", "maximize", config) == "max"
-    assert (mode_of("test_rmse", None, config), mode_of("test_accuracy", None, config)) == ("min", "max")
+    assert (mode_of("test_rmse", None, config), mode_of("test_accuracy", None, config)) == (
+        "min",
+        "max",
+    )
 
 
 NAMED = """
@@ -243,14 +288,27 @@ def test_a_sweep_does_not_go_by_a_name_where_its_runs_know_better(project, capsy
     overrides = ["trainer.kind=cli_project.Named", "model.width=4"]
     config = placed(load_config("run.yaml", overrides), "runs/points/sweep/width=4")
     Experiment.from_config(config, progress="silent").train()
-    command = ["sweep", "run.yaml", overrides[0], "++sweep={model.width: [4]}", "--metric", "test_score"]
+    command = [
+        "sweep",
+        "run.yaml",
+        overrides[0],
+        "++sweep={model.width: [4]}",
+        "--metric",
+        "test_score",
+    ]
     assert main(command) == 2
     said = capsys.readouterr().err
-    mistake.said("Up or down", "`loopwright sweep ... --metric test_score`, where `score` is one of the losses", said)
+    mistake.said(
+        "Up or down",
+        "`loopwright sweep ... --metric test_score`, where `score` is one of the losses",
+        said,
+    )
     assert "smaller values of 'test_score' are better" in said
     assert main([*command, "--direction", "minimize", "--json"]) == 0
     measured = RunView("runs/points/sweep/width=4").metrics
-    values = [point.value for point in (*measured.steps("test_score"), *measured.epochs("test_score"))]
+    values = [
+        point.value for point in (*measured.steps("test_score"), *measured.epochs("test_score"))
+    ]
     assert json.loads(capsys.readouterr().out)["best"]["value"] == min(values) < max(values)
 
 

@@ -28,12 +28,18 @@ MISTYPED = {
         ["checkpoint", "lsit"],
         "`checkpoint` has no command 'lsit'. Did you mean `loopwright checkpoint list`?",
     ),
-    "`loopwright show --jsn`": (["show", "--jsn"], "`show` has no option --jsn. Did you mean --json?"),
+    "`loopwright show --jsn`": (
+        ["show", "--jsn"],
+        "`show` has no option --jsn. Did you mean --json?",
+    ),
     "`loopwright train --accept_changes`": (
         ["train", "run.yaml", "--accept_changes"],
         "`train` has no option --accept_changes. Did you mean --accept-changes?",
     ),
-    "`loopwright show --ROOT runs`": (["show", "--ROOT", "runs"], "`show` has no option --ROOT. Did you mean --root?"),
+    "`loopwright show --ROOT runs`": (
+        ["show", "--ROOT", "runs"],
+        "`show` has no option --ROOT. Did you mean --root?",
+    ),
     "`loopwright eval --ckpt_path best`": (
         ["eval", "--ckpt_path", "best"],
         "`eval` has no option --ckpt_path. Did you mean --checkpoint?",
@@ -56,14 +62,20 @@ MISTYPED = {
     ),
     "`loopwright predict` without `--data`": (
         ["predict"],
-        "the following arguments are required: --data, -o/--output\nusage: loopwright predict [RUN] --data KEY",
+        "the following arguments are required: --data, -o/--output\nusage: loopwright predict "
+        "[RUN] --data KEY",
     ),
-    "`loopwright plot --smooth much`": (["plot", "--smooth", "much"], "argument --smooth: invalid int value: 'much'"),
+    "`loopwright plot --smooth much`": (
+        ["plot", "--smooth", "much"],
+        "argument --smooth: invalid int value: 'much'",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", MISTYPED)
-def test_what_is_mistyped_is_answered_with_what_was_meant(what: str, capsys: Any, mistake: Any) -> None:
+def test_what_is_mistyped_is_answered_with_what_was_meant(
+    what: str, capsys: Any, mistake: Any
+) -> None:
     arguments, message = MISTYPED[what]
     with pytest.raises(SystemExit) as left:
         main(arguments)
@@ -81,7 +93,9 @@ def test_every_synonym_leads_to_a_command() -> None:
     assert {words.split()[0] for words in SYNONYMS.values()} <= {*commands, "--version"}
 
 
-@pytest.mark.parametrize("words", [["help", "show"], ["show", "--help"], ["show", "-h"], ["show", "x", "-h"]])
+@pytest.mark.parametrize(
+    "words", [["help", "show"], ["show", "--help"], ["show", "-h"], ["show", "x", "-h"]]
+)
 def test_help_can_be_asked_for_in_several_ways(words: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as left:
         main(words)

@@ -17,14 +17,31 @@ from tests.cli.helpers import run_on_terminal
 
 def test_picture_of_several_runs_is_a_png(in_gallery, tmp_path, capsys):
     out = tmp_path / "curves.png"
-    assert main(["plot", "finished", "stopped", "--metric", "loss", "--metric", "eval_loss", "--output", str(out)]) == 0
+    assert (
+        main(
+            [
+                "plot",
+                "finished",
+                "stopped",
+                "--metric",
+                "loss",
+                "--metric",
+                "eval_loss",
+                "--output",
+                str(out),
+            ]
+        )
+        == 0
+    )
     assert out.read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out == f"loss, eval_loss of 2 runs: {out}\n"
 
 
 def test_svg_names_every_run(in_gallery, tmp_path):
     out = tmp_path / "curves.svg"
-    assert main(["plot", "finished", "twin", "--metric", "loss", "--log", "--output", str(out)]) == 0
+    assert (
+        main(["plot", "finished", "twin", "--metric", "loss", "--log", "--output", str(out)]) == 0
+    )
     drawn = out.read_text()
     assert drawn.lstrip().startswith("<?xml")
     assert all(f"<!-- {text} -->" in drawn for text in ("loss", "epoch"))
@@ -44,7 +61,11 @@ def test_values_are_those_of_the_epochs_unless_steps_are_asked_for(in_gallery):
     (updates,) = collect([run], ["loss"], "updates", 1, "runs")
     assert epochs.values == tuple(point.value for point in run.metrics.epochs("loss"))
     assert steps.values == tuple(point.value for point in run.metrics.steps("loss"))
-    assert (epochs.places, steps.places, updates.places) == ((1, 2, 3), tuple(range(1, 13)), tuple(range(1, 13)))
+    assert (epochs.places, steps.places, updates.places) == (
+        (1, 2, 3),
+        tuple(range(1, 13)),
+        tuple(range(1, 13)),
+    )
 
 
 def test_a_metric_of_epochs_can_be_drawn_over_updates(in_gallery):
@@ -88,8 +109,13 @@ def test_a_straight_line_is_drawn_straight():
 
 def test_values_that_are_not_finite_are_counted_and_not_drawn():
     values = (1.0, float("nan"), float("inf"), 2.0)
-    assert plain([Curve("r", "x", "steps", (1, 2, 3, 4), values)])[-1] == "  * r: 2 (2 not drawn: not finite)"
-    with pytest.raises(ConfigurationError, match="No value of x can be drawn: none is finite and above 0"):
+    assert (
+        plain([Curve("r", "x", "steps", (1, 2, 3, 4), values)])[-1]
+        == "  * r: 2 (2 not drawn: not finite)"
+    )
+    with pytest.raises(
+        ConfigurationError, match="No value of x can be drawn: none is finite and above 0"
+    ):
         plain([Curve("r", "x", "steps", (1, 2), (0.0, -1.0))], is_log=True)
 
 
@@ -105,7 +131,10 @@ def test_without_names_the_losses_of_the_last_run_share_a_picture(in_gallery, tm
     assert capsys.readouterr().out == f"loss, eval_loss of killed: {out}\n"
     drawn = out.read_text()
     assert drawn.count('id="axes_') == 1
-    assert all(re.search(rf"<!-- {text}( .*)? -->", drawn) for text in ("loss", "eval_loss", "killed", "update"))
+    assert all(
+        re.search(rf"<!-- {text}( .*)? -->", drawn)
+        for text in ("loss", "eval_loss", "killed", "update")
+    )
     assert main(["plot", "finished", "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)) == ["loss", "eval_loss"]
 
@@ -120,7 +149,9 @@ def test_of_one_epoch_the_steps_are_drawn_and_evaluations_beside_them(in_gallery
 def test_several_curves_have_marks_in_a_pipe_and_lines_in_colours_on_a_terminal(in_gallery, capsys):
     assert main(["plot", "finished", "--text"]) == 0
     assert capsys.readouterr().out.isascii()
-    code, shown = run_on_terminal("plot", "finished", "--text", columns=80, group=(), folder=in_gallery)
+    code, shown = run_on_terminal(
+        "plot", "finished", "--text", columns=80, group=(), folder=in_gallery
+    )
     assert code == 0
     assert re.search("[\u2801-\u28ff]", shown)
     assert "\x1b[36m" in shown
@@ -131,7 +162,9 @@ def test_a_run_without_metrics_has_nothing_to_draw(tmp_path, monkeypatch, capsys
     (tmp_path / "runs/new").mkdir(parents=True)
     RunManifest.collect(name="new").changed(state="finished").write(tmp_path / "runs/new/run.json")
     assert main(["plot"]) == 2
-    assert "There is nothing to draw yet: new has not logged any metrics." in capsys.readouterr().err
+    assert (
+        "There is nothing to draw yet: new has not logged any metrics." in capsys.readouterr().err
+    )
 
 
 MISTAKES = {
@@ -143,8 +176,14 @@ MISTAKES = {
         ["finished", "--metric", "loss", "--output", "x.gif"],
         "the name of a picture ends in .png, .svg, .pdf",
     ),
-    "nothing to average": (["finished", "--metric", "loss", "--smooth", "0"], "--smooth 0: use 1 or more"),
-    "no steps": (["finished", "--metric", "eval_loss", "--by", "steps"], "no metric 'eval_loss' per step"),
+    "nothing to average": (
+        ["finished", "--metric", "loss", "--smooth", "0"],
+        "--smooth 0: use 1 or more",
+    ),
+    "no steps": (
+        ["finished", "--metric", "eval_loss", "--by", "steps"],
+        "no metric 'eval_loss' per step",
+    ),
 }
 
 
@@ -154,7 +193,9 @@ def test_what_cannot_be_drawn_is_refused(in_gallery, capsys, arguments, message)
     assert message in capsys.readouterr().err
 
 
-def test_without_matplotlib_the_pip_command_is_named_and_text_is_drawn(in_gallery, tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_the_pip_command_is_named_and_text_is_drawn(
+    in_gallery, tmp_path, monkeypatch, capsys
+):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

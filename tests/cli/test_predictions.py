@@ -1,4 +1,5 @@
-"""`loopwright predict`: outputs for every sample, in its order, in the format that the name of the file says."""
+"""`loopwright predict`: outputs for every sample, in its order, in the format that the name of the
+file says."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from loopwright.cli.predictions import joined, write_predictions
-from loopwright.doors.configured import Experiment
 from loopwright.errors import ConfigurationError
+from loopwright.interfaces.configured import Experiment
 from tests.cli.helpers import run_on_terminal
 from tests.cli.projects import CONFIG, Project, Shell
 
@@ -27,7 +28,11 @@ def read(path: Path) -> torch.Tensor:
         return load_file(path)["output"]
     if path.suffix == ".npz":
         return torch.from_numpy(np.load(path)["output"])
-    return torch.from_numpy(np.load(path)) if path.suffix == ".npy" else torch.tensor(json.loads(path.read_text()))
+    return (
+        torch.from_numpy(np.load(path))
+        if path.suffix == ".npy"
+        else torch.tensor(json.loads(path.read_text()))
+    )
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npy", ".npz", ".json"])
@@ -40,7 +45,9 @@ def test_every_format_holds_the_outputs_of_all_samples(
     assert f"output 10 x 1, written to {file}" in shell.out
 
 
-def test_a_file_that_is_there_is_replaced_only_by_force(trained: Project, shell: Shell, tmp_path: Path):
+def test_a_file_that_is_there_is_replaced_only_by_force(
+    trained: Project, shell: Shell, tmp_path: Path
+):
     file = tmp_path / "out.npy"
     file.write_text("mine")
     assert shell("predict", "last", "--data", "test", "-o", file) == 2
@@ -80,11 +87,15 @@ def test_outputs_of_different_sizes_are_a_list_that_only_json_takes(tmp_path: Pa
     with pytest.raises(ConfigurationError, match=r"Use \.json"):
         write_predictions(tmp_path / "out.npy", outputs)
     write_predictions(tmp_path / "out.json", outputs)
-    assert [len(row) for batch in json.loads((tmp_path / "out.json").read_text()) for row in batch] == [3, 3, 4, 4]
+    assert [
+        len(row) for batch in json.loads((tmp_path / "out.json").read_text()) for row in batch
+    ] == [3, 3, 4, 4]
 
 
 def test_numbers_that_are_not_finite_are_text_in_json(tmp_path: Path):
-    write_predictions(tmp_path / "out.json", joined([torch.tensor([1.0, float("nan"), float("inf")])]))
+    write_predictions(
+        tmp_path / "out.json", joined([torch.tensor([1.0, float("nan"), float("inf")])])
+    )
     assert json.loads((tmp_path / "out.json").read_text()) == [1.0, "nan", "inf"]
 
 
@@ -93,7 +104,9 @@ def test_an_empty_data_set_is_nothing_to_write(tmp_path: Path):
         write_predictions(tmp_path / "out.json", joined([]))
 
 
-def test_on_a_terminal_the_batches_are_counted(trained: Project, tmp_path: Path, expected: torch.Tensor):
+def test_on_a_terminal_the_batches_are_counted(
+    trained: Project, tmp_path: Path, expected: torch.Tensor
+):
     file = tmp_path / "out.npy"
     code, shown = run_on_terminal("last", "--data", "test", "-o", file, group=("predict",))
     assert code == 0, shown

@@ -32,7 +32,9 @@ def ask(run: Path, sql: str, capsys: pytest.CaptureFixture[str], *options: str) 
 def test_rows_are_a_table_json_or_csv(run, capsys):
     sql = "SELECT step, value FROM metrics WHERE name = 'loss' ORDER BY step LIMIT 2"
     points = MetricsView(run / "metrics.sqlite").steps("loss")[:2]
-    assert json.loads(ask(run, sql, capsys, "--json")) == [{"step": p.at, "value": p.value} for p in points]
+    assert json.loads(ask(run, sql, capsys, "--json")) == [
+        {"step": p.at, "value": p.value} for p in points
+    ]
     rows = list(csv.reader(io.StringIO(ask(run, sql, capsys, "--csv"))))
     assert rows == [["step", "value"], *([str(p.at), repr(p.value)] for p in points)]
     table = ask(run, sql, capsys).splitlines()
@@ -47,8 +49,23 @@ def test_nan_is_null(run, capsys):
 
 
 def test_each_view_can_be_asked(run, capsys):
-    for view in ("metrics", "epochs", "events", "media", "log_lines", "clock", "summaries", "names", "step_metrics"):
-        assert json.loads(ask(run, f"SELECT count(*) AS number FROM {view}", capsys, "--json"))[0]["number"] > 0
+    for view in (
+        "metrics",
+        "epochs",
+        "events",
+        "media",
+        "log_lines",
+        "clock",
+        "summaries",
+        "names",
+        "step_metrics",
+    ):
+        assert (
+            json.loads(ask(run, f"SELECT count(*) AS number FROM {view}", capsys, "--json"))[0][
+                "number"
+            ]
+            > 0
+        )
 
 
 @pytest.mark.parametrize("given", [[], [""], [" "]])
@@ -62,10 +79,15 @@ def test_without_a_query_the_views_are_listed(run, capsys, given):
 def test_wrong_sql_is_answered_with_the_views_and_their_columns(run, mistake):
     view = MetricsView(run / "metrics.sqlite")
     with mistake(
-        "Arguments", "`loopwright query` with an unknown column", ConfigurationError, match="no such column: valu"
+        "Arguments",
+        "`loopwright query` with an unknown column",
+        ConfigurationError,
+        match="no such column: valu",
     ):
         view.query("SELECT valu FROM metrics")
-    with pytest.raises(ConfigurationError, match=r"no such table: steps.*\n  metrics\(name, step, update, epoch"):
+    with pytest.raises(
+        ConfigurationError, match=r"no such table: steps.*\n  metrics\(name, step, update, epoch"
+    ):
         view.query("SELECT * FROM steps")
     with pytest.raises(ConfigurationError, match="syntax error"):
         view.query("SELEC")
@@ -95,16 +117,25 @@ def test_nothing_can_be_written_or_opened(run, tmp_path, monkeypatch, sql):
     monkeypatch.chdir(tmp_path)
     path = Path(shutil.copy(run / "metrics.sqlite", tmp_path / "metrics.sqlite"))
     before = path.read_bytes()
-    with pytest.raises(ConfigurationError, match=r"A query can only read: write one SELECT|no such function"):
+    with pytest.raises(
+        ConfigurationError, match=r"A query can only read: write one SELECT|no such function"
+    ):
         MetricsView(path).query(sql)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.sqlite"]
 
 
 def test_a_query_that_writes_is_refused_with_what_to_do(run, mistake):
-    with mistake("Arguments", "`loopwright query` with an INSERT", ConfigurationError, match="A query can only read"):
+    with mistake(
+        "Arguments",
+        "`loopwright query` with an INSERT",
+        ConfigurationError,
+        match="A query can only read",
+    ):
         MetricsView(run / "metrics.sqlite").query(WRITING[0])
-    with pytest.raises(ConfigurationError, match="A query can only read: write one SELECT statement"):
+    with pytest.raises(
+        ConfigurationError, match="A query can only read: write one SELECT statement"
+    ):
         MetricsView(run / "metrics.sqlite").query("SELECT 1; DROP TABLE names")
 
 
@@ -122,13 +153,22 @@ def test_views_of_the_file_are_not_ours(tmp_path):
     store = MetricsStore(tmp_path / "metrics.sqlite")
     store.add_steps(rows_of([(1, 1, "loss", 1.0)]))
     store.flush()
-    store._open().connection.executescript("DROP VIEW metrics; CREATE VIEW metrics AS SELECT 'forged' AS name")
+    store._open().connection.executescript(
+        "DROP VIEW metrics; CREATE VIEW metrics AS SELECT 'forged' AS name"
+    )
     store.close()
     assert MetricsView(store.path).query("SELECT name FROM metrics").rows == [("loss",)]
 
 
 def test_a_run_of_the_first_edition_is_asked_by_the_same_views(capsys):
-    rows = json.loads(ask(STORED, "SELECT name, step, value, wall FROM metrics WHERE name = 'loss'", capsys, "--json"))
+    rows = json.loads(
+        ask(
+            STORED,
+            "SELECT name, step, value, wall FROM metrics WHERE name = 'loss'",
+            capsys,
+            "--json",
+        )
+    )
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     assert {row["wall"] for row in rows} == {None}
 
@@ -137,7 +177,10 @@ def test_a_long_answer_says_how_many_rows_are_left_out(run, capsys):
     assert main(["query", str(run), "SELECT * FROM metrics"]) == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 1001
-    assert printed.err == "and 500 more rows: --csv and --json print all of them; LIMIT in the query returns fewer\n"
+    assert (
+        printed.err == "and 500 more rows: --csv and --json print all of them; LIMIT in the query "
+        "returns fewer\n"
+    )
 
 
 def test_a_damaged_file_is_an_error_and_no_traceback(tmp_path, capsys):

@@ -44,7 +44,10 @@ def commands() -> list[Parser]:
 
 def command_table() -> str:
     lines = ["| command | what it does |", "|---|---|"]
-    lines += [f"| [`{parser.prog}`](#{anchor(parser)}) | {cell(first_sentence(parser))} |" for parser in commands()]
+    lines += [
+        f"| [`{parser.prog}`](#{anchor(parser)}) | {cell(first_sentence(parser))} |"
+        for parser in commands()
+    ]
     return "\n".join(lines)
 
 
@@ -56,7 +59,11 @@ def anchor(parser: Parser) -> str:
 
 
 def headings() -> set[str]:
-    lines = [line.lstrip("# ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    lines = [
+        line.lstrip("# ")
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("#")
+    ]
     return {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in lines}
 
 
@@ -69,10 +76,18 @@ def reference() -> str:
     """Every command with its usage and its options; what is common to all stands once."""
     parts = ["Every command has `-h` or `--help`, and `--debug` to show the traceback of an error."]
     for parser in commands():
-        lines = [f"### {parser.prog}", "", first_sentence(parser) + ".", "", f"`{short_usage(parser)}`"]
+        lines = [
+            f"### {parser.prog}",
+            "",
+            first_sentence(parser) + ".",
+            "",
+            f"`{short_usage(parser)}`",
+        ]
         rows = [f"| `{names}` | {cell(what)} |" for names, what in arguments(parser)]
         parts.append(
-            "\n".join([*lines, "", "| argument | meaning |", "|---|---|", *rows]) if rows else "\n".join(lines)
+            "\n".join([*lines, "", "| argument | meaning |", "|---|---|", *rows])
+            if rows
+            else "\n".join(lines)
         )
     return "\n\n".join(parts)
 
@@ -81,7 +96,11 @@ def arguments(parser: Parser) -> Iterator[tuple[str, str]]:
     for action in parser._actions:
         if action.option_strings and action.option_strings[-1] in COMMON:
             continue
-        value = "" if action.nargs == 0 else "|".join(map(str, action.choices or ())) or str(action.metavar)
+        value = (
+            ""
+            if action.nargs == 0
+            else "|".join(map(str, action.choices or ())) or str(action.metavar)
+        )
         names = ", ".join(action.option_strings)
         yield f"{names} {value}".strip() if names else value, str(action.help) % vars(action)
 
@@ -102,7 +121,9 @@ def with_tables(text: str) -> str:
     for name, table in BLOCKS.items():
         start = f"<!-- {name}: python -m tests.cli.test_reference -->"
         before, rest = text.split(start)
-        text = f"{before}{start}\n\n{table()}\n\n<!-- /{name} -->{rest.split(f'<!-- /{name} -->')[1]}"
+        text = (
+            f"{before}{start}\n\n{table()}\n\n<!-- /{name} -->{rest.split(f'<!-- /{name} -->')[1]}"
+        )
     return text
 
 
@@ -121,7 +142,9 @@ def test_every_link_within_the_page_has_its_heading() -> None:
 
 def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = [(parser.prog, line) for parser in parsers() for line in parser.format_help().splitlines()]
+    lines = [
+        (parser.prog, line) for parser in parsers() for line in parser.format_help().splitlines()
+    ]
     assert len(lines) > 500
     assert [(prog, line) for prog, line in lines if len(line) > 80] == []
 
@@ -131,7 +154,9 @@ def test_paragraphs_of_help_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("COLUMNS", "40")
     for parser in parsers():
         lines = parser.format_help().splitlines()
-        assert [line for line in lines if len(line) > 40 and not line.startswith((" ", "usage:"))] == []
+        assert [
+            line for line in lines if len(line) > 40 and not line.startswith((" ", "usage:"))
+        ] == []
 
 
 def test_help_has_examples_that_can_be_parsed() -> None:
@@ -148,7 +173,11 @@ def test_help_has_examples_that_can_be_parsed() -> None:
 def test_every_argument_is_explained_in_plain_lower_case() -> None:
     actions = [(parser.prog, action) for parser in commands() for action in parser._actions]
     helps = [(prog, action.dest, str(action.help or "")) for prog, action in actions]
-    assert [entry for entry in helps if not entry[2] or entry[2].endswith(".") or entry[2].startswith("(")] == []
+    assert [
+        entry
+        for entry in helps
+        if not entry[2] or entry[2].endswith(".") or entry[2].startswith("(")
+    ] == []
 
 
 def test_commands_are_described_by_one_sentence_that_begins_with_a_verb() -> None:
@@ -164,22 +193,34 @@ def test_commands_are_described_by_one_sentence_that_begins_with_a_verb() -> Non
 def test_exit_codes_are_listed_once_in_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     top, *others = (parser.format_help() for parser in parsers())
-    listed = [int(code) for code in re.findall(r"^  (\d+) ", top.split("exit codes:")[1], flags=re.M)]
+    listed = [
+        int(code) for code in re.findall(r"^  (\d+) ", top.split("exit codes:")[1], flags=re.M)
+    ]
     assert listed == list(EXIT_CODES)
     assert [text for text in others if "exit codes:" in text] == []
 
 
 def test_commands_return_only_codes_that_are_listed() -> None:
-    """Every number that a command returns or exits with is a constant of exits.py, and every constant is listed."""
-    constants = {name: value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
+    """Every number that a command returns or exits with is a constant of exits.py, and every
+    constant is listed."""
+    constants = {
+        name: value
+        for name, value in vars(exits).items()
+        if name.isupper() and isinstance(value, int)
+    }
     assert sorted(constants.values()) == sorted(EXIT_CODES)
     for file in SOURCE.rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         functions = [
-            node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.endswith("_command")
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and node.name.endswith("_command")
         ]
         returned = [
-            n.value for function in functions for n in ast.walk(function) if isinstance(n, ast.Return) and n.value
+            n.value
+            for function in functions
+            for n in ast.walk(function)
+            if isinstance(n, ast.Return) and n.value
         ]
         numbers = [
             n.lineno
@@ -196,7 +237,9 @@ def test_exit_code_1_is_explained_by_each_command_that_returns_it() -> None:
         for file in SOURCE.rglob("*.py")
         if re.search(r"return .*\bFOUND\b", file.read_text())
     }
-    explained = {parser.prog.split()[1] for parser in commands() if "Exit code 1:" in str(parser.description)}
+    explained = {
+        parser.prog.split()[1] for parser in commands() if "Exit code 1:" in str(parser.description)
+    }
     modules = {"lr-find": "finders", "batch-size-find": "finders"}
     assert {modules.get(name, name) for name in explained} == returning
 

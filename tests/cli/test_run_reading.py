@@ -1,4 +1,5 @@
-"""Runs seen from outside: their state, progress and metrics, while others write and when files are damaged."""
+"""Runs seen from outside: their state, progress and metrics, while others write and when files are
+damaged."""
 
 from __future__ import annotations
 
@@ -64,12 +65,23 @@ def test_looking_at_a_run_of_this_process_does_not_give_its_lock_away(tmp_path):
         def on_epoch_end(self, trainer: Trainer, metrics) -> None:
             seen.append(RunView(trainer.run.directory.path).state)
             command = [sys.executable, "-c", ASK, str(trainer.run.directory.path / ".lock")]
-            seen.append(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
+            seen.append(
+                subprocess.run(
+                    command, capture_output=True, text=True, check=True, timeout=300
+                ).stdout
+            )
 
     data = TensorDataset(torch.zeros(8, 1), torch.zeros(8, 1))
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
-    trainer = Trainer(model, optimizer, nn.MSELoss(), run_dir=tmp_path / "run", callbacks=[Look()], progress="silent")
+    trainer = Trainer(
+        model,
+        optimizer,
+        nn.MSELoss(),
+        run_dir=tmp_path / "run",
+        callbacks=[Look()],
+        progress="silent",
+    )
     trainer.train(data, 1)
     assert seen == ["running", "True\n"]
 
@@ -103,7 +115,9 @@ def test_progress_of_a_finished_run_is_what_it_noted(gallery):
 
 def test_progress_of_a_resumed_run_is_not_what_an_earlier_process_noted(tmp_path):
     train_run(tmp_path / "run", how="failed")
-    update_manifest(tmp_path / "run/run.json", state="running", progress={"epoch": 90, "update": 900})
+    update_manifest(
+        tmp_path / "run/run.json", state="running", progress={"epoch": 90, "update": 900}
+    )
     assert RunView(tmp_path / "run").progress.update == 8
 
 
@@ -139,7 +153,9 @@ def test_what_is_better_is_what_callbacks_take_for_better(gallery, name):
 def test_values_are_read_bit_for_bit(tmp_path):
     store = MetricsStore(tmp_path / "metrics.sqlite")
     written = [0.1, float("nan"), -0.0, 0.0, float("inf"), 5e-324]
-    store.add_steps(rows_of([(step, step, "x", value) for step, value in enumerate(written, start=1)]))
+    store.add_steps(
+        rows_of([(step, step, "x", value) for step, value in enumerate(written, start=1)])
+    )
     store.flush()
     read = [point.value for point in MetricsView(tmp_path / "metrics.sqlite").steps("x")]
     assert [value.hex() for value in read] == [value.hex() for value in written]
@@ -187,7 +203,12 @@ def test_a_run_in_a_folder_that_cannot_be_written_is_read(gallery, tmp_path):
 
 def test_a_run_before_its_first_metric_has_none(tmp_path):
     run = RunView(unfinished(tmp_path / "run"))
-    assert (run.best, run.main_metric, run.metrics.names(), run.metrics.last_step()) == ({}, None, [], None)
+    assert (run.best, run.main_metric, run.metrics.names(), run.metrics.last_step()) == (
+        {},
+        None,
+        [],
+        None,
+    )
 
 
 DAMAGE = {
@@ -217,7 +238,10 @@ def test_damaged_metrics_are_a_problem_of_the_run(gallery, tmp_path):
 
 def test_a_view_in_place_of_a_table_is_not_asked(tmp_path):
     connection = sqlite3.connect(tmp_path / "metrics.sqlite")
-    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS step, i AS name FROM n"
+    endless = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS step, i "
+        "AS name FROM n"
+    )
     connection.execute(f"CREATE VIEW step_metrics AS {endless}")
     connection.execute("CREATE TABLE epoch_metrics (epoch)")
     connection.close()

@@ -39,7 +39,9 @@ def test_table_has_a_row_for_each_run_with_state_progress_and_best_metric(in_gal
     table = {row.split()[0]: row for row in rows}
     best = RunView("runs/finished").best["eval_loss"]
     assert set(table) == ALL
-    assert f" finished     3 of 3 epochs, 100%  eval_loss {best.value:.6g} @3  " in table["finished"]
+    assert (
+        f" finished     3 of 3 epochs, 100%  eval_loss {best.value:.6g} @3  " in table["finished"]
+    )
     assert "crashed      1 of 3 epochs, 67%" in table["killed"]
 
 
@@ -68,18 +70,25 @@ def test_metrics_are_filtered_by_their_best_value(runs):
 
 
 def test_best_first_when_sorted_by_metric(runs):
-    values = [RunView(Path("runs") / name).best["loss"].value for name in runs("--sort", "metric", "--metric", "loss")]
+    values = [
+        RunView(Path("runs") / name).best["loss"].value
+        for name in runs("--sort", "metric", "--metric", "loss")
+    ]
     assert values == sorted(values)
 
 
 def test_what_is_better_may_be_said(in_gallery, capsys):
     assert main(["runs", "--metric", "loss", "--best", "max", "--json"]) == 0
-    row = next(row for row in json.loads(capsys.readouterr().out) if row["path"].endswith("/finished"))
+    row = next(
+        row for row in json.loads(capsys.readouterr().out) if row["path"].endswith("/finished")
+    )
     values = [point.value for point in RunView("runs/finished").metrics.epochs("loss")]
     assert row["metric"] == {"name": "loss", "value": max(values), "epoch": 1, "mode": "max"}
 
 
-@pytest.mark.parametrize(("order", "first"), [("name", "failed"), ("state", "killed"), ("progress", "deep/twin")])
+@pytest.mark.parametrize(
+    ("order", "first"), [("name", "failed"), ("state", "killed"), ("progress", "deep/twin")]
+)
 def test_other_orders(runs, order, first):
     assert runs("--sort", order, "--limit", "1") == [first]
 
@@ -126,8 +135,16 @@ def test_a_damaged_run_is_listed_with_its_problem_and_so_are_the_others(gallery,
 
 def test_text_of_a_run_cannot_control_the_terminal(tmp_path, capsys):
     (tmp_path / "run").mkdir()
-    hostile = {"id": "\x1b[2J", "name": "\x1b[31mred", "state": "finished", "tags": ["\x1b]0;t\x07"], "created": "?"}
-    (tmp_path / "run/run.json").write_text(json.dumps({**hostile, "command": ["\x1b[2J"], "other": "\x1b[1m"}))
+    hostile = {
+        "id": "\x1b[2J",
+        "name": "\x1b[31mred",
+        "state": "finished",
+        "tags": ["\x1b]0;t\x07"],
+        "created": "?",
+    }
+    (tmp_path / "run/run.json").write_text(
+        json.dumps({**hostile, "command": ["\x1b[2J"], "other": "\x1b[1m"})
+    )
     for command in (["runs", str(tmp_path)], ["show", str(tmp_path / "run"), "--all"]):
         assert main(command) == 0
         assert "\x1b" not in capsys.readouterr().out
@@ -136,20 +153,26 @@ def test_text_of_a_run_cannot_control_the_terminal(tmp_path, capsys):
 def test_no_folder_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["runs", "nowhere"]) == 2
-    assert "There is no folder nowhere: name the folder that has the runs" in capsys.readouterr().err
+    assert (
+        "There is no folder nowhere: name the folder that has the runs" in capsys.readouterr().err
+    )
 
 
 def test_an_empty_folder_is_none(tmp_path, capsys):
     assert main(["runs", str(tmp_path)]) == 0
     assert capsys.readouterr().out == (
-        f"There are no runs in {tmp_path}/ yet. Runs are recorded by Trainer(..., run_dir='runs/first') and by "
-        "`loopwright train run.yaml`. To look in another folder, use `loopwright runs DIR`.\n"
+        f"There are no runs in {tmp_path}/ yet. Runs are recorded by Trainer(..., "
+        "run_dir='runs/first') and by `loopwright train run.yaml`. To look in another folder, "
+        "use `loopwright runs DIR`.\n"
     )
 
 
 MISTAKES = {
     "an unknown state": (["--state", "done"], "--state done: a run is one of running, crashed"),
-    "a condition without a number": (["--where", "loss<low"], "write a metric, one of < > <= >=, and a number"),
+    "a condition without a number": (
+        ["--where", "loss<low"],
+        "write a metric, one of < > <= >=, and a number",
+    ),
     "a condition without a comparison": (["--where", "loss"], "write a metric"),
 }
 
@@ -198,7 +221,9 @@ def test_a_run_is_found_by(in_gallery, text):
 def test_a_run_is_found_by_its_id_and_the_beginning_of_it(in_gallery):
     run = RunView("runs/stopped")
     others = [RunView(Path("runs") / name).id for name in ALL - {"stopped"}]
-    length = next(n for n in range(1, 30) if not any(other.startswith(run.id[:n]) for other in others))
+    length = next(
+        n for n in range(1, 30) if not any(other.startswith(run.id[:n]) for other in others)
+    )
     assert find_run(run.id).path == run.path
     assert find_run(run.id[:length]).path == run.path
 
@@ -232,7 +257,8 @@ def test_a_run_that_is_not_found_is_answered_with_candidates(in_gallery, text, m
 def test_without_any_runs_the_error_says_where_was_looked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        ConfigurationError, match=r"There is no run 'x'\. There are no runs in runs/ \(there is no such folder\)"
+        ConfigurationError,
+        match=r"There is no run 'x'\. There are no runs in runs/ \(there is no such folder\)",
     ):
         find_run("x")
     os.mkdir("runs")

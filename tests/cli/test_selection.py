@@ -35,9 +35,17 @@ def test_every_command_that_takes_a_run_means_the_last_one_without(in_gallery: P
     commands = ["show", "watch", "query", "export", "eval", "checkpoint list", "checkpoint verify"]
     for command in commands:
         options = build_parser().parse_args(command.split())
-        assert "last" in (vars(options).get("name"), vars(options).get("run_name"), vars(options).get("run_directory"))
+        assert "last" in (
+            vars(options).get("name"),
+            vars(options).get("run_name"),
+            vars(options).get("run_directory"),
+        )
     assert build_parser().parse_args(["checkpoint", "show"]).source == "last"
-    assert build_parser().parse_args(["plot"]).names == build_parser().parse_args(["report"]).names == ["last"]
+    assert (
+        build_parser().parse_args(["plot"]).names
+        == build_parser().parse_args(["report"]).names
+        == ["last"]
+    )
 
 
 def test_diff_compares_the_last_two_or_one_with_the_last(in_gallery: Path, shell: Shell) -> None:
@@ -45,14 +53,28 @@ def test_diff_compares_the_last_two_or_one_with_the_last(in_gallery: Path, shell
     assert (shell("diff"), shell.out) == both
     assert (shell("diff", "twin"), shell.out) == both
     assert shell("diff", "last") == 2
-    assert shell.err == "loopwright: killed is the last run itself: name the run to compare it with.\n"
+    assert (
+        shell.err == "loopwright: killed is the last run itself: name the run to compare it with.\n"
+    )
 
 
 MISUNDERSTOOD = {
-    "`loopwright show` in a folder without runs": (["show", "--root", "nowhere"], "There are no runs in nowhere/ "),
-    "`loopwright show runs`, with several runs in it": (["show", "runs"], "'runs' could be any of 6 runs:\n  killed"),
-    "`loopwright show loss`": (["show", "loss"], "It is a metric, which `loopwright plot --metric loss` draws."),
-    "`loopwright eval run.yaml`": (["eval", "run.yaml"], "run.yaml is not a run. A run is a directory that training"),
+    "`loopwright show` in a folder without runs": (
+        ["show", "--root", "nowhere"],
+        "There are no runs in nowhere/ ",
+    ),
+    "`loopwright show runs`, with several runs in it": (
+        ["show", "runs"],
+        "'runs' could be any of 6 runs:\n  killed",
+    ),
+    "`loopwright show loss`": (
+        ["show", "loss"],
+        "It is a metric, which `loopwright plot --metric loss` draws.",
+    ),
+    "`loopwright eval run.yaml`": (
+        ["eval", "run.yaml"],
+        "run.yaml is not a run. A run is a directory that training",
+    ),
     "`loopwright show runs/finished/metrics.sqlite`": (
         ["show", "runs/finished/metrics.sqlite"],
         "runs/finished/metrics.sqlite is inside the run runs/finished: name the run itself",
@@ -61,7 +83,10 @@ MISUNDERSTOOD = {
         ["diff", "--root", "runs/deep"],
         "There is only one run in runs/deep/, twin: name the runs to compare.",
     ),
-    "`loopwright eval` of a run that a program started": (["eval", "finished"], "not from a run file"),
+    "`loopwright eval` of a run that a program started": (
+        ["eval", "finished"],
+        "not from a run file",
+    ),
     "`loopwright export --format onnx` of a run that a program started": (
         ["export", "finished", "--format", "onnx", "-o", "nowhere.onnx"],
         "loopwright.checkpoint.onnx.export_module(model, inputs, 'nowhere.onnx')",
@@ -70,19 +95,34 @@ MISUNDERSTOOD = {
         ["train", "--resume", "finished"],
         "It was started by a program. To resume it, run the program again:\n  ",
     ),
-    "`loopwright train train.py`": (["train", "train.py"], "Start the program itself:\n  python train.py\n"),
+    "`loopwright train train.py`": (
+        ["train", "train.py"],
+        "Start the program itself:\n  python train.py\n",
+    ),
     "`loopwright train runs/finished`": (
         ["train", "runs/finished"],
         "runs/finished is a run, and `loopwright train` takes",
     ),
-    "`loopwright train nowhere.yaml`": (["train", "nowhere.yaml"], "There is no file nowhere.yaml."),
+    "`loopwright train nowhere.yaml`": (
+        ["train", "nowhere.yaml"],
+        "There is no file nowhere.yaml.",
+    ),
     "`loopwright train FOLDER`": (
         ["train", "runs"],
         "runs is a folder, and `loopwright train` takes a run file (YAML)",
     ),
-    "`loopwright train`": (["train"], "Name a run file, as in `loopwright train run.yaml`, or a run to resume, as in"),
-    "`loopwright lr-find train.py`": (["lr-find", "train.py"], "loopwright.tuning.find_learning_rate(trainer, data)"),
-    "`loopwright sweep train.py`": (["sweep", "train.py"], "In Python, write a loop over the values"),
+    "`loopwright train`": (
+        ["train"],
+        "Name a run file, as in `loopwright train run.yaml`, or a run to resume, as in",
+    ),
+    "`loopwright lr-find train.py`": (
+        ["lr-find", "train.py"],
+        "loopwright.tuning.find_learning_rate(trainer, data)",
+    ),
+    "`loopwright sweep train.py`": (
+        ["sweep", "train.py"],
+        "In Python, write a loop over the values",
+    ),
 }
 
 
@@ -96,18 +136,27 @@ def test_what_is_not_meant_is_answered_with_what_to_do(
     assert message in shell.err
     assert shell.out == ""
     said = shell.err.replace(str(gallery), "...")
-    mistake.said("Command line", what, said, hide=r"id \S+\)|(?<=by a program )\(.*?\)(?=, not)|(?<=again:\n  ).*")
+    mistake.said(
+        "Command line",
+        what,
+        said,
+        hide=r"id \S+\)|(?<=by a program )\(.*?\)(?=, not)|(?<=again:\n  ).*",
+    )
 
 
 def test_runs_of_an_empty_folder_says_what_to_do(tmp_path: Path, monkeypatch, shell: Shell) -> None:
     monkeypatch.chdir(tmp_path)
     assert shell("runs") == 0
-    assert shell.out.startswith("There are no runs in runs/ (there is no such folder). Runs are recorded by Trainer(")
+    assert shell.out.startswith(
+        "There are no runs in runs/ (there is no such folder). Runs are recorded by Trainer("
+    )
     assert (shell("runs", "--json"), shell.out) == (0, "[]\n")
     assert shell("runs", "nowhere") == 2
 
 
-def test_a_folder_that_is_a_run_itself_is_named(in_gallery: Path, monkeypatch, shell: Shell) -> None:
+def test_a_folder_that_is_a_run_itself_is_named(
+    in_gallery: Path, monkeypatch, shell: Shell
+) -> None:
     monkeypatch.chdir("runs/finished")
     assert shell("show") == 2
     assert "this folder is a run itself: name it as `.`" in shell.err
@@ -122,7 +171,9 @@ def test_a_folder_in_a_path_may_end_with_a_slash(in_gallery: Path) -> None:
 # Checkpoints
 
 
-def test_one_rule_picks_the_checkpoint_of_every_command(in_gallery: Path, tmp_path: Path, shell: Shell) -> None:
+def test_one_rule_picks_the_checkpoint_of_every_command(
+    in_gallery: Path, tmp_path: Path, shell: Shell
+) -> None:
     run = in_gallery / "runs/finished"
     assert pick_checkpoint(RunView(run)).path == run / KEPT
     assert find_source("finished", "runs") == run / KEPT
@@ -138,7 +189,9 @@ def test_one_rule_picks_the_checkpoint_of_every_command(in_gallery: Path, tmp_pa
 
 
 @pytest.mark.parametrize("which", ["newest", "last", "checkpoints/update-00000012", "12x"])
-def test_another_checkpoint_is_chosen_by_the_same_option(in_gallery: Path, shell: Shell, which: str) -> None:
+def test_another_checkpoint_is_chosen_by_the_same_option(
+    in_gallery: Path, shell: Shell, which: str
+) -> None:
     code = shell("checkpoint", "show", "finished", "--checkpoint", which)
     if which == "12x":
         assert "has no checkpoint '12x'; it has: checkpoints/update-00000008, " in shell.err
@@ -149,10 +202,15 @@ def test_another_checkpoint_is_chosen_by_the_same_option(in_gallery: Path, shell
 
 def test_a_path_to_a_checkpoint_of_another_run_is_taken(in_gallery: Path) -> None:
     run = RunView("runs/finished")
-    assert pick_checkpoint(run, "runs/deep/twin/kept/update-00000012").path == in_gallery / "runs/deep/twin" / KEPT
+    assert (
+        pick_checkpoint(run, "runs/deep/twin/kept/update-00000012").path
+        == in_gallery / "runs/deep/twin" / KEPT
+    )
 
 
-def test_a_run_that_kept_no_model_stands_for_its_newest_resume_point(gallery: Path, tmp_path: Path) -> None:
+def test_a_run_that_kept_no_model_stands_for_its_newest_resume_point(
+    gallery: Path, tmp_path: Path
+) -> None:
     run = Path(shutil.copytree(gallery / "runs/finished", tmp_path / "run"))
     shutil.rmtree(run / "kept")
     assert pick_checkpoint(RunView(run)).path == run / RESUME
@@ -161,7 +219,10 @@ def test_a_run_that_kept_no_model_stands_for_its_newest_resume_point(gallery: Pa
     cut(run / RESUME / "model.safetensors")
     assert pick_checkpoint(RunView(run)).path == run / "checkpoints/update-00000008"
     cut(run / "checkpoints/update-00000008/model.safetensors")
-    with pytest.raises(ConfigurationError, match=r"Every checkpoint of .* is damaged: `loopwright checkpoint verify"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"Every checkpoint of .* is damaged: `loopwright checkpoint verify",
+    ):
         pick_checkpoint(RunView(run))
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(ConfigurationError, match="has no checkpoint yet"):

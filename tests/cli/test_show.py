@@ -36,11 +36,14 @@ def test_show_prints_what_ran_and_how_it_ended(in_gallery, capsys):
         (
             "killed",
             1,
-            "crashed: its process ended without recording a reason; start the same program or command to resume it",
+            "crashed: its process ended without recording a reason; start the same program or "
+            "command to resume it",
         ),
     ],
 )
-def test_show_says_why_a_run_ended_and_exits_with_1_if_it_broke(in_gallery, capsys, run, code, state):
+def test_show_says_why_a_run_ended_and_exits_with_1_if_it_broke(
+    in_gallery, capsys, run, code, state
+):
     assert main(["show", run]) == code
     assert facts(capsys.readouterr().out)["state"] == state
 
@@ -62,7 +65,8 @@ def test_show_as_json_has_every_epoch_and_the_manifest(in_gallery, capsys):
     found = json.loads(capsys.readouterr().out)
     run = RunView("runs/finished")
     assert found["metrics"]["loss"] == [
-        {"epoch": point.at, "update": point.update, "value": point.value} for point in run.metrics.epochs("loss")
+        {"epoch": point.at, "update": point.update, "value": point.value}
+        for point in run.metrics.epochs("loss")
     ]
     assert found["manifest"] == run.manifest
     assert found["config"] is None
@@ -76,7 +80,9 @@ def test_show_prints_the_config_as_it_stands(configured, capsys):
 
 def test_show_says_that_there_is_no_config(in_gallery, capsys):
     assert main(["show", "finished", "--config"]) == 1
-    assert "has no config.yaml: a program started this run, not a run file" in capsys.readouterr().out
+    assert (
+        "has no config.yaml: a program started this run, not a run file" in capsys.readouterr().out
+    )
 
 
 def test_show_all_lists_the_packages(configured, capsys):

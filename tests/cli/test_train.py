@@ -1,4 +1,5 @@
-"""`loopwright train`: a run from a file, again from where it was left, and mistakes without tracebacks."""
+"""`loopwright train`: a run from a file, again from where it was left, and mistakes without
+tracebacks."""
 
 from __future__ import annotations
 
@@ -42,13 +43,21 @@ def test_train_says_where_the_run_is_and_how_it_ended(project: Project, shell: S
     first, *_, last = shell.out.splitlines()
     assert first == f"New run in runs/points/{run.name}: cpu, 49 parameters."
     assert "epoch 2/2" in shell.out
-    assert re.search(r"\nFinished: 2 epochs, 6 updates in 0:0\d\. Best loss \d\.\d+ in epoch 2\.\n", shell.out)
-    assert last == f"To inspect it: loopwright show runs/points/{run.name}, or loopwright ui runs/points"
+    assert re.search(
+        r"\nFinished: 2 epochs, 6 updates in 0:0\d\. Best loss \d\.\d+ in epoch 2\.\n", shell.out
+    )
+    assert (
+        last
+        == f"To inspect it: loopwright show runs/points/{run.name}, or loopwright ui runs/points"
+    )
     assert shell.err == ""
 
 
 def test_overrides_may_stand_before_and_after_options(project: Project, shell: Shell):
-    assert shell("train", "run.yaml", "model.width=5", "--progress", "silent", "trainer.max_epochs=1") == 0
+    assert (
+        shell("train", "run.yaml", "model.width=5", "--progress", "silent", "trainer.max_epochs=1")
+        == 0
+    )
     config = RunView(project.runs()[0]).config
     assert (config["model"]["width"], config["trainer"]["max_epochs"]) == (5, 1)
     assert shell.out == ""
@@ -68,7 +77,9 @@ def test_a_finished_run_stays_and_a_new_one_is_started(project: Project, shell: 
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_the_same_command_goes_on_exactly(project: Project, shell: Shell, number: int, code: int):
+def test_a_signal_saves_and_the_same_command_goes_on_exactly(
+    project: Project, shell: Shell, number: int, code: int
+):
     project.write("run.yaml", CONFIG + SIGNAL % number)
     assert shell("train", "run.yaml") == code
     assert "after update 4: saved" in shell.out
@@ -93,7 +104,10 @@ def test_another_config_is_a_new_run_unless_its_changes_are_accepted(
     said, new = shell.out.partition("\nNew run in")[0], project.runs()[-1]
     assert "model.optimizer.lr: 0.01 -> 0.1" in said
     mistake.said(
-        "Door: configured", "`loopwright train run.yaml` after the learning rate in it was changed", said, hide=ID
+        "Interface: configured",
+        "`loopwright train run.yaml` after the learning rate in it was changed",
+        said,
+        hide=ID,
     )
     assert new != run
     shutil.rmtree(new)
@@ -101,7 +115,9 @@ def test_another_config_is_a_new_run_unless_its_changes_are_accepted(
     assert "config.model.optimizer.lr: 0.01 -> 0.1" in shell.err
     assert "--accept-changes" in shell.err
     assert ((run / "run.json").read_bytes(), (run / "config.yaml").read_bytes()) == before
-    mistake.said("Door: configured", "`train --resume RUN model.optimizer.lr=0.1`", shell.err, hide=ID)
+    mistake.said(
+        "Interface: configured", "`train --resume RUN model.optimizer.lr=0.1`", shell.err, hide=ID
+    )
     assert shell("train", "run.yaml", "--accept-changes") == 0
     assert project.runs() == [run]
     view = RunView(run)
@@ -135,7 +151,14 @@ def test_on_a_terminal_there_is_a_bar(project: Project):
 
 @pytest.mark.long
 def test_several_processes_train_one_run(project: Project):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     command = [*launcher, "-m", "loopwright", "train", "run.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -216,7 +239,9 @@ def test_a_sweep_is_refused_with_the_command_to_use(project: Project, shell: She
     assert "model.width: use `loopwright sweep`" in shell.err
 
 
-def test_an_error_in_own_code_is_told_with_its_place_and_no_traceback(project: Project, shell: Shell):
+def test_an_error_in_own_code_is_told_with_its_place_and_no_traceback(
+    project: Project, shell: Shell
+):
     assert shell("train", "run.yaml", "+model.is_broken=true", *QUIET) == 2
     head, place, *_ = shell.err.splitlines()
     assert head == "loopwright: ZeroDivisionError: no luck today"

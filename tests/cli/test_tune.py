@@ -12,8 +12,8 @@ from torch import nn
 from loopwright.cli import main
 from loopwright.cli.tune import lines_for, overrides_for, parse_names
 from loopwright.config import load_config
-from loopwright.doors.configured.config import BaseTrainerConfig
-from loopwright.doors.configured.experiment import Experiment
+from loopwright.interfaces.configured.config import BaseTrainerConfig
+from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.tuning import tune
 from loopwright.tuning.tune import Tuner
 from tests.cli.sweep.projects import write_project
@@ -29,7 +29,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_settings_of_a_run_file_are_tried_and_no_run_is_written(project, capsys):
     files = sorted(project.iterdir())
-    assert main(["tune", "run.yaml", "--only", "batch-size,fused", "trainer.effective_batch_size=6"]) == 0
+    assert (
+        main(["tune", "run.yaml", "--only", "batch-size,fused", "trainer.effective_batch_size=6"])
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "Trying 2 settings on cpu" in printed
     assert "batch size 12" in printed
@@ -38,8 +41,21 @@ def test_the_settings_of_a_run_file_are_tried_and_no_run_is_written(project, cap
 
 
 def test_as_json(capsys, monkeypatch):
-    monkeypatch.setattr(nn.Module, "compile", lambda module: None)  # which takes long, and is not what is tested
-    assert main(["tune", "run.yaml", "--only", "fused,compile,precision", "--json", "+trainer.precision=bf16"]) == 0
+    # which takes long, and is not what is tested
+    monkeypatch.setattr(nn.Module, "compile", lambda module: None)
+    assert (
+        main(
+            [
+                "tune",
+                "run.yaml",
+                "--only",
+                "fused,compile,precision",
+                "--json",
+                "+trainer.precision=bf16",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["present"]["precision"] == "bf16"
     tried = [row["settings"] for row in found["rows"]]
@@ -54,13 +70,22 @@ def settings_of(**given: Any) -> BaseTrainerConfig:
 
 
 def test_what_to_write_is_a_command_and_what_no_run_file_has_is_a_line_of_code():
-    settings = {"workers": 2, "batch_size": 64, "compile": "model", "precision": "bf16", "threads": 2, "fused": True}
+    settings = {
+        "workers": 2,
+        "batch_size": 64,
+        "compile": "model",
+        "precision": "bf16",
+        "threads": 2,
+        "fused": True,
+    }
     assert lines_for(settings, "run.yaml", settings_of()) == [
-        "OMP_NUM_THREADS=2 loopwright train run.yaml +trainer.num_workers=2 +trainer.effective_batch_size=64 "
-        "+trainer.precision=bf16 +trainer.use_torch_compile=true",
+        "OMP_NUM_THREADS=2 loopwright train run.yaml +trainer.num_workers=2 "
+        "+trainer.effective_batch_size=64 +trainer.precision=bf16 +trainer.use_torch_compile=true",
         "fused: true  # among the settings of the optimizer in the run file",
     ]
-    assert lines_for({"channels_last": True}, "run.yaml", settings_of())[0].startswith("self.to(memory_format=")
+    assert lines_for({"channels_last": True}, "run.yaml", settings_of())[0].startswith(
+        "self.to(memory_format="
+    )
     assert lines_for({}, "run.yaml", settings_of()) == []
 
 
@@ -86,7 +111,11 @@ def test_the_overrides_are_settings_of_run_files():
 
 
 def test_names_are_written_in_any_way():
-    assert parse_names("workers, batch-size,channels_last") == ["workers", "batch_size", "channels_last"]
+    assert parse_names("workers, batch-size,channels_last") == [
+        "workers",
+        "batch_size",
+        "channels_last",
+    ]
 
 
 def test_a_program_is_told_what_to_call(mistake, capsys):
@@ -96,4 +125,6 @@ def test_a_program_is_told_what_to_call(mistake, capsys):
 
 def test_an_unknown_setting_is_refused(mistake, capsys):
     assert main(["tune", "run.yaml", "--only", "worker"]) == 2
-    mistake.said("Door: configured", "`loopwright tune run.yaml --only worker`", capsys.readouterr().err)
+    mistake.said(
+        "Interface: configured", "`loopwright tune run.yaml --only worker`", capsys.readouterr().err
+    )

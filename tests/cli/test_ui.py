@@ -24,7 +24,8 @@ from tests.dashboard.small_runs import write_run
 
 @contextmanager
 def ui(folder: Path, *arguments: str, end: int = signal.SIGINT) -> Iterator[list[str]]:
-    """The command with the lines that it prints before it waits; it is ended as by Ctrl-C and must end well."""
+    """The command with the lines that it prints before it waits; it is ended as by Ctrl-C and must
+    end well."""
     process = subprocess.Popen(
         [sys.executable, "-m", "loopwright", "ui", *arguments],
         stdout=subprocess.PIPE,
@@ -130,14 +131,21 @@ def test_an_address_that_cannot_be_listened_on_is_refused(host: str, port: int, 
         bind(host, port)
 
 
-def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, mistake):
+def test_packages_that_are_missing_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, mistake
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["ui", "--port", "0"]) == 2
     assert "pip install 'loopwright[ui]'" in capsys.readouterr().err
     monkeypatch.delitem(sys.modules, "uvicorn")
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
-    with mistake("Arguments", "`loopwright ui` without its packages", MissingExtraError, match=r"loopwright\[ui\]"):
+    with mistake(
+        "Arguments",
+        "`loopwright ui` without its packages",
+        MissingExtraError,
+        match=r"loopwright\[ui\]",
+    ):
         from loopwright.dashboard.app import build_app
         from loopwright.dashboard.folder import RunsFolder
 

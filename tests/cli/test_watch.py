@@ -46,7 +46,9 @@ def test_without_a_terminal_one_picture_of_the_newest_run_is_printed(runs, capsy
     lines = shown(capsys)
     assert lines[0].startswith("new  finished  ")
     assert re.match(r"\[=+\]  5 of 5 epochs, 100%  update 500  \d", lines[1])
-    assert re.match(r"loss \d\.\d+ \(best epoch \d\.\d+ @5\) \(\d not finite\)  eval_loss 0\.", lines[3])
+    assert re.match(
+        r"loss \d\.\d+ \(best epoch \d\.\d+ @5\) \(\d not finite\)  eval_loss 0\.", lines[3]
+    )
     assert any("accuracy 0." in line and "eval_accuracy 0." in line for line in lines)
     assert lines[-1].startswith("no room for: ")
     assert max(map(len, lines)) <= 80
@@ -105,7 +107,9 @@ def test_names_that_would_move_the_cursor_are_escaped(runs, capsys):
 
 def test_an_interval_is_a_positive_number(runs, mistake):
     make_demo_run(runs / "new", steps=100)
-    with mistake("Arguments", "`loopwright watch --interval 0`", ConfigurationError, match="above 0"):
+    with mistake(
+        "Arguments", "`loopwright watch --interval 0`", ConfigurationError, match="above 0"
+    ):
         from loopwright.cli.app import build_parser
         from loopwright.cli.watch import watch_command
 
@@ -154,14 +158,26 @@ def started(folder: Path) -> int:
 def test_a_run_is_watched_while_it_trains(tmp_path, key):
     """The screen goes on with the training, and with the training's end; leaving is quiet."""
     trainer = started(tmp_path)
-    arguments = ["watch", "live", "--root", ".", "--interval", "0.05", "--metric", "loss", "--metric", "later"]
+    arguments = [
+        "watch",
+        "live",
+        "--root",
+        ".",
+        "--interval",
+        "0.05",
+        "--metric",
+        "loss",
+        "--metric",
+        "later",
+    ]
     watch = Program(lambda: main(arguments), tmp_path)
     try:
         screen = watch.wait_for(r"update \d+.*\n(.*\n)*.*[⠁-⣿]")
         first = int(re.findall(r"update (\d+)", screen)[0])
         assert "live  running" in screen
         assert re.search(
-            r"of 100000 epochs, 0%  update \d+  0:\d\d so far  \d.* left", watch.wait_for(r"update .* left")
+            r"of 100000 epochs, 0%  update \d+  0:\d\d so far  \d.* left",
+            watch.wait_for(r"update .* left"),
         )
         watch.wait_for(rf"update (?!{first}\b)\d+")
         assert "later: no value yet" in watch.screen.text
@@ -175,7 +191,9 @@ def test_a_run_is_watched_while_it_trains(tmp_path, key):
     assert watch.written.rindex("\x1b[?1049l") > watch.written.rindex("\x1b[?1049h")
     assert watch.written.rindex("\x1b[?25h") > watch.written.rindex("\x1b[?25l")
     after = watch.written.rpartition("\x1b[?1049l")[2]
-    assert re.fullmatch(r"live: crashed, \d+ of 100000 epochs, 0%(, best eval_loss \S+ @\d+)?\r\n", after)
+    assert re.fullmatch(
+        r"live: crashed, \d+ of 100000 epochs, 0%(, best eval_loss \S+ @\d+)?\r\n", after
+    )
     assert "Traceback" not in watch.written
 
 
@@ -184,7 +202,9 @@ def test_the_table_of_runs_is_kept_up_to_date(tmp_path):
     watch.wait_for("There are no runs in ./ yet")
     trainer = started(tmp_path)
     try:
-        watch.wait_for(r"live +running +\d+ of 100000 epochs, 0% +eval_loss \S+ @\d+ .*\n1 run, 1 running")
+        watch.wait_for(
+            r"live +running +\d+ of 100000 epochs, 0% +eval_loss \S+ @\d+ .*\n1 run, 1 running"
+        )
         watch.press(b"q")
         assert watch.end() == 0
     finally:
@@ -210,7 +230,10 @@ def _end(*processes: int) -> None:
 
 
 def chart(
-    values: list[float], lows: list[float] | None = None, highs: list[float] | None = None, **options: Any
+    values: list[float],
+    lows: list[float] | None = None,
+    highs: list[float] | None = None,
+    **options: Any,
 ) -> list[str]:
     drawn = Drawn("loss", list(range(len(values))), values, lows or values, highs or values)
     lines = Chart([("loss", "")], [drawn], "update", **options).lines(30, 8)

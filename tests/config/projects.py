@@ -1,4 +1,5 @@
-"""A project to describe in YAML: a module with a model, data, a trainer and callbacks, and a run file beside it."""
+"""A project to describe in YAML: a module with a model, data, a trainer and callbacks, and a run
+file beside it."""
 
 from __future__ import annotations
 

@@ -34,9 +34,14 @@ def test_an_included_file_may_include_others_relative_to_itself(project):
 def test_a_file_can_be_included_under_a_key(project):
     project.write("nets/big.yaml", "width: 512\n")
     project.write(
-        "run.yaml", "defaults:\n  - model: nets/big.yaml\n  - {trainer.inner: nets/big.yaml}\nmodel: {depth: 2}\n"
+        "run.yaml",
+        "defaults:\n  - model: nets/big.yaml\n  - {trainer.inner: nets/big.yaml}\nmodel: {depth: "
+        "2}\n",
     )
-    assert load(project).tree == {"model": {"width": 512, "depth": 2}, "trainer": {"inner": {"width": 512}}}
+    assert load(project).tree == {
+        "model": {"width": 512, "depth": 2},
+        "trainer": {"inner": {"width": 512}},
+    }
 
 
 def test_a_value_keeps_the_file_and_line_it_came_from(project):
@@ -69,7 +74,9 @@ def test_files_that_include_each_other_are_refused(project):
     project.write("one.yaml", "defaults: [two.yaml]\n")
     project.write("two.yaml", "\ndefaults: [one.yaml]\n")
     project.write("run.yaml", "defaults: [one.yaml]\n")
-    with pytest.raises(ConfigError, match=r"two.yaml:2: defaults\n.*one.yaml -> two.yaml -> one.yaml"):
+    with pytest.raises(
+        ConfigError, match=r"two.yaml:2: defaults\n.*one.yaml -> two.yaml -> one.yaml"
+    ):
         load(project)
 
 
@@ -83,7 +90,8 @@ def test_a_missing_include_names_the_nearest_file(project):
     project.write("base.yaml", "a: 1\n")
     project.write("run.yaml", "seed: 0\ndefaults: [bsae.yaml]\n")
     with pytest.raises(
-        ConfigError, match=r"run.yaml:2: defaults\n    there is no file bsae.yaml; did you mean base.yaml"
+        ConfigError,
+        match=r"run.yaml:2: defaults\n    there is no file bsae.yaml; did you mean base.yaml",
     ):
         load(project)
 
@@ -118,7 +126,9 @@ def problem_in(project, text, **environ):
 def test_a_variable_that_is_the_whole_value_keeps_its_type(project, value):
     import json
 
-    assert load_text(project, f"vars: {{v: {json.dumps(value)}}}\nkey: ${{vars.v}}\n")["key"] == value
+    assert (
+        load_text(project, f"vars: {{v: {json.dumps(value)}}}\nkey: ${{vars.v}}\n")["key"] == value
+    )
 
 
 def test_a_variable_inside_text_becomes_text(project):
@@ -127,7 +137,10 @@ def test_a_variable_inside_text_becomes_text(project):
 
 
 def test_any_key_can_be_a_variable_also_an_item_of_a_list(project):
-    text = "model: {widths: [8, {last: 4}]}\na: ${model.widths.0}\nb: ${model.widths.1.last}\nc: ${model.widths.-1}\n"
+    text = (
+        "model: {widths: [8, {last: 4}]}\na: ${model.widths.0}\nb: ${model.widths.1.last}\nc: "
+        "${model.widths.-1}\n"
+    )
     found = load_text(project, text)
     assert (found["a"], found["b"], found["c"]) == (8, 4, {"last": 4})
 
@@ -167,7 +180,13 @@ def test_dollars_alone_are_text(project):
 
 def test_the_environment_gives_numbers_as_numbers(project):
     text = "a: ${env:A}\nb: ${env:B,0.5}\nc: '${env:C, none}'\nd: 'x-${env:A}'\ne: ${env_text:A}\n"
-    assert load_text(project, text, A="1e3") == {"a": 1000.0, "b": 0.5, "c": "none", "d": "x-1e3", "e": "1e3"}
+    assert load_text(project, text, A="1e3") == {
+        "a": 1000.0,
+        "b": 0.5,
+        "c": "none",
+        "d": "x-1e3",
+        "e": "1e3",
+    }
 
 
 def test_an_empty_default_is_null(project):
@@ -229,6 +248,9 @@ def test_text_that_doubles_without_end_is_refused(project):
 def test_a_part_that_is_not_there_is_named_with_the_nearest_key(tmp_path):
     (tmp_path / "run.yaml").write_text("model: {kind: Linear}\n")
     config = load_config(tmp_path / "run.yaml")
-    with pytest.raises(ConfigError, match=r"run\.yaml:1: model\.knid\n    there is no such key; did you mean kind\?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"run\.yaml:1: model\.knid\n    there is no such key; did you mean kind\?",
+    ):
         config.at("model.knid")
     assert repr(config.at("model")) == "Config('model': a mapping with the keys kind)"

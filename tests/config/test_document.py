@@ -9,13 +9,23 @@ import pytest
 from torch import nn
 
 import loopwright
-from loopwright.config import ConfigError, Place, build, check, expand_sweep, json_schema, load_config
-from loopwright.doors.configured import Experiment
-from loopwright.doors.configured.experiment import schema
+from loopwright.config import (
+    ConfigError,
+    Place,
+    build,
+    check,
+    expand_sweep,
+    json_schema,
+    load_config,
+)
+from loopwright.interfaces.configured import Experiment
+from loopwright.interfaces.configured.experiment import schema
 
 DOCUMENT = Path(loopwright.__file__).parents[2] / "docs" / "config.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", DOCUMENT.read_text(), re.M | re.S)
-FILES = {match[1]: text for _, text in BLOCKS if (match := re.match(r"# (\w+\.(?:yaml|py))\n", text))}
+FILES = {
+    match[1]: text for _, text in BLOCKS if (match := re.match(r"# (\w+\.(?:yaml|py))\n", text))
+}
 TEXTS = [text for language, text in BLOCKS if language == "text"]
 
 
@@ -29,7 +39,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_every_block_is_used_here_or_run_as_a_script():
-    others = [text for language, text in BLOCKS if text not in FILES.values() and language != "python"]
+    others = [
+        text for language, text in BLOCKS if text not in FILES.values() and language != "python"
+    ]
     assert len(others) == len(TEXTS) + 1
     yamls = {"run", "layers", "variables", "bigger", "sgd", "grid", "random", "wrong"}
     assert set(FILES) == {"mine.py", *(f"{name}.yaml" for name in yamls)}
@@ -81,7 +93,10 @@ def test_the_sweeps(folder):
     grid = expand_sweep("grid.yaml")
     assert (len(grid), grid[0].name) == (8, "lr=0.1_width=8")
     assert len(expand_sweep("random.yaml")) == 20
-    assert all(check(variant.config, schema()) == [] for variant in [grid[0], *expand_sweep("random.yaml")[:3]])
+    assert all(
+        check(variant.config, schema()) == []
+        for variant in [grid[0], *expand_sweep("random.yaml")[:3]]
+    )
 
 
 def test_the_report_is_the_one_shown(folder):

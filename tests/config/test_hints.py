@@ -1,4 +1,5 @@
-"""Type hints as pydantic takes them: values of YAML become what a hint asks for, and mistakes say what that is."""
+"""Type hints as pydantic takes them: values of YAML become what a hint asks for, and mistakes say
+what that is."""
 
 from __future__ import annotations
 
@@ -98,7 +99,9 @@ def message(hint: Any, value: Any) -> str:
     ],
     ids=str,
 )
-def test_a_value_stays_what_it_is_where_the_hint_allows_and_is_converted_otherwise(hint, value, expected):
+def test_a_value_stays_what_it_is_where_the_hint_allows_and_is_converted_otherwise(
+    hint, value, expected
+):
     found = read(hint, value)
     assert found == expected
     assert type(found) is type(expected)
@@ -119,14 +122,26 @@ def test_a_list_beside_a_number_is_a_tensor():
         (dict[int, float], {"a": 1}, "value.a is the text 'a'; expected a whole number."),
         (int, 1e300, "value is 1e+300; expected a whole number."),
         (float, 10**400, "value is a very long number (a whole number); expected a number."),
-        (torch.dtype, {"a": 1}, "value is a mapping with the keys a; expected a dtype such as float32."),
+        (
+            torch.dtype,
+            {"a": 1},
+            "value is a mapping with the keys a; expected a dtype such as float32.",
+        ),
         (torch.device, "gpu", "value is the text 'gpu'; expected a device such as cpu or cuda:0."),
         (torch.device, [1], "value is a list of 1; expected a device such as cpu or cuda:0."),
         (Bound, "x", "value is the text 'x'; expected a whole number."),
         (OneOf, [1], "value is a list of 1; expected a whole number or text."),
         (Path | None, {}, "value is an empty mapping; expected a path or null."),
-        (type[nn.Module] | None, 3, "value is 3 (a whole number); expected the import path of a class or null."),
-        (list[nn.Module] | None, ["Tnah"], "value.0.kind there is no kind Tnah for Module; did you mean Tanh?"),
+        (
+            type[nn.Module] | None,
+            3,
+            "value is 3 (a whole number); expected the import path of a class or null.",
+        ),
+        (
+            list[nn.Module] | None,
+            ["Tnah"],
+            "value.0.kind there is no kind Tnah for Module; did you mean Tanh?",
+        ),
     ],
     ids=str,
 )
@@ -146,7 +161,9 @@ def build_net(**settings: Any) -> Settings:
 
 def test_fields_that_pydantic_can_read_are_left_to_it():
     assert build_net(pause="PT1M").pause == timedelta(minutes=1)
-    with pytest.raises(ConfigError, match="pause\n    is the text 'soon'; input should be a valid timedelta"):
+    with pytest.raises(
+        ConfigError, match="pause\n    is the text 'soon'; input should be a valid timedelta"
+    ):
         build_net(pause="soon")
 
 

@@ -233,13 +233,18 @@ def test_a_hostile_kind_is_refused_in_every_place_without_being_called(traps, ki
     assert not (traps.folder / "called").exists()
 
 
-@pytest.mark.parametrize("kind", ["traps.touch", "traps.Popen", "traps.Pretender", "os.system", "traps.liar"])
+@pytest.mark.parametrize(
+    "kind", ["traps.touch", "traps.Popen", "traps.Pretender", "os.system", "traps.liar"]
+)
 @pytest.mark.parametrize("argument", ["inner", "layer", "ghost", "blocks", "options"])
 def test_a_hostile_kind_is_refused_inside_arguments_too(traps, argument, kind):
     node = f'"{kind}"' if argument == "layer" else f'{{kind: "{kind}", args: [touch called]}}'
     value = f"[{node}]" if argument == "blocks" else node
     problems = check(
-        load_config(traps.file, [f"+model.{argument}={value}" if argument != "inner" else f"model.inner={value}"]),
+        load_config(
+            traps.file,
+            [f"+model.{argument}={value}" if argument != "inner" else f"model.inner={value}"],
+        ),
         SCHEMA,
     )
     assert len(problems) == 1
@@ -270,7 +275,8 @@ def test_a_distribution_may_be_used_if_it_depends_on_what_is_needed():
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Distributions that are installed for one test: a module each, with the metadata that an installer writes."""
+    """Distributions that are installed for one test: a module each, with the metadata that an
+    installer writes."""
     site = tmp_path / "site"
     monkeypatch.syspath_prepend(str(site))
 
@@ -278,10 +284,14 @@ def installed(tmp_path, monkeypatch):
         info = site / f"{name}-1.0.dist-info"
         info.mkdir(parents=True)
         requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in requirements)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}"
+        )
         (info / "RECORD").write_text(f"{name}/__init__.py,,\n{name}-1.0.dist-info/METADATA,,\n")
         (site / name).mkdir()
-        (site / name / "__init__.py").write_text("from torch import nn\nclass Net(nn.Module):\n    size = 6\n")
+        (site / name / "__init__.py").write_text(
+            "from torch import nn\nclass Net(nn.Module):\n    size = 6\n"
+        )
         _owners.cache_clear()
         depends_on.cache_clear()
 
@@ -290,7 +300,9 @@ def installed(tmp_path, monkeypatch):
     depends_on.cache_clear()
 
 
-@pytest.mark.parametrize("requirements", [["torch>=2"], ["numpy", "Torch ; extra == 'nets'"], ["torchmetrics"]])
+@pytest.mark.parametrize(
+    "requirements", [["torch>=2"], ["numpy", "Torch ; extra == 'nets'"], ["torchmetrics"]]
+)
 def test_a_class_of_such_a_distribution_is_built(installed, requirements):
     name = f"tinynets_{len(requirements[0])}"
     installed(name, *requirements)
@@ -300,20 +312,27 @@ def test_a_class_of_such_a_distribution_is_built(installed, requirements):
 @pytest.mark.parametrize("requirements", [[], ["numpy"], ["numpy", "pytest ; extra == 'dev'"]])
 def test_a_distribution_that_cannot_know_what_is_needed_is_not_imported(installed, requirements):
     installed("stranger", *requirements)
-    with pytest.raises(ConfigError, match="stranger is not imported: stranger does not depend on torch"):
+    with pytest.raises(
+        ConfigError, match="stranger is not imported: stranger does not depend on torch"
+    ):
         build({"kind": "stranger.Net"}, Place("model", nn.Module))
     assert "stranger" not in sys.modules
 
 
 def test_a_nested_class_can_be_named(project):
-    project.write("nested.py", "from torch import nn\nclass Outer:\n    class Inner(nn.Module):\n        size = 3\n")
+    project.write(
+        "nested.py",
+        "from torch import nn\nclass Outer:\n    class Inner(nn.Module):\n        size = 3\n",
+    )
     with beside(project.folder):
         assert build({"kind": "nested.Outer.Inner"}, Place("model", nn.Module)).size == 3
 
 
 def test_a_package_beside_the_file_is_searched(project):
     project.write("pack/__init__.py", "")
-    project.write("pack/parts/net.py", "from torch import nn\nclass Net(nn.Module):\n    size = 4\n")
+    project.write(
+        "pack/parts/net.py", "from torch import nn\nclass Net(nn.Module):\n    size = 4\n"
+    )
     path = project.write("p.yaml", "model: {kind: pack.parts.net.Net}\n")
     assert build(load_config(path).at("model"), Place("model", nn.Module)).size == 4
 
@@ -360,7 +379,9 @@ def test_all_optimizers_and_schedulers_of_torch_have_short_names():
     import torch
 
     optimizers = {
-        name for name, value in vars(torch.optim).items() if isinstance(value, type) and issubclass(value, Optimizer)
+        name
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, Optimizer)
     }
     assert set(shipped_names((Optimizer,))) == optimizers - {"Optimizer"}
     schedulers = shipped_names((torch.optim.lr_scheduler.LRScheduler,))

@@ -14,7 +14,9 @@ from loopwright.config import ConfigError, check, load_config
 from tests.config.projects import RUN, SCHEMA, Project
 
 LINES = RUN.splitlines()
-KEYED = [(number, match[1]) for number, line in enumerate(LINES) if (match := re.search(r"(\w+):", line))]
+KEYED = [
+    (number, match[1]) for number, line in enumerate(LINES) if (match := re.search(r"(\w+):", line))
+]
 SCALAR = [number for number, line in enumerate(LINES) if re.fullmatch(r"[ -]*\w+: [^{\[]\S*", line)]
 FREE = {"train", "test", "vars"}  # names of the user's choice, and a key that may be left out
 KINDS = [number for number, line in enumerate(LINES) if "kind:" in line and "{" not in line]
@@ -51,18 +53,33 @@ def wrong():
         yield pytest.param(valued(number, "[[1], 2]"), id=f"list-{number + 1}")
         yield pytest.param(valued(number, "${no.such.key}"), id=f"variable-{number + 1}")
         yield pytest.param(valued(number, "'${unclosed'"), id=f"unclosed-{number + 1}")
-        yield pytest.param(valued(number, "!!python/object/apply:os.system ['true']"), id=f"tag-{number + 1}")
         yield pytest.param(
-            replaced(number, f"{LINES[number]}\n{LINES[number].replace('-', ' ')}"), id=f"twice-{number + 1}"
+            valued(number, "!!python/object/apply:os.system ['true']"), id=f"tag-{number + 1}"
+        )
+        yield pytest.param(
+            replaced(number, f"{LINES[number]}\n{LINES[number].replace('-', ' ')}"),
+            id=f"twice-{number + 1}",
         )
     for number in range(1, len(LINES), 3):
         yield pytest.param(replaced(number, LINES[number] + "\n\t- x"), id=f"tab-{number + 1}")
         yield pytest.param(replaced(number, f"odd: ]\n{LINES[number]}"), id=f"bracket-{number + 1}")
-        yield pytest.param(replaced(number, f"odd: [\n{LINES[number]}"), id=f"unclosed-list-{number + 1}")
+        yield pytest.param(
+            replaced(number, f"odd: [\n{LINES[number]}"), id=f"unclosed-list-{number + 1}"
+        )
     for number in KINDS:
-        for kind in ("mine.Nothing", "no.such.Thing", "os.system", "mine.make_net", "mine.Shape", "12", "null"):
+        for kind in (
+            "mine.Nothing",
+            "no.such.Thing",
+            "os.system",
+            "mine.make_net",
+            "mine.Shape",
+            "12",
+            "null",
+        ):
             yield pytest.param(valued(number, kind), id=f"kind-{number + 1}-{kind}")
-        yield pytest.param(replaced(number, LINES[number].replace("kind: ", "knid: ")), id=f"nokind-{number + 1}")
+        yield pytest.param(
+            replaced(number, LINES[number].replace("kind: ", "knid: ")), id=f"nokind-{number + 1}"
+        )
     for key in ("n: 64", "width: ${vars.width}", "in_features: 4", "max_updates: 37"):
         number = next(number for number, line in enumerate(LINES) if line.strip() == key)
         yield pytest.param(replaced(number, None), id=f"missing-{key.partition(':')[0]}")
@@ -155,7 +172,9 @@ pieces = st.sampled_from(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, len(RUN)), st.integers(0, 8), pieces), min_size=1, max_size=4))
+@given(
+    st.lists(st.tuples(st.integers(0, len(RUN)), st.integers(0, 8), pieces), min_size=1, max_size=4)
+)
 def test_a_file_with_characters_changed_at_random_is_read_or_reported(changes):
     text = RUN
     for position, removed, added in changes:
@@ -179,7 +198,9 @@ values = st.recursive(
     | st.sampled_from(["mine.Net", "AdamW", "x", "${vars.width}"]),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["kind", "width", "n", "lr", "callbacks", "args"]), inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["kind", "width", "n", "lr", "callbacks", "args"]), inner, max_size=3
+        )
     ),
     max_leaves=6,
 )
@@ -187,7 +208,17 @@ values = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.sampled_from(["model", "model.inner", "model.optimizer", "datasets", "trainer", "trainer.callbacks", "vars"]),
+    st.sampled_from(
+        [
+            "model",
+            "model.inner",
+            "model.optimizer",
+            "datasets",
+            "trainer",
+            "trainer.callbacks",
+            "vars",
+        ]
+    ),
     values,
 )
 def test_any_value_in_any_place_is_accepted_or_reported(shared_folder, key, value):

@@ -7,7 +7,8 @@ import pytest
 from loopwright.config import ConfigError, load_config
 
 TEXT = (
-    "lr: 0.1\nmodel: {width: 8, deep: {a: 1}}\ncallbacks: [{kind: EMA, decay: 0.9}, {kind: X}]\nempty:\na.b: {c: 1}\n"
+    "lr: 0.1\nmodel: {width: 8, deep: {a: 1}}\ncallbacks: [{kind: EMA, decay: 0.9}, {kind: "
+    "X}]\nempty:\na.b: {c: 1}\n"
 )
 
 
@@ -92,7 +93,10 @@ def test_a_value_may_be_a_variable(load):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("model.widht=1", "the config has no key model.widht; did you mean width?\nTo add it: +model.widht=..."),
+        (
+            "model.widht=1",
+            "the config has no key model.widht; did you mean width?\nTo add it: +model.widht=...",
+        ),
         ("modle.width=1", "no key modle; did you mean model?"),
         ("sead=1", "did you mean seed?"),
         ("~model.widht", "did you mean width?"),

@@ -36,9 +36,18 @@ def test_every_reference_leads_somewhere(plain):
 def test_every_key_of_a_run_file_is_described(plain):
     for name, entry in plain["properties"].items():
         assert entry["description"], name
-    assert {"seed", "name", "output_path", "vars", "defaults", "model", "datasets", "trainer", "sweep", "tags"} <= set(
-        plain["properties"]
-    )
+    assert {
+        "seed",
+        "name",
+        "output_path",
+        "vars",
+        "defaults",
+        "model",
+        "datasets",
+        "trainer",
+        "sweep",
+        "tags",
+    } <= set(plain["properties"])
 
 
 def test_the_arguments_of_short_kinds_are_there_with_their_defaults(plain):
@@ -63,7 +72,7 @@ def test_a_pydantic_config_of_the_users_own_trainer_is_completed(project):
     assert "trainer_config" not in properties
 
 
-def test_the_fields_of_the_trainer_that_a_door_needs_are_completed_for_any_kind(project):
+def test_the_fields_of_the_trainer_that_an_interface_needs_are_completed_for_any_kind(project):
     import sys
 
     load = described(project)

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.config import ConfigError, Interval, expand_sweep, load_config, load_variant, read_sweep
+from loopwright.config import (
+    ConfigError,
+    Interval,
+    expand_sweep,
+    load_config,
+    load_variant,
+    read_sweep,
+)
 from loopwright.config.naming import MAX_LENGTH, name_variants
 
 TEXT = "lr: 0.1\nmodel: {width: 8, kind: A}\nhalf: ${model.width}\n"
@@ -77,13 +84,23 @@ def test_a_range_that_is_none_is_a_mistake(project, text, words):
 
 def test_a_block_in_the_file_is_a_grid(project):
     variants = expand(project, TEXT + "sweep:\n  lr: [1, 2]\n  model.width: range(1,3)\n")
-    assert [variant.name for variant in variants] == ["lr=1_width=1", "lr=1_width=2", "lr=2_width=1", "lr=2_width=2"]
+    assert [variant.name for variant in variants] == [
+        "lr=1_width=1",
+        "lr=1_width=2",
+        "lr=2_width=1",
+        "lr=2_width=2",
+    ]
     assert all("sweep" not in variant.config.tree for variant in variants)
 
 
 def test_an_override_wins_over_the_block(project):
     variants = expand(project, TEXT + "sweep: {lr: [1, 2, 3], model.width: [1, 2]}\n", "lr=7,8")
-    assert [tuple(variant.chosen.values()) for variant in variants] == [(7, 1), (7, 2), (8, 1), (8, 2)]
+    assert [tuple(variant.chosen.values()) for variant in variants] == [
+        (7, 1),
+        (7, 2),
+        (8, 1),
+        (8, 2),
+    ]
 
 
 def test_a_block_can_be_changed_by_an_override(project):
@@ -114,7 +131,9 @@ sweep:
 
 def test_a_random_sweep_draws_from_its_space_the_same_every_time(project):
     variants = expand(project, RANDOM)
-    assert [variant.chosen for variant in variants] == [variant.chosen for variant in expand(project, RANDOM)]
+    assert [variant.chosen for variant in variants] == [
+        variant.chosen for variant in expand(project, RANDOM)
+    ]
     assert len({variant.name for variant in variants}) == 20
     for variant in variants:
         tree = variant.config.tree
@@ -129,7 +148,9 @@ def test_a_random_sweep_draws_from_its_space_the_same_every_time(project):
 
 def test_another_seed_draws_other_values(project):
     other = expand(project, RANDOM, "sweep.seed=4")
-    assert [variant.chosen for variant in other] != [variant.chosen for variant in expand(project, RANDOM)]
+    assert [variant.chosen for variant in other] != [
+        variant.chosen for variant in expand(project, RANDOM)
+    ]
 
 
 def test_whole_numbers_of_an_interval_are_all_drawn(project):
@@ -176,12 +197,17 @@ def test_a_block_that_makes_no_sense_is_a_mistake_with_its_line(project, block, 
 
 def test_the_space_can_be_read_for_a_search(project):
     text = (
-        TEXT
-        + "sweep: {method: optuna, num: 5, metric: loss, direction: minimize, space: {lr: {low: 0.1, high: 1.0}}}\n"
+        TEXT + "sweep: {method: optuna, num: 5, metric: loss, direction: minimize, space: {lr: "
+        "{low: 0.1, high: 1.0}}}\n"
     )
     sweep = read_sweep(project.write("run.yaml", text), ["model.width=1,2"], environ={})
     assert sweep.space == {"lr": Interval(0.1, 1.0), "model.width": [1, 2]}
-    assert (sweep.method, sweep.num, sweep.metric, sweep.direction) == ("optuna", 5, "loss", "minimize")
+    assert (sweep.method, sweep.num, sweep.metric, sweep.direction) == (
+        "optuna",
+        5,
+        "loss",
+        "minimize",
+    )
     variant = load_variant(project.file, [], {"lr": 0.7, "model.width": 2}, environ={})
     assert (variant.name, variant.config.tree["half"]) == ("lr=0.7_width=2", 2)
 
@@ -199,12 +225,22 @@ def test_variables_in_values_are_resolved_once(project):
 
 def test_keys_that_end_alike_are_named_in_full(project):
     text = "a: {x: {lr: 1}}\nb: {x: {lr: 1}}\n"
-    assert [variant.name for variant in expand(project, text, "a.x.lr=1,2", "b.x.lr=3")] == ["lr=1", "lr=2"]
+    assert [variant.name for variant in expand(project, text, "a.x.lr=1,2", "b.x.lr=3")] == [
+        "lr=1",
+        "lr=2",
+    ]
     (name, *_) = [variant.name for variant in expand(project, text, "a.x.lr=1,2", "b.x.lr=3,4")]
     assert name == "a.x.lr=1_b.x.lr=3"
 
 
-values = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=3)
+values = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.lists(st.integers(), max_size=3)
+)
 
 
 @settings(max_examples=200, deadline=None)

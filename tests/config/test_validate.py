@@ -1,4 +1,5 @@
-"""Objects from nodes: arguments against the class's own signature, nested, before anything is built."""
+"""Objects from nodes: arguments against the class's own signature, nested, before anything is
+built."""
 
 from __future__ import annotations
 
@@ -44,9 +45,15 @@ def test_a_good_file_has_no_mistakes_and_builds_what_it_says(project):
 
 
 def test_a_trainer_gets_the_pydantic_model_that_its_annotation_names(project):
-    trainer = build(load_config(project.file).at("trainer"), TRAINER, model="the model", optimizer=None)
+    trainer = build(
+        load_config(project.file).at("trainer"), TRAINER, model="the model", optimizer=None
+    )
     assert type(trainer.config).__name__ == "CustomConfig"
-    assert (trainer.config.kind, trainer.config.max_updates, trainer.config.alpha) == ("mine.Custom", 37, 2.0)
+    assert (trainer.config.kind, trainer.config.max_updates, trainer.config.alpha) == (
+        "mine.Custom",
+        37,
+        2.0,
+    )
     assert [type(callback) for callback in trainer.config.callbacks] == [EarlyStopping, EMA]
     assert trainer.deps == {"model": "the model", "optimizer": None}
 
@@ -84,7 +91,9 @@ def test_enums_are_named_by_member_or_value(project):
 
 
 def test_tensors_are_lists_of_numbers(project):
-    assert torch.equal(model(project, "+model.scale=[[1, 2.5]]").given["scale"], torch.tensor([[1, 2.5]]))
+    assert torch.equal(
+        model(project, "+model.scale=[[1, 2.5]]").given["scale"], torch.tensor([[1, 2.5]])
+    )
 
 
 def test_a_dataclass_needs_no_kind(project):
@@ -93,7 +102,9 @@ def test_a_dataclass_needs_no_kind(project):
 
 
 def test_a_list_of_modules_is_built_item_by_item(project):
-    blocks = model(project, "+model.blocks=[{kind: Linear, in_features: 1, out_features: 2}, ReLU]").given["blocks"]
+    blocks = model(
+        project, "+model.blocks=[{kind: Linear, in_features: 1, out_features: 2}, ReLU]"
+    ).given["blocks"]
     assert [type(block) for block in blocks] == [nn.Linear, nn.ReLU]
 
 
@@ -104,14 +115,17 @@ def test_layers_can_be_listed_in_a_sequential():
 
 
 def test_data_sets_wrap_data_sets(project):
-    config = load_config(project.file, ["datasets.train={kind: mine.Doubled, source: {kind: mine.Points, n: 3}}"])
+    config = load_config(
+        project.file, ["datasets.train={kind: mine.Doubled, source: {kind: mine.Points, n: 3}}"]
+    )
     assert build(config.at("datasets.train"), DATASET).source.n == 3
 
 
 def test_an_argument_without_annotation_takes_data_and_objects_of_known_kinds(project):
     net = model(
         project,
-        "model={kind: mine.Loose, width: [1, {a: 2}], encoder: {kind: Linear, in_features: 1, out_features: 1}}",
+        "model={kind: mine.Loose, width: [1, {a: 2}], encoder: {kind: Linear, in_features: 1, "
+        "out_features: 1}}",
     )
     assert net.width == [1, {"a": 2}]
     assert isinstance(net.encoder, nn.Linear)
@@ -133,7 +147,10 @@ def test_a_scheduler_inside_a_scheduler_is_given_the_same_optimizer():
     inner = [{"kind": "ConstantLR", "factor": 0.5}, {"kind": "ExponentialLR", "gamma": 0.9}]
     node = {"kind": "SequentialLR", "schedulers": inner, "milestones": [2]}
     scheduler = build(node, SCHEDULER, optimizer=optimizer)
-    assert [type(item).__name__ for item in scheduler._schedulers] == ["ConstantLR", "ExponentialLR"]
+    assert [type(item).__name__ for item in scheduler._schedulers] == [
+        "ConstantLR",
+        "ExponentialLR",
+    ]
 
 
 def test_a_dict_of_anything_is_left_as_it_is_kind_and_all(project):
@@ -235,7 +252,11 @@ def test_nothing_is_built_where_there_is_a_mistake(project):
         ("+model.optimizer.params=[1]", "model.optimizer.params", "supplied by the program"),
         ("model.optimizer.kind=AdamX", "model.optimizer.kind", "no kind AdamX for optimizer"),
         ("model.kind=mine.Nett", "model.kind", "the module mine has no Nett; did you mean Net?"),
-        ("model.kind=mien.Net", "model.kind", "there is no module mien, neither next to the file (there: mine)"),
+        (
+            "model.kind=mien.Net",
+            "model.kind",
+            "there is no module mien, neither next to the file (there: mine)",
+        ),
         ("model.kind=mine.Points", "model.kind", "mine.Points is not a torch.nn.Module"),
         ("model.kind=3", "model.kind", "import path of a class"),
         ("model.kind=Nettt", "model.kind", "import path"),
@@ -243,16 +264,32 @@ def test_nothing_is_built_where_there_is_a_mistake(project):
         ("~model", "model", "is missing"),
         ("datasets.train.n=null", "datasets.train.n", "is null; expected a whole number"),
         ("datasets=[]", "datasets", "expected a mapping"),
-        ("trainer.max_updates=many", "trainer.max_updates", "is the text 'many'; input should be a valid integer"),
+        (
+            "trainer.max_updates=many",
+            "trainer.max_updates",
+            "is the text 'many'; input should be a valid integer",
+        ),
         ("+trainer.batch_size=0", "trainer.batch_size", "greater than or equal to 1"),
         ("+trainer.max_epochs=2", "trainer", "exactly one of max_updates and max_epochs"),
         ("~trainer.max_updates", "trainer", "exactly one of max_updates and max_epochs"),
         ("+trainer.max_update=2", "trainer.max_update", "did you mean"),
         ("+trainer.alhpa=2", "trainer.alhpa", "mine.Custom takes no such argument"),
         ("+trainer.model=2", "trainer.model", "supplied by the program"),
-        ("trainer.callbacks.0.kind=EarlyStoping", "trainer.callbacks.0.kind", "did you mean EarlyStopping?"),
-        ("trainer.callbacks.0.patience=x", "trainer.callbacks.0.patience", "expected a whole number"),
-        ("trainer.callbacks.1.kind=mine.Net", "trainer.callbacks.1.kind", "is not a loopwright.Callback"),
+        (
+            "trainer.callbacks.0.kind=EarlyStoping",
+            "trainer.callbacks.0.kind",
+            "did you mean EarlyStopping?",
+        ),
+        (
+            "trainer.callbacks.0.patience=x",
+            "trainer.callbacks.0.patience",
+            "expected a whole number",
+        ),
+        (
+            "trainer.callbacks.1.kind=mine.Net",
+            "trainer.callbacks.1.kind",
+            "is not a loopwright.Callback",
+        ),
         ("trainer.callbacks=3", "trainer.callbacks", "expected a list"),
         ("+seeed=1", "seeed", "did you mean seed?"),
         ("seed=x", "seed", "expected a whole number or null"),
@@ -275,7 +312,14 @@ def test_all_mistakes_are_in_one_report(project):
         "trainer.alpha=z",
         "+zeta=1",
     )
-    assert set(found) == {"model.width", "model.foo", "model.inner.kind", "datasets.test.n", "trainer.alpha", "zeta"}
+    assert set(found) == {
+        "model.width",
+        "model.foo",
+        "model.inner.kind",
+        "datasets.test.n",
+        "trainer.alpha",
+        "zeta",
+    }
 
 
 def test_a_mistake_has_the_line_of_its_key(project):
@@ -290,7 +334,10 @@ def test_the_report_shows_file_line_key_and_message(project):
     problems = check(load_config(project.file), SCHEMA)
     head, report = str(ConfigError(problems)).split("\n", 1)
     assert head == "1 mistake in the configuration:"
-    assert report == f"{project.file}:20: datasets.train.n\n    is the text 'many'; expected a whole number."
+    assert (
+        report
+        == f"{project.file}:20: datasets.train.n\n    is the text 'many'; expected a whole number."
+    )
 
 
 def test_open_keyword_arguments_are_accepted_but_not_misspelt_ones():
@@ -300,14 +347,18 @@ def test_open_keyword_arguments_are_accepted_but_not_misspelt_ones():
 
     globals()["Open"], Open.__qualname__ = Open, "Open"
     place = Place("data", Dataset)
-    assert build({"kind": f"{__name__}.Open", "width": 1, "colour": "red"}, place).kwargs == {"colour": "red"}
+    assert build({"kind": f"{__name__}.Open", "width": 1, "colour": "red"}, place).kwargs == {
+        "colour": "red"
+    }
     with pytest.raises(ConfigError, match="did you mean width"):
         build({"kind": f"{__name__}.Open", "widht": 1}, place)
 
 
 def test_a_schema_of_ones_own(project):
     layers = Place("layer", nn.Module)
-    schema = Schema({"layers": Entry(list_of(layers), True), "deep": Entry(Schema({"n": Entry(int, True)}))})
+    schema = Schema(
+        {"layers": Entry(list_of(layers), True), "deep": Entry(Schema({"n": Entry(int, True)}))}
+    )
     path = project.write("own.yaml", "layers: [ReLU, {kind: Linaer}]\ndeep: {m: 1}\n")
     found = {problem.key: problem.message for problem in check(load_config(path), schema)}
     assert set(found) == {"layers.1.kind", "deep.m", "deep.n"}
@@ -317,7 +368,9 @@ def test_a_schema_of_ones_own(project):
 def test_two_projects_with_modules_of_the_same_name_do_not_mix(project):
     other = project.folder / "other"
     other.mkdir()
-    (other / "mine.py").write_text("from torch.utils.data import Dataset\nclass Points(Dataset):\n    size = 7\n")
+    (other / "mine.py").write_text(
+        "from torch.utils.data import Dataset\nclass Points(Dataset):\n    size = 7\n"
+    )
     path = project.write("other/run.yaml", "data: {kind: mine.Points}\n")
     first = build(load_config(project.file).at("datasets.test"), DATASET)
     second = build(load_config(path).at("data"), DATASET)
@@ -334,7 +387,10 @@ def test_an_error_inside_the_module_is_the_reason_why_a_kind_cannot_be_used(proj
 
 
 def mistakes_without_import(project, *overrides):
-    return {problem.key: problem.message for problem in check(load_config(project.file, overrides), SCHEMA)}
+    return {
+        problem.key: problem.message
+        for problem in check(load_config(project.file, overrides), SCHEMA)
+    }
 
 
 def test_an_unknown_key_inside_a_pydantic_field_is_reported_too(project):
@@ -364,7 +420,9 @@ def test_an_argument_whose_default_is_a_layer_takes_layers(project):
     assert "expected a mapping that describes a torch.nn.Module" in found["model.act"]
 
 
-@pytest.mark.parametrize(("text", "kind"), [("null", type(None)), ("Tanh", nn.Tanh), ("{kind: Tanh}", nn.Tanh)])
+@pytest.mark.parametrize(
+    ("text", "kind"), [("null", type(None)), ("Tanh", nn.Tanh), ("{kind: Tanh}", nn.Tanh)]
+)
 def test_a_place_in_a_pydantic_field_takes_its_kind_or_its_default(project, text, kind):
     config = load_config(project.file, [f"+trainer.helper={text}"])
     assert type(build(config.at("trainer"), TRAINER).config.helper) is kind

@@ -1,4 +1,5 @@
-"""YAML as it is read and written: values with lines, mistakes, and text that reads as the same tree."""
+"""YAML as it is read and written: values with lines, mistakes, and text that reads as the same
+tree."""
 
 from __future__ import annotations
 
@@ -64,7 +65,12 @@ def test_a_scalar_is_what_yaml_1_2_says(text, value):
 def test_every_node_knows_its_line():
     root = read_text("a:\n  b:\n    - 1\n    - c: 2\n", "run.yaml")
     inner = root.value["a"].value["b"]
-    assert (root.value["a"].line, inner.line, inner.value[0].line, inner.value[1].value["c"].line) == (1, 2, 3, 4)
+    assert (
+        root.value["a"].line,
+        inner.line,
+        inner.value[0].line,
+        inner.value[1].value["c"].line,
+    ) == (1, 2, 3, 4)
 
 
 def test_a_key_that_is_there_twice_is_reported_with_both_lines():
@@ -74,12 +80,22 @@ def test_a_key_that_is_there_twice_is_reported_with_both_lines():
 
 
 def test_all_mistakes_of_a_file_are_reported_at_once():
-    assert [problem.line for problem in problems("a: 1\na: 2\nb: !!set {x}\n? [1]\n: 2\n")] == [2, 3, 4]
+    assert [problem.line for problem in problems("a: 1\na: 2\nb: !!set {x}\n? [1]\n: 2\n")] == [
+        2,
+        3,
+        4,
+    ]
 
 
 @pytest.mark.parametrize(
     "tag",
-    ["!!python/object/apply:os.system [ls]", "!!python/name:os.system x", "!mine x", "!!binary aGk=", "!!set {a}"],
+    [
+        "!!python/object/apply:os.system [ls]",
+        "!!python/name:os.system x",
+        "!mine x",
+        "!!binary aGk=",
+        "!!set {a}",
+    ],
 )
 def test_tags_are_refused(tag):
     (problem,) = problems(f"key: {tag}")
@@ -87,7 +103,10 @@ def test_tags_are_refused(tag):
 
 
 def test_anchors_and_merge_keys_work_and_own_keys_win():
-    text = "base: &base {a: 1, b: 2}\nother: &other {b: 3, c: 4}\nboth:\n  <<: [*base, *other]\n  a: 9\n"
+    text = (
+        "base: &base {a: 1, b: 2}\nother: &other {b: 3, c: 4}\nboth:\n  <<: [*base, "
+        "*other]\n  a: 9\n"
+    )
     assert read_text(text, "run.yaml").plain()["both"] == {"a": 9, "b": 2, "c": 4}
 
 
@@ -195,9 +214,13 @@ texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=20) | st.sam
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
 keys = texts.filter(lambda key: not key.startswith("~")) | st.integers()
 trees = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
 )
-files = st.dictionaries(keys.filter(lambda key: key not in ("defaults", "modules")), trees, max_size=5)
+files = st.dictionaries(
+    keys.filter(lambda key: key not in ("defaults", "modules")), trees, max_size=5
+)
 
 
 def same(left, right):
@@ -233,7 +256,9 @@ def test_older_readers_of_yaml_see_the_same_values(tree):
 
 def test_the_resolved_config_is_a_config_that_runs(project):
     config = load_config(project.file, ["vars.width=4", "trainer.max_updates=5"])
-    written = project.write("out/run/config.yaml", config.to_yaml(project.folder / "out/run/config.yaml"))
+    written = project.write(
+        "out/run/config.yaml", config.to_yaml(project.folder / "out/run/config.yaml")
+    )
     again = load_config(written)
     assert again.tree == {**config.tree, "modules": "../.."}
     assert check(again, SCHEMA) == []
@@ -248,11 +273,19 @@ def test_a_config_written_in_place_needs_no_modules_key(project):
 
 def test_what_came_from_the_environment_is_not_written(project):
     environ = {"TOKEN": "hunter2", "RATE": "0.5"}
-    project.write("run.yaml", "token: ${env:TOKEN}\nalso: ${token}\nurl: 'a/${env:TOKEN}/$${b}'\nrate: ${env:RATE}\n")
+    project.write(
+        "run.yaml",
+        "token: ${env:TOKEN}\nalso: ${token}\nurl: 'a/${env:TOKEN}/$${b}'\nrate: ${env:RATE}\n",
+    )
     config = load_config(project.file, environ=environ)
     text = config.to_yaml()
     assert "hunter2" not in text
-    assert config.tree == {"token": "hunter2", "also": "hunter2", "url": "a/hunter2/${b}", "rate": 0.5}
+    assert config.tree == {
+        "token": "hunter2",
+        "also": "hunter2",
+        "url": "a/hunter2/${b}",
+        "rate": 0.5,
+    }
     written = project.write("again.yaml", text)
     assert load_config(written, environ=environ).tree == config.tree
 

@@ -1,4 +1,5 @@
-"""Running the crash programs: real processes, ended at chosen or at random moments, until one of them gets through."""
+"""Running the crash programs: real processes, ended at chosen or at random moments, until one of
+them gets through."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # noqa: F401  (which torch imports with the first optimizer: once here, not in every process)
+# which torch imports with the first optimizer: once here, not in every process
+import torch._dynamo  # noqa: F401
 import torchmetrics.classification  # noqa: F401
 
 from loopwright.checkpoint import verify_checkpoint
@@ -26,7 +28,14 @@ from .programs.train import main
 forking = multiprocessing.get_context("fork")
 
 PATIENCE = 300.0
-PLACES = {"step": 9, "eval": 7, "epoch": 2, "file": 40, "end": 1}  # and how often each happens, more or less
+# and how often each happens, more or less
+PLACES = {
+    "step": 9,
+    "eval": 7,
+    "epoch": 2,
+    "file": 40,
+    "end": 1,
+}
 WORKERS = [["--workers", "0"]]
 WORKERS += [["--workers", str(n), *more] for n in (2, 4) for more in ([], ["--persistent"])]
 
@@ -48,15 +57,19 @@ class Outcome:
 
 
 class Processes:
-    """Runs the program in processes that are forked from this one, which has imported everything already."""
+    """Runs the program in processes that are forked from this one, which has imported everything
+    already."""
 
     def __init__(self, folder: Path) -> None:
         self.output = folder / f"output-{os.getpid()}-{id(self)}"
 
-    def run(self, *arguments: str, kill_after: float | None = None, number: int = signal.SIGKILL) -> Outcome:
+    def run(
+        self, *arguments: str, kill_after: float | None = None, number: int = signal.SIGKILL
+    ) -> Outcome:
         """One process from beginning to end, or until it has lived so many seconds.
 
-        Another signal than SIGKILL goes to its process group: it has to be told `--group`, which takes a moment.
+        Another signal than SIGKILL goes to its process group: it has to be told `--group`, which
+        takes a moment.
         """
         process = forking.Process(target=_run, args=(list(arguments), str(self.output)))
         process.start()
@@ -71,11 +84,14 @@ class Processes:
         code = process.exitcode
         process.close()
         assert code is not None
-        return Outcome(code, self.output.read_text(errors="replace") if self.output.exists() else "")
+        return Outcome(
+            code, self.output.read_text(errors="replace") if self.output.exists() else ""
+        )
 
 
 def _run(arguments: list[str], output: str) -> None:
-    """In the new process: the program, with its own output, and a traceback at the very place where it hangs."""
+    """In the new process: the program, with its own output, and a traceback at the very place where
+    it hangs."""
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -97,7 +113,11 @@ class Crashes:
 
     def kill_at(self, moment: str, *more: str) -> bool:
         """Run until a moment such as `step:5`; whether it came before the end."""
-        return self._note(self.processes.run(str(self.run_dir), *self.options, *more, "--at", moment), moment, more)
+        return self._note(
+            self.processes.run(str(self.run_dir), *self.options, *more, "--at", moment),
+            moment,
+            more,
+        )
 
     def kill_after(self, seconds: float, *more: str) -> bool:
         """Run for so many seconds; whether the program was not through by then."""
@@ -105,13 +125,17 @@ class Crashes:
         return self._note(outcome, f"{seconds:.3f} s", more)
 
     def signal_after(self, seconds: float, number: int, *more: str) -> bool:
-        """Send a signal to its process group after so many seconds; whether the program was not through by then."""
+        """Send a signal to its process group after so many seconds; whether the program was not
+        through by then."""
         outcome = self.processes.run(
             str(self.run_dir), *self.options, *more, "--group", kill_after=seconds, number=number
         )
         name = signal.Signals(number).name
-        before = {-number, 1} if number == signal.SIGINT else {-number}  # it did not train yet: the signal's own effect
-        assert outcome.code in {0, 128 + number} | before, f"{name} {more}: {outcome.code}\n{outcome.output}"
+        # it did not train yet: the signal's own effect
+        before = {-number, 1} if number == signal.SIGINT else {-number}
+        assert outcome.code in {0, 128 + number} | before, (
+            f"{name} {more}: {outcome.code}\n{outcome.output}"
+        )
         assert outcome.code != 1 or "KeyboardInterrupt" in outcome.output, outcome.output
         assert_complete(self.run_dir)
         self.num_kills += outcome.code != 0
@@ -124,7 +148,9 @@ class Crashes:
         return self.processes.run(str(self.run_dir), *self.options, *more).digest
 
     def _note(self, outcome: Outcome, moment: str, more: tuple[str, ...]) -> bool:
-        assert outcome.code in (0, -signal.SIGKILL), f"after {moment} {more}: {outcome.code}\n{outcome.output}"
+        assert outcome.code in (0, -signal.SIGKILL), (
+            f"after {moment} {more}: {outcome.code}\n{outcome.output}"
+        )
         assert_complete(self.run_dir)
         is_killed = outcome.code != 0
         self.num_kills += is_killed
@@ -154,9 +180,13 @@ def kill_at_random(crashes: Crashes, rng: random.Random, *more: str, seconds: fl
     return crashes.kill_after(moment, *more)
 
 
-def signal_at_random(crashes: Crashes, rng: random.Random, *more: str, seconds: float = 0.5) -> bool:
+def signal_at_random(
+    crashes: Crashes, rng: random.Random, *more: str, seconds: float = 0.5
+) -> bool:
     """Send SIGTERM or SIGINT to its whole process group at some moment within so many seconds."""
-    return crashes.signal_after(rng.uniform(0.0, seconds), rng.choice([signal.SIGTERM, signal.SIGINT]), *more)
+    return crashes.signal_after(
+        rng.uniform(0.0, seconds), rng.choice([signal.SIGTERM, signal.SIGINT]), *more
+    )
 
 
 def differing(digest: dict[str, str], expected: dict[str, str]) -> list[str]:

@@ -18,7 +18,10 @@ def mounted(path: Path, size: str) -> Iterator[bool]:
     """A tmpfs of this size at the path; False where none can be mounted."""
     path.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
-    is_mounted = shutil.which("mount") is not None and not subprocess.run(command, capture_output=True).returncode
+    is_mounted = (
+        shutil.which("mount") is not None
+        and not subprocess.run(command, capture_output=True).returncode
+    )
     try:
         yield is_mounted
     finally:
@@ -28,7 +31,8 @@ def mounted(path: Path, size: str) -> Iterator[bool]:
 
 @contextmanager
 def other_filesystem(path: Path) -> Iterator[Path | None]:
-    """A folder that is not on the filesystem of temporary files: mounted at the path, else in shared memory."""
+    """A folder that is not on the filesystem of temporary files: mounted at the path, else in
+    shared memory."""
     with mounted(path, "512m") as is_mounted:
         if is_mounted:
             yield path

@@ -1,4 +1,5 @@
-"""Damaged and half-written resume points: named, passed over, cleaned up; the run comes to the same end."""
+"""Damaged and half-written resume points: named, passed over, cleaned up; the run comes to the same
+end."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from ..runs import adam, assert_same_run, cross_entropy, rows
 
 def build(run_dir: Path | None) -> Trainer:
     callbacks = [] if run_dir is None else [Checkpoints(every_updates=1, keep=3)]
-    return Trainer(build_net(), adam, cross_entropy, run_dir=run_dir, callbacks=callbacks, progress="silent")
+    return Trainer(
+        build_net(), adam, cross_entropy, run_dir=run_dir, callbacks=callbacks, progress="silent"
+    )
 
 
 def train(trainer: Trainer, points: TensorDataset, **limits: int) -> Trainer:
@@ -41,7 +44,9 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-@pytest.mark.parametrize("file", ["manifest.json", "state.json", "state.safetensors", "model.safetensors"])
+@pytest.mark.parametrize(
+    "file", ["manifest.json", "state.json", "state.safetensors", "model.safetensors"]
+)
 def test_a_damaged_newest_is_named_and_removed_and_the_run_is_the_same(
     damage: Callable[[Path], None],
     file: str,
@@ -60,10 +65,14 @@ def test_a_damaged_newest_is_named_and_removed_and_the_run_is_the_same(
     assert file in caplog.text
     assert_same_run(trainer, whole)
     assert rows(trainer) == rows(whole)
-    assert [info.name for info in list_checkpoints(tmp_path / "cut", verify=True) if not info.is_sound] == []
+    assert [
+        info.name for info in list_checkpoints(tmp_path / "cut", verify=True) if not info.is_sound
+    ] == []
 
 
-def test_what_was_damaged_is_gone_before_the_run_goes_on(points: TensorDataset, tmp_path: Path) -> None:
+def test_what_was_damaged_is_gone_before_the_run_goes_on(
+    points: TensorDataset, tmp_path: Path
+) -> None:
     train(build(tmp_path), points, num_updates=6)
     (tmp_path / "checkpoints" / update_name(6) / "manifest.json").unlink()
     train(build(tmp_path), points, num_updates=5)  # which is done: nothing is trained or saved
@@ -85,22 +94,32 @@ def test_where_nothing_is_sound_the_run_starts_over_and_what_may_be_rescued_stay
     assert (tmp_path / "checkpoints" / update_name(2) / "model.safetensors").is_file()
 
 
-def test_a_resume_point_of_a_newer_version_is_refused_and_left_alone(points: TensorDataset, tmp_path: Path) -> None:
+def test_a_resume_point_of_a_newer_version_is_refused_and_left_alone(
+    points: TensorDataset, tmp_path: Path
+) -> None:
     train(build(tmp_path), points, num_updates=3)
     newest = tmp_path / "checkpoints" / update_name(3)
     resign(newest, {"format": 4})
     trainer = build(tmp_path)
     before = build_net()
-    with pytest.raises(CheckpointError, match=r"newer version of Loopwright \(format 4; .*: upgrade Loopwright"):
+    with pytest.raises(
+        CheckpointError, match=r"newer version of Loopwright \(format 4; .*: upgrade Loopwright"
+    ):
         trainer.train(points, num_updates=5, batch_size=8)
     assert_same_model(trainer.model, before)
     assert newest.is_dir()
 
 
-def test_half_written_kept_models_and_manifests_are_cleaned_up(points: TensorDataset, tmp_path: Path) -> None:
-    """As a process leaves them that is killed while it writes; there is none with so high a number."""
+def test_half_written_kept_models_and_manifests_are_cleaned_up(
+    points: TensorDataset, tmp_path: Path
+) -> None:
+    """As a process leaves them that is killed while it writes; there is none with so high a
+    number."""
     train(build(tmp_path), points, num_updates=3)
-    for litter in ("kept/.update-00000009.tmp-4194399-0a1b2c3d", "checkpoints/.update-00000007.tmp-4194399-0a1b2c3d"):
+    for litter in (
+        "kept/.update-00000009.tmp-4194399-0a1b2c3d",
+        "checkpoints/.update-00000007.tmp-4194399-0a1b2c3d",
+    ):
         (tmp_path / litter).mkdir()
         (tmp_path / litter / "state.json").write_text("{")
     (tmp_path / ".run.json.tmp-4194399-0a1b2c3d").write_text("{")

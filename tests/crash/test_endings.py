@@ -1,4 +1,5 @@
-"""Signals and kills between the last update of a call and the end of `train`: the run is finished, and says so."""
+"""Signals and kills between the last update of a call and the end of `train`: the run is finished,
+and says so."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from ..runs import adam, cross_entropy
 
 
 class SignalAt(Callback):
-    """Sends this process a signal when the last checkpoint is saved, or in the event after that, before all others."""
+    """Sends this process a signal when the last checkpoint is saved, or in the event after that,
+    before all others."""
 
     def __init__(self, event: str, number: int) -> None:
         self.precedence = {"on_loop_end": 2, "on_train_end": -1}[event]
@@ -42,7 +44,9 @@ class Evaluating(Callback):
 def program(points: TensorDataset, *callbacks: Callback) -> Callable[[], None]:
     def run() -> None:
         own = [Evaluating(), Checkpoints(every_epochs=1), *callbacks]
-        trainer = Trainer(build_net(), adam, cross_entropy, run_dir="run", callbacks=own, progress="silent")
+        trainer = Trainer(
+            build_net(), adam, cross_entropy, run_dir="run", callbacks=own, progress="silent"
+        )
         trainer.train(points, batch_size=8, num_updates=7)  # in the second epoch of five updates
         print("after train")
 
@@ -85,7 +89,9 @@ def test_a_signal_after_the_last_update_leaves_a_finished_run(tmp_path, points, 
 def test_a_run_that_was_killed_after_its_last_update_is_finished_once_it_is_started_again(
     tmp_path, points, whole, event
 ):
-    assert run_in(tmp_path / "killed", points, SignalAt(event, signal.SIGKILL)).code == -signal.SIGKILL
+    assert (
+        run_in(tmp_path / "killed", points, SignalAt(event, signal.SIGKILL)).code == -signal.SIGKILL
+    )
     assert RunView(tmp_path / "killed" / "run").state == "crashed"
     assert run_in(tmp_path / "killed", points).code == 0
     view = RunView(tmp_path / "killed" / "run")

@@ -33,17 +33,21 @@ class Logs(Callback):
 
 
 def two_calls(points: TensorDataset) -> None:
-    """An epoch of two updates with a resume point at each, at its end and at the end of its call; then another one."""
+    """An epoch of two updates with a resume point at each, at its end and at the end of its call;
+    then another one."""
     torch.manual_seed(0)
     saving = Checkpoints(every_updates=1, every_epochs=1, min_seconds=0, asynchronous=False)
     callbacks = [Logs(), BestModel("eval_loss", keep=9), saving]
-    trainer = Trainer(build_net(), adam, cross_entropy, run_dir="run", callbacks=callbacks, progress="silent")
+    trainer = Trainer(
+        build_net(), adam, cross_entropy, run_dir="run", callbacks=callbacks, progress="silent"
+    )
     for _ in range(2):
         trainer.train(points, num_epochs=1, eval_data=points, batch_size=20)
 
 
 def killed_at(number: int, program: Callable[[], None]) -> None:
-    """Run a program until a number of times events were committed or a file was about to be renamed; then SIGKILL."""
+    """Run a program until a number of times events were committed or a file was about to be
+    renamed; then SIGKILL."""
     left = number
 
     def count() -> None:
@@ -58,7 +62,8 @@ def killed_at(number: int, program: Callable[[], None]) -> None:
         flush(store)
         count()
 
-    MetricsStore.flush = flush_and_count  # type: ignore[method-assign]  # of this process, which is forked
+    # of this process, which is forked
+    MetricsStore.flush = flush_and_count  # type: ignore[method-assign]
     sys.addaudithook(lambda event, arguments: count() if event == "os.rename" else None)
     program()
 
@@ -70,7 +75,9 @@ def recorded(run: Path) -> list[object]:
     return [[event for event in events if event[0] not in PROCESS_EVENTS], media]
 
 
-def test_a_run_that_was_killed_at_any_write_has_the_events_and_media_of_one_that_was_not(points, tmp_path):
+def test_a_run_that_was_killed_at_any_write_has_the_events_and_media_of_one_that_was_not(
+    points, tmp_path
+):
     (whole := tmp_path / "whole").mkdir()
     assert call_forked(lambda: two_calls(points), whole).code == 0
     expected = recorded(whole / "run")
@@ -79,7 +86,9 @@ def test_a_run_that_was_killed_at_any_write_has_the_events_and_media_of_one_that
     while code == -signal.SIGKILL:
         number += 1
         (folder := tmp_path / str(number)).mkdir()
-        code = call_forked(lambda number=number: killed_at(number, lambda: two_calls(points)), folder).code
+        code = call_forked(
+            lambda number=number: killed_at(number, lambda: two_calls(points)), folder
+        ).code
         again = call_forked(lambda: two_calls(points), folder)
         assert again.code == 0, again.err
         if (found := recorded(folder / "run")) != expected:

@@ -1,4 +1,5 @@
-"""A disk that fills up while training: it stops or goes on, as asked; what was saved before stays as it was."""
+"""A disk that fills up while training: it stops or goes on, as asked; what was saved before stays
+as it was."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from ..runs import adam, assert_same_run, cross_entropy, rows
 class Filling(Callback):
     """Takes up what is free of a disk after one update, and may give it back after another.
 
-    While this goes on a resume point may be on its way. It must not be followed by the removal of an old one, which
-    would make room for all that follow: tests keep them all.
+    While this goes on a resume point may be on its way. It must not be followed by the removal of
+    an old one, which would make room for all that follow: tests keep them all.
     """
 
     def __init__(self, disk: Path, update: int, until: int | None = None) -> None:
@@ -46,7 +47,14 @@ def fill(path: Path) -> None:
 
 
 def build(run_dir: Path, callbacks: list[Callback], saving: Checkpoints) -> Trainer:
-    return Trainer(build_net(), adam, cross_entropy, run_dir=run_dir, callbacks=[*callbacks, saving], progress="silent")
+    return Trainer(
+        build_net(),
+        adam,
+        cross_entropy,
+        run_dir=run_dir,
+        callbacks=[*callbacks, saving],
+        progress="silent",
+    )
 
 
 def test_training_stops_at_the_next_step_and_goes_on_when_there_is_room(
@@ -56,12 +64,18 @@ def test_training_stops_at_the_next_step_and_goes_on_when_there_is_room(
     whole.train(points, 4, batch_size=8)
     run_dir = small_disk / "run"
     first = build(run_dir, [Filling(small_disk, update=7)], Checkpoints(every_updates=1, keep=20))
-    with pytest.raises(CheckpointError, match=r"(could not|cannot) be written: .*(No space left|is full)"):
+    with pytest.raises(
+        CheckpointError, match=r"(could not|cannot) be written: .*(No space left|is full)"
+    ):
         first.train(points, 4, batch_size=8)
     assert first.progress.update <= 8
     saved = list_checkpoints(run_dir, verify=True)
     assert all(info.is_sound for info in saved)
-    assert saved[-1].name in (update_name(5), update_name(6))  # which may still have been on its way
+    # which may still have been on its way
+    assert saved[-1].name in (
+        update_name(5),
+        update_name(6),
+    )
     (small_disk / "filler").unlink()
     second = build(run_dir, [Filling(small_disk, update=-1)], Checkpoints(every_updates=1))
     second.train(points, 4, batch_size=8)
@@ -71,12 +85,18 @@ def test_training_stops_at_the_next_step_and_goes_on_when_there_is_room(
 
 @pytest.mark.parametrize("flushes", [False, True])
 def test_training_goes_on_where_asked_and_catches_up_when_there_is_room(
-    flushes: bool, points: TensorDataset, small_disk: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    flushes: bool,
+    points: TensorDataset,
+    small_disk: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     whole = build(tmp_path / "whole", [], Checkpoints(every_updates=1))
     whole.train(points, 4, eval_data=points, batch_size=8)
     filling = Filling(small_disk, update=7, until=16)
-    saving = Checkpoints(every_updates=1 if flushes else 15, every_epochs=None, keep=20, on_error="warn")
+    saving = Checkpoints(
+        every_updates=1 if flushes else 15, every_epochs=None, keep=20, on_error="warn"
+    )
     trainer = build(small_disk / "run", [filling], saving)
     with caplog.at_level(logging.WARNING, "loopwright"):
         trainer.train(points, 4, eval_data=points, batch_size=8)
@@ -91,23 +111,33 @@ def test_a_disk_that_stays_full_does_not_end_training_where_asked(
     points: TensorDataset, small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_dir = small_disk / "run"
-    trainer = build(run_dir, [Filling(small_disk, update=3)], Checkpoints(every_updates=1, on_error="warn"))
+    trainer = build(
+        run_dir, [Filling(small_disk, update=3)], Checkpoints(every_updates=1, on_error="warn")
+    )
     with caplog.at_level(logging.WARNING, "loopwright"):
         history = trainer.train(points, 2, eval_data=points, batch_size=8)
     assert len(history) == 2
     assert "was not saved" in caplog.text
     sound = [info.name for info in list_checkpoints(run_dir, verify=True) if info.is_sound]
-    assert sound in ([update_name(1)], [update_name(1), update_name(2)])  # the second may have been on its way
+    # the second may have been on its way
+    assert sound in (
+        [update_name(1)],
+        [update_name(1), update_name(2)],
+    )
 
 
-def test_metrics_that_found_no_room_are_kept_and_written_when_there_is_some(small_disk: Path) -> None:
+def test_metrics_that_found_no_room_are_kept_and_written_when_there_is_some(
+    small_disk: Path,
+) -> None:
     store = MetricsStore(small_disk / "metrics.sqlite")
     store.add_steps(rows_of([(1, 1, "loss", 1.0)]))
     store.flush()
     fill(small_disk / "filler")
     many = [(step, step, "loss", 1 / step) for step in range(2, 30_000)]
     store.add_steps(rows_of(many))
-    with pytest.raises(CheckpointError, match=r"cannot be written: .*full.*check the free disk space"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot be written: .*full.*check the free disk space"
+    ):
         store.flush()
     with pytest.raises(CheckpointError, match="cannot be written"):
         store.truncate(step=20_000, epoch=0)

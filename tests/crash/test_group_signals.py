@@ -1,4 +1,5 @@
-"""Signals to a whole process group, workers included, as torchrun, SLURM, systemd and terminals send them."""
+"""Signals to a whole process group, workers included, as torchrun, SLURM, systemd and terminals
+send them."""
 
 from __future__ import annotations
 
@@ -22,10 +23,26 @@ from ..forked import call_forked
 from ..runs import adam, cross_entropy
 from .crashing import Processes, differing
 
-OPTIONS = ["--light", "--epochs", "2", "--workers", "2", "--eval-workers", "1", "--group", "--every", "3"]
+OPTIONS = [
+    "--light",
+    "--epochs",
+    "2",
+    "--workers",
+    "2",
+    "--eval-workers",
+    "1",
+    "--group",
+    "--every",
+    "3",
+]
 MOMENTS = ["step:1", "step:2", "step:5", "step:9", "eval:2", "eval:3", "epoch:1", "epoch:2"]
 MOMENTS += ["file:9", "file:14", "file:20", "file:33"]  # while something is saved
-EARLY = ["file:1", "file:2", "eval:1"]  # before training: the run directory is opened, metrics' names are found out
+# before training: the run directory is opened, metrics' names are found out
+EARLY = [
+    "file:1",
+    "file:2",
+    "eval:1",
+]
 PATIENCE = 60.0
 
 
@@ -74,7 +91,9 @@ def test_further_sigterms_while_it_saves_change_nothing(
     expected: dict[str, str], processes: Processes, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    moments = [text for moment in ("step:4", "file:9", "file:12") for text in ("--at", f"{moment}=TERM")]
+    moments = [
+        text for moment in ("step:4", "file:9", "file:12") for text in ("--at", f"{moment}=TERM")
+    ]
     ended = processes.run(str(run_dir), *OPTIONS, *moments)
     assert (ended.code, state_of(run_dir)) == (143, "interrupted"), ended.output
     assert differing(processes.run(str(run_dir), *OPTIONS).digest, expected) == []
@@ -115,7 +134,9 @@ def children() -> list[int]:
 def train(run_dir: Path, *callbacks: Callback, data: Any = None) -> None:
     loader = DataLoader(data or Slow(40), batch_size=4, num_workers=2)
     net = torch.nn.Linear(2, 3)
-    Trainer(net, adam, cross_entropy, callbacks=callbacks, run_dir=run_dir, progress="silent").train(loader, 2)
+    Trainer(
+        net, adam, cross_entropy, callbacks=callbacks, run_dir=run_dir, progress="silent"
+    ).train(loader, 2)
 
 
 def test_workers_of_a_users_own_loader_in_a_hook_outlive_the_signal_too(tmp_path: Path) -> None:
@@ -139,7 +160,9 @@ def test_workers_of_a_users_own_loader_in_a_hook_outlive_the_signal_too(tmp_path
 
 def test_a_worker_that_is_killed_is_an_error_that_says_so(tmp_path: Path) -> None:
     def program() -> None:
-        train(tmp_path / "run", InTheMiddle(lambda trainer: os.kill(children()[-1], signal.SIGKILL)))
+        train(
+            tmp_path / "run", InTheMiddle(lambda trainer: os.kill(children()[-1], signal.SIGKILL))
+        )
 
     ended = call_forked(program, tmp_path)
     assert ended.code == 1
@@ -182,7 +205,9 @@ def test_workers_end_when_the_process_that_trains_is_gone(number: int, tmp_path:
     assert have_ended(workers)
 
 
-def test_a_worker_that_stays_in_the_data_set_does_not_keep_the_program_from_ending(tmp_path: Path) -> None:
+def test_a_worker_that_stays_in_the_data_set_does_not_keep_the_program_from_ending(
+    tmp_path: Path,
+) -> None:
     def program() -> None:
         train(
             tmp_path / "run",

@@ -1,4 +1,5 @@
-"""Nothing in a run directory is ever executed, wherever in it somebody puts what would like to be."""
+"""Nothing in a run directory is ever executed, wherever in it somebody puts what would like to
+be."""
 
 from __future__ import annotations
 
@@ -23,8 +24,23 @@ from ..runs import adam, cross_entropy
 
 POINT, KEPT = f"checkpoints/{update_name(5)}", f"kept/{update_name(5)}"
 PARTS = ["manifest.json", "state.json", "state.safetensors", "model.safetensors"]
-BAIT = ["state.pkl", "data.pkl", "model.pt", "pytorch_model.bin", "optimizer.pt", ".metadata", "__init__.py"]
-PLACES = ["run.json", "metrics.sqlite", ".lock", "config.pkl", "sitecustomize.py", "artifacts/model.pt"]
+BAIT = [
+    "state.pkl",
+    "data.pkl",
+    "model.pt",
+    "pytorch_model.bin",
+    "optimizer.pt",
+    ".metadata",
+    "__init__.py",
+]
+PLACES = [
+    "run.json",
+    "metrics.sqlite",
+    ".lock",
+    "config.pkl",
+    "sitecustomize.py",
+    "artifacts/model.pt",
+]
 PLACES += [f"{folder}/{name}" for folder in (POINT, KEPT) for name in (*PARTS, *BAIT)]
 PLACES += ["checkpoints/last.ckpt", "kept/best.pt"]
 
@@ -41,13 +57,16 @@ class Bomb:
 
 def build(run_dir: Path) -> Trainer:
     callbacks = [Checkpoints(every_updates=1), BestModel("eval_loss", restore=True)]
-    return Trainer(build_net(), adam, cross_entropy, run_dir=run_dir, callbacks=callbacks, progress="silent")
+    return Trainer(
+        build_net(), adam, cross_entropy, run_dir=run_dir, callbacks=callbacks, progress="silent"
+    )
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inputs = torch.randn(37, 6, generator=torch.Generator().manual_seed(7))
-    data = TensorDataset(inputs, (inputs.sum(1) > 0).long() + (inputs[:, 0] > 1).long())  # as `points`
+    # as `points`
+    data = TensorDataset(inputs, (inputs.sum(1) > 0).long() + (inputs[:, 0] > 1).long())
     path = tmp_path_factory.mktemp("finished") / "run"
     build(path).train(data, num_updates=5, eval_data=data, batch_size=8)
     return path
@@ -102,7 +121,9 @@ def test_a_manifest_that_points_out_of_the_run_is_refused(
     secret = tmp_path / "secret.safetensors"
     shutil.copy(run_dir / POINT / "model.safetensors", secret)
     manifest = json.loads((run_dir / POINT / "manifest.json").read_text())
-    files = manifest["files"] | {"../../../secret.safetensors": manifest["files"]["model.safetensors"]}
+    files = manifest["files"] | {
+        "../../../secret.safetensors": manifest["files"]["model.safetensors"]
+    }
     resign(run_dir / POINT, {"files": files, "models": {"model": "../../../secret.safetensors"}})
     with pytest.raises(LoopwrightError, match="not a plain file name"):
         build(tmp_path / "other").load(run_dir / POINT)

@@ -1,4 +1,5 @@
-"""Runs that are really killed, several times and at any moment, come to the very same end as those left alone."""
+"""Runs that are really killed, several times and at any moment, come to the very same end as those
+left alone."""
 
 from __future__ import annotations
 
@@ -12,23 +13,48 @@ import pytest
 
 from .crashing import WORKERS, Crashes, Processes, differing, kill_at_random
 
-# Moments count from the start of a process: steps in the middle of a window, of an epoch and of an evaluation, the
-# ends of epochs, and file operations (of writing a checkpoint, a kept model or run.json, or of removing an old one).
+# Moments count from the start of a process: steps in the middle of a window, of an epoch and of an
+# evaluation, the
+# ends of epochs, and file operations (of writing a checkpoint, a kept model or run.json, or of
+# removing an old one).
 NATIVE = ["step:2", "file:30", "step:6", "eval:2", "epoch:1", "file:9", "end:1"]
 PROGRAMS = {
     "native": (["--precision", "fp16", "--schedule", "cycle", "--accumulate", "2"], NATIVE),
-    "native iterable": (["--data", "iterable", "--precision", "bf16", "--accumulate", "3"], ["eval:4", *NATIVE[3:]]),
-    "native stopped early": (["--patience", "1", "--every", "1", "--epochs", "6"], ["file:70", "step:5", "end:1"]),
-    "lifecycle": (["--door", "lifecycle", "--accumulate", "2"], ["step:5", "file:20", "epoch:1", "eval:2"]),
-    "lifecycle iterable": (["--door", "lifecycle", "--data", "iterable", "--schedule", "cycle"], ["file:25", "eval:5"]),
-    "lifecycle stopped early": (["--door", "lifecycle", "--patience", "1", "--epochs", "6"], ["step:5", "end:1"]),
-    "simple": (["--door", "simple", "--schedule", "cycle"], ["step:10", "file:13", "eval:2", "end:1"]),
-    "simple iterable": (["--door", "simple", "--data", "iterable", "--patience", "1"], ["file:22", "epoch:1"]),
+    "native iterable": (
+        ["--data", "iterable", "--precision", "bf16", "--accumulate", "3"],
+        ["eval:4", *NATIVE[3:]],
+    ),
+    "native stopped early": (
+        ["--patience", "1", "--every", "1", "--epochs", "6"],
+        ["file:70", "step:5", "end:1"],
+    ),
+    "lifecycle": (
+        ["--interface", "lifecycle", "--accumulate", "2"],
+        ["step:5", "file:20", "epoch:1", "eval:2"],
+    ),
+    "lifecycle iterable": (
+        ["--interface", "lifecycle", "--data", "iterable", "--schedule", "cycle"],
+        ["file:25", "eval:5"],
+    ),
+    "lifecycle stopped early": (
+        ["--interface", "lifecycle", "--patience", "1", "--epochs", "6"],
+        ["step:5", "end:1"],
+    ),
+    "simple": (
+        ["--interface", "simple", "--schedule", "cycle"],
+        ["step:10", "file:13", "eval:2", "end:1"],
+    ),
+    "simple iterable": (
+        ["--interface", "simple", "--data", "iterable", "--patience", "1"],
+        ["file:22", "epoch:1"],
+    ),
 }
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_run_killed_at_any_moment_is_the_same_run(program: str, processes: Processes, other_place: Path) -> None:
+def test_a_run_killed_at_any_moment_is_the_same_run(
+    program: str, processes: Processes, other_place: Path
+) -> None:
     """Each restart has another number of workers, persistent or not."""
     options, moments = PROGRAMS[program]
     is_iterable = "iterable" in options
@@ -49,7 +75,9 @@ def on_disk() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_random_moments_on_the_filesystem_of_temporary_files(processes: Processes, on_disk: Path) -> None:
+def test_random_moments_on_the_filesystem_of_temporary_files(
+    processes: Processes, on_disk: Path
+) -> None:
     rng = random.Random(20)  # `make torture` has others every time
     options = ["--precision", "bf16", "--accumulate", "2"]
     expected = processes.run(str(on_disk / "whole"), *options).digest

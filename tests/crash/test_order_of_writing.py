@@ -42,7 +42,9 @@ class Scores(Callback):
 
 def run(folder: Path, points: TensorDataset, keeper: Callback, num_epochs: int = 4) -> Trainer:
     callbacks = [Scores(), keeper, Checkpoints(every_epochs=1)]
-    trainer = Trainer(build_net(), adam, cross_entropy, run_dir=folder, callbacks=callbacks, progress="silent")
+    trainer = Trainer(
+        build_net(), adam, cross_entropy, run_dir=folder, callbacks=callbacks, progress="silent"
+    )
     trainer.train(points, num_epochs, batch_size=40)
     return trainer
 
@@ -50,11 +52,15 @@ def run(folder: Path, points: TensorDataset, keeper: Callback, num_epochs: int =
 def kept(folder: Path) -> dict[str, list[Any]]:
     """The kept models: names, metadata and weights."""
     found = [info for info in list_checkpoints(folder, verify=True) if info.kind == "kept"]
-    return {info.name: [info.meta, *map(torch.Tensor.tolist, load_weights(info.path).values())] for info in found}
+    return {
+        info.name: [info.meta, *map(torch.Tensor.tolist, load_weights(info.path).values())]
+        for info in found
+    }
 
 
 def kill_before(moment: Callable[[str, str], bool]) -> None:
-    """Be killed when a file is about to be renamed to such a name, seen from its folder: `kept/update-00000001`."""
+    """Be killed when a file is about to be renamed to such a name, seen from its folder:
+    `kept/update-00000001`."""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "os.rename":
@@ -67,7 +73,8 @@ def kill_before(moment: Callable[[str, str], bool]) -> None:
 
 @pytest.mark.parametrize("keeper", KEEPERS)
 def test_a_kill_before_any_rename_loses_no_kept_model(points, tmp_path, keeper):
-    """Renames put checkpoints in place and take old ones away: whatever is on disk lies between two of them."""
+    """Renames put checkpoints in place and take old ones away: whatever is on disk lies between two
+    of them."""
     whole = tmp_path / "whole"
     run(whole, points, KEEPERS[keeper]())
     expected = kept(whole)
@@ -95,7 +102,8 @@ def test_a_kill_before_any_rename_loses_no_kept_model(points, tmp_path, keeper):
 
 
 def test_a_resume_point_does_not_overtake_the_kept_model_of_its_epoch(points, tmp_path):
-    """The writer of the kept model is held up, which gives the other one all the time that it would need."""
+    """The writer of the kept model is held up, which gives the other one all the time that it would
+    need."""
 
     def program() -> None:
         def is_there() -> bool:
@@ -116,8 +124,11 @@ def test_a_resume_point_does_not_overtake_the_kept_model_of_its_epoch(points, tm
     assert kept(tmp_path / "run") == kept(tmp_path / "whole")
 
 
-def test_what_was_best_at_the_resume_point_is_there_when_the_run_goes_on_otherwise(points, tmp_path):
-    """The second epoch's model has displaced the first one's, and the process is killed before its resume point."""
+def test_what_was_best_at_the_resume_point_is_there_when_the_run_goes_on_otherwise(
+    points, tmp_path
+):
+    """The second epoch's model has displaced the first one's, and the process is killed before its
+    resume point."""
 
     def program() -> None:
         kill_before(lambda source, target: target == f"checkpoints/{update_name(2)}")
@@ -130,7 +141,8 @@ def test_what_was_best_at_the_resume_point_is_there_when_the_run_goes_on_otherwi
 
 
 def test_the_best_model_at_a_resume_point_that_is_still_being_written_is_kept(points, tmp_path):
-    """The first resume point is held up until the second epoch's model is there, which displaces the first one's."""
+    """The first resume point is held up until the second epoch's model is there, which displaces
+    the first one's."""
 
     def is_kept(update: int) -> bool:
         return any((tmp_path / "run" / "kept").glob(f"{update_name(update)}*"))
@@ -151,13 +163,18 @@ def test_the_best_model_at_a_resume_point_that_is_still_being_written_is_kept(po
 
     for keeper in KEEPERS:
         assert call_forked(program, tmp_path).code == -signal.SIGKILL
-        found = {info.name[: len(update_name(1))] for info in list_checkpoints(tmp_path / "run") if info.kind == "kept"}
+        found = {
+            info.name[: len(update_name(1))]
+            for info in list_checkpoints(tmp_path / "run")
+            if info.kind == "kept"
+        }
         assert found >= {update_name(1), update_name(2)}, keeper
         shutil.rmtree(tmp_path / "run")
 
 
 def test_a_model_that_is_held_in_memory_is_written_when_training_ends_in_any_way(points, tmp_path):
-    """The first best model is written at once; those of the seconds after it are held until they have to be."""
+    """The first best model is written at once; those of the seconds after it are held until they
+    have to be."""
 
     class Ending(Callback):
         def __init__(self, how: str) -> None:
@@ -170,9 +187,19 @@ def test_a_model_that_is_held_in_memory_is_written_when_training_ends_in_any_way
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def train(how: str) -> None:
-        callbacks = [Ending(how), Scores(), BestModel("score", "max"), Checkpoints(every_epochs=None, min_seconds=3600)]
+        callbacks = [
+            Ending(how),
+            Scores(),
+            BestModel("score", "max"),
+            Checkpoints(every_epochs=None, min_seconds=3600),
+        ]
         trainer = Trainer(
-            build_net(), adam, cross_entropy, run_dir=tmp_path / how, callbacks=callbacks, progress="silent"
+            build_net(),
+            adam,
+            cross_entropy,
+            run_dir=tmp_path / how,
+            callbacks=callbacks,
+            progress="silent",
         )
         trainer.train(points, 3, batch_size=40)
 

@@ -1,4 +1,5 @@
-"""Runs on sources that know their position, ended by SIGKILL: the same command goes on by position, bit for bit."""
+"""Runs on sources that know their position, ended by SIGKILL: the same command goes on by position,
+bit for bit."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from ..loops import assert_same_model
 
 ALL = SOURCES | INSTALLED
 KILLED_AT: list[int] = []  # not an attribute, which would be another setting of the run
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # by torchdata's StatefulDataLoader
+# by torchdata's StatefulDataLoader
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 
 class Killed(Callback):
@@ -73,7 +75,8 @@ def test_a_killed_run_goes_on_by_position(build: Any, tmp_path: Path) -> None:
     assert last.history.epochs == whole.history.epochs
     source = getattr(data, "dataset", data)
     if hasattr(source, "drawn"):
-        assert source.drawn < 2 * LENGTH - 1  # the rest of two epochs; a resume point may be a step or two old
+        # the rest of two epochs; a resume point may be a step or two old
+        assert source.drawn < 2 * LENGTH - 1
 
 
 def _train_again(build: Any, run_dir: Path, step: int) -> None:
@@ -89,10 +92,16 @@ def test_a_killed_run_with_a_shuffle_buffer_reads_its_epoch_again_and_says_so(
     pytest.importorskip("datasets")
     build = partial(hugging_face, buffer_size=4)
     whole = train(build(), None)
-    assert call_forked(partial(_train_again, build, tmp_path / "run", LENGTH + 4), tmp_path).code == -signal.SIGKILL
+    assert (
+        call_forked(partial(_train_again, build, tmp_path / "run", LENGTH + 4), tmp_path).code
+        == -signal.SIGKILL
+    )
     last = train(build(), tmp_path / "run", progress="lines")
     assert_same_model(last.model, whole.model)
-    assert "items of IterableDataset were read again to return to the saved position" in capsys.readouterr().out
+    assert (
+        "items of IterableDataset were read again to return to the saved position"
+        in capsys.readouterr().out
+    )
 
 
 # Mistakes
@@ -102,17 +111,29 @@ def test_a_generator_function_that_was_not_called(mistake: Any) -> None:
     def batches() -> Any:
         yield torch.ones(2, 1), torch.ones(2, 1)
 
-    with mistake("Data", "A generator function that was not called", DataError, match=r"call it, `batches\(\)`"):
+    with mistake(
+        "Data",
+        "A generator function that was not called",
+        DataError,
+        match=r"call it, `batches\(\)`",
+    ):
         train(batches, None)
 
 
 def test_an_iterator_that_is_used_for_a_second_epoch(mistake: Any) -> None:
     batches = iter([(torch.ones(2, 1), torch.ones(2, 1))])
-    with mistake("Data", "An iterator for several epochs", DataError, match="an iterator can be used only once"):
+    with mistake(
+        "Data",
+        "An iterator for several epochs",
+        DataError,
+        match="an iterator can be used only once",
+    ):
         train(batches, None)
 
 
-def test_a_source_that_fails_to_give_its_state_ends_the_run_with_its_first_batch(tmp_path: Path) -> None:
+def test_a_source_that_fails_to_give_its_state_ends_the_run_with_its_first_batch(
+    tmp_path: Path,
+) -> None:
     class Failing(SOURCES["a node"]):  # type: ignore[misc]
         def state_dict(self) -> Any:
             raise RuntimeError("not now")

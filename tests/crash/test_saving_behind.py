@@ -1,4 +1,5 @@
-"""Saving behind the training saves the state of that update; kept models are the best few, whatever the metric."""
+"""Saving behind the training saves the state of that update; kept models are the best few, whatever
+the metric."""
 
 from __future__ import annotations
 
@@ -22,11 +23,18 @@ def test_what_is_written_behind_the_training_is_what_waiting_for_it_would_have_w
     for name, asynchronous in (("behind", True), ("waited", False)):
         callbacks = [EMA(0.9), Checkpoints(every_updates=1, keep=20, asynchronous=asynchronous)]
         trainer = Trainer(
-            build_net(), adam, cross_entropy, run_dir=tmp_path / name, callbacks=callbacks, progress="silent"
+            build_net(),
+            adam,
+            cross_entropy,
+            run_dir=tmp_path / name,
+            callbacks=callbacks,
+            progress="silent",
         )
         trainer.train(points, 2, batch_size=8)
     for update in range(1, 11):
-        behind, waited = (tmp_path / name / "checkpoints" / update_name(update) for name in ("behind", "waited"))
+        behind, waited = (
+            tmp_path / name / "checkpoints" / update_name(update) for name in ("behind", "waited")
+        )
         diff = diff_checkpoints(behind, waited)
         assert diff.is_equal
 
@@ -58,7 +66,9 @@ def test_the_best_few_are_kept_with_their_metric(
     mode: str, scores: tuple[float, ...], kept: list[int], points: TensorDataset, tmp_path: Path
 ) -> None:
     callbacks = [Scores(*scores), BestModel("score", mode, keep=2)]  # type: ignore[arg-type]
-    trainer = Trainer(build_net(), adam, cross_entropy, run_dir=tmp_path, callbacks=callbacks, progress="silent")
+    trainer = Trainer(
+        build_net(), adam, cross_entropy, run_dir=tmp_path, callbacks=callbacks, progress="silent"
+    )
     trainer.train(points, 5, batch_size=40)
     found = [info for info in list_checkpoints(tmp_path, verify=True) if info.kind == "kept"]
     assert sorted(info.meta["epoch"] for info in found) == kept

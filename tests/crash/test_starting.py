@@ -1,4 +1,5 @@
-"""Starting a run where that cannot go well: a message before the first step, and nothing half done."""
+"""Starting a run where that cannot go well: a message before the first step, and nothing half
+done."""
 
 from __future__ import annotations
 
@@ -77,7 +78,13 @@ def test_a_disk_that_is_full_is_said_before_the_first_step(
     fill(small_disk / "filler")
     for run_dir in (small_disk / "run", small_disk / "another"):
         what = f'`run_dir="disk/{run_dir.name}"` on a disk that is full'
-        with mistake("Files", what, ConfigurationError, match="No space left.*free some space", hide=r"\.tmp-\S+"):
+        with mistake(
+            "Files",
+            what,
+            ConfigurationError,
+            match="No space left.*free some space",
+            hide=r"\.tmp-\S+",
+        ):
             refused(run_dir, points)
     (small_disk / "filler").unlink()
     assert not is_locked(small_disk / "run" / ".lock")
@@ -90,13 +97,18 @@ def test_a_folder_that_is_read_only_is_said_before_the_first_step(
     points: TensorDataset, read_only: Path, mistake: Any
 ) -> None:
     with mistake(
-        "Files", '`run_dir="disk/run"` on a disk that is read-only', ConfigurationError, match="make it writable"
+        "Files",
+        '`run_dir="disk/run"` on a disk that is read-only',
+        ConfigurationError,
+        match="make it writable",
     ):
         refused(read_only / "run", points)
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.sqlite", ".lock"])
-def test_a_folder_in_place_of_a_file_of_the_run_is_said(name: str, points: TensorDataset, tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_file_of_the_run_is_said(
+    name: str, points: TensorDataset, tmp_path: Path
+) -> None:
     (tmp_path / "run" / name).mkdir(parents=True)
     with pytest.raises(ConfigurationError, match=f"{name} in it is not a file"):
         refused(tmp_path / "run", points)
@@ -109,15 +121,25 @@ def test_a_run_does_not_write_over_a_config_that_is_not_its_own(
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "config.yaml").write_text("mine: 1\n")
     with mistake(
-        "Files", "`run_dir=` a folder with a `config.yaml` of your own", ConfigurationError, match="overwrite"
+        "Files",
+        "`run_dir=` a folder with a `config.yaml` of your own",
+        ConfigurationError,
+        match="overwrite",
     ):
         refused(tmp_path / "project", points)
     assert os.listdir(tmp_path / "project") == ["config.yaml"]
 
 
-def test_a_parent_that_is_a_file_is_said(points: TensorDataset, tmp_path: Path, mistake: Any) -> None:
+def test_a_parent_that_is_a_file_is_said(
+    points: TensorDataset, tmp_path: Path, mistake: Any
+) -> None:
     (tmp_path / "runs").write_text("")
-    with mistake("Files", '`run_dir="runs/first"` where `runs` is a file', ConfigurationError, match="choose another"):
+    with mistake(
+        "Files",
+        '`run_dir="runs/first"` where `runs` is a file',
+        ConfigurationError,
+        match="choose another",
+    ):
         refused(tmp_path / "runs" / "first", points)
 
 
@@ -154,7 +176,11 @@ def test_one_directory_under_two_names_has_one_lock(
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    other = {"link": tmp_path / "link", "dots": tmp_path / "run" / ".." / "run", "relative": Path("run")}[spelling]
+    other = {
+        "link": tmp_path / "link",
+        "dots": tmp_path / "run" / ".." / "run",
+        "relative": Path("run"),
+    }[spelling]
     first, second = RunDirectory(tmp_path / "run").lock(), RunDirectory(other)
     with pytest.raises(ConfigurationError, match="is being written by this process"):
         second.lock()

@@ -1,4 +1,5 @@
-"""Data that goes on from one epoch to the next: what was read of it is part of the run, no more and no less."""
+"""Data that goes on from one epoch to the next: what was read of it is part of the run, no more and
+no less."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def build(*callbacks: Callback) -> Trainer:
 
 def test_looking_for_the_metrics_of_a_stream_takes_nothing_from_its_first_evaluation() -> None:
     held_out = Streamed(8)
-    build(EarlyStopping("eval_loss", patience=9)).train(Streamed(), 2, eval_data=held_out, batch_size=3)
+    build(EarlyStopping("eval_loss", patience=9)).train(
+        Streamed(), 2, eval_data=held_out, batch_size=3
+    )
     assert (held_out.position, held_out.num_given) == (16, 0)
 
 
@@ -54,7 +57,9 @@ def test_a_loaded_trainer_goes_on_in_the_stream_between_two_epochs(tmp_path: Pat
     assert second.history.epochs == whole.history.epochs
 
 
-def test_what_is_loaded_and_saved_again_is_the_same_state(points: TensorDataset, tmp_path: Path) -> None:
+def test_what_is_loaded_and_saved_again_is_the_same_state(
+    points: TensorDataset, tmp_path: Path
+) -> None:
     def build_measuring() -> Trainer:
         return build(TorchMetrics({"accuracy": MulticlassAccuracy(num_classes=3)}, on="train"))
 

@@ -1,4 +1,5 @@
-"""Signals while a run waits for data, a second signal, long waits, and what a stop waits for on a slow disk."""
+"""Signals while a run waits for data, a second signal, long waits, and what a stop waits for on a
+slow disk."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from loopwright.training import waiting
 from tests.distributed.ranks import start_ranks
 from tests.waiting import wait_for
 
-from ..doors.modular.programs import Config, MyTrainer
 from ..forked import Ended, call_forked
+from ..interfaces.modular.programs import Config, MyTrainer
 from ..runs import adam, cross_entropy
 from .crashing import Processes, differing
 from .programs.parts import Augmented, build_net, noise, points
@@ -35,8 +36,16 @@ from .test_signals import updates_in
 
 PATIENCE = 120.0
 OPTIONS = ["--light", "--accumulate", "2", "--every", "0"]  # nothing is saved but at the end
-# The sample that a signal comes in, and the update that is complete then: windows have two batches of three samples.
-MOMENTS = {"sample:20": 0, "sample:30": 1, "sample:33": 2, "sample:41": 3, "sample:50": 4, "sample:70": 5}
+# The sample that a signal comes in, and the update that is complete then: windows have two batches
+# of three samples.
+MOMENTS = {
+    "sample:20": 0,
+    "sample:30": 1,
+    "sample:33": 2,
+    "sample:41": 3,
+    "sample:50": 4,
+    "sample:70": 5,
+}
 
 
 def stay() -> None:
@@ -48,7 +57,8 @@ def stay() -> None:
 def test_a_signal_while_a_sample_is_read_leaves_before_that_update_and_continues_exactly(
     moment: str, processes: Processes, other_place: Path
 ) -> None:
-    """Training samples and, with the fifth moment, those of an evaluation; all three generators have moved."""
+    """Training samples and, with the fifth moment, those of an evaluation; all three generators
+    have moved."""
     run_dir = other_place / f"waiting {moment}"
     ended = processes.run(str(run_dir), *OPTIONS, "--at", f"{moment}=TERM")
     assert (ended.code, state_of(run_dir)) == (143, "interrupted"), ended.output
@@ -57,20 +67,23 @@ def test_a_signal_while_a_sample_is_read_leaves_before_that_update_and_continues
     assert differing(processes.run(str(run_dir), *OPTIONS).digest, expected) == []
 
 
-@pytest.mark.parametrize("door", ["lifecycle", "simple"])
+@pytest.mark.parametrize("interface", ["lifecycle", "simple"])
 @pytest.mark.parametrize("moment", ["sample:16", "sample:30", "sample:36"])
-def test_the_doors_leave_while_a_sample_is_read_and_continue_exactly(
-    door: str, moment: str, processes: Processes, other_place: Path
+def test_the_interfaces_leave_while_a_sample_is_read_and_continue_exactly(
+    interface: str, moment: str, processes: Processes, other_place: Path
 ) -> None:
-    options, run_dir = ["--door", door], other_place / f"{door} waiting {moment}"
+    options, run_dir = ["--interface", interface], other_place / f"{interface} waiting {moment}"
     ended = processes.run(str(run_dir), *options, "--at", f"{moment}=TERM")
     assert ended.code == 143, ended.output
-    expected = processes.run(str(other_place / f"{door} not waiting {moment}"), *options).digest
+    expected = processes.run(
+        str(other_place / f"{interface} not waiting {moment}"), *options
+    ).digest
     assert differing(processes.run(str(run_dir), *options).digest, expected) == []
 
 
 class Moments(Augmented):
-    """Samples in which something happens, once, after the second update; in a worker, when all batches are trained."""
+    """Samples in which something happens, once, after the second update; in a worker, when all
+    batches are trained."""
 
     def __init__(self, action: Callable[[], None] | None, folder: Path, number: int = 4) -> None:
         super().__init__(24)
@@ -114,7 +127,9 @@ def train(
         adam,
         cross_entropy,
         accumulate=2,
-        callbacks=[Trained(folder), Checkpoints(every_epochs=None), *callbacks] if run_dir else [Trained(folder)],
+        callbacks=[Trained(folder), Checkpoints(every_epochs=None), *callbacks]
+        if run_dir
+        else [Trained(folder)],
         run_dir=run_dir,
         progress=progress,
     )
@@ -131,19 +146,28 @@ def resumed(folder: Path, **more: Any) -> tuple[Any, Any]:
 
 
 def ask_to_stop_and_stay() -> None:
-    """As the user does while a batch does not come; in a worker, the process that trains is asked."""
+    """As the user does while a batch does not come; in a worker, the process that trains is
+    asked."""
     os.kill(os.getpid() if get_worker_info() is None else os.getppid(), signal.SIGTERM)
     stay()
 
 
-@pytest.mark.parametrize("number", [14, 17])  # of the first and the second batch of the third window
+@pytest.mark.parametrize(
+    "number", [14, 17]
+)  # of the first and the second batch of the third window
 def test_a_sample_that_never_comes_is_left_at_once(number: int, tmp_path: Path) -> None:
     ended = call_forked(
-        lambda: train(tmp_path, Moments(ask_to_stop_and_stay, tmp_path, number), run_dir=tmp_path / "run"), tmp_path
+        lambda: train(
+            tmp_path, Moments(ask_to_stop_and_stay, tmp_path, number), run_dir=tmp_path / "run"
+        ),
+        tmp_path,
     )
     assert (ended.code, updates_in(tmp_path / "run")) == (143, [2]), ended.err
     lines = [line for line in ended.out.splitlines() if "SIGTERM" in line]
-    assert lines[0] == "SIGTERM: stopping after this update; a second SIGTERM stops at once, without saving."
+    assert (
+        lines[0]
+        == "SIGTERM: stopping after this update; a second SIGTERM stops at once, without saving."
+    )
     assert lines[1].startswith("SIGTERM after update 2: saved;")
     again, whole = resumed(tmp_path)
     assert again == whole
@@ -151,14 +175,23 @@ def test_a_sample_that_never_comes_is_left_at_once(number: int, tmp_path: Path) 
 
 def test_a_collate_function_that_never_returns_is_left_at_once(tmp_path: Path) -> None:
     def collate(samples: Any) -> Any:
-        batch = [torch.stack([x for x, _ in samples]) + noise(), torch.tensor([int(y) for _, y in samples])]
-        if get_worker_info() is None and (tmp_path / "trained").exists() and not (tmp_path / "run.left").exists():
+        batch = [
+            torch.stack([x for x, _ in samples]) + noise(),
+            torch.tensor([int(y) for _, y in samples]),
+        ]
+        if (
+            get_worker_info() is None
+            and (tmp_path / "trained").exists()
+            and not (tmp_path / "run.left").exists()
+        ):
             (tmp_path / "run.left").touch()
             ask_to_stop_and_stay()
         return batch
 
     data = Moments(None, tmp_path)
-    ended = call_forked(lambda: train(tmp_path, data, run_dir=tmp_path / "run", collate_fn=collate), tmp_path)
+    ended = call_forked(
+        lambda: train(tmp_path, data, run_dir=tmp_path / "run", collate_fn=collate), tmp_path
+    )
     assert (ended.code, updates_in(tmp_path / "run")) == (143, [2]), ended.err
     again, whole = resumed(tmp_path, collate_fn=collate)
     assert again == whole
@@ -176,7 +209,10 @@ class Forgiving(Moments):
 
 def test_a_data_set_that_catches_everything_does_not_change_the_batch(tmp_path: Path) -> None:
     ended = call_forked(
-        lambda: train(tmp_path, Forgiving(ask_to_stop_and_stay, tmp_path, 14), run_dir=tmp_path / "run"), tmp_path
+        lambda: train(
+            tmp_path, Forgiving(ask_to_stop_and_stay, tmp_path, 14), run_dir=tmp_path / "run"
+        ),
+        tmp_path,
     )
     assert (ended.code, updates_in(tmp_path / "run")) == (143, [2]), ended.err
     again, whole = resumed(tmp_path)
@@ -184,7 +220,9 @@ def test_a_data_set_that_catches_everything_does_not_change_the_batch(tmp_path: 
 
 
 @pytest.mark.parametrize("more", [{"persistent_workers": True}, {"timeout": PATIENCE * 10}])
-def test_a_worker_that_hangs_is_left_at_once_and_ended(more: dict[str, Any], tmp_path: Path) -> None:
+def test_a_worker_that_hangs_is_left_at_once_and_ended(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
     def say_and_stay() -> None:
         (tmp_path / "worker").write_text(str(os.getpid()))
         ask_to_stop_and_stay()
@@ -215,22 +253,35 @@ class EvalStays(Dataset[Any]):
         return 6
 
     def __getitem__(self, index: int) -> Any:
-        if index == 4 and (self.folder / "trained").exists() and not (self.folder / "left").exists():
+        if (
+            index == 4
+            and (self.folder / "trained").exists()
+            and not (self.folder / "left").exists()
+        ):
             (self.folder / "left").touch()
             ask_to_stop_and_stay()
         return self.points[index]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_evaluation_that_waits_is_left_at_once_and_repeated(num_workers: int, tmp_path: Path) -> None:
+def test_an_evaluation_that_waits_is_left_at_once_and_repeated(
+    num_workers: int, tmp_path: Path
+) -> None:
     def run(run_dir: Path) -> Any:
         torch.set_num_threads(1)
         trainer = Trainer(
-            build_net(), adam, cross_entropy, callbacks=[Trained(tmp_path)], run_dir=run_dir, progress="silent"
+            build_net(),
+            adam,
+            cross_entropy,
+            callbacks=[Trained(tmp_path)],
+            run_dir=run_dir,
+            progress="silent",
         )
         loader = DataLoader(EvalStays(tmp_path), batch_size=2, num_workers=num_workers)
         trainer.train(DataLoader(Augmented(24), batch_size=6), 2, eval_data=loader)
-        return [parameter.tolist() for parameter in trainer.model.parameters()], trainer.history.epochs
+        return [
+            parameter.tolist() for parameter in trainer.model.parameters()
+        ], trainer.history.epochs
 
     ended = call_forked(lambda: run(tmp_path / "run"), tmp_path)
     assert (ended.code, updates_in(tmp_path / "run")) == (143, [4]), ended.err
@@ -274,7 +325,8 @@ def test_a_loop_of_the_user_is_left_at_once_while_it_waits(tmp_path: Path) -> No
 
 
 class Stays(Callback):
-    """Asks for a stop in the middle of an update and stays there, with workers that are asked for batches."""
+    """Asks for a stop in the middle of an update and stays there, with workers that are asked for
+    batches."""
 
     def __init__(self, number: int, times: int, action: Callable[[], None]) -> None:
         self.number, self.times, self.action = number, times, action
@@ -287,7 +339,9 @@ class Stays(Callback):
             self.action()
 
 
-def stopped_twice(folder: Path, number: int, times: int, action: Callable[[], None], repeat_seconds: float) -> Ended:
+def stopped_twice(
+    folder: Path, number: int, times: int, action: Callable[[], None], repeat_seconds: float
+) -> Ended:
     def program() -> None:
         signals.REPEAT_SECONDS = repeat_seconds
         data = Moments(stay, folder, 23)  # one worker hangs, too
@@ -313,7 +367,8 @@ def test_a_sigterm_that_comes_twice_at_once_is_one(tmp_path: Path) -> None:
 
 
 def stay_in_data(rank: int, folder: Path) -> None:
-    """Two processes, of which the second one waits for a sample that never comes, and is asked to stop twice."""
+    """Two processes, of which the second one waits for a sample that never comes, and is asked to
+    stop twice."""
     signals.REPEAT_SECONDS = -1.0
 
     def ask_twice() -> None:
@@ -327,12 +382,19 @@ def stay_in_data(rank: int, folder: Path) -> None:
                 ask_twice()
             return super().__getitem__(index)
 
-    Trainer(build_net(), adam, cross_entropy, runtime="ddp", callbacks=[Trained(folder)], progress="silent").train(
-        DataLoader(Data(24), batch_size=6), 2
-    )
+    Trainer(
+        build_net(),
+        adam,
+        cross_entropy,
+        runtime="ddp",
+        callbacks=[Trained(folder)],
+        progress="silent",
+    ).train(DataLoader(Data(24), batch_size=6), 2)
 
 
-def test_a_second_sigterm_ends_a_rank_that_waits_for_data_and_then_the_others(tmp_path: Path) -> None:
+def test_a_second_sigterm_ends_a_rank_that_waits_for_data_and_then_the_others(
+    tmp_path: Path,
+) -> None:
     first, second = start_ranks(stay_in_data, 2, tmp_path)
     assert second.code == -signal.SIGTERM
     assert first.code == 1
@@ -361,14 +423,19 @@ def test_a_signal_while_a_line_is_printed_prints_its_line_elsewhere(tmp_path: Pa
 
     ended = call_forked(program, tmp_path)
     assert (ended.code, updates_in(tmp_path / "run")) == (143, [3]), ended.err
-    assert ended.err == "SIGTERM: stopping after this update; a second SIGTERM stops at once, without saving.\n"
+    assert (
+        ended.err
+        == "SIGTERM: stopping after this update; a second SIGTERM stops at once, without saving.\n"
+    )
 
 
 # A long wait
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_long_wait_is_reported_once_with_what_it_waits_for(num_workers: int, tmp_path: Path) -> None:
+def test_a_long_wait_is_reported_once_with_what_it_waits_for(
+    num_workers: int, tmp_path: Path
+) -> None:
     def report() -> str:
         return (tmp_path / "output").read_text()
 
@@ -392,8 +459,8 @@ def test_a_long_wait_is_reported_once_with_what_it_waits_for(num_workers: int, t
     lines = [line for line in report().splitlines() if line.startswith("No batch")]
     if num_workers:
         assert lines == [
-            f"No batch for 0.4 s: process {pid[1]}, a worker of the loader, has not returned it. `py-spy dump --pid "
-            f"{pid[1]}` shows where it is."
+            f"No batch for 0.4 s: process {pid[1]}, a worker of the loader, has not returned it. "
+            f"`py-spy dump --pid {pid[1]}` shows where it is."
         ]
     else:
         (line,) = lines
@@ -415,7 +482,8 @@ def syncs_in_a_row(spans: list[tuple[float, float]]) -> int:
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_stop_waits_for_few_syncs_in_a_row(keeps: bool, tmp_path: Path) -> None:
-    """Files of a checkpoint at once, then its name; the record of the run meanwhile. A kept model comes before."""
+    """Files of a checkpoint at once, then its name; the record of the run meanwhile. A kept model
+    comes before."""
 
     def program() -> None:
         spans: list[tuple[float, float]] = []
@@ -438,7 +506,14 @@ def test_a_stop_waits_for_few_syncs_in_a_row(keeps: bool, tmp_path: Path) -> Non
                     os.kill(os.getpid(), signal.SIGTERM)
 
         try:
-            train(tmp_path, Moments(None, tmp_path), Stop(), *kept, run_dir=tmp_path / "run", num_epochs=3)
+            train(
+                tmp_path,
+                Moments(None, tmp_path),
+                Stop(),
+                *kept,
+                run_dir=tmp_path / "run",
+                num_epochs=3,
+            )
         finally:
             print(f"{len(spans)} syncs, {syncs_in_a_row(spans)} in a row")
 

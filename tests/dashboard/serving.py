@@ -76,10 +76,15 @@ class Served:
 
     @contextmanager
     def events(self, path: str, **headers: str) -> Iterator[Iterator[tuple[str, Any]]]:
-        """The events of a stream, as (name, data); the connection is closed at the end of the context."""
+        """The events of a stream, as (name, data); the connection is closed at the end of the
+        context."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
         try:
-            connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+            connection.request(
+                "GET",
+                path,
+                headers={name.replace("_", "-"): value for name, value in headers.items()},
+            )
             response = connection.getresponse()
             assert response.status == 200, response.read()
             assert response.getheader("content-type").startswith("text/event-stream")
@@ -92,7 +97,8 @@ def _parse(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
     entries: dict[str, str] = {}
     end = time.monotonic() + SECONDS
     while line := response.readline():
-        assert time.monotonic() < end, "the event did not come"  # comments keep a connection from its own time limit
+        # comments keep a connection from its own time limit
+        assert time.monotonic() < end, "the event did not come"
         text = line.decode().rstrip("\n")
         if text:
             name, _, value = text.partition(": ")
@@ -100,7 +106,10 @@ def _parse(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
         else:
             if "data" in entries:
                 end = time.monotonic() + SECONDS
-                yield entries["event"], json.loads(entries["data"], parse_constant=_refuse) | {"id": entries["id"]}
+                yield (
+                    entries["event"],
+                    json.loads(entries["data"], parse_constant=_refuse) | {"id": entries["id"]},
+                )
             entries = {}
 
 

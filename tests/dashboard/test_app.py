@@ -15,8 +15,31 @@ from .serving import Served, serving
 from .small_runs import png, step_rows, write_run
 
 FIELDS = {
-    *("id", "name", "state", "reason", "damaged", "progress", "eta", "rate", "best", "best_values", "started"),
-    *("updated", "ended", "seconds", "device", "door", "tags", "config", "last", "names", "step_names"),
+    *(
+        "id",
+        "name",
+        "state",
+        "reason",
+        "damaged",
+        "progress",
+        "eta",
+        "rate",
+        "best",
+        "best_values",
+        "started",
+    ),
+    *(
+        "updated",
+        "ended",
+        "seconds",
+        "device",
+        "interface",
+        "tags",
+        "config",
+        "last",
+        "names",
+        "step_names",
+    ),
     *("epoch_names", "modes"),
 }
 
@@ -69,7 +92,9 @@ def test_few_points_are_exact_and_nan_is_said(served: Served):
 
 
 def test_many_points_are_thinned_with_smallest_and_largest_values_kept(served: Served):
-    curve = served.data("/api/curves?run=sweep%2Fwidth%3D8&name=loss&level=step&points=50")["curves"][0]
+    curve = served.data("/api/curves?run=sweep%2Fwidth%3D8&name=loss&level=step&points=50")[
+        "curves"
+    ][0]
     columns = curve["columns"]
     assert curve["every"] >= 3000 / 50
     assert curve["rows"] == sum(columns["count"]) == 3000
@@ -136,10 +161,17 @@ def test_a_run_is_told_in_words_with_all_that_was_recorded(served: Served):
     assert answer["log"]["lines"][0]["text"] == "it begins"
     titles = [group["title"] for group in answer["environment"]]
     assert titles == ["Machine", "Versions", "Code", "Packages"]
-    assert answer["summary"] == next(run for run in served.data("/api/runs")["runs"] if run["id"] == "first")
+    assert answer["summary"] == next(
+        run for run in served.data("/api/runs")["runs"] if run["id"] == "first"
+    )
     assert (answer["traceback"], answer["profile"], answer["problems"]) == (None, None, [])
     kinds = {group["name"]: (group["kind"], len(group["items"])) for group in answer["media"]}
-    expected = {"samples": ("image", 4), "weights": ("histogram", 2), "words": ("text", 2), "table": ("table", 2)}
+    expected = {
+        "samples": ("image", 4),
+        "weights": ("histogram", 2),
+        "words": ("text", 2),
+        "table": ("table", 2),
+    }
     assert kinds == expected
 
 
@@ -162,9 +194,9 @@ def test_pictures_and_contents_are_served(served: Served):
 
 def test_a_comparison_names_the_first_step_at_which_two_runs_part(served: Served):
     answer = served.data("/api/compare?run=sweep%2Fwidth%3D8&run=sweep%2Fwidth%3D16")
-    assert [(d["part"], d["key"], d["values"]) for d in answer["differences"] if d["part"] == "config"] == [
-        ("config", "model.width", [8, 16])
-    ]
+    assert [
+        (d["part"], d["key"], d["values"]) for d in answer["differences"] if d["part"] == "config"
+    ] == [("config", "model.width", [8, 16])]
     steps, epochs = answer["divergences"]
     assert (steps["at"], steps["num_same"]) == (18, 17)
     assert [change["name"] for change in steps["changes"]] == ["loss"]
@@ -218,11 +250,20 @@ def test_looking_leaves_no_file_and_needs_no_right_to_write(tmp_path: Path):
         folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         with serving(tmp_path / "runs") as served:
-            for path in ("runs", "run/a", "curves?run=a&name=loss", "sweep", "csv?run=a", "contents/a?name=weights"):
+            for path in (
+                "runs",
+                "run/a",
+                "curves?run=a&name=loss",
+                "sweep",
+                "csv?run=a",
+                "contents/a?name=weights",
+            ):
                 assert served.get(f"/api/{path}").status == 200
             with served.events("/api/live?run=a&cursor=0.0.0.0.0.0&name=loss") as events:
                 assert next(events)[0] == "rows"
-        assert {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "runs").rglob("*"))} == before
+        assert {
+            path: path.stat().st_mtime_ns for path in sorted((tmp_path / "runs").rglob("*"))
+        } == before
     finally:
         for folder in folders:
             folder.chmod(0o755)
@@ -237,7 +278,9 @@ def test_the_server_imports_no_torch(tmp_path: Path):
         f"folder = RunsFolder({str(tmp_path)!r}); build_app(folder); print(folder.scan())\n"
         "print([name for name in ('torch', 'numpy', 'plotly', 'pandas') if name in sys.modules])"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert (ended.stdout.split(), ended.stderr) == (["{}", "[]"], "")
 
 

@@ -38,7 +38,15 @@ def huge_manifest(run: Path) -> None:
 
 
 def strange_manifest(run: Path) -> None:
-    strange = {"id": 5, "state": "running", "created": [], "progress": [1], "tags": 7, "hardware": [{}], "packages": 3}
+    strange = {
+        "id": 5,
+        "state": "running",
+        "created": [],
+        "progress": [1],
+        "tags": 7,
+        "hardware": [{}],
+        "packages": 3,
+    }
     (run / "run.json").write_text(
         json.dumps({**strange, "command": {"a": 1}, "changes": [3, {"values": 1}], "data": 1})
     )
@@ -67,7 +75,15 @@ def bad_checkpoint(run: Path) -> None:
 
 
 DAMAGES = [
-    *(garbage_metrics, cut_metrics, strange_tables, huge_manifest, strange_manifest, deep_manifest, bad_config),
+    *(
+        garbage_metrics,
+        cut_metrics,
+        strange_tables,
+        huge_manifest,
+        strange_manifest,
+        deep_manifest,
+        bad_config,
+    ),
     *(bad_profile, folder_as_metrics, bad_checkpoint),
 ]
 
@@ -88,8 +104,20 @@ def test_a_damaged_run_is_listed_and_breaks_nothing(tmp_path: Path, damage: Call
         ]
         assert said or damage in (strange_manifest, strange_tables)
         assert set(answer) == set(served.data("/api/run/sound"))
-        paths = ("curves?run=bad&run=sound&name=loss", "compare?run=sound&run=bad", "sweep", "log/bad", "contents/bad")
-        for path in (*paths, "checkpoints/bad?verify=1", "csv?run=bad", "events?run=bad", "media/bad/1"):
+        paths = (
+            "curves?run=bad&run=sound&name=loss",
+            "compare?run=sound&run=bad",
+            "sweep",
+            "log/bad",
+            "contents/bad",
+        )
+        for path in (
+            *paths,
+            "checkpoints/bad?verify=1",
+            "csv?run=bad",
+            "events?run=bad",
+            "media/bad/1",
+        ):
             assert served.get(f"/api/{path}").status < 500, path
         curves = served.data("/api/curves?run=bad&run=sound&name=lr&level=step")["curves"]
         assert "sound" in [curve["run"] for curve in curves]
@@ -99,13 +127,20 @@ def test_a_checkpoint_that_is_damaged_is_found_by_its_hash_on_request(tmp_path: 
     from loopwright.checkpoint import write_checkpoint
 
     run = write_run(tmp_path / "a", media=False)
-    write_checkpoint(run / "checkpoints" / "update-5", {"values": {"x": 1}}, {"update": 5, "epoch": 1})
+    write_checkpoint(
+        run / "checkpoints" / "update-5", {"values": {"x": 1}}, {"update": 5, "epoch": 1}
+    )
     state = run / "checkpoints" / "update-5" / "state.json"
     state.write_bytes(state.read_bytes().replace(b"1", b"2", 1))
     with serving(tmp_path) as served:
         (cheap,) = served.data("/api/run/a")["checkpoints"]
         (full,) = served.data("/api/checkpoints/a?verify=1")["checkpoints"]
-    assert (cheap["is_sound"], cheap["is_verified"], cheap["update"], cheap["kind"]) == (True, False, 5, "resume")
+    assert (cheap["is_sound"], cheap["is_verified"], cheap["update"], cheap["kind"]) == (
+        True,
+        False,
+        5,
+        "resume",
+    )
     assert (full["is_sound"], full["is_verified"]) == (False, True)
     assert "state.json" in full["problems"][0]
 
@@ -143,8 +178,12 @@ def test_a_run_under_the_same_name_is_not_taken_for_the_old_one(tmp_path: Path):
 def test_the_traceback_of_a_run_that_failed_is_shown(tmp_path: Path):
     run = write_run(tmp_path / "a", state="failed", media=False)
     line = "2026-11-16 10:00:00,123 ERROR loopwright.run: it failed\n"
-    trace = 'Traceback (most recent call last):\n  File "train.py", line 3, in step\nValueError: no\n'
-    (run / "log.txt").write_text(f"{line}Traceback (most recent call last):\n  old\n{line}{trace}{line}")
+    trace = (
+        'Traceback (most recent call last):\n  File "train.py", line 3, in step\nValueError: no\n'
+    )
+    (run / "log.txt").write_text(
+        f"{line}Traceback (most recent call last):\n  old\n{line}{trace}{line}"
+    )
     with sqlite3.connect(run / "metrics.sqlite") as connection:
         connection.execute("DELETE FROM events")
         connection.execute("DELETE FROM log_lines")

@@ -75,7 +75,8 @@ def test_the_state_is_that_of_the_lock_though_no_file_changed(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "a/..", "/etc", "a//b", "a\0", "../runs/a", ".hidden", "a/", "~", "a" * 9000]
+    "name",
+    ["", ".", "..", "a/..", "/etc", "a//b", "a\0", "../runs/a", ".hidden", "a/", "~", "a" * 9000],
 )
 def test_names_that_are_no_runs_are_refused(tmp_path: Path, name: str):
     write_run(tmp_path / "runs" / "a", media=False)

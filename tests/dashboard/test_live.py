@@ -38,7 +38,8 @@ class Slow(Callback):
 
 @contextmanager
 def training_process(folder: Path) -> Iterator[int]:
-    """A process that trains in `runs/real` from the moment that there is a file `go` until there is a file `stop`."""
+    """A process that trains in `runs/real` from the moment that there is a file `go` until there is
+    a file `stop`."""
     if (pid := os.fork()) == 0:  # before the server has threads
         end_as_program(lambda: _train(folder), folder)
     try:
@@ -55,7 +56,9 @@ def _train(folder: Path) -> None:
     callbacks = [Slow(folder / "stop")]
     sgd = partial(torch.optim.SGD, lr=0.01)
     run = {"run_dir": folder / "runs" / "real", "callbacks": callbacks, "progress": "silent"}
-    Trainer(nn.Linear(4, 1), sgd, nn.functional.mse_loss, **run).train(data, 1000, eval_data=data, batch_size=8)
+    Trainer(nn.Linear(4, 1), sgd, nn.functional.mse_loss, **run).train(
+        data, 1000, eval_data=data, batch_size=8
+    )
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -68,7 +71,9 @@ def until(condition: Callable[[], Any]) -> Any:
     raise AssertionError("it did not come")
 
 
-def wait_for(events: Iterator[tuple[str, Any]], kind: str, fits: Callable[[Any], bool] = lambda data: True) -> Any:
+def wait_for(
+    events: Iterator[tuple[str, Any]], kind: str, fits: Callable[[Any], bool] = lambda data: True
+) -> Any:
     """The first event of a kind that fits; the connection has a time limit."""
     return next(data for name, data in events if name == kind and fits(data))
 
@@ -99,13 +104,19 @@ def test_rows_come_once_and_only_those_that_are_new(tmp_path: Path, training: Me
             training.add_steps(step_rows(54, 54))
             training.flush()
             more = wait_for(events, "rows")
-    assert rows["steps"]["loss"] == {"x": [51, 52, 53], "value": [1 / 51, 1 / 52, 1 / 53], "odd": {}}
+    assert rows["steps"]["loss"] == {
+        "x": [51, 52, 53],
+        "value": [1 / 51, 1 / 52, 1 / 53],
+        "odd": {},
+    }
     assert set(rows["steps"]) == {"loss"}
     assert [event["kind"] for event in rows["events"]] == ["checkpoint"]
     assert more["steps"]["loss"]["x"] == [54]
 
 
-def test_what_was_written_before_the_stream_was_opened_is_not_missed(tmp_path: Path, training: MetricsStore):
+def test_what_was_written_before_the_stream_was_opened_is_not_missed(
+    tmp_path: Path, training: MetricsStore
+):
     with serving(tmp_path / "runs") as served:
         cursor = cursor_of(served, "a")
         training.add_steps(step_rows(51, 60))
@@ -155,7 +166,9 @@ def test_a_new_run_and_a_removed_one_reach_the_table(tmp_path: Path):
     with serving(tmp_path) as served, served.events("/api/live") as events:
         until(lambda: served.live._entries)
         write_run(tmp_path / "new", media=False)
-        assert [run["id"] for run in wait_for(events, "runs", lambda data: data["runs"])["runs"]] == ["new"]
+        assert [
+            run["id"] for run in wait_for(events, "runs", lambda data: data["runs"])["runs"]
+        ] == ["new"]
         shutil.rmtree(tmp_path / "old")
         assert wait_for(events, "runs", lambda data: data["removed"])["removed"] == ["old"]
 
@@ -184,7 +197,8 @@ def open_files() -> int:
 def test_clients_that_leave_release_everything(tmp_path: Path, training: MetricsStore):
     with serving(tmp_path / "runs") as served:
         path = f"/api/live?run=a&cursor={cursor_of(served, 'a')}&name=loss"
-        for _ in range(10):  # the threads that read files are started with the first requests, and stay
+        # the threads that read files are started with the first requests, and stay
+        for _ in range(10):
             served.data("/api/runs")
         with served.events(path) as events:
             training.add_steps(step_rows(51, 51))
@@ -203,7 +217,8 @@ def test_clients_that_leave_release_everything(tmp_path: Path, training: Metrics
             stream.__exit__(None, None, None)
         until(lambda: not served.live.listeners)
         assert served.live._task is None
-        # SQLite keeps a closed file open, to use it again, while this process's own training has it open
+        # SQLite keeps a closed file open, to use it again, while this process's own training has it
+        # open
         until(lambda: open_files() <= files + 2)
         assert threading.active_count() <= threads + 4
 
@@ -221,16 +236,26 @@ def test_clients_at_the_same_place_share_one_reading(tmp_path: Path, training: M
 
 
 @pytest.mark.parametrize("end", ["stopped", "crashed"])
-def test_a_real_training_is_followed_to_its_end_and_leaves_no_log_of_sqlite(tmp_path: Path, end: str):
+def test_a_real_training_is_followed_to_its_end_and_leaves_no_log_of_sqlite(
+    tmp_path: Path, end: str
+):
     runs = tmp_path / "runs"
-    with training_process(tmp_path) as pid, serving(runs) as served, served.events("/api/live") as table:
+    with (
+        training_process(tmp_path) as pid,
+        serving(runs) as served,
+        served.events("/api/live") as table,
+    ):
         (tmp_path / "go").touch()
         summary = wait_for(table, "runs", lambda data: data["runs"])["runs"][0]
         assert (summary["id"], summary["state"]) == ("real", "running")
-        with served.events("/api/live?run=real&cursor=0.0.0.0.0.0&name=loss&name=eval_loss") as events:
+        with served.events(
+            "/api/live?run=real&cursor=0.0.0.0.0.0&name=loss&name=eval_loss"
+        ) as events:
             seen: list[int] = []
             while len(seen) < 30:
-                seen += wait_for(events, "rows", lambda data: "loss" in data["steps"])["steps"]["loss"]["x"]
+                seen += wait_for(events, "rows", lambda data: "loss" in data["steps"])["steps"][
+                    "loss"
+                ]["x"]
             (tmp_path / "stop").touch() if end == "stopped" else os.kill(pid, signal.SIGKILL)
             wait_for(table, "runs", lambda data: any(run["state"] == end for run in data["runs"]))
         answer = served.data("/api/run/real")
@@ -243,4 +268,6 @@ def test_a_real_training_is_followed_to_its_end_and_leaves_no_log_of_sqlite(tmp_
         assert "Reason: enough." in answer["sentences"]
         assert [path.name for path in (runs / "real").glob("metrics.sqlite*")] == ["metrics.sqlite"]
     else:
-        assert any("The same program or command resumes it" in sentence for sentence in answer["sentences"])
+        assert any(
+            "The same program or command resumes it" in sentence for sentence in answer["sentences"]
+        )

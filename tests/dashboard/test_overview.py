@@ -24,8 +24,20 @@ def event(kind: str) -> Event:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        *((0.04, "0.0 s"), (9.96, "10.0 s"), (10, "10 s"), (59.6, "1 min"), (252, "4 min 12 s"), (3600, "1 h")),
-        *((3720, "1 h 2 min"), (3601, "1 h"), (86400 * 3 + 7200 + 59, "3 d 2 h"), (86400 + 60, "1 d")),
+        *(
+            (0.04, "0.0 s"),
+            (9.96, "10.0 s"),
+            (10, "10 s"),
+            (59.6, "1 min"),
+            (252, "4 min 12 s"),
+            (3600, "1 h"),
+        ),
+        *(
+            (3720, "1 h 2 min"),
+            (3601, "1 h"),
+            (86400 * 3 + 7200 + 59, "3 d 2 h"),
+            (86400 + 60, "1 d"),
+        ),
     ],
 )
 def test_durations_are_told_in_two_units(seconds: float, text: str):
@@ -39,7 +51,10 @@ def test_durations_are_told_in_two_units(seconds: float, text: str):
         (
             "stopped",
             "early stopping",
-            ["Stopped after 2 of 4 epochs (50 updates) in 0.5 s on cpu.", "Reason: early stopping."],
+            [
+                "Stopped after 2 of 4 epochs (50 updates) in 0.5 s on cpu.",
+                "Reason: early stopping.",
+            ],
         ),
         (
             "failed",
@@ -53,7 +68,9 @@ def test_durations_are_told_in_two_units(seconds: float, text: str):
         ),
     ],
 )
-def test_the_first_sentences_say_how_a_run_ended(tmp_path: Path, state: str, reason: str | None, expected: list[str]):
+def test_the_first_sentences_say_how_a_run_ended(
+    tmp_path: Path, state: str, reason: str | None, expected: list[str]
+):
     run = write_run(tmp_path / "a", media=False)
     update_manifest(run / "run.json", state=state, reason=reason)
     told = sentences(RunView(run))
@@ -64,7 +81,16 @@ def test_the_first_sentences_say_how_a_run_ended(tmp_path: Path, state: str, rea
 
 def test_what_happened_on_the_way_is_counted(tmp_path: Path):
     run = RunView(write_run(tmp_path / "a", media=False))
-    kinds = ["started", "resumed", "resumed", "rewind", "micro_batches", "micro_batches", "micro_batches", "signal"]
+    kinds = [
+        "started",
+        "resumed",
+        "resumed",
+        "rewind",
+        "micro_batches",
+        "micro_batches",
+        "micro_batches",
+        "signal",
+    ]
     told = sentences(run, map(event, kinds))
     assert not any("anew" in sentence for sentence in told)
     assert "Restarted from the beginning once, because there was no resume point." in sentences(
@@ -118,6 +144,8 @@ def test_runs_of_the_first_edition_are_shown_with_their_epochs_along_the_steps(t
 def test_a_crashed_run_continues_from_a_resume_point_only_where_there_is_one(tmp_path: Path):
     run = write_run(tmp_path / "a", media=False)
     update_manifest(run / "run.json", state="running")
-    assert sentences(RunView(run))[-1].endswith("resumes it from the beginning, because there is no resume point yet.")
+    assert sentences(RunView(run))[-1].endswith(
+        "resumes it from the beginning, because there is no resume point yet."
+    )
     shutil.copytree(next(STORED.rglob("checkpoints")), run / "checkpoints")
     assert sentences(RunView(run))[-1].endswith("resumes it from its last resume point.")

@@ -22,10 +22,17 @@ MARKUP = "</script><script>alert(1)</script><!--"
 
 def parts(text: str) -> dict[str, Any]:
     """The data of a report, and the modules in it."""
-    data = re.search(r'<script type="application/json" id="loopwright-report">(.*?)</script>', text, re.DOTALL)[1]
-    imports = json.loads(re.search(r'<script type="importmap">(.*?)</script>', text, re.DOTALL)[1])["imports"]
+    data = re.search(
+        r'<script type="application/json" id="loopwright-report">(.*?)</script>', text, re.DOTALL
+    )[1]
+    imports = json.loads(re.search(r'<script type="importmap">(.*?)</script>', text, re.DOTALL)[1])[
+        "imports"
+    ]
     head = "data:text/javascript;base64,"
-    modules = {name: base64.b64decode(address.removeprefix(head)).decode() for name, address in imports.items()}
+    modules = {
+        name: base64.b64decode(address.removeprefix(head)).decode()
+        for name, address in imports.items()
+    }
     return {"data": json.loads(data), "modules": modules}
 
 
@@ -45,7 +52,9 @@ def test_a_report_holds_what_the_server_answers(report: str, served: Served):
     compared = served.data("/api/compare?run=first&run=sweep%2Fwidth%3D8&run=sweep%2Fwidth%3D16")
     assert data["compare"] == compared
     assert data["sweep"]["rows"]
-    assert data["contents"]["first"]["weights"] == served.data("/api/contents/first?name=weights&points=60")
+    assert data["contents"]["first"]["weights"] == served.data(
+        "/api/contents/first?name=weights&points=60"
+    )
 
 
 def test_curves_of_a_report_have_every_axis_and_say_when_they_are_thinned(report: str):
@@ -58,7 +67,9 @@ def test_curves_of_a_report_have_every_axis_and_say_when_they_are_thinned(report
     assert loss["columns"]["mean"][:6] == [float(f"{1 / step:.9g}") for step in range(1, 7)]
     assert loss["odd"] == {"6": "nan"}
     assert set(loss["columns"]) == {"step", "update", "epoch", "samples", "seconds", "wall", "mean"}
-    long = next(c for c in data["curves"]["sweep/width=8"] if (c["name"], c["level"]) == ("loss", "step"))
+    long = next(
+        c for c in data["curves"]["sweep/width=8"] if (c["name"], c["level"]) == ("loss", "step")
+    )
     assert long["every"] > 1
     assert sum(long["columns"]["count"]) == 3000
     assert max(long["columns"]["max"]) == 1.0
@@ -69,7 +80,9 @@ def test_images_of_a_report_are_in_it(report: str):
     data = parts(report)["data"]
     item = data["run"]["first"]["media"][0]["items"][1]
     address = data["media"]["first"][str(item["id"])]
-    assert base64.b64decode(address.removeprefix("data:image/png;base64,")) == png(item["step"] + item["position"])
+    assert base64.b64decode(address.removeprefix("data:image/png;base64,")) == png(
+        item["step"] + item["position"]
+    )
 
 
 def test_a_report_loads_nothing_and_its_scripts_are_known_by_their_hashes(report: str):
@@ -81,7 +94,11 @@ def test_a_report_loads_nothing_and_its_scripts_are_known_by_their_hashes(report
     assert "connect-src" not in policy
     modules = parts(report)["modules"]
     assert "loopwright/app.js" in modules
-    imported = {name for text in modules.values() for name in re.findall(r'^import [^;"]*"([^"]+)"', text, re.M)}
+    imported = {
+        name
+        for text in modules.values()
+        for name in re.findall(r'^import [^;"]*"([^"]+)"', text, re.M)
+    }
     assert imported <= set(modules)
 
 
@@ -112,9 +129,16 @@ def test_a_file_that_is_no_report_is_not_written_over(tmp_path: Path, mistake):
     from loopwright.cli.report import report_command
 
     class Options:
-        names, root, output, points = [str(tmp_path / "a")], "runs", str(tmp_path / "thesis.html"), None
+        names, root, output, points = (
+            [str(tmp_path / "a")],
+            "runs",
+            str(tmp_path / "thesis.html"),
+            None,
+        )
 
-    with mistake("Files", "`report -o` on a file of yours", ConfigurationError, match="is not a report"):
+    with mistake(
+        "Files", "`report -o` on a file of yours", ConfigurationError, match="is not a report"
+    ):
         report_command(Options())
     assert (tmp_path / "thesis.html").read_text() == "years of work"
 
@@ -124,10 +148,14 @@ def test_numbers_that_json_lacks_do_not_break_a_report(tmp_path: Path):
 
     run = write_run(tmp_path / "a", media=False)
     store = MetricsStore(run / "metrics.sqlite")
-    store.add_epoch(3, 60, {"eval_loss": math.inf, "loss": math.nan}, step=60, samples=480, seconds=1.0)
+    store.add_epoch(
+        3, 60, {"eval_loss": math.inf, "loss": math.nan}, step=60, samples=480, seconds=1.0
+    )
     store.close()
     data = parts(build_report(find_entries([RunView(run)]))[0])["data"]
-    losses = next(c for c in data["curves"]["a"] if (c["name"], c["level"]) == ("eval_loss", "epoch"))
+    losses = next(
+        c for c in data["curves"]["a"] if (c["name"], c["level"]) == ("eval_loss", "epoch")
+    )
     assert (losses["columns"]["mean"][-1], losses["odd"]) == (None, {"2": "inf"})
 
 

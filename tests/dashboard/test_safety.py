@@ -18,7 +18,13 @@ SECRET = "what no page may show"
 
 
 def test_answers_allow_only_what_comes_from_this_server(served: Served):
-    for path in ("/", "/api/runs", "/api/run/none", "/static/plotly.min.js", "/api/live?cursor=bad&run=first"):
+    for path in (
+        "/",
+        "/api/runs",
+        "/api/run/none",
+        "/static/plotly.min.js",
+        "/api/live?cursor=bad&run=first",
+    ):
         headers = served.get(path).headers
         policy = headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self';")
@@ -31,7 +37,8 @@ def test_answers_allow_only_what_comes_from_this_server(served: Served):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", ""]
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", ""],
 )
 def test_a_name_that_leads_here_from_elsewhere_is_refused(served: Served, host: str):
     reply = served.get("/api/runs", Host=host)
@@ -39,7 +46,9 @@ def test_a_name_that_leads_here_from_elsewhere_is_refused(served: Served, host: 
     assert "Host" in reply.error
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:9", "LOCALHOST:1", "127.0.0.2"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:9", "LOCALHOST:1", "127.0.0.2"]
+)
 def test_names_of_this_machine_are_accepted(served: Served, host: str):
     assert served.get("/api/runs", Host=host).status == 200
 
@@ -65,7 +74,10 @@ def test_a_server_that_others_reach_wants_its_token(runs: Path):
         assert served.get("/api/runs").status == 401
         for wrong in ("", "x", served.token[:-1], served.token + "x", "%FF%00"):
             assert served.get(f"/api/runs?token={wrong}").status == 401
-            assert served.get("/api/runs", Cookie=f"loopwright_token_{served.port}={wrong}").status == 401
+            assert (
+                served.get("/api/runs", Cookie=f"loopwright_token_{served.port}={wrong}").status
+                == 401
+            )
         opened = served.get(f"/curves?token={served.token}&x=wall")
         assert (opened.status, opened.headers["location"]) == (303, "/curves?x=wall")
         cookie = opened.headers["set-cookie"]
@@ -91,7 +103,14 @@ def test_tokens_are_compared_whole():
 
 @pytest.mark.parametrize(
     ("host", "is_local"),
-    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False), ("example", False)],
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("example", False),
+    ],
 )
 def test_hosts_that_only_this_machine_reaches(host: str, is_local: bool):
     assert is_loopback(host) is is_local
@@ -126,16 +145,28 @@ def secret_folder(tmp_path: Path) -> Path:
 def test_no_link_leads_out_of_the_folder(tmp_path: Path):
     with serving(secret_folder(tmp_path)) as served:
         runs = {run["id"]: run for run in served.data("/api/runs")["runs"]}
-        assert set(runs) == {"first", "linked", "has-config.yaml", "has-run.json", "has-metrics.sqlite", "soft"}
+        assert set(runs) == {
+            "first",
+            "linked",
+            "has-config.yaml",
+            "has-run.json",
+            "has-metrics.sqlite",
+            "soft",
+        }
         for name in set(runs) - {"first", "soft"}:
             assert runs[name]["state"] == "unreadable"
             assert "link" in runs[name]["damaged"][0]
         shown = [served.get("/api/runs").body]
         for run in (*runs, "folder/other"):
             part = quote(run, safe="")
-            paths = [f"{kind}/{part}" for kind in ("run", "log", "checkpoints", "contents", "media")]
+            paths = [
+                f"{kind}/{part}" for kind in ("run", "log", "checkpoints", "contents", "media")
+            ]
             paths += [f"media/{part}/{number}" for number in range(1, 9)]
-            paths += [f"{kind}?run={part}&run=first&name=loss" for kind in ("curves", "csv", "compare", "events")]
+            paths += [
+                f"{kind}?run={part}&run=first&name=loss"
+                for kind in ("curves", "csv", "compare", "events")
+            ]
             shown += [served.get(f"/api/{path}").body for path in paths]
         assert not [body for body in shown if SECRET.encode() in body]
 
@@ -143,11 +174,47 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path):
 def generated_paths() -> list[str]:
     """Addresses that a bad client would try: 150 of them, the same in every run of the tests."""
     random.seed(12)
-    steps = ["..", "%2e%2e", "..%2f..", "....//", "%252e%252e", ".", "", "/", "%00", "%ff", "\\..", "~", "first", "*"]
-    ends = ["outside/secret.txt", "etc/passwd", "outside/other", "run.json", "metrics.sqlite", "first", "%0d%0aX:y"]
+    steps = [
+        "..",
+        "%2e%2e",
+        "..%2f..",
+        "....//",
+        "%252e%252e",
+        ".",
+        "",
+        "/",
+        "%00",
+        "%ff",
+        "\\..",
+        "~",
+        "first",
+        "*",
+    ]
+    ends = [
+        "outside/secret.txt",
+        "etc/passwd",
+        "outside/other",
+        "run.json",
+        "metrics.sqlite",
+        "first",
+        "%0d%0aX:y",
+    ]
     heads = [
-        *("/static/", "/api/run/", "/api/log/", "/api/checkpoints/", "/api/contents/", "/api/media/", "/"),
-        *("/api/curves?name=loss&run=", "/api/compare?run=first&run=", "/api/csv?run=", "/api/sweep?folder="),
+        *(
+            "/static/",
+            "/api/run/",
+            "/api/log/",
+            "/api/checkpoints/",
+            "/api/contents/",
+            "/api/media/",
+            "/",
+        ),
+        *(
+            "/api/curves?name=loss&run=",
+            "/api/compare?run=first&run=",
+            "/api/csv?run=",
+            "/api/sweep?folder=",
+        ),
         *("/api/events?run=", "/api/live?cursor=x&run="),
     ]
     found = []
@@ -157,19 +224,38 @@ def generated_paths() -> list[str]:
     numbers = ["nan", "inf", "-1", "1e400", "x", "0", "99999999999999999999", "", "%00"]
     found += [f"/api/curves?run=first&name=loss&points={number}" for number in numbers]
     found += [f"/api/curves?run=first&name=loss&first={number}&last={number}" for number in numbers]
-    found += [f"/api/curves?run=first&name=loss&x={x}" for x in ("step;drop", "'", "%00", "none", "x" * 5000)]
-    found += [f"/api/curves?run=first&name={name}" for name in ("'", '"', "%00", "%ff", "x" * 5000, "%27;--")]
+    found += [
+        f"/api/curves?run=first&name=loss&x={x}"
+        for x in ("step;drop", "'", "%00", "none", "x" * 5000)
+    ]
+    found += [
+        f"/api/curves?run=first&name={name}"
+        for name in ("'", '"', "%00", "%ff", "x" * 5000, "%27;--")
+    ]
     found += [f"/api/media/first/{number}" for number in (0, -1, 10**30, "1.5", "x", "1/2")]
     found += [f"/api/log/first?last={number}" for number in numbers]
-    found += [f"/api/live?run=first&cursor={cursor}&since=" for cursor in ("1.2", "x", "9" * 400, "-1.0.0.0.0.0")]
-    found += ["/api/live?since=x", f"/api/live?{'run=first%2Fa&' * 300}", "/api/curves", "/api/compare", "/api/csv"]
+    found += [
+        f"/api/live?run=first&cursor={cursor}&since="
+        for cursor in ("1.2", "x", "9" * 400, "-1.0.0.0.0.0")
+    ]
+    found += [
+        "/api/live?since=x",
+        f"/api/live?{'run=first%2Fa&' * 300}",
+        "/api/curves",
+        "/api/compare",
+        "/api/csv",
+    ]
     return [path.replace("\\", "%5c") for path in found]
 
 
 def test_bad_addresses_are_refused_with_a_sentence_and_show_nothing(tmp_path: Path):
     root = secret_folder(tmp_path)
     with serving(root) as served:
-        replies = {path: served.get(path) for path in generated_paths() if "live" not in path or "first" in path}
+        replies = {
+            path: served.get(path)
+            for path in generated_paths()
+            if "live" not in path or "first" in path
+        }
         assert len(replies) > 100
         bad = {path: reply.status for path, reply in replies.items() if reply.status >= 500}
         assert bad == {}
@@ -177,5 +263,8 @@ def test_bad_addresses_are_refused_with_a_sentence_and_show_nothing(tmp_path: Pa
             assert SECRET.encode() not in reply.body, path
             assert b"root:" not in reply.body, path
             if reply.status in (400, 404) and reply.headers["content-type"] == "application/json":
-                assert json.loads(reply.body)["error"].endswith((".", "loss", "step")), (path, reply.body)
+                assert json.loads(reply.body)["error"].endswith((".", "loss", "step")), (
+                    path,
+                    reply.body,
+                )
         assert served.get("/api/runs").status == 200

@@ -1,11 +1,19 @@
-"""Small data sets, samplers and loaders; in a module of their own, so that spawned workers find them."""
+"""Small data sets, samplers and loaders; in a module of their own, so that spawned workers find
+them."""
 
 import random
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+    get_worker_info,
+)
 
 from loopwright.data import Batch, Stream
 
@@ -36,7 +44,11 @@ class Named(Numbers):
     """Samples that are dictionaries."""
 
     def __getitem__(self, index: int) -> Any:
-        return {"image": torch.full((2, 2), float(index)), "name": f"number {index}", "label": index}
+        return {
+            "image": torch.full((2, 2), float(index)),
+            "name": f"number {index}",
+            "label": index,
+        }
 
 
 class Batched(Numbers):
@@ -105,7 +117,8 @@ class Resumable(IterableDataset[Any]):
 
 
 class StatefulBatches:
-    """A loader of ready batches that saves its position, and starts over only when asked to iterate anew."""
+    """A loader of ready batches that saves its position, and starts over only when asked to iterate
+    anew."""
 
     def __init__(self, length: int = 6) -> None:
         self.length = length
@@ -222,7 +235,11 @@ def same(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
     if isinstance(left, torch.Tensor):
-        return left.dtype == right.dtype and left.stride() == right.stride() and torch.equal(left, right)
+        return (
+            left.dtype == right.dtype
+            and left.stride() == right.stride()
+            and torch.equal(left, right)
+        )
     if isinstance(left, dict):
         return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple):

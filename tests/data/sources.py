@@ -1,4 +1,5 @@
-"""Sources that know their position: small classes with the protocols of the field, and the packages that have them."""
+"""Sources that know their position: small classes with the protocols of the field, and the packages
+that have them."""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ class OpeningSet(Opening, IterableDataset[Any]):
 
 
 class Endless(Source, Iterator[Any]):
-    """An iterator that goes on and on, with `get_state` and `set_state`; one pass of it is an epoch."""
+    """An iterator that goes on and on, with `get_state` and `set_state`; one pass of it is an
+    epoch."""
 
     position = 0
     is_over = True
@@ -139,7 +141,8 @@ class Node(Source):
 
 
 class Restarting(Source):
-    """A loader that starts over if it is opened with a state at its end, as torchdata's `Loader` does."""
+    """A loader that starts over if it is opened with a state at its end, as torchdata's `Loader`
+    does."""
 
     restart_on_stop_iteration = True
 
@@ -202,7 +205,9 @@ class Shuffled(Sampler[int]):
         return LENGTH
 
     def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(LENGTH, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+        return iter(
+            torch.randperm(LENGTH, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        )
 
 
 def torchdata_loader() -> Any:
@@ -242,7 +247,9 @@ def stateful_loader(num_workers: int = 0) -> Any:
 
     torch.manual_seed(5)  # the sampler draws its seed when it is built
     noise = 0.0 if num_workers else 1.0  # the generators of workers are not in the loader's state
-    return StatefulDataLoader(Numbers(noise), batch_size=SIZE, shuffle=True, num_workers=num_workers)
+    return StatefulDataLoader(
+        Numbers(noise), batch_size=SIZE, shuffle=True, num_workers=num_workers
+    )
 
 
 def hugging_face(buffer_size: int | None = None, seed: int | None = 3) -> Any:
@@ -269,7 +276,9 @@ def as_row(row: dict[str, Any]) -> dict[str, Any]:
 def grain_loader() -> Any:
     import grain.python as grain
 
-    sampler = grain.IndexSampler(LENGTH, shard_options=grain.NoSharding(), shuffle=True, num_epochs=1, seed=4)
+    sampler = grain.IndexSampler(
+        LENGTH, shard_options=grain.NoSharding(), shuffle=True, num_epochs=1, seed=4
+    )
     return grain.DataLoader(data_source=GrainNumbers(), sampler=sampler, worker_count=0)
 
 
@@ -302,4 +311,6 @@ PACKAGED: dict[str, tuple[str, Callable[[], Any]]] = {
     "grain DataLoader": ("grain", grain_loader),
     "grain IterDataset": ("grain", grain_dataset),
 }
-INSTALLED = {name: build for name, (package, build) in PACKAGED.items() if find_spec(package) is not None}
+INSTALLED = {
+    name: build for name, (package, build) in PACKAGED.items() if find_spec(package) is not None
+}

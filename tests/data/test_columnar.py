@@ -1,4 +1,5 @@
-"""Batches selected from columns are those of fetching and collating samples, bit for bit; counted, not timed."""
+"""Batches selected from columns are those of fetching and collating samples, bit for bit; counted,
+not timed."""
 
 import random
 import warnings
@@ -65,7 +66,11 @@ columns = st.sampled_from(
 
 @st.composite
 def datasets(draw: Any, depth: int = 2) -> Any:
-    kind = draw(st.sampled_from(["tensors", "dict", "stack", "named"] + (["subset", "concat"] if depth else [])))
+    kind = draw(
+        st.sampled_from(
+            ["tensors", "dict", "stack", "named"] + (["subset", "concat"] if depth else [])
+        )
+    )
     if kind == "tensors":
         return TensorDataset(tensor(torch.float32, 2), tensor(torch.int64))
     if kind == "dict":
@@ -87,9 +92,16 @@ def test_batches_are_those_of_samples_bit_for_bit(dataset, batch_size, shuffle):
     try:
         expected = by_samples(dataset, batch_size, shuffle)
         ragged = [default_collate([dataset[index] for index in indices]) for indices in everything]
-    except (RuntimeError, TypeError, KeyError, AttributeError):  # a concatenation of different samples
+    except (
+        RuntimeError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ):  # a concatenation of different samples
         return
-    assert same(values(open_stream(dataset, batch_size=batch_size, seed=5, shuffle=shuffle)), expected)
+    assert same(
+        values(open_stream(dataset, batch_size=batch_size, seed=5, shuffle=shuffle)), expected
+    )
     loader = DataLoader(dataset, batch_sampler=everything)
     assert same(values(open_stream(loader, seed=5, shuffle=False)), ragged)
 
@@ -99,8 +111,20 @@ leaves = st.one_of(
     st.floats(-1, 1),
     st.booleans(),
     st.text(max_size=3),
-    st.sampled_from([np.float32(1), np.int64(2), np.ones(2), torch.ones(2), torch.ones(2, 3).T, torch.ones(()), None]),
-    st.sampled_from([torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True), torch.ones(2).half()]),
+    st.sampled_from(
+        [
+            np.float32(1),
+            np.int64(2),
+            np.ones(2),
+            torch.ones(2),
+            torch.ones(2, 3).T,
+            torch.ones(()),
+            None,
+        ]
+    ),
+    st.sampled_from(
+        [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True), torch.ones(2).half()]
+    ),
 )
 samples = st.recursive(
     leaves,
@@ -129,7 +153,9 @@ def test_collation_gives_what_torch_gives(first, others, copies):
 
 @given(seed=st.integers(0, 2**63), last=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40))
 def test_seeds_of_a_batch_are_those_of_its_samples(seed, last):
-    assert derive_seeds(seed, 2, 7, last=last) == [derive_seed(seed, 2, 7, number) for number in last]
+    assert derive_seeds(seed, 2, 7, last=last) == [
+        derive_seed(seed, 2, 7, number) for number in last
+    ]
 
 
 class Asked(Numbers):
@@ -137,7 +163,11 @@ class Asked(Numbers):
 
     def __getitems__(self, indices: list[int]) -> Any:
         self.asked.append(len(indices))
-        return {"x": torch.tensor(indices), "name": [str(index) for index in indices], "y": np.array(indices) / 2}
+        return {
+            "x": torch.tensor(indices),
+            "name": [str(index) for index in indices],
+            "y": np.array(indices) / 2,
+        }
 
     def __getitem__(self, index: int) -> Any:
         return {"x": torch.tensor(index), "name": str(index), "y": np.float64(index / 2)}
@@ -183,7 +213,10 @@ def test_subclasses_of_containers_and_tensors_are_not_passed_over():
         def __getitems__(self, indices):
             return [self[index] for index in indices]
 
-    for dataset in (Reversed(TensorDataset(tensor()), range(12)), StackDataset(torch.nn.Parameter(tensor()))):
+    for dataset in (
+        Reversed(TensorDataset(tensor()), range(12)),
+        StackDataset(torch.nn.Parameter(tensor())),
+    ):
         stream = open_stream(dataset, batch_size=4, seed=5, shuffle=False)
         assert isinstance(stream, IndexedStream)
         with torch.no_grad():
@@ -206,14 +239,19 @@ def test_a_length_that_is_too_short_ends_the_epoch():
         def __len__(self) -> int:
             return 3
 
-    assert [len(batch[0]) for batch in values(open_stream(Short(tensor()), batch_size=2, seed=0, shuffle=False))] == [
+    assert [
+        len(batch[0])
+        for batch in values(open_stream(Short(tensor()), batch_size=2, seed=0, shuffle=False))
+    ] == [
         2,
         1,
     ]
 
 
 def test_lists_are_columns_beside_a_tensor():
-    stream = open_stream(([torch.ones(2) * n for n in range(12)], tensor()), batch_size=5, seed=5, shuffle=True)
+    stream = open_stream(
+        ([torch.ones(2) * n for n in range(12)], tensor()), batch_size=5, seed=5, shuffle=True
+    )
     assert isinstance(stream, TensorStream)
     assert all(torch.equal(x[:, 0], y) for x, y in values(stream))
 
@@ -231,7 +269,9 @@ def sparse_file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("view", [lambda rows: rows, lambda rows: rows[:, ::2], lambda rows: rows[10:]])
+@pytest.mark.parametrize(
+    "view", [lambda rows: rows, lambda rows: rows[:, ::2], lambda rows: rows[10:]]
+)
 def test_a_memory_mapped_file_of_10_gb_stays_in_its_file(sparse_file, view):
     rows = view(np.memmap(sparse_file, dtype=np.float32, mode="r", shape=(10 * 2**14, 2**14)))
     labels = torch.zeros(len(rows))
@@ -267,10 +307,17 @@ READ_ONLY = {
     "alone": lambda rows: {"data": rows, "collate_fn": doubled},
     "tuple": lambda rows: {"data": (rows, tensor()), "collate_fn": doubled},
     "dict": lambda rows: {"data": {"x": rows, "y": tensor()}, "collate_fn": doubled},
-    "beside a list": lambda rows: {"data": (rows, [str(number) for number in range(12)]), "collate_fn": doubled},
-    "in a loader": lambda rows: {"data": DataLoader(BatchTransform((rows, tensor()), list), 4, collate_fn=doubled)},
+    "beside a list": lambda rows: {
+        "data": (rows, [str(number) for number in range(12)]),
+        "collate_fn": doubled,
+    },
+    "in a loader": lambda rows: {
+        "data": DataLoader(BatchTransform((rows, tensor()), list), 4, collate_fn=doubled)
+    },
     "sample by sample": lambda rows: {
-        "data": DataLoader(BatchTransform((rows, tensor()), lambda sample: [sample[0].mul_(2)]), batch_size=None)
+        "data": DataLoader(
+            BatchTransform((rows, tensor()), lambda sample: [sample[0].mul_(2)]), batch_size=None
+        )
     },
 }
 
@@ -291,9 +338,14 @@ def test_a_collate_function_may_write_into_samples_of_read_only_memory(tmp_path,
 
 @pytest.mark.parametrize(
     ("make", "what"),
-    [(lambda rows: rows[::-1], "a view from its end"), (lambda rows: rows.view(">f4"), "bytes in another order")],
+    [
+        (lambda rows: rows[::-1], "a view from its end"),
+        (lambda rows: rows.view(">f4"), "bytes in another order"),
+    ],
 )
-def test_a_memory_mapped_array_that_torch_cannot_read_in_place_is_an_error(tmp_path, make, what, mistake):
+def test_a_memory_mapped_array_that_torch_cannot_read_in_place_is_an_error(
+    tmp_path, make, what, mistake
+):
     rows = np.memmap(tmp_path / "rows", dtype=np.float32, mode="w+", shape=(12, 2))
     with mistake("Data", f"a memory-mapped array that is {what}", DataError, match=what):
         open_stream(make(rows), seed=0, shuffle=False)
@@ -303,7 +355,9 @@ def flip(batch: list[Any]) -> list[Any]:
     return [batch[0] * torch.rand(len(batch[0])) + random.random(), batch[1]]
 
 
-@pytest.mark.parametrize("data", [(tensor(), tensor()), TensorDataset(tensor(), tensor())], ids=["tensors", "data set"])
+@pytest.mark.parametrize(
+    "data", [(tensor(), tensor()), TensorDataset(tensor(), tensor())], ids=["tensors", "data set"]
+)
 def test_a_transform_of_batches_is_called_once_for_each_batch_and_draws_the_same_anywhere(data):
     calls = []
 
@@ -330,7 +384,9 @@ def test_a_transform_of_batches_has_samples_too():
 
 
 def test_a_transform_of_what_has_no_samples_is_an_error(mistake):
-    with mistake("Data", "`BatchTransform` of an iterator", DataError, match="whose samples have no index"):
+    with mistake(
+        "Data", "`BatchTransform` of an iterator", DataError, match="whose samples have no index"
+    ):
         BatchTransform(iter([1]), flip)
 
 
@@ -343,7 +399,12 @@ class Sized(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         generator = torch.Generator().manual_seed(index)
         large = torch.randn(100_000, generator=generator)
-        return {"large": large, "small": large[:7].to(torch.bfloat16), "none": large[:0], "name": f"number {index}"}
+        return {
+            "large": large,
+            "small": large[:7].to(torch.bfloat16),
+            "none": large[:0],
+            "name": f"number {index}",
+        }
 
 
 def test_workers_send_the_same_batches_by_value_and_by_shared_memory():
@@ -356,7 +417,11 @@ def test_workers_send_the_same_batches_by_value_and_by_shared_memory():
 
 def test_a_data_set_of_the_hub_gives_the_batches_of_its_samples():
     hub = pytest.importorskip("datasets", reason="the package datasets is not installed")
-    dataset = hub.Dataset.from_dict({"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "y": [1, 2, 3], "name": list("abc")})
+    dataset = hub.Dataset.from_dict(
+        {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "y": [1, 2, 3], "name": list("abc")}
+    )
     for form in (None, "torch", "numpy"):
         rows = dataset.with_format(form)
-        assert same(values(open_stream(rows, batch_size=2, seed=5, shuffle=True)), by_samples(rows, 2, True))
+        assert same(
+            values(open_stream(rows, batch_size=2, seed=5, shuffle=True)), by_samples(rows, 2, True)
+        )

@@ -1,4 +1,5 @@
-"""Randomness inside a data set is a function of (seed, epoch, index) and leaves the generators of training alone."""
+"""Randomness inside a data set is a function of (seed, epoch, index) and leaves the generators of
+training alone."""
 
 import gc
 import random
@@ -47,13 +48,16 @@ def test_workers_draw_the_same_numbers_as_this_process(workers, persistent):
 
 
 def test_workers_that_are_not_forked_draw_the_same_numbers():
-    method = "forkserver" if sys.version_info >= (3, 14) else "spawn"  # the first is Linux's own from 3.14
+    # the first is Linux's own from 3.14
+    method = "forkserver" if sys.version_info >= (3, 14) else "spawn"
     assert same(noisy(), noisy(num_workers=1, multiprocessing_context=method))
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_draw_the_same_numbers_in_later_epochs(persistent):
-    loader = DataLoader(Noisy(10), batch_size=4, shuffle=True, num_workers=2, persistent_workers=persistent)
+    loader = DataLoader(
+        Noisy(10), batch_size=4, shuffle=True, num_workers=2, persistent_workers=persistent
+    )
     stream = open_stream(loader, seed=2, shuffle=True)
     local = open_stream(DataLoader(Noisy(10), batch_size=4, shuffle=True), seed=2, shuffle=True)
     for epoch in (0, 1, 5):
@@ -81,7 +85,9 @@ def test_a_sample_is_the_same_in_any_batch_and_any_order(batch_size, shuffle):
 @many_workers
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_sample_of_a_large_batch_is_the_same_in_workers(workers):
-    loader = DataLoader(Noisy(18), batch_size=9, shuffle=True, num_workers=workers, persistent_workers=True)
+    loader = DataLoader(
+        Noisy(18), batch_size=9, shuffle=True, num_workers=workers, persistent_workers=True
+    )
     stream = open_stream(loader, seed=2, shuffle=True)
     for epoch in (0, 3):
         assert by_index(values(stream, epoch)) == seeded_by_hand(epoch)
@@ -89,8 +95,12 @@ def test_a_sample_of_a_large_batch_is_the_same_in_workers(workers):
 
 
 large = st.sampled_from([SampleSeeds.MAX_TABLE - 1, SampleSeeds.MAX_TABLE, 2**40])
-keys = st.one_of(st.integers(-3, 70), st.booleans(), st.text(max_size=2), st.integers(0, 9).map(np.int64))
-batches = st.lists(st.integers(0, 70), min_size=8, max_size=20) | st.lists(keys | large, min_size=1, max_size=20)
+keys = st.one_of(
+    st.integers(-3, 70), st.booleans(), st.text(max_size=2), st.integers(0, 9).map(np.int64)
+)
+batches = st.lists(st.integers(0, 70), min_size=8, max_size=20) | st.lists(
+    keys | large, min_size=1, max_size=20
+)
 
 
 @settings(max_examples=20)
@@ -150,7 +160,9 @@ class Constant(Augmented):
         return torch.ones(2)
 
 
-@pytest.mark.parametrize(("data", "seeded"), [(Constant(256), 0), (Augmented(256), 64)], ids=["plain", "augmented"])
+@pytest.mark.parametrize(
+    ("data", "seeded"), [(Constant(256), 0), (Augmented(256), 64)], ids=["plain", "augmented"]
+)
 def test_around_the_samples_a_batch_takes_a_third_of_the_calls_of_a_data_loader(data, seeded):
     loader = DataLoader(data, batch_size=64, shuffle=True)
     stream = open_stream(loader, seed=2, shuffle=True)
@@ -166,7 +178,11 @@ def test_around_the_samples_a_batch_takes_a_third_of_the_calls_of_a_data_loader(
 
 def test_every_epoch_draws_anew():
     first, second = by_index(noisy(0)), by_index(noisy(1))
-    assert all(one != other for index in first for one, other in zip(first[index], second[index], strict=True))
+    assert all(
+        one != other
+        for index in first
+        for one, other in zip(first[index], second[index], strict=True)
+    )
 
 
 def test_every_sample_draws_anew():
@@ -194,7 +210,9 @@ def test_a_stack_draws_per_sample():
 def fetched(workers: int = 0, batch_size: int = 4, shard: Shard | None = None) -> dict[int, float]:
     loader = DataLoader(Batched(12), batch_size=batch_size, num_workers=workers)
     batches = values(open_stream(loader, seed=2, shuffle=False, shard=shard))
-    return {int(index): float(noise) for batch in batches for index, noise in zip(*batch, strict=True)}
+    return {
+        int(index): float(noise) for batch in batches for index, noise in zip(*batch, strict=True)
+    }
 
 
 def test_a_data_set_that_fetches_batches_gives_the_same_samples_anywhere():
@@ -212,7 +230,9 @@ def test_a_data_set_that_fetches_batches_and_draws_nothing_is_asked_for_whole_ba
             return [(index, index) for index in indices]
 
     dataset = Plain(12)
-    values(open_stream(DataLoader(dataset, batch_size=4, collate_fn=add_noise), seed=2, shuffle=False))
+    values(
+        open_stream(DataLoader(dataset, batch_size=4, collate_fn=add_noise), seed=2, shuffle=False)
+    )
     assert set(dataset.asked) == {4}
 
 

@@ -30,13 +30,20 @@ def both(dataset, batch_size=8, shuffle=True, sampler=None):
     options = {"batch_size": batch_size, "sampler": sampler}
     options |= {} if sampler else {"shuffle": shuffle}
     fast = open_stream(DataLoader(dataset, **options), seed=3, shuffle=False)
-    general = open_stream(DataLoader(dataset, collate_fn=general_collate, **options), seed=3, shuffle=False)
+    general = open_stream(
+        DataLoader(dataset, collate_fn=general_collate, **options), seed=3, shuffle=False
+    )
     assert isinstance(fast, TensorStream)
     assert isinstance(general, IndexedStream)
     return fast, general
 
 
-@given(length=st.integers(1, 70), batch_size=st.integers(1, 40), shuffle=st.booleans(), epoch=st.integers(0, 5))
+@given(
+    length=st.integers(1, 70),
+    batch_size=st.integers(1, 40),
+    shuffle=st.booleans(),
+    epoch=st.integers(0, 5),
+)
 def test_both_paths_agree(length, batch_size, shuffle, epoch):
     fast, general = both(tensors(length), batch_size, shuffle)
     assert same(values(fast, epoch), values(general, epoch))
@@ -92,7 +99,16 @@ def test_both_paths_agree_over_more_than_one_block_of_batches(shuffle):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.uint8, torch.int32, torch.complex64]
+    "dtype",
+    [
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.bool,
+        torch.uint8,
+        torch.int32,
+        torch.complex64,
+    ],
 )
 def test_both_paths_agree_on_types(dtype, shuffle):
     fast, general = both(TensorDataset(torch.arange(40).view(20, 2).to(dtype)), 8, shuffle)
@@ -102,7 +118,12 @@ def test_both_paths_agree_on_types(dtype, shuffle):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(
     "tensor",
-    [torch.randn(20, 6)[:, :3], torch.randn(40)[::2], torch.randn(1, 3).expand(20, 3), torch.randn(20, 0)],
+    [
+        torch.randn(20, 6)[:, :3],
+        torch.randn(40)[::2],
+        torch.randn(1, 3).expand(20, 3),
+        torch.randn(20, 0),
+    ],
     ids=["columns", "every second", "expanded", "empty rows"],
 )
 def test_both_paths_agree_on_views(tensor, shuffle):
@@ -156,7 +177,9 @@ def test_changing_a_batch_does_not_change_another():
     before = second.value[0].clone()
     first.value[0].zero_()
     assert torch.equal(second.value[0], before)
-    assert first.value[0].untyped_storage().data_ptr() != second.value[0].untyped_storage().data_ptr()
+    assert (
+        first.value[0].untyped_storage().data_ptr() != second.value[0].untyped_storage().data_ptr()
+    )
 
 
 def test_nothing_is_drawn_from_the_global_generator():
@@ -175,6 +198,7 @@ def test_a_stream_continues_from_any_position(position, batch_size, shuffle):
     rest.load_state_dict(whole.state_dict())
     taken = rest.take(99)
     assert torch.equal(
-        torch.cat([torch.tensor([], dtype=torch.int64), *[batch.value[1] for batch in taken]]), indices[position:]
+        torch.cat([torch.tensor([], dtype=torch.int64), *[batch.value[1] for batch in taken]]),
+        indices[position:],
     )
     assert all(size == batch_size for size in sizes(taken)[1:-1])

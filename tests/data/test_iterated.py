@@ -5,7 +5,16 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from loopwright.data import open_stream, rng_state
-from tests.data.example_data import Counting, Numbers, OwnIteration, Resumable, StatefulBatches, same, sizes, values
+from tests.data.example_data import (
+    Counting,
+    Numbers,
+    OwnIteration,
+    Resumable,
+    StatefulBatches,
+    same,
+    sizes,
+    values,
+)
 
 
 class Plain(IterableDataset):
@@ -46,8 +55,12 @@ def test_every_epoch_iterates_anew():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_length_of_an_iterable_data_set_is_used_where_it_has_one(workers):
-    known = open_stream(DataLoader(Sized(), batch_size=4, num_workers=workers), seed=0, shuffle=False)
-    unknown = open_stream(DataLoader(Plain(), batch_size=4, num_workers=workers), seed=0, shuffle=False)
+    known = open_stream(
+        DataLoader(Sized(), batch_size=4, num_workers=workers), seed=0, shuffle=False
+    )
+    unknown = open_stream(
+        DataLoader(Plain(), batch_size=4, num_workers=workers), seed=0, shuffle=False
+    )
     assert (known.num_batches, unknown.num_batches) == (3, None)
 
 
@@ -78,7 +91,9 @@ def test_reading_does_not_disturb_the_generators_of_training(data):
 
 
 def test_workers_of_an_iterable_data_set_are_seeded_by_the_epoch():
-    stream = open_stream(DataLoader(Counting(8), batch_size=4, num_workers=1), seed=0, shuffle=False)
+    stream = open_stream(
+        DataLoader(Counting(8), batch_size=4, num_workers=1), seed=0, shuffle=False
+    )
     before = rng_state()["torch"]
     first = values(stream, 0)
     assert same(values(stream, 0), first)
@@ -106,11 +121,16 @@ def test_the_size_of_ready_batches_is_inferred():
 
 
 def test_the_number_of_ready_batches_is_that_of_the_loader():
-    assert open_stream(OwnIteration(Numbers(10), batch_size=4), seed=0, shuffle=False).num_batches == 3
+    assert (
+        open_stream(OwnIteration(Numbers(10), batch_size=4), seed=0, shuffle=False).num_batches == 3
+    )
 
 
 def test_an_iterable_data_set_without_length_in_a_loader_with_its_own_iteration_has_no_length():
-    assert open_stream(OwnIteration(Counting(10), batch_size=4), seed=0, shuffle=False).num_batches is None
+    assert (
+        open_stream(OwnIteration(Counting(10), batch_size=4), seed=0, shuffle=False).num_batches
+        is None
+    )
 
 
 def test_any_iterable_of_batches_is_iterated_in_each_epoch():

@@ -1,4 +1,5 @@
-"""A worker that the system kills: the error says so, why that is, and what to do, wherever the trainer is."""
+"""A worker that the system kills: the error says so, why that is, and what to do, wherever the
+trainer is."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from loopwright.run import RunView
 from ..loops import build_net
 from ..runs import adam, cross_entropy
 
-# torch opens some files when a batch does not arrive, and its handler of SIGCHLD may raise before it has closed them.
+# torch opens some files when a batch does not arrive, and its handler of SIGCHLD may raise before
+# it has closed them.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
@@ -60,13 +62,21 @@ class Wrapped:
 
 
 LOADERS: dict[str, Callable[[bool], Any]] = {
-    "samples by index": lambda is_killed: DataLoader(Points(is_killed), batch_size=4, num_workers=1),
-    "an iterable data set": lambda is_killed: DataLoader(Streamed(is_killed), batch_size=4, num_workers=1),
-    "a loader of the user": lambda is_killed: Wrapped(DataLoader(Points(is_killed), batch_size=4, num_workers=1)),
+    "samples by index": lambda is_killed: DataLoader(
+        Points(is_killed), batch_size=4, num_workers=1
+    ),
+    "an iterable data set": lambda is_killed: DataLoader(
+        Streamed(is_killed), batch_size=4, num_workers=1
+    ),
+    "a loader of the user": lambda is_killed: Wrapped(
+        DataLoader(Points(is_killed), batch_size=4, num_workers=1)
+    ),
 }
 CALLS: dict[str, Callable[[Trainer, Callable[[bool], Any]], Any]] = {
     "train": lambda trainer, loader: trainer.train(loader(True), 1),
-    "evaluation of an epoch": lambda trainer, loader: trainer.train(loader(False), 1, eval_data=loader(True)),
+    "evaluation of an epoch": lambda trainer, loader: trainer.train(
+        loader(False), 1, eval_data=loader(True)
+    ),
     "evaluate": lambda trainer, loader: trainer.evaluate(loader(True)),
     "predict": lambda trainer, loader: trainer.predict(loader(True)),
 }
@@ -79,12 +89,17 @@ def _workers_end_with_their_test() -> Iterator[None]:
 
 
 def build(*callbacks: Callback, **options: Any) -> Trainer:
-    return Trainer(build_net(), adam, cross_entropy, callbacks=callbacks, progress="silent", **options)
+    return Trainer(
+        build_net(), adam, cross_entropy, callbacks=callbacks, progress="silent", **options
+    )
 
 
 @pytest.mark.parametrize(
     ("loader", "call"),
-    [*((loader, "train") for loader in LOADERS), *(("samples by index", call) for call in CALLS if call != "train")],
+    [
+        *((loader, "train") for loader in LOADERS),
+        *(("samples by index", call) for call in CALLS if call != "train"),
+    ],
 )
 def test_a_killed_worker_is_named_with_the_usual_reason(loader, call):
     with pytest.raises(
@@ -101,7 +116,9 @@ class Kills(Callback):
         self.others = multiprocessing.active_children()
 
     def on_update_end(self, trainer: Trainer) -> None:
-        worker = next(child for child in multiprocessing.active_children() if child not in self.others)
+        worker = next(
+            child for child in multiprocessing.active_children() if child not in self.others
+        )
         os.kill(worker.pid or 0, signal.SIGKILL)
         end = monotonic() + 60.0
         while monotonic() < end:

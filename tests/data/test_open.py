@@ -1,4 +1,5 @@
-"""Streams over every kind of data give the batches of a plain DataLoader; unusable data is refused with advice."""
+"""Streams over every kind of data give the batches of a plain DataLoader; unusable data is refused
+with advice."""
 
 import pytest
 import torch
@@ -175,7 +176,10 @@ def opened(data, **options):
 
 @pytest.mark.parametrize("data", [None, 3, "text"], ids=["none", "number", "text"])
 def test_data_that_cannot_be_iterated_is_refused_with_what_is_accepted(data):
-    with pytest.raises(DataError, match=r"pass a Dataset, a DataLoader, inputs and targets as `\(x, y\)`, or a list"):
+    with pytest.raises(
+        DataError,
+        match=r"pass a Dataset, a DataLoader, inputs and targets as `\(x, y\)`, or a list",
+    ):
         opened(data)
 
 
@@ -186,10 +190,14 @@ def test_an_impossible_batch_size_is_refused(batch_size):
 
 
 @pytest.mark.parametrize(
-    "data", [DataLoader(Numbers()), StatefulBatches(), iter([torch.ones(2)])], ids=["loader", "stateful", "iterator"]
+    "data",
+    [DataLoader(Numbers()), StatefulBatches(), iter([torch.ones(2)])],
+    ids=["loader", "stateful", "iterator"],
 )
 def test_a_batch_size_for_ready_batches_is_refused(data):
-    with pytest.raises(ConfigurationError, match="leave out batch_size, or pass the data set itself"):
+    with pytest.raises(
+        ConfigurationError, match="leave out batch_size, or pass the data set itself"
+    ):
         opened(data, batch_size=4)
 
 
@@ -214,9 +222,18 @@ def test_an_empty_batch_of_a_batch_sampler_is_refused():
 
 REFUSED = {
     "sampler": (DataLoader(Numbers(), sampler=RandomOrder()), "RandomOrder .* `set_epoch"),
-    "batch sampler": (DataLoader(Numbers(), batch_sampler=RaggedBatches()), "RaggedBatches .* `state_dict`"),
-    "iterable data set": (Counting(), "Counting .* `state_dict` and `load_state_dict`, or use a map-style"),
-    "iterable in workers": (DataLoader(Resumable(), num_workers=2), "num_workers=0 .* StatefulDataLoader"),
+    "batch sampler": (
+        DataLoader(Numbers(), batch_sampler=RaggedBatches()),
+        "RaggedBatches .* `state_dict`",
+    ),
+    "iterable data set": (
+        Counting(),
+        "Counting .* `state_dict` and `load_state_dict`, or use a map-style",
+    ),
+    "iterable in workers": (
+        DataLoader(Resumable(), num_workers=2),
+        "num_workers=0 .* StatefulDataLoader",
+    ),
     "iterator": (iter([torch.ones(2)]), "list_iterator .* a plain DataLoader"),
     "own iteration": (OwnIteration(Numbers()), "OwnIteration .* a plain DataLoader"),
     "in any order": (DataLoader(Numbers(), num_workers=2, in_order=False), "Keep in_order=True"),

@@ -44,7 +44,12 @@ def test_derived_seeds_are_the_same_on_every_machine():
 
 
 def test_derived_seeds_do_not_collide():
-    seeds = {derive_seed(seed, epoch, index) for seed in range(10) for epoch in range(10) for index in range(500)}
+    seeds = {
+        derive_seed(seed, epoch, index)
+        for seed in range(10)
+        for epoch in range(10)
+        for index in range(500)
+    }
     assert len(seeds) == 50_000
 
 
@@ -74,7 +79,9 @@ def test_a_permutation_leaves_the_global_generator_alone():
 
 def test_another_process_derives_the_same_seeds():
     program = "from loopwright.data import derive_seed; print(derive_seed(11, 12, 13))"
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert int(printed) == derive_seed(11, 12, 13)
 
 
@@ -89,11 +96,15 @@ def test_a_shuffled_data_set_follows_the_permutation_of_its_epoch(data):
 def test_a_shuffled_loader_and_a_shuffled_data_set_have_the_same_order():
     loader = open_stream(DataLoader(Numbers(30), batch_size=4, shuffle=True), seed=5, shuffle=False)
     dataset = open_stream(Numbers(30), batch_size=4, seed=5, shuffle=True)
-    assert [batch[1].tolist() for batch in values(loader, 2)] == [batch[1].tolist() for batch in values(dataset, 2)]
+    assert [batch[1].tolist() for batch in values(loader, 2)] == [
+        batch[1].tolist() for batch in values(dataset, 2)
+    ]
 
 
 def indices(sampler, epoch=0, seed=1):
-    stream = open_stream(DataLoader(Numbers(20), batch_size=4, sampler=sampler), seed=seed, shuffle=False)
+    stream = open_stream(
+        DataLoader(Numbers(20), batch_size=4, sampler=sampler), seed=seed, shuffle=False
+    )
     return [int(index) for batch in values(stream, epoch) for index in batch[1]]
 
 
@@ -137,7 +148,9 @@ def test_a_sampler_gets_its_generator_back():
 
 
 def test_another_seed_draws_another_order():
-    assert indices(SubsetRandomSampler(range(20)), seed=1) != indices(SubsetRandomSampler(range(20)), seed=2)
+    assert indices(SubsetRandomSampler(range(20)), seed=1) != indices(
+        SubsetRandomSampler(range(20)), seed=2
+    )
 
 
 def test_a_weighted_sampler_keeps_its_weights():
@@ -155,7 +168,9 @@ def test_a_distributed_sampler_gives_its_own_share():
 
 
 def test_torchs_own_batch_sampler_is_taken_over_with_its_sampler():
-    loader = DataLoader(Numbers(20), batch_sampler=BatchSampler(RandomSampler(range(20)), 6, drop_last=True))
+    loader = DataLoader(
+        Numbers(20), batch_sampler=BatchSampler(RandomSampler(range(20)), 6, drop_last=True)
+    )
     stream = open_stream(loader, seed=1, shuffle=False)
     batches = values(stream, 4)
     assert torch.equal(torch.cat([batch[1] for batch in batches]), permutation(1, 4, 20)[:18])
@@ -163,7 +178,9 @@ def test_torchs_own_batch_sampler_is_taken_over_with_its_sampler():
 
 
 def test_a_batch_samplers_batches_are_kept():
-    stream = open_stream(DataLoader(Numbers(20), batch_sampler=RaggedBatches()), seed=1, shuffle=False)
+    stream = open_stream(
+        DataLoader(Numbers(20), batch_sampler=RaggedBatches()), seed=1, shuffle=False
+    )
     stream.begin(0)
     taken = stream.take(9)
     assert [batch.value[1].tolist() for batch in taken] == [[3, 1], [0, 2, 4], [5], [9, 8, 7, 6]]
@@ -171,24 +188,35 @@ def test_a_batch_samplers_batches_are_kept():
 
 
 def test_a_position_inside_a_batch_samplers_batch_stands_for_the_rest_of_it():
-    stream = open_stream(DataLoader(Numbers(20), batch_sampler=EpochBatches()), seed=1, shuffle=False)
+    stream = open_stream(
+        DataLoader(Numbers(20), batch_sampler=EpochBatches()), seed=1, shuffle=False
+    )
     stream.begin(0)
     assert sizes(stream.take(9, max_samples=4)) == [2, 2]
-    resumed = open_stream(DataLoader(Numbers(20), batch_sampler=EpochBatches()), seed=1, shuffle=False)
+    resumed = open_stream(
+        DataLoader(Numbers(20), batch_sampler=EpochBatches()), seed=1, shuffle=False
+    )
     resumed.load_state_dict(stream.state_dict())
     assert [batch.value[1].tolist() for batch in resumed] == [[4], [5], [9, 8, 7, 6]]
 
 
 def test_a_sampler_that_saves_its_state_continues_in_the_epoch_it_was_in():
     def build():
-        return open_stream(DataLoader(Numbers(20), batch_size=4, sampler=RememberingOrder(20)), seed=1, shuffle=False)
+        return open_stream(
+            DataLoader(Numbers(20), batch_size=4, sampler=RememberingOrder(20)),
+            seed=1,
+            shuffle=False,
+        )
 
     stream = build()
     values(stream, 0)
     stream.begin(1)
     stream.take(2)
     state = stream.state_dict()
-    expected = [batch.value[1].tolist() for batch in stream], [batch[1].tolist() for batch in values(stream, 2)]
+    expected = (
+        [batch.value[1].tolist() for batch in stream],
+        [batch[1].tolist() for batch in values(stream, 2)],
+    )
     resumed = build()
     resumed.check_resumable()
     resumed.load_state_dict(state)
@@ -204,6 +232,8 @@ def test_a_sampler_without_end_is_read_as_it_goes():
             while True:
                 yield 7
 
-    stream = open_stream(DataLoader(Numbers(20), batch_size=4, sampler=Endless()), seed=1, shuffle=False)
+    stream = open_stream(
+        DataLoader(Numbers(20), batch_size=4, sampler=Endless()), seed=1, shuffle=False
+    )
     assert stream.num_batches is None
     assert [batch.value[1].tolist() for batch in stream.take(2)] == [[7] * 4] * 2

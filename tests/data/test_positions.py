@@ -1,4 +1,5 @@
-"""Sources with a position: what is resumed equals what was not interrupted, and nothing before the position is read."""
+"""Sources with a position: what is resumed equals what was not interrupted, and nothing before the
+position is read."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from tests.data.sources import (
 )
 
 ALL = SOURCES | INSTALLED
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # by torchdata's StatefulDataLoader
+# by torchdata's StatefulDataLoader
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 
 def opened(build: Any) -> Any:
@@ -75,7 +77,11 @@ def test_a_resumed_source_is_asked_for_the_rest_only(build: Any) -> None:
     assert getattr(data, "dataset", data).drawn == LENGTH - 4
 
 
-IN_PROCESS = {name: build for name, build in INSTALLED.items() if "worker" not in name and "thread" not in name}
+IN_PROCESS = {
+    name: build
+    for name, build in INSTALLED.items()
+    if "worker" not in name and "thread" not in name
+}
 
 
 @pytest.mark.parametrize("build", IN_PROCESS.values(), ids=IN_PROCESS)
@@ -90,7 +96,9 @@ def test_a_resumed_package_draws_the_rest_only(build: Any) -> None:
     assert Drawn.count - before < before
 
 
-def test_an_iterator_with_a_state_is_opened_in_each_epoch_and_its_state_counts_inside_only() -> None:
+def test_an_iterator_with_a_state_is_opened_in_each_epoch_and_its_state_counts_inside_only() -> (
+    None
+):
     stream = opened(SOURCES["iterators with get_state"])
     assert not stream.spans_epochs
     values(stream, 0)
@@ -225,7 +233,12 @@ def test_a_state_that_cannot_be_read_is_found_with_the_first_batch(mistake: Any)
     stream = opened(lambda: Opening(Failing))
     stream.check_resumable()
     what = "A source whose `state_dict` raises an error"
-    with mistake("Data", what, DataError, match=r"Failing.state_dict\(\) failed \(NotImplementedError: later\)"):
+    with mistake(
+        "Data",
+        what,
+        DataError,
+        match=r"Failing.state_dict\(\) failed \(NotImplementedError: later\)",
+    ):
         stream.take(1)
 
 
@@ -237,14 +250,18 @@ def test_a_state_that_cannot_be_stored_is_found_with_the_first_batch(mistake: An
         stream.take(1)
 
 
-def test_a_source_that_does_not_take_over_its_state_is_found_with_the_next_batch(mistake: Any) -> None:
+def test_a_source_that_does_not_take_over_its_state_is_found_with_the_next_batch(
+    mistake: Any,
+) -> None:
     stream = opened(lambda: Opening(Ignoring))
     stream.check_resumable()
     stream.take(3)
     resumed = opened(lambda: Opening(Ignoring))
     resumed.load_state_dict(stored(stream.state_dict()))
     what = "A source whose `load_state_dict` does nothing"
-    with mistake("Data", what, DataError, match=r"Ignoring.load_state_dict\(\) did not restore the position"):
+    with mistake(
+        "Data", what, DataError, match=r"Ignoring.load_state_dict\(\) did not restore the position"
+    ):
         resumed.take(1)
 
 
@@ -253,7 +270,12 @@ def test_a_source_that_refuses_its_state_is_named(mistake: Any) -> None:
     stream.take(3)
     resumed = opened(lambda: Opening(Other))
     what = "A source with another kind of state than the one that was saved"
-    with mistake("Data", what, DataError, match=r"Other.load_state_dict\(\) refused .* \(KeyError: 'offset'\)"):
+    with mistake(
+        "Data",
+        what,
+        DataError,
+        match=r"Other.load_state_dict\(\) refused .* \(KeyError: 'offset'\)",
+    ):
         resumed.load_state_dict(stored(stream.state_dict()))
 
 
@@ -265,15 +287,27 @@ def test_a_source_that_has_no_state_any_more_is_refused() -> None:
 
 
 def test_half_of_the_methods_is_not_enough(mistake: Any) -> None:
-    with mistake("Data", "A source with `state_dict` and no `load_state_dict`", DataError, match="It lacks `load_sta"):
+    with mistake(
+        "Data",
+        "A source with `state_dict` and no `load_state_dict`",
+        DataError,
+        match="It lacks `load_sta",
+    ):
         opened(Half).check_resumable()
 
 
 def test_a_source_that_is_shorter_than_the_position_is_refused(mistake: Any) -> None:
     stream = opened(lambda: DataLoader(Shrunk(6), batch_size=None))
     stream.take(5)
-    with mistake("Data", "An iterable data set that is shorter when a run continues", DataError, match="only 4 items"):
-        opened(lambda: DataLoader(Shrunk(4), batch_size=None)).load_state_dict(stored(stream.state_dict()))
+    with mistake(
+        "Data",
+        "An iterable data set that is shorter when a run continues",
+        DataError,
+        match="only 4 items",
+    ):
+        opened(lambda: DataLoader(Shrunk(4), batch_size=None)).load_state_dict(
+            stored(stream.state_dict())
+        )
 
 
 def test_a_source_without_a_position_in_its_state_goes_on() -> None:

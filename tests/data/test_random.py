@@ -1,4 +1,5 @@
-"""Random generators: seeded, saved and restored; only the generators that a data set draws from are seeded for it."""
+"""Random generators: seeded, saved and restored; only the generators that a data set draws from are
+seeded for it."""
 
 import contextlib
 import json
@@ -9,7 +10,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from loopwright.data import open_stream, preserved_rng, rng_state, seed_everything, seed_sample, set_rng_state
+from loopwright.data import (
+    open_stream,
+    preserved_rng,
+    rng_state,
+    seed_everything,
+    seed_sample,
+    set_rng_state,
+)
 from tests.data.example_data import Noisy, Numbers, same, values
 
 
@@ -84,7 +92,11 @@ def test_a_saved_state_does_not_follow_the_generators():
 
 def test_a_saved_state_consists_of_tensors_and_plain_values():
     def flatten(value):
-        return [leaf for part in value.values() for leaf in flatten(part)] if isinstance(value, dict) else [value]
+        return (
+            [leaf for part in value.values() for leaf in flatten(part)]
+            if isinstance(value, dict)
+            else [value]
+        )
 
     leaves = flatten(rng_state())
     assert all(isinstance(leaf, torch.Tensor | int | float | str | None) for leaf in leaves)
@@ -120,10 +132,14 @@ class Sometimes(Numbers):
 
 
 def drawn(library, epoch=0, **options):
-    stream = open_stream(DataLoader(Sometimes(24, library), **{"batch_size": 4} | options), seed=1, shuffle=False)
+    stream = open_stream(
+        DataLoader(Sometimes(24, library), **{"batch_size": 4} | options), seed=1, shuffle=False
+    )
     batches = values(stream, epoch)
     stream.close()
-    return {int(index): float(number) for batch in batches for index, number in zip(*batch, strict=True)}
+    return {
+        int(index): float(number) for batch in batches for index, number in zip(*batch, strict=True)
+    }
 
 
 @pytest.mark.parametrize("library", DRAWS)
@@ -145,7 +161,13 @@ def test_a_sample_that_draws_for_the_first_time_in_a_worker_is_seeded_already(li
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_the_generators_of_training_are_as_they_were(library, ahead):
     def draw():
-        return torch.rand(1).item(), random.random(), random.gauss(0, 1), np.random.randn(), np.random.randn()
+        return (
+            torch.rand(1).item(),
+            random.random(),
+            random.gauss(0, 1),
+            np.random.randn(),
+            np.random.randn(),
+        )
 
     def prepare():
         seed_everything(1)
@@ -166,7 +188,10 @@ def test_training_may_draw_between_batches():
     expected = [(torch.rand(1).item(), random.random(), np.random.randn()) for _ in range(6)]
     seed_everything(1)
     stream.begin(0)
-    interleaved = [(batch.value, (torch.rand(1).item(), random.random(), np.random.randn())) for batch in stream]
+    interleaved = [
+        (batch.value, (torch.rand(1).item(), random.random(), np.random.randn()))
+        for batch in stream
+    ]
     assert same([value for value, _ in interleaved], undisturbed)
     assert [numbers for _, numbers in interleaved] == expected
 

@@ -1,4 +1,5 @@
-"""After `load_state_dict` a stream continues exactly, and nothing before the position is fetched."""
+"""After `load_state_dict` a stream continues exactly, and nothing before the position is
+fetched."""
 
 import json
 
@@ -31,12 +32,16 @@ KINDS = {
         Noisy(30), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True
     ),
     "loader without batches": lambda: DataLoader(Numbers(12), batch_size=None, shuffle=True),
-    "sampler": lambda: DataLoader(Noisy(30), batch_size=4, sampler=SubsetRandomSampler(range(5, 25))),
+    "sampler": lambda: DataLoader(
+        Noisy(30), batch_size=4, sampler=SubsetRandomSampler(range(5, 25))
+    ),
     "sampler with epochs": lambda: DataLoader(Noisy(30), batch_size=4, sampler=EpochOrder(30)),
     "batch sampler with epochs": lambda: DataLoader(Noisy(30), batch_sampler=EpochBatches()),
     "list of batches": lambda: [torch.full((2, 1), float(number)) for number in range(8)],
     "iterable data set": lambda: Resumable(30),
-    "loader of an iterable data set": lambda: DataLoader(Resumable(30), batch_size=4, drop_last=True),
+    "loader of an iterable data set": lambda: DataLoader(
+        Resumable(30), batch_size=4, drop_last=True
+    ),
     "items of an iterable data set": lambda: DataLoader(Resumable(8), batch_size=None),
     "stateful loader": lambda: StatefulBatches(8),
 }
@@ -103,7 +108,11 @@ def test_a_state_goes_back_in_the_same_stream():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_may_be_resumed_with_another_number_of_workers(workers):
     def build(count):
-        return open_stream(DataLoader(Noisy(30), batch_size=4, shuffle=True, num_workers=count), seed=6, shuffle=True)
+        return open_stream(
+            DataLoader(Noisy(30), batch_size=4, shuffle=True, num_workers=count),
+            seed=6,
+            shuffle=True,
+        )
 
     stream = build(2 - workers)
     stream.begin(1)

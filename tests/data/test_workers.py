@@ -8,7 +8,16 @@ import torch
 from torch.utils.data import DataLoader
 
 from loopwright.data import open_stream
-from tests.data.example_data import Broken, Located, Noisy, Numbers, mark_dataset, same, sizes, values
+from tests.data.example_data import (
+    Broken,
+    Located,
+    Noisy,
+    Numbers,
+    mark_dataset,
+    same,
+    sizes,
+    values,
+)
 
 OTHERS: set[int | None] = set()
 
@@ -26,7 +35,8 @@ def workers() -> set[int | None]:
 
 
 def has_ended() -> bool:
-    """Whether the workers have ended, or end within a minute: a terminated process may still have to be scheduled."""
+    """Whether the workers have ended, or end within a minute: a terminated process may still have
+    to be scheduled."""
     end = time.monotonic() + 60
     while workers() and time.monotonic() < end:
         time.sleep(0.01)
@@ -49,7 +59,9 @@ def test_without_workers_samples_are_made_in_this_process():
 
 def test_a_worker_init_function_finds_the_users_own_data_set():
     batches = values(located(num_workers=2, worker_init_fn=mark_dataset))
-    assert {(int(place), int(mark)) for batch in batches for place, mark in zip(*batch[1:], strict=True)} == {
+    assert {
+        (int(place), int(mark)) for batch in batches for place, mark in zip(*batch[1:], strict=True)
+    } == {
         (0, 100),
         (1, 101),
     }
@@ -83,7 +95,9 @@ def test_persistent_workers_stay_for_the_next_epoch_until_the_stream_is_closed()
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_epoch_that_was_left_early_does_not_leak_into_the_next(persistent):
-    loader = DataLoader(Noisy(20), batch_size=3, shuffle=True, num_workers=2, persistent_workers=persistent)
+    loader = DataLoader(
+        Noisy(20), batch_size=3, shuffle=True, num_workers=2, persistent_workers=persistent
+    )
     stream = open_stream(loader, seed=1, shuffle=True)
     stream.begin(0)
     stream.take(2)
@@ -116,7 +130,9 @@ def test_a_limit_on_samples_is_exact_with_workers(workers):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_in_a_data_set_surfaces_with_its_traceback(workers):
-    stream = open_stream(DataLoader(Broken(8), batch_size=2, num_workers=workers), seed=0, shuffle=False)
+    stream = open_stream(
+        DataLoader(Broken(8), batch_size=2, num_workers=workers), seed=0, shuffle=False
+    )
     with pytest.raises(RuntimeError, match="sample five is broken") as caught:
         stream.take(9)
     text = str(caught.value) + "".join(str(entry) for entry in caught.traceback)

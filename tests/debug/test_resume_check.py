@@ -44,7 +44,9 @@ def test_it_may_be_saved_anywhere_in_an_epoch(points, num_updates):
 
 
 @pytest.mark.parametrize(
-    "options", [{"accumulate": 2}, {"precision": "bf16"}, {"clip_norm": 0.1}, {"seed": 5}], ids=lambda o: next(iter(o))
+    "options",
+    [{"accumulate": 2}, {"precision": "bf16"}, {"clip_norm": 0.1}, {"seed": 5}],
+    ids=lambda o: next(iter(o)),
 )
 def test_settings_of_the_trainer_are_exact_too(points, options):
     assert check_resume(partial(build, **options), points, batch_size=8).ok
@@ -64,9 +66,9 @@ class OwnGenerator(Dataset):
         inputs, target = self.points[index]
         if isinstance(self.rng, torch.Generator):
             return inputs + torch.randn(6, generator=self.rng), target
-        return inputs + self.rng.normalvariate(0, 1) if isinstance(self.rng, random.Random) else inputs + float(
-            self.rng.normal()
-        ), target
+        return inputs + self.rng.normalvariate(0, 1) if isinstance(
+            self.rng, random.Random
+        ) else inputs + float(self.rng.normal()), target
 
 
 GENERATORS = {
@@ -130,7 +132,9 @@ def test_a_callback_with_a_state_dict_is_exact(points):
 
 
 def test_what_may_differ_can_be_ignored(points):
-    report = check_resume(lambda: build(callbacks=[Counter()]), points, batch_size=8, ignore=["callbacks.Counter.*"])
+    report = check_resume(
+        lambda: build(callbacks=[Counter()]), points, batch_size=8, ignore=["callbacks.Counter.*"]
+    )
     assert report.ok
 
 
@@ -199,7 +203,9 @@ def test_state_in_a_global_variable_is_reported_by_what_it_does(points):
 
     class Hidden(Trainer):
         def compute_loss(self, outputs: Any, targets: Any) -> Any:
-            return super().compute_loss(outputs, targets) * (1.0 + (self.progress.update >= 2) * calls["n"])
+            return super().compute_loss(outputs, targets) * (
+                1.0 + (self.progress.update >= 2) * calls["n"]
+            )
 
     def build_hidden() -> Trainer:
         calls["n"] += 1
@@ -234,7 +240,9 @@ def test_global_generators_and_the_current_folder_are_left_alone(points, tmp_pat
 
 
 def test_data_may_be_made_by_a_function(points):
-    assert check_resume(build, lambda: [tuple(t[i : i + 4] for t in points.tensors) for i in range(0, 36, 4)]).ok
+    assert check_resume(
+        build, lambda: [tuple(t[i : i + 4] for t in points.tensors) for i in range(0, 36, 4)]
+    ).ok
 
 
 def test_data_that_cannot_be_copied_is_refused_with_what_to_do(points):

@@ -39,7 +39,9 @@ class Counting(Callback):
 
 
 def counting(base: type[Callback], *args: Any, **options: Any) -> Callback:
-    built: Callback = type(f"Counting{base.__name__}", (Counting, base), {"__module__": __name__})(*args, **options)
+    built: Callback = type(f"Counting{base.__name__}", (Counting, base), {"__module__": __name__})(
+        *args, **options
+    )
     return built
 
 
@@ -59,19 +61,25 @@ def callbacks() -> list[Callback]:
 
 def build(kind: type[Trainer] = Trainer, **options: Any) -> Trainer:
     net = build_net()
-    return kind(net, torch.optim.Adam(net.parameters(), 0.01), nn.functional.cross_entropy, **options)
+    return kind(
+        net, torch.optim.Adam(net.parameters(), 0.01), nn.functional.cross_entropy, **options
+    )
 
 
 def test_of_subclasses_of_shipped_callbacks_only_the_users_attribute_is_reported(
     points: TensorDataset, tmp_path: Path
 ) -> None:
-    report = check_resume(lambda: build(callbacks=callbacks(), run_dir=tmp_path / "run"), points, points, batch_size=8)
+    report = check_resume(
+        lambda: build(callbacks=callbacks(), run_dir=tmp_path / "run"), points, points, batch_size=8
+    )
     assert report.differing == ()
     assert {difference.path.rpartition("/")[2] for difference in report.unsaved} == {"steps"}
     assert len(report.unsaved) == len(callbacks())
 
 
-def test_a_trainer_that_has_trained_has_no_attributes_of_its_own(points: TensorDataset, tmp_path: Path) -> None:
+def test_a_trainer_that_has_trained_has_no_attributes_of_its_own(
+    points: TensorDataset, tmp_path: Path
+) -> None:
     trainer = build(callbacks=[EMA(0.9)], run_dir=tmp_path, progress="silent")
     trainer.train(points, 1, eval_data=points, batch_size=8)
     assert unsaved_state(trainer, points)["trainer"] == {"loss_fn": None, "optimizer": None}

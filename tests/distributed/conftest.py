@@ -12,7 +12,8 @@ from tests.distributed.ranks import RunRanks, SharedRanks
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RunRanks]:
-    """`shared(fn, world, *args)` is `run_ranks` on processes that other tests of the file use too."""
+    """`shared(fn, world, *args)` is `run_ranks` on processes that other tests of the file use
+    too."""
     pools: dict[int, SharedRanks] = {}
 
     def run(fn: Any, world: int, *args: Any) -> list[Any]:

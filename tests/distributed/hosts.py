@@ -1,4 +1,5 @@
-"""Two hosts on this machine: two network namespaces with a cable between them, and torchrun in each.
+"""Two hosts on this machine: two network namespaces with a cable between them, and torchrun in
+each.
 
 Only addresses inside these namespaces are ever used.
 """
@@ -41,18 +42,43 @@ class TwoHosts:
             _ip("-n", name, "link", "set", "cable", "up")
 
     def set_cable(self, state: str) -> None:
-        """Pull the cable ("down"), or put it back ("up"): nothing arrives, and no side is notified."""
+        """Pull the cable ("down"), or put it back ("up"): nothing arrives, and no side is
+        notified."""
         _ip("-n", self.names["a"], "link", "set", "cable", state)
 
     def torchrun(self, host: str, log: Path, script: Path, *args: object) -> subprocess.Popen[str]:
         """One process on a host, as half of two; its output goes to `log`."""
-        command = ["ip", "netns", "exec", self.names[host], sys.executable, "-m", "torch.distributed.run"]
-        command += ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "test", "--rdzv-backend", "c10d"]
-        command += ["--rdzv-endpoint", f"{self.addresses['a']}:{PORT}", "--local-addr", self.addresses[host]]
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            self.names[host],
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+        ]
+        command += [
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "1",
+            "--rdzv-id",
+            "test",
+            "--rdzv-backend",
+            "c10d",
+        ]
+        command += [
+            "--rdzv-endpoint",
+            f"{self.addresses['a']}:{PORT}",
+            "--local-addr",
+            self.addresses[host],
+        ]
         command += ["--rdzv-conf", f"is_host={int(host == 'a')}", str(script), *map(str, args)]
         env = os.environ | RESOLVER | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "cable"}
         with log.open("w") as output:
-            process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, text=True)
+            process = subprocess.Popen(
+                command, env=env, stdout=output, stderr=subprocess.STDOUT, text=True
+            )
         self._started.append(process)
         return process
 
@@ -61,7 +87,9 @@ class TwoHosts:
             process.kill()
             process.wait()
         for name in self.names.values():
-            left = subprocess.run(["ip", "netns", "pids", name], check=False, capture_output=True, text=True)
+            left = subprocess.run(
+                ["ip", "netns", "pids", name], check=False, capture_output=True, text=True
+            )
             for pid in left.stdout.split():
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
@@ -70,7 +98,8 @@ class TwoHosts:
 
 @contextmanager
 def two_hosts() -> Iterator[TwoHosts]:
-    """The two hosts; where namespaces cannot be made, the test is skipped with the system's own words."""
+    """The two hosts; where namespaces cannot be made, the test is skipped with the system's own
+    words."""
     if shutil.which("ip") is None:
         pytest.skip("the command `ip` (Debian: iproute2) is not installed")
     hosts = TwoHosts(str(os.getpid()))
@@ -78,7 +107,10 @@ def two_hosts() -> Iterator[TwoHosts]:
         try:
             hosts.connect()
         except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces cannot be made here: {' '.join(error.cmd)}: {error.stderr.strip()}")
+            pytest.skip(
+                f"network namespaces cannot be made here: {' '.join(error.cmd)}: "
+                f"{error.stderr.strip()}"
+            )
         yield hosts
     finally:
         hosts.close()

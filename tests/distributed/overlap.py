@@ -1,4 +1,5 @@
-"""Small trainings on two processes for the tests of gradients that travel during the backward pass."""
+"""Small trainings on two processes for the tests of gradients that travel during the backward
+pass."""
 
 from __future__ import annotations
 
@@ -43,15 +44,26 @@ def build_data(num: int = 24, width: int = 5) -> TensorDataset:
 
 
 def build_trainer(
-    model: nn.Module, kind: type[Trainer] = Trainer, *, mesh: str | Mesh = "ddp", bucket_mb: float = EACH, **more: Any
+    model: nn.Module,
+    kind: type[Trainer] = Trainer,
+    *,
+    mesh: str | Mesh = "ddp",
+    bucket_mb: float = EACH,
+    **more: Any,
 ) -> Trainer:
     runtime = DistributedRuntime(mesh, bucket_mb=bucket_mb)
-    optimizer = more.pop("optimizer", None) or torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = more.pop("optimizer", None) or torch.optim.SGD(
+        model.parameters(), 0.1, momentum=0.9
+    )
     return kind(model, optimizer, nn.MSELoss(), runtime=runtime, progress="silent", **more)
 
 
-def train(trainer: Trainer, num_updates: int = 6, data: Any = None, batch_size: int | None = 6) -> Trainer:
-    trainer.train(build_data() if data is None else data, num_updates=num_updates, batch_size=batch_size)
+def train(
+    trainer: Trainer, num_updates: int = 6, data: Any = None, batch_size: int | None = 6
+) -> Trainer:
+    trainer.train(
+        build_data() if data is None else data, num_updates=num_updates, batch_size=batch_size
+    )
     return trainer
 
 
@@ -60,21 +72,28 @@ def in_order(batch_size: int = 6) -> DataLoader[Any]:
 
 
 def state_of(model: nn.Module) -> list[Tensor]:
-    return [getattr(value, "full_tensor", lambda value=value: value)().clone() for value in model.state_dict().values()]
+    return [
+        getattr(value, "full_tensor", lambda value=value: value)().clone()
+        for value in model.state_dict().values()
+    ]
 
 
 def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
 
-def hand_written(rank: int, model: nn.Module, batches: Iterable[int], clip_norm: float = 0.5) -> list[Tensor]:
-    """The same training of two processes in plain torch: every gradient is averaged after the backward pass."""
+def hand_written(
+    rank: int, model: nn.Module, batches: Iterable[int], clip_norm: float = 0.5
+) -> list[Tensor]:
+    """The same training of two processes in plain torch: every gradient is averaged after the
+    backward pass."""
     x, y = build_data().tensors
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for number in batches:
         at = slice(number * 6 + rank * 3, number * 6 + rank * 3 + 3)
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(x[at].clone()), y[at].clone()).backward()  # a slice's address may change the sums
+        # a slice's address may change the sums
+        nn.functional.mse_loss(model(x[at].clone()), y[at].clone()).backward()
         for param in model.parameters():
             dist.all_reduce(param.grad)
             param.grad /= 2

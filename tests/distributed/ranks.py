@@ -1,7 +1,8 @@
 """Several real processes for a test: forked, so that they start in a twentieth of a second.
 
-`run_ranks(fn, world, *args)` calls `fn(rank, *args)` in each and returns what they return, by rank. They meet as under
-torchrun: its environment variables are set, and the store is kept by a process that is none of them.
+`run_ranks(fn, world, *args)` calls `fn(rank, *args)` in each and returns what they return, by rank.
+They meet as under torchrun: its environment variables are set, and the store is kept by a process
+that is none of them.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from loopwright.runtime.process_group import current_group
 
 LIMIT = 300.0
 RunRanks = Callable[..., list[Any]]  # fn, world, *args -> what each rank returned
-# torch looks up the name of each host that connects, and a name server that does not answer would hold that up for 5 s.
+# torch looks up the name of each host that connects, and a name server that does not answer would
+# hold that up for 5 s.
 RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 
 @dataclass
 class Ended:
-    """How a rank ended: its exit code (negative for a signal), what it returned or raised, and its stderr."""
+    """How a rank ended: its exit code (negative for a signal), what it returned or raised, and its
+    stderr."""
 
     rank: int
     code: int | None = None
@@ -47,20 +50,25 @@ class Ended:
 
 
 def run_ranks(fn: Callable[..., Any], world: int, *args: Any, limit: float = LIMIT) -> list[Any]:
-    """What `fn(rank, *args)` returns on each of `world` processes; raises what the first of them raised, with all."""
+    """What `fn(rank, *args)` returns on each of `world` processes; raises what the first of them
+    raised, with all."""
     ended = start_ranks(fn, world, *args, limit=limit)
     failed = [rank for rank in ended if rank.code != 0]
     if failed:
         reports = [
-            f"rank {rank.rank} ended with {rank.code}:\n{rank.error or '(it raised nothing)'}\n{rank.stderr[-4000:]}"
+            f"rank {rank.rank} ended with "
+            f"{rank.code}:\n{rank.error or '(it raised nothing)'}\n{rank.stderr[-4000:]}"
             for rank in failed
         ]
         raise AssertionError("\n".join(reports))
     return [rank.value for rank in ended]
 
 
-def start_ranks(fn: Callable[..., Any], world: int, *args: Any, limit: float = LIMIT) -> list[Ended]:
-    """Like `run_ranks`, for ranks that may fail: how each ended. Whoever is stuck is killed and reported."""
+def start_ranks(
+    fn: Callable[..., Any], world: int, *args: Any, limit: float = LIMIT
+) -> list[Ended]:
+    """Like `run_ranks`, for ranks that may fail: how each ended. Whoever is stuck is killed and
+    reported."""
     with _kept_store() as port:
         ranks = [_fork(fn, rank, world, port, args, limit) for rank in range(world)]
         try:
@@ -71,9 +79,11 @@ def start_ranks(fn: Callable[..., Any], world: int, *args: Any, limit: float = L
 
 
 class SharedRanks:
-    """Processes of one group that call one function after the other, which saves starting new ones for each.
+    """Processes of one group that call one function after the other, which saves starting new ones
+    for each.
 
-    For functions that leave nothing behind in their process. After one that fails, there are new processes.
+    For functions that leave nothing behind in their process. After one that fails, there are new
+    processes.
     """
 
     def __init__(self, world: int) -> None:
@@ -83,7 +93,8 @@ class SharedRanks:
         self._store = ExitStack()
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        """What `fn(rank, *args)` returns on each process; raises what the first of them raised, with all."""
+        """What `fn(rank, *args)` returns on each process; raises what the first of them raised,
+        with all."""
         if not self._ranks:
             self._start()
         for end in self._ends:
@@ -92,7 +103,9 @@ class SharedRanks:
             return [self._receive(end, time.monotonic() + LIMIT) for end in self._ends]
         except EOFError:
             ended = _collect(self._ranks, time.monotonic() + 20.0)
-            raise AssertionError("\n".join(f"{rank.error}\n{rank.stderr[-4000:]}" for rank in ended)) from None
+            raise AssertionError(
+                "\n".join(f"{rank.error}\n{rank.stderr[-4000:]}" for rank in ended)
+            ) from None
         except BaseException:
             self._kill()
             raise
@@ -112,7 +125,9 @@ class SharedRanks:
         port = self._store.enter_context(_kept_store())
         for rank in range(self.world):
             own, other = Pipe()
-            self._ranks.append(_fork(_serve, rank, self.world, port, (other, [*self._ends, own]), LIMIT))
+            self._ranks.append(
+                _fork(_serve, rank, self.world, port, (other, [*self._ends, own]), LIMIT)
+            )
             self._ends.append(own)
             other.close()
 
@@ -121,7 +136,10 @@ class SharedRanks:
             _drain(self._ranks, 0.0)
             if time.monotonic() > limit:
                 _report_stuck(self._ranks)
-            if any(os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for rank in self._ranks):
+            if any(
+                os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                for rank in self._ranks
+            ):
                 raise EOFError  # another one has failed, for which this one may wait
         return pickle.loads(end.recv_bytes())
 
@@ -145,7 +163,8 @@ def _serve(rank: int, tasks: Connection, of_parent: list[Connection]) -> None:
 
 @contextmanager
 def _kept_store() -> Iterator[int]:
-    """The port of a store in a process of its own: its threads must not run here while ranks are forked."""
+    """The port of a store in a process of its own: its threads must not run here while ranks are
+    forked."""
     port, ports = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -187,13 +206,17 @@ class _Rank:
 
     def read(self) -> Ended:
         lines = self.pipes[self.stderr].decode(errors="replace").splitlines(keepends=True)
-        self.ended.stderr = "".join(line for line in lines if "The hostname of the client socket" not in line)
+        self.ended.stderr = "".join(
+            line for line in lines if "The hostname of the client socket" not in line
+        )
         if answer := bytes(self.pipes[self.answer]):
             self.ended.value, self.ended.error = pickle.loads(answer)
         return self.ended
 
 
-def _fork(fn: Callable[..., Any], rank: int, world: int, port: int, args: tuple[Any, ...], limit: float) -> _Rank:
+def _fork(
+    fn: Callable[..., Any], rank: int, world: int, port: int, args: tuple[Any, ...], limit: float
+) -> _Rank:
     answer, answers = os.pipe()
     stderr, stderrs = os.pipe()
     sys.stdout.flush()
@@ -205,10 +228,13 @@ def _fork(fn: Callable[..., Any], rank: int, world: int, port: int, args: tuple[
         os.set_blocking(answer, False)
         os.set_blocking(stderr, False)
         return _Rank(rank, pid, answer, stderr)
-    gc.freeze()  # the parent's garbage may hold stores whose threads are not here: collecting it would wait for them
+    # the parent's garbage may hold stores whose threads are not here: collecting it would wait for
+    # them
+    gc.freeze()
     os.dup2(stderrs, 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    faulthandler.dump_traceback_later(max(limit - 3.0, 1.0), file=sys.stderr)  # where it is stuck, for the report
+    # where it is stuck, for the report
+    faulthandler.dump_traceback_later(max(limit - 3.0, 1.0), file=sys.stderr)
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -237,7 +263,10 @@ def _run(fn: Callable[..., Any], rank: int, args: tuple[Any, ...], answers: int)
     try:
         answer = pickle.dumps((value, error))
     except Exception as unsendable:
-        answer, code = pickle.dumps((None, f"What rank {rank} returned cannot be sent: {unsendable}")), 1
+        answer, code = (
+            pickle.dumps((None, f"What rank {rank} returned cannot be sent: {unsendable}")),
+            1,
+        )
     with os.fdopen(answers, "wb") as pipe:
         pipe.write(answer)
     sys.stdout.flush()
@@ -248,7 +277,8 @@ def _run(fn: Callable[..., Any], rank: int, args: tuple[Any, ...], answers: int)
 def _part() -> None:
     """Leave together: the first rank to leave would close connections that others still use.
 
-    A group that the test itself made is not destroyed, which now and then hangs in gloo: the process ends anyway.
+    A group that the test itself made is not destroyed, which now and then hangs in gloo: the
+    process ends anyway.
     """
     group = current_group()
     if group is not None:
@@ -292,11 +322,15 @@ def _drain(ranks: list[_Rank], seconds: float) -> None:
 def _report_stuck(ranks: list[_Rank]) -> None:
     stuck = [rank for rank in ranks if rank.pid is not None]
     output = "\n".join(_last_words(rank) for rank in ranks)
-    raise AssertionError(f"ranks {[rank.ended.rank for rank in stuck]} did not end in time and were killed.\n{output}")
+    raise AssertionError(
+        f"ranks {[rank.ended.rank for rank in stuck]} did not end in time and were "
+        f"killed.\n{output}"
+    )
 
 
 def _last_words(rank: _Rank) -> str:
-    """How a rank ended, or where it is stuck: of a long traceback the innermost calls, which come first."""
+    """How a rank ended, or where it is stuck: of a long traceback the innermost calls, which come
+    first."""
     ended = rank.read()
     state = "is stuck" if rank.pid is not None else f"ended with {ended.code}"
     return f"rank {ended.rank} {state}:\n{ended.error}{ended.stderr[:3000]}"

@@ -1,4 +1,5 @@
-"""Small training runs with the same result on one process and on several: each takes a runtime, returns numbers."""
+"""Small training runs with the same result on one process and on several: each takes a runtime,
+returns numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def scenario(function: Scenario) -> Scenario:
 
 
 def run_all(rank: int, runtime: Any, names: list[str]) -> dict[str, Any]:
-    """What each scenario gives, or the error that it raised, which is then the same on all ranks."""
+    """What each scenario gives, or the error that it raised, which is then the same on all
+    ranks."""
     results: dict[str, Any] = {}
     for name in names:
         try:
@@ -38,7 +40,8 @@ def run_all(rank: int, runtime: Any, names: list[str]) -> dict[str, Any]:
 
 
 def assert_same(ours: Any, theirs: Any, place: str = "") -> None:
-    """Nested numbers and tensors that are equal but for the order of additions; "rounded" ones only nearly."""
+    """Nested numbers and tensors that are equal but for the order of additions; "rounded" ones only
+    nearly."""
     if isinstance(theirs, dict):
         assert isinstance(ours, dict), ours
         assert list(ours) == list(theirs), place
@@ -84,11 +87,22 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=0.1)
 
 
-def fit(runtime: Any, model: nn.Module | None = None, *, data: Any = None, batch_size: int | None = 8, **options: Any):
+def fit(
+    runtime: Any,
+    model: nn.Module | None = None,
+    *,
+    data: Any = None,
+    batch_size: int | None = 8,
+    **options: Any,
+):
     """Train for two epochs; the trainer, and the numbers that have to be the same."""
     model = model or build_model()
     kind = options.pop("kind", Trainer)
-    limits = {name: options.pop(name) for name in ("num_epochs", "num_updates", "num_samples") if name in options}
+    limits = {
+        name: options.pop(name)
+        for name in ("num_epochs", "num_updates", "num_samples")
+        if name in options
+    }
     trainer = kind(model, adam(model), nn.MSELoss(), runtime=runtime, progress="silent", **options)
     history = trainer.train(
         build_data() if data is None else data,
@@ -204,7 +218,9 @@ def layers_frozen_from_the_start(runtime: Any) -> dict[str, Any]:
 def scheduled_every_update(runtime: Any) -> dict[str, Any]:
     factory = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)  # noqa: E731
     trainer, result = fit(runtime, scheduler=Schedule(factory, every="update"), accumulate=2)
-    return result | {"rate": [group["lr"] for group in trainer.optimizers["optimizer"].param_groups]}
+    return result | {
+        "rate": [group["lr"] for group in trainer.optimizers["optimizer"].param_groups]
+    }
 
 
 @scenario
@@ -227,7 +243,11 @@ def limited_by_samples(runtime: Any) -> dict[str, Any]:
 @scenario
 def built_by_factories(runtime: Any) -> dict[str, Any]:
     trainer = Trainer(
-        build_model(), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), nn.MSELoss(), runtime=runtime, progress="silent"
+        build_model(),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+        nn.MSELoss(),
+        runtime=runtime,
+        progress="silent",
     )
     trainer.train(build_data(), num_epochs=2, batch_size=8)
     return {"weights": weights_of(trainer.model)}
@@ -250,7 +270,9 @@ def bf16(runtime: Any) -> dict[str, Any]:
     return {"rounded": weights_of(model)}
 
 
-def fit_together(runtime: Any, data: Any = None, kind: type[Trainer] = Trainer, **options: Any) -> dict[str, Any]:
+def fit_together(
+    runtime: Any, data: Any = None, kind: type[Trainer] = Trainer, **options: Any
+) -> dict[str, Any]:
     """One model, one loss, and an optimizer for each of its layers."""
     model = build_model()
     optimizers = {
@@ -260,7 +282,11 @@ def fit_together(runtime: Any, data: Any = None, kind: type[Trainer] = Trainer, 
     trainer = kind(model, optimizers, nn.MSELoss(), runtime=runtime, progress="silent", **options)
     trainer.train(build_data() if data is None else data, num_epochs=2, batch_size=8)
     updates = {name: update.num_updates for name, update in trainer.run.updates.by_name.items()}
-    return {"weights": weights_of(model), "updates": updates, "grads": [p.grad is None for p in model.parameters()]}
+    return {
+        "weights": weights_of(model),
+        "updates": updates,
+        "grads": [p.grad is None for p in model.parameters()],
+    }
 
 
 @scenario
@@ -336,9 +362,13 @@ def poisoned(n: int = 37, at: int = 5) -> TensorDataset:
 def bad_sample_skipped(runtime: Any) -> dict[str, Any]:
     guard = NonFiniteGuard("skip")
     trainer, result = fit(runtime, data=poisoned(), callbacks=[guard], accumulate=2)
-    result["steps"] = [value == value for value in result["steps"]]  # the others' parts of that batch are numbers
+    # the others' parts of that batch are numbers
+    result["steps"] = [value == value for value in result["steps"]]
     result["epochs"] = [row["eval_loss"] for row in result["epochs"]]
-    return result | {"skipped": guard.num_skipped, "own": trainer.run.updates.by_name["optimizer"].num_updates}
+    return result | {
+        "skipped": guard.num_skipped,
+        "own": trainer.run.updates.by_name["optimizer"].num_updates,
+    }
 
 
 @scenario
@@ -370,7 +400,8 @@ class NaNBehind(torch.autograd.Function):
 
 
 class OneBadGradient(Trainer):
-    """The gradient of one sample is NaN, its loss is not; on several processes, one of them has that sample."""
+    """The gradient of one sample is NaN, its loss is not; on several processes, one of them has
+    that sample."""
 
     def compute_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         is_bad = (targets - self.bad).abs().sum(1, keepdim=True) < 1e-12
@@ -379,7 +410,9 @@ class OneBadGradient(Trainer):
 
 def fit_bad_gradient(runtime: Any, **options: Any) -> OneBadGradient:
     model = build_model()
-    trainer = OneBadGradient(model, torch.optim.SGD(model.parameters(), 0.1), runtime=runtime, **options)
+    trainer = OneBadGradient(
+        model, torch.optim.SGD(model.parameters(), 0.1), runtime=runtime, **options
+    )
     trainer.bad = build_data().tensors[1][5]
     return trainer
 
@@ -390,7 +423,10 @@ def bad_gradient_raises(runtime: Any) -> dict[str, Any]:
     try:
         trainer.train(build_data(), num_epochs=1, batch_size=8)
     except NonFiniteLossError as error:
-        return {"update": str(error).partition(" in update ")[2][:10], "weights": weights_of(trainer.model)}
+        return {
+            "update": str(error).partition(" in update ")[2][:10],
+            "weights": weights_of(trainer.model),
+        }
     return {"update": "it raised nothing"}
 
 

@@ -31,11 +31,18 @@ from loopwright.checkpoint import (
 )
 from loopwright.checkpoint.layout import Box
 
-LAYOUTS = {1: ["1"], 2: ["2"], 3: ["3"], 4: ["4", "replicate x shard", "shard x tensor"]}  # by number of ranks
+# by number of ranks
+LAYOUTS = {
+    1: ["1"],
+    2: ["2"],
+    3: ["3"],
+    4: ["4", "replicate x shard", "shard x tensor"],
+}
 
 
 class Net(nn.Module):
-    """Sizes that no number of ranks divides, tied weights, buffers, and a parameter with a single value."""
+    """Sizes that no number of ranks divides, tied weights, buffers, and a parameter with a single
+    value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +71,9 @@ def build(layout: str, mesh: DeviceMesh, seed: int = 0) -> tuple[nn.Module, torc
     torch.manual_seed(seed)
     model = Net()
     if layout == "shard x tensor":
-        parallelize_module(model, mesh["tensor"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+        parallelize_module(
+            model, mesh["tensor"], {"first": ColwiseParallel(), "second": RowwiseParallel()}
+        )
         mesh = mesh["shard"]
     fully_shard(model, mesh=mesh)
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
@@ -77,18 +86,24 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> dict[str, Any]:
+def state_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh
+) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(5)
     cut, copies = [Shard(0)] + [Replicate()] * (mesh.ndim - 1), [Replicate()] * mesh.ndim
     return {
         "models": {"default": model.state_dict()},
         "optimizers": {"default": optimizer.state_dict()},
         "others": {
-            "columns": distribute_tensor(torch.randn(2, 5, generator=generator), mesh, [Shard(1), *cut[1:]]),
+            "columns": distribute_tensor(
+                torch.randn(2, 5, generator=generator), mesh, [Shard(1), *cut[1:]]
+            ),
             "grid": distribute_tensor(
                 torch.randn(5, 3, generator=generator), mesh, [Shard(i) for i in range(mesh.ndim)]
             ),
-            "complex": distribute_tensor(torch.randn(3, generator=generator, dtype=torch.complex128), mesh, cut),
+            "complex": distribute_tensor(
+                torch.randn(3, generator=generator, dtype=torch.complex128), mesh, cut
+            ),
             "half": distribute_tensor(torch.randn(9, generator=generator).half(), mesh, cut),
             "scalar": distribute_tensor(torch.tensor(2.5), mesh, copies),
             "empty": distribute_tensor(torch.empty(0, 3), mesh, cut),
@@ -139,11 +154,16 @@ def agreed_token(rank: int) -> str:
 
 def restore_all(rank: int, layouts: list[str], sources: list[Path]) -> list[str]:
     dist.init_process_group("gloo")
-    return [f"{layout}: {problem}" for layout in layouts for problem in restore_trained(rank, layout, sources)]
+    return [
+        f"{layout}: {problem}"
+        for layout in layouts
+        for problem in restore_trained(rank, layout, sources)
+    ]
 
 
 def restore_trained(rank: int, layout: str, sources: list[Path]) -> list[str]:
-    """Restore checkpoints into a model and an optimizer sharded in this way; returns the differences."""
+    """Restore checkpoints into a model and an optimizer sharded in this way; returns the
+    differences."""
     mesh = mesh_of(layout)
     problems = []
     for source in sources:
@@ -153,7 +173,9 @@ def restore_trained(rank: int, layout: str, sources: list[Path]) -> list[str]:
             restore_into(value, tree["models"]["default"][key])
         load_optimizer_state(optimizer, tree["optimizers"]["default"])
         expected = torch.load(source / "expected.pt", weights_only=True)
-        problems += compare(gathered(model.state_dict()), expected["models"]["default"], f"{source.name}/model")
+        problems += compare(
+            gathered(model.state_dict()), expected["models"]["default"], f"{source.name}/model"
+        )
         saved = expected["optimizers"]["default"]
         problems += compare(gathered(optimizer.state_dict()), saved, f"{source.name}/optimizer")
         train(model, optimizer)  # nothing of it is of a kind that the optimizer cannot go on with
@@ -175,10 +197,14 @@ def compare(own: Any, other: Any, path: str) -> list[str]:
     if isinstance(own, dict):
         if set(own) != set(other):
             return [path]
-        return [problem for key in own for problem in compare(own[key], other[key], f"{path}/{key}")]
+        return [
+            problem for key in own for problem in compare(own[key], other[key], f"{path}/{key}")
+        ]
     if isinstance(own, list):
         pairs = zip(own, other, strict=True)
-        return [problem for i, (a, b) in enumerate(pairs) for problem in compare(a, b, f"{path}/{i}")]
+        return [
+            problem for i, (a, b) in enumerate(pairs) for problem in compare(a, b, f"{path}/{i}")
+        ]
     return [] if own == other else [path]
 
 
@@ -197,13 +223,19 @@ def rewind(rank: int, layout: str) -> list[str]:
 
 
 def part(rank: int, world: int, update: int, size: int = 10_000) -> dict[str, Any]:
-    """A state of which every rank has a row, without a process group: for the tests in which ranks die."""
+    """A state of which every rank has a row, without a process group: for the tests in which ranks
+    die."""
     row = torch.full((1, size), float(update))
-    return {"update": update, "weight": TensorShard(row, Box((rank, 0), (1, size)), (world, size), True)}
+    return {
+        "update": update,
+        "weight": TensorShard(row, Box((rank, 0), (1, size)), (world, size), True),
+    }
 
 
 def store_of(rank: int, world: int, directory: Path, patience: float = 600.0) -> CheckpointStore:
-    return CheckpointStore(directory / "points", writer=AsyncWriter(group=Group(rank, world, patience)))
+    return CheckpointStore(
+        directory / "points", writer=AsyncWriter(group=Group(rank, world, patience))
+    )
 
 
 def save_part(store: CheckpointStore, update: int, token: str) -> str:
@@ -229,7 +261,8 @@ def shared_text(path: Path, text: str | None = None) -> str:
 
 
 def die_together(rank: int, directory: Path) -> list[str]:
-    """Save once; then rank 2 is killed before its part, and rank 0 while it waits; rank 1 cleans in between."""
+    """Save once; then rank 2 is killed before its part, and rank 0 while it waits; rank 1 cleans in
+    between."""
     token = shared_text(directory / "token", new_token() if rank == 0 else None)
     assert save_part(store_of(rank, 3, directory), 1, token) == ""
     if rank == 2:
@@ -258,7 +291,8 @@ def die_while_writing(rank: int, directory: Path) -> str:
 
 
 def fail_while_writing(rank: int, directory: Path) -> tuple[str, str]:
-    """Save together with a rank that may not write so much, then again when it may; the errors that this rank gets."""
+    """Save together with a rank that may not write so much, then again when it may; the errors that
+    this rank gets."""
     token = shared_text(directory / "token", new_token() if rank == 0 else None)
     store = store_of(rank, 2, directory)
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

@@ -17,18 +17,28 @@ def train_on_a_bad_sample(rank: int, runtime: str) -> tuple[str, Tensor]:
     model = nn.Linear(2, 1)
     inputs = torch.ones(4, 2)
     inputs[3] = float("nan")  # of one process only, in whichever order
-    trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), runtime=runtime, progress="silent")
+    trainer = Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        nn.MSELoss(),
+        runtime=runtime,
+        progress="silent",
+    )
     before = [p.detach().clone() for p in model.parameters()]
     try:
         trainer.train(TensorDataset(inputs, torch.ones(4, 1)), batch_size=4)
     except NonFiniteLossError as error:
         after = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
-        return str(error), torch.stack([torch.tensor(torch.equal(a, b)) for a, b in zip(after, before, strict=True)])
+        return str(error), torch.stack(
+            [torch.tensor(torch.equal(a, b)) for a, b in zip(after, before, strict=True)]
+        )
     raise AssertionError("the loss was not refused")
 
 
 @pytest.mark.parametrize("runtime", ["ddp", "fsdp"])
-def test_loss_that_is_not_finite_on_one_process_is_refused_on_all_before_any_weight_changes(runtime: str) -> None:
+def test_loss_that_is_not_finite_on_one_process_is_refused_on_all_before_any_weight_changes(
+    runtime: str,
+) -> None:
     for error, unchanged in run_ranks(train_on_a_bad_sample, 2, runtime):
         assert "not finite on at least one process" in error
         assert unchanged.all()

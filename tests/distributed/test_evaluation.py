@@ -1,4 +1,5 @@
-"""Evaluation and prediction on several processes are those of one, however few samples there are."""
+"""Evaluation and prediction on several processes are those of one, however few samples there
+are."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ class Measuring(Trainer):
             progress="silent",
             callbacks=[
                 TorchMetrics(MetricCollection([MeanAbsoluteError()])),
-                TorchMetrics(BinaryAUROC(), prepare=lambda outputs, targets: (outputs[:, 0], targets[:, 0] > 0)),
+                TorchMetrics(
+                    BinaryAUROC(),
+                    prepare=lambda outputs, targets: (outputs[:, 0], targets[:, 0] > 0),
+                ),
                 TorchMetrics({"spearman": SpearmanCorrCoef(num_outputs=2)}),
             ],
         )
@@ -97,7 +101,10 @@ def collect(rank: int) -> list[Any]:
     trainer = Words(build_model(), torch.optim.SGD, nn.MSELoss(), progress="silent")
     words = [word for batch in trainer.predict(build_data(11), batch_size=4) for word in batch]
     batches = [[part] for part in build_data(11).tensors[0].split(3)]
-    return [words, Trainer(build_model(), torch.optim.SGD, nn.MSELoss(), progress="silent").predict(batches)]
+    return [
+        words,
+        Trainer(build_model(), torch.optim.SGD, nn.MSELoss(), progress="silent").predict(batches),
+    ]
 
 
 def test_predictions_of_any_kind_come_back_in_order_on_every_process(shared: RunRanks) -> None:
@@ -115,7 +122,9 @@ def measure_training(rank: int, runtime: str) -> dict[str, Any]:
     class Own(Trainer):
         def train_step(self, batch: Any) -> Any:
             result = super().train_step(batch)
-            return StepResult(result.loss, metrics={"size": float(len(batch[0]))}, outputs=result.outputs)
+            return StepResult(
+                result.loss, metrics={"size": float(len(batch[0]))}, outputs=result.outputs
+            )
 
     model = build_model()
     trainer = Own(
@@ -131,7 +140,9 @@ def measure_training(rank: int, runtime: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("world", "runtime"), [(2, "fsdp"), (3, "ddp")])
-def test_metrics_of_a_training_epoch_count_every_sample_once(shared: RunRanks, world: int, runtime: str) -> None:
+def test_metrics_of_a_training_epoch_count_every_sample_once(
+    shared: RunRanks, world: int, runtime: str
+) -> None:
     alone = measure_training(0, "cpu")
     for ours in shared(measure_training, world, runtime):
         assert_same(ours, alone, "single precision")
@@ -167,7 +178,9 @@ def print_to(rank: int, folder: Path) -> None:
     sys.stdout = open(folder / f"out-{rank}", "w")  # noqa: SIM115  (as long as the process lives)
     os.dup2(sys.stdout.fileno(), 1)
     model = build_model()
-    trainer = Trainer(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), run_dir=folder / "run")
+    trainer = Trainer(
+        model, torch.optim.Adam(model.parameters()), nn.MSELoss(), run_dir=folder / "run"
+    )
     trainer.train(build_data(16), num_epochs=2, eval_data=build_data(5), batch_size=8)
     trainer.train(build_data(16), num_updates=1, batch_size=8)
     sys.stdout.flush()
@@ -177,5 +190,9 @@ def test_only_the_first_process_prints_and_each_line_once(tmp_path: Path) -> Non
     run_ranks(print_to, 2, tmp_path)
     first, second = ((tmp_path / f"out-{rank}").read_text() for rank in (0, 1))
     assert second == ""
-    assert [line.split()[1] for line in first.splitlines() if line.startswith("epoch")] == ["1/2", "2/2", "3"]
+    assert [line.split()[1] for line in first.splitlines() if line.startswith("epoch")] == [
+        "1/2",
+        "2/2",
+        "3",
+    ]
     assert first.count("Finished: ") == 2  # two calls

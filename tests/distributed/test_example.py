@@ -14,7 +14,9 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "distributed.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
 
 
-def test_loss_moves_from_shards_on_two_processes_to_one_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_loss_moves_from_shards_on_two_processes_to_one_as_if_nothing_had_happened(
+    tmp_path: Path,
+) -> None:
     options = ("--run-dir", "run", "--epochs")
     result = subprocess.run(
         [*TORCHRUN, "2", str(EXAMPLE), *options, "1", "--runtime", "fsdp"],

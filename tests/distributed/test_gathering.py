@@ -1,4 +1,5 @@
-"""When FSDP2 gathers the parameters of a sharded model is a setting, and shows in the order of its collectives."""
+"""When FSDP2 gathers the parameters of a sharded model is a setting, and shows in the order of its
+collectives."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Net(nn.Module):
 
 
 class Gathers(TorchDispatchMode):
-    """Adds each all-gather of parameters to the events, with the number of ranks that take part in it."""
+    """Adds each all-gather of parameters to the events, with the number of ranks that take part in
+    it."""
 
     def __init__(self, events: list[str]) -> None:
         super().__init__()
@@ -72,7 +74,9 @@ class Watched(Trainer):
 def fit(runtime: Any, model: Net | None = None) -> dict[str, Any]:
     model = model or Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    trainer = Watched(model, optimizer, nn.MSELoss(), runtime=runtime, clip_norm=0.5, progress="silent")
+    trainer = Watched(
+        model, optimizer, nn.MSELoss(), runtime=runtime, clip_norm=0.5, progress="silent"
+    )
     trainer.train(build_data(24), num_updates=3, batch_size=8)
     return {"weights": weights_of(model), "events": list(model.events)}
 
@@ -87,7 +91,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def run_settings(rank: int) -> dict[str, Any]:
-    return {name: fit(DistributedRuntime("fsdp", **settings)) for name, settings in SETTINGS.items()}
+    return {
+        name: fit(DistributedRuntime("fsdp", **settings)) for name, settings in SETTINGS.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +114,9 @@ def test_when_parameters_are_gathered_changes_no_result(
         assert_same(results[name]["weights"], alone)
 
 
-@pytest.mark.parametrize(("name", "in_forward", "in_backward"), [("default", 4, 3), ("freed", 4, 4), ("kept", 4, 0)])
+@pytest.mark.parametrize(
+    ("name", "in_forward", "in_backward"), [("default", 4, 3), ("freed", 4, 4), ("kept", 4, 0)]
+)
 def test_parameters_that_are_kept_after_the_forward_pass_are_not_gathered_again(
     name: str, in_forward: int, in_backward: int, together: list[dict[str, Any]]
 ) -> None:
@@ -125,9 +133,12 @@ def gathers_before(events: list[str], event: str) -> int:
 
 def test_blocks_ahead_are_gathered_before_this_one_computes(together: list[dict[str, Any]]) -> None:
     for results in together:
-        before = {name: gathers_before(result["events"], "forward 0") for name, result in results.items()}
+        before = {
+            name: gathers_before(result["events"], "forward 0") for name, result in results.items()
+        }
         assert before == {"default": 2, "freed": 2, "kept": 2, "forward": 4, "backward": 2}
-        assert gathers_before(results["default"]["events"], "backward 2") == 4 + 2  # torch's own: one ahead
+        # torch's own: one ahead
+        assert gathers_before(results["default"]["events"], "backward 2") == 4 + 2
         assert gathers_before(results["backward"]["events"], "backward 2") == 4 + 3
 
 
@@ -135,7 +146,9 @@ def keep_among_two(rank: int) -> dict[str, Any]:
     return fit(DistributedRuntime("fsdp", reshard_after_forward=2))
 
 
-def test_a_number_of_ranks_keeps_the_parameters_among_so_many(shared: RunRanks, alone: list[Tensor]) -> None:
+def test_a_number_of_ranks_keeps_the_parameters_among_so_many(
+    shared: RunRanks, alone: list[Tensor]
+) -> None:
     for result in shared(keep_among_two, 4):
         assert_same(result["weights"], alone)
         events = result["events"]
@@ -149,7 +162,8 @@ def test_settings_of_sharded_models_are_refused_for_copies(mistake: Mistakes) ->
         "Several processes",
         "`reshard_after_forward=False, forward_prefetch=1` with copies of the model",
         ConfigurationError,
-        match="reshard_after_forward, forward_prefetch: only for a sharded model. Use runtime='fsdp'",
+        match="reshard_after_forward, forward_prefetch: only for a sharded model. Use "
+        "runtime='fsdp'",
     ):
         DistributedRuntime("ddp", reshard_after_forward=False, forward_prefetch=1)
     with pytest.raises(ConfigurationError, match="backward_prefetch: only for a sharded model"):
@@ -159,7 +173,9 @@ def test_settings_of_sharded_models_are_refused_for_copies(mistake: Mistakes) ->
 @pytest.mark.parametrize("name", ["forward_prefetch", "backward_prefetch"])
 @pytest.mark.parametrize("number", [0, -1, 1.5, True])
 def test_a_number_of_blocks_ahead_is_one_or_more(name: str, number: Any) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{name}={number}: use a number of blocks, 1 or more"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{name}={number}: use a number of blocks, 1 or more"
+    ):
         DistributedRuntime("fsdp", **{name: number})
 
 
@@ -183,7 +199,12 @@ def test_ranks_to_keep_parameters_among_have_to_divide_the_shards(number: Any) -
 def gather_ahead_without_blocks(rank: int) -> str:
     model = nn.Linear(6, 2).double()
     with pytest.raises(ConfigurationError) as raised:
-        Trainer(model, torch.optim.SGD, nn.MSELoss(), runtime=DistributedRuntime("fsdp", forward_prefetch=1)).setup()
+        Trainer(
+            model,
+            torch.optim.SGD,
+            nn.MSELoss(),
+            runtime=DistributedRuntime("fsdp", forward_prefetch=1),
+        ).setup()
     return str(raised.value)
 
 
@@ -203,7 +224,8 @@ def test_a_sharded_model_has_no_buckets(mistake: Mistakes) -> None:
         "Several processes",
         "`bucket_mb=50` with a sharded model",
         ConfigurationError,
-        match="only for runtime='ddp'. FSDP2 reduces the gradients of a sharded model block by block",
+        match="only for runtime='ddp'. FSDP2 reduces the gradients of a sharded model block by "
+        "block",
     ):
         DistributedRuntime("fsdp", bucket_mb=50)
     with pytest.raises(ConfigurationError, match="only for runtime='ddp'"):

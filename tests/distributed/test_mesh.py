@@ -1,4 +1,5 @@
-"""Meshes of replicas, shards and tensor-parallel layers train as one process does, and share their checkpoints."""
+"""Meshes of replicas, shards and tensor-parallel layers train as one process does, and share their
+checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Two blocks whose layers can be cut, and a head that no plan names; dropout is the same for parts of a layer."""
+    """Two blocks whose layers can be cut, and a head that no plan names; dropout is the same for
+    parts of a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,18 +84,23 @@ def results_of(trainer: Trainer, ema: EMA, history: Any) -> dict[str, Any]:
 
 
 def train(rank: int, names: list[str], folder: Path | None) -> dict[str, Any]:
-    """Train on every mesh, in two calls with a checkpoint between; or, without a folder, on one process in one call."""
+    """Train on every mesh, in two calls with a checkpoint between; or, without a folder, on one
+    process in one call."""
     results: dict[str, Any] = {}
     for name in names:
         trainer, ema = build_trainer("cpu" if folder is None else MESHES[name])
         try:
-            history = trainer.train(build_data(21), num_epochs=2, eval_data=build_data(5), batch_size=8)
+            history = trainer.train(
+                build_data(21), num_epochs=2, eval_data=build_data(5), batch_size=8
+            )
             if folder is not None:
                 trainer.save(folder / name)
                 trainer.export(folder / f"{name}.safetensors")
                 trainer, ema = build_trainer(MESHES[name])
                 trainer.load(folder / name)
-            history = trainer.train(build_data(21), num_epochs=1, eval_data=build_data(5), batch_size=8)
+            history = trainer.train(
+                build_data(21), num_epochs=1, eval_data=build_data(5), batch_size=8
+            )
             results[name] = results_of(trainer, ema, history)
         except Exception:
             results[name] = traceback.format_exc()
@@ -147,7 +154,9 @@ def test_exported_weights_are_whole_and_have_the_models_own_names(
     trainer, _ = build_trainer("cpu")
     trainer.load(folder / name)
     assert exported.keys() == trainer.model.state_dict().keys()
-    assert all(torch.equal(value, exported[key]) for key, value in trainer.model.state_dict().items())
+    assert all(
+        torch.equal(value, exported[key]) for key, value in trainer.model.state_dict().items()
+    )
 
 
 def drop(rank: int) -> list[Tensor]:
@@ -180,7 +189,9 @@ def test_a_mesh_that_makes_no_sense_is_refused(sizes: dict[str, Any], message: s
 
 
 def test_a_mesh_of_several_is_refused_where_there_is_one_process() -> None:
-    with pytest.raises(ConfigurationError, match="for 4 processes, but there are 1: start 4, or change the mesh"):
+    with pytest.raises(
+        ConfigurationError, match="for 4 processes, but there are 1: start 4, or change the mesh"
+    ):
         Trainer(build(), torch.optim.Adam, nn.MSELoss(), runtime=Mesh(shard=4))
 
 
@@ -194,4 +205,7 @@ def name_no_layer(rank: int) -> str:
 
 def test_a_plan_for_a_layer_that_is_not_there_is_refused(shared: RunRanks) -> None:
     message = shared(name_no_layer, 2)[0]
-    assert "names blocks.0.upp, which the model does not have; it has: blocks, blocks.0, blocks.0.down" in message
+    assert (
+        "names blocks.0.upp, which the model does not have; it has: blocks, blocks.0, blocks.0.down"
+        in message
+    )

@@ -55,7 +55,9 @@ class Noting(Trainer):
         return loss
 
 
-def two_epochs(rank: int, runtime: str | None, names: list[str]) -> dict[str, list[list[list[float]]]]:
+def two_epochs(
+    rank: int, runtime: str | None, names: list[str]
+) -> dict[str, list[list[list[float]]]]:
     seen = {}
     for name in names:
         trainer = Noting(runtime=runtime)
@@ -79,7 +81,9 @@ def build(name: str) -> Any:
     if name == "a loader that drops the last batch":
         return DataLoader(TensorDataset(rows), BATCH, shuffle=True, drop_last=True)
     if name == "a loader with a sampler":
-        return DataLoader(Numbers(), BATCH, sampler=WeightedRandomSampler(torch.arange(1.0, N + 1), 17))
+        return DataLoader(
+            Numbers(), BATCH, sampler=WeightedRandomSampler(torch.arange(1.0, N + 1), 17)
+        )
     if name == "a loader of an iterable data set":
         return DataLoader(Stream(), BATCH)
     if name == "a list of batches":
@@ -108,7 +112,10 @@ def alone() -> dict[str, list[list[list[float]]]]:
 def together() -> dict[int, list[dict[str, list[list[list[float]]]]]]:
     """Workers, which are slow to start, on two processes only."""
     few = [name for name in NAMES if name != "a loader with workers"]
-    return {world: run_ranks(two_epochs, world, None, NAMES if world == 2 else few) for world in (2, 3, 4)}
+    return {
+        world: run_ranks(two_epochs, world, None, NAMES if world == 2 else few)
+        for world in (2, 3, 4)
+    }
 
 
 @pytest.mark.parametrize(
@@ -123,13 +130,16 @@ def together() -> dict[int, list[dict[str, list[list[list[float]]]]]]:
 def test_every_update_has_the_samples_that_one_process_would_give_it(
     name: str, world: int, alone: dict[str, Any], together: dict[int, Any]
 ) -> None:
-    """Also what is random in a sample is the same; each process has a part of every batch, in the order of ranks."""
+    """Also what is random in a sample is the same; each process has a part of every batch, in the
+    order of ranks."""
     parts = [seen[name] for seen in together[world]]
     assert [list(chain(*step)) for step in zip(*parts, strict=True)] == alone[name]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_ready_batches_go_to_the_processes_in_turn(world: int, alone: dict[str, Any], together: dict[int, Any]) -> None:
+def test_ready_batches_go_to_the_processes_in_turn(
+    world: int, alone: dict[str, Any], together: dict[int, Any]
+) -> None:
     parts = [seen["a list of batches"] for seen in together[world]]
     batches = [batch for step in zip(*parts, strict=True) for batch in step if batch]
     assert batches == alone["a list of batches"]

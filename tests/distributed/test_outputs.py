@@ -1,21 +1,25 @@
-"""`AdditionalOutputs` on several processes: all samples of a step, not only those of the first process."""
+"""`AdditionalOutputs` on several processes: all samples of a step, not only those of the first
+process."""
 
 import torch
 from torch import nn
 
 from loopwright.callbacks import AdditionalOutputs
 from loopwright.checkpoint import load_weights
-from loopwright.doors.configured import TrainerResult
+from loopwright.interfaces.configured import TrainerResult
 from tests.distributed.ranks import run_ranks
 
-from ..doors.configured.parts import CustomTrainer, Points, build_trainer
+from ..interfaces.configured.parts import CustomTrainer, Points, build_trainer
 
 
 class Telling(CustomTrainer):
-    """Gives what it saw, a mean over its samples, and a matrix whose width is the number of its samples."""
+    """Gives what it saw, a mean over its samples, and a matrix whose width is the number of its
+    samples."""
 
     def train_step(self, batch, model):
-        loss = nn.functional.mse_loss(model(batch["coordinates"], batch["features"]), batch["labels"])
+        loss = nn.functional.mse_loss(
+            model(batch["coordinates"], batch["features"]), batch["labels"]
+        )
         labels = batch["labels"]
         outputs = {"labels": labels, "mean": labels.mean(), "square": labels[None].repeat(2, 1)}
         return TrainerResult(loss, additional_outputs=outputs)
@@ -24,9 +28,13 @@ class Telling(CustomTrainer):
 def kept(rank, folder):
     data = {"train": Points(13)}  # the last batch of 8 is one of 5: 2 samples and 3
     outputs = AdditionalOutputs(every_n_updates=1)
-    trainer = build_trainer(Telling, max_epochs=1, datasets=data, callbacks=[outputs], run_dir=folder)
+    trainer = build_trainer(
+        Telling, max_epochs=1, datasets=data, callbacks=[outputs], run_dir=folder
+    )
     trainer.train()
-    return {name: value.tolist() for name, value in outputs.latest.items()}, list(trainer.history.steps["mean"])
+    return {name: value.tolist() for name, value in outputs.latest.items()}, list(
+        trainer.history.steps["mean"]
+    )
 
 
 def test_outputs_of_all_processes_are_kept_in_the_order_of_the_samples(tmp_path):
@@ -44,7 +52,9 @@ def test_outputs_of_all_processes_are_kept_in_the_order_of_the_samples(tmp_path)
 def test_a_process_without_a_sample_of_the_step_adds_nothing():
     def last(rank):
         outputs = AdditionalOutputs(["square"], every_n_updates=1)
-        build_trainer(Telling, max_epochs=1, datasets={"train": Points(9)}, callbacks=[outputs]).train()
+        build_trainer(
+            Telling, max_epochs=1, datasets={"train": Points(9)}, callbacks=[outputs]
+        ).train()
         return {name: tuple(value.shape) for name, value in outputs.latest.items()}
 
     assert run_ranks(last, 2) == [{"square": (2, 1)}] * 2

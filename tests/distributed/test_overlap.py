@@ -27,7 +27,8 @@ from tests.distributed.ranks import RunRanks
 
 
 class Watched(Trainer):
-    """Counts the collectives of every step, and those of them that came before the backward pass reached the inputs."""
+    """Counts the collectives of every step, and those of them that came before the backward pass
+    reached the inputs."""
 
     def train_step(self, batch: Any) -> Any:
         self.counts: list[tuple[int, int]]
@@ -49,8 +50,12 @@ def test_all_buckets_but_one_are_sent_before_backward_ends(shared: RunRanks) -> 
         recorded, *others = counts
         assert recorded[0] == 0  # the first backward pass shows the order in which gradients come
         assert others == [(7, 8)] * 3
-        assert [(bucket, in_backward) for bucket, _, in_backward in sent] == [(n, n < 7) for n in range(8)]
-        assert [num_bytes for _, num_bytes, _ in sent] == [4 * (3 + 1 + size) for size in [5, 25] * 4]
+        assert [(bucket, in_backward) for bucket, _, in_backward in sent] == [
+            (n, n < 7) for n in range(8)
+        ]
+        assert [num_bytes for _, num_bytes, _ in sent] == [
+            4 * (3 + 1 + size) for size in [5, 25] * 4
+        ]
         assert num_sent == 4 * 8
 
 
@@ -61,12 +66,15 @@ def test_nothing_is_sent_before_the_last_step_of_a_window(shared: RunRanks) -> N
 
 
 class Shuffled(nn.Module):
-    """Layers that are used in another order than they were made in, one of them twice and one never."""
+    """Layers that are used in another order than they were made in, one of them twice and one
+    never."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(4)
-        self.third, self.first, self.unused, self.second = (nn.Linear(5, 5, bias=False) for _ in range(4))
+        self.third, self.first, self.unused, self.second = (
+            nn.Linear(5, 5, bias=False) for _ in range(4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x).tanh()
@@ -76,20 +84,29 @@ class Shuffled(nn.Module):
 def order_of_use(rank: int) -> tuple[list[str], list[bool], list[bool]]:
     model = Shuffled()
     trainer = train(build_trainer(model, Keeping), num_updates=3)
-    return trainer.names, [in_backward for *_, in_backward in trainer.runtime.averaging.sent], trainer.has_gradient
+    return (
+        trainer.names,
+        [in_backward for *_, in_backward in trainer.runtime.averaging.sent],
+        trainer.has_gradient,
+    )
 
 
 class Keeping(Trainer):
-    """Keeps what is gone after an update: the order of the buckets, and which parameters had a gradient."""
+    """Keeps what is gone after an update: the order of the buckets, and which parameters had a
+    gradient."""
 
     def on_optimizer_start(self, name: str) -> None:
         names = {id(param): name for name, param in self.model.named_parameters()}
         self.has_gradient = [param.grad is not None for param in self.model.parameters()]
         (plan,) = self.runtime.averaging._plans.values()
-        self.names = [names[id(param)].partition(".")[0] for bucket in plan.buckets for param in bucket.params]
+        self.names = [
+            names[id(param)].partition(".")[0] for bucket in plan.buckets for param in bucket.params
+        ]
 
 
-def test_buckets_follow_the_order_in_which_gradients_come_and_unused_parameters_are_last(shared: RunRanks) -> None:
+def test_buckets_follow_the_order_in_which_gradients_come_and_unused_parameters_are_last(
+    shared: RunRanks,
+) -> None:
     for names, in_backward, has_gradient in shared(order_of_use, 2):
         assert names == ["third", "second", "first", "unused"]
         assert in_backward == [True, True, True, False]
@@ -99,12 +116,20 @@ def test_buckets_follow_the_order_in_which_gradients_come_and_unused_parameters_
 def mix_types(rank: int) -> tuple[list[bool], int, bool]:
     torch.manual_seed(1)
     model = nn.Sequential(
-        nn.Linear(5, 5).double(), Cast(), nn.Linear(5, 5), Cast(torch.double), nn.Linear(5, 5).double()
+        nn.Linear(5, 5).double(),
+        Cast(),
+        nn.Linear(5, 5),
+        Cast(torch.double),
+        nn.Linear(5, 5).double(),
     )
     trainer = build_trainer(model, Counted, bucket_mb=10)
     x, y = (tensor.double() for tensor in build_data().tensors)
     train(trainer, 4, TensorDataset(x, y))
-    return [s.in_backward for s in trainer.runtime.averaging.sent], trainer.counts[-1], bool(state_of(model))
+    return (
+        [s.in_backward for s in trainer.runtime.averaging.sent],
+        trainer.counts[-1],
+        bool(state_of(model)),
+    )
 
 
 class Cast(nn.Module):
@@ -143,7 +168,9 @@ def several_optimizers(rank: int, is_joint: bool) -> tuple[list[list[bool]], boo
             "last": torch.optim.SGD(model[4:].parameters(), 0.1),
             "first": torch.optim.Adam(model[:4].parameters(), 0.01),
         }
-        trainer = build_trainer(model, Trainer if is_joint else Two, bucket_mb=bucket_mb, optimizer=optimizers)
+        trainer = build_trainer(
+            model, Trainer if is_joint else Two, bucket_mb=bucket_mb, optimizer=optimizers
+        )
         results.append(state_of(train(trainer).model))
         if bucket_mb == EACH:
             sent = [trainer.runtime.averaging.sent] if is_joint else trainer.sent
@@ -167,11 +194,15 @@ def leave_no_hooks(rank: int) -> list[bool]:
 
     class Looking(Trainer):
         def on_update_end(self) -> None:
-            watched.append(any(param._post_accumulate_grad_hooks for param in self.model.parameters()))
+            watched.append(
+                any(param._post_accumulate_grad_hooks for param in self.model.parameters())
+            )
 
     train(build_trainer(small, Looking, bucket_mb=25))
     return [any(param._post_accumulate_grad_hooks for param in model.parameters()), *watched]
 
 
-def test_a_model_of_one_bucket_has_no_hooks_and_others_have_none_after_training(shared: RunRanks) -> None:
+def test_a_model_of_one_bucket_has_no_hooks_and_others_have_none_after_training(
+    shared: RunRanks,
+) -> None:
     assert shared(leave_no_hooks, 2) == [[False] * 7] * 2

@@ -1,4 +1,5 @@
-"""Gradients that travel during the backward pass: exceptions, gradients that come late, ranks that have sent less."""
+"""Gradients that travel during the backward pass: exceptions, gradients that come late, ranks that
+have sent less."""
 
 from __future__ import annotations
 
@@ -82,10 +83,13 @@ class Skipping(Trainer):
 
 
 def skip_on_all(rank: int) -> bool:
-    """On rank 1 the error comes when nothing was sent yet, on rank 0 when half of the buckets were."""
+    """On rank 1 the error comes when nothing was sent yet, on rank 0 when half of the buckets
+    were."""
     model = Fragile({3: ValueError("broken here")})
     if rank == 1:
-        model.forward = lambda x: Fragile.forward(model, x) if model.calls != 2 else _fail_at_once(model, x)
+        model.forward = lambda x: (
+            Fragile.forward(model, x) if model.calls != 2 else _fail_at_once(model, x)
+        )
     trainer = build_trainer(model, Skipping, clip_norm=0.5)
     train(trainer, 5, in_order(), None)
     return equal(state_of(model.layers), hand_written(rank, build(), [0, 1, 3, 0]))
@@ -96,7 +100,9 @@ def _fail_at_once(model: Fragile, x: Tensor) -> Tensor:
     return Failing.apply(model.layers(x), model.errors[3])
 
 
-def test_a_pass_that_failed_on_all_processes_leaves_nothing_behind_in_the_next_one(shared: RunRanks) -> None:
+def test_a_pass_that_failed_on_all_processes_leaves_nothing_behind_in_the_next_one(
+    shared: RunRanks,
+) -> None:
     assert shared(skip_on_all, 2) == [True, True]
 
 
@@ -113,17 +119,25 @@ def use_more_often(rank: int) -> str:
     return str(raised.value)
 
 
-def test_gradients_that_come_after_theirs_were_sent_are_an_error_and_not_lost(shared: RunRanks) -> None:
+def test_gradients_that_come_after_theirs_were_sent_are_an_error_and_not_lost(
+    shared: RunRanks,
+) -> None:
     for message in shared(use_more_often, 2):
-        assert "A parameter of shape (5,) received more gradients after its gradient was sent" in message
+        assert (
+            "A parameter of shape (5,) received more gradients after its gradient was sent"
+            in message
+        )
         assert "use_reentrant=False" in message
 
 
 def build_averaging(rank: int) -> tuple[Averaging, list[nn.Parameter], Callable[[float], Tensor]]:
-    """Averaging of three parameters in a bucket each; a loss of them, whose gradients are its factor."""
+    """Averaging of three parameters in a bucket each; a loss of them, whose gradients are its
+    factor."""
     group = Group.join()
     params = [nn.Parameter(torch.zeros(n)) for n in (2, 3, 4)]
-    averaging = Averaging(None, group.world, max_bytes=1, gather=group.gather_objects, new_group=group.new_host_group)
+    averaging = Averaging(
+        None, group.world, max_bytes=1, gather=group.gather_objects, new_group=group.new_host_group
+    )
     loss = lambda factor: sum((param.sum() * factor for param in params[rank:]), torch.zeros(()))  # noqa: E731
     for _ in range(2):  # the first pass is only recorded
         averaging.start(params)
@@ -136,7 +150,8 @@ def build_averaging(rank: int) -> tuple[Averaging, list[nn.Parameter], Callable[
 
 
 def add_a_second_loss(rank: int) -> tuple[list[list[float]], list[int]]:
-    """Two backward passes before one `average`, as in a door whose steps call `backward` twice."""
+    """Two backward passes before one `average`, as in an interface whose steps call `backward`
+    twice."""
     averaging, params, loss = build_averaging(rank)
     grads, numbers = [], []
     for _ in range(2):
@@ -153,14 +168,17 @@ def add_a_second_loss(rank: int) -> tuple[list[list[float]], list[int]]:
     return grads, numbers
 
 
-def test_gradients_that_a_second_loss_adds_to_are_sent_again_and_later_only_once(shared: RunRanks) -> None:
+def test_gradients_that_a_second_loss_adds_to_are_sent_again_and_later_only_once(
+    shared: RunRanks,
+) -> None:
     for grads, numbers in shared(add_a_second_loss, 2):
         assert grads == [[1.5, 3.0, 3.0]] * 2  # rank 1 does not use the first parameter
         assert numbers == [2, 0, 0, 0]  # and the last bucket is sent by `average`
 
 
 def begin_again(rank: int) -> tuple[int, list[float]]:
-    """Both ranks leave a backward pass, one when it has sent a bucket and one before; then training begins anew."""
+    """Both ranks leave a backward pass, one when it has sent a bucket and one before; then training
+    begins anew."""
     averaging, params, loss = build_averaging(rank)
     averaging.start(params)
     if rank == 0:
@@ -177,7 +195,9 @@ def begin_again(rank: int) -> tuple[int, list[float]]:
     return num_sent - 6, [float(param.grad.max()) for param in params]
 
 
-def test_ranks_that_have_sent_different_numbers_of_buckets_begin_again_in_a_new_group(shared: RunRanks) -> None:
+def test_ranks_that_have_sent_different_numbers_of_buckets_begin_again_in_a_new_group(
+    shared: RunRanks,
+) -> None:
     assert shared(begin_again, 2) == [(2, [1.0, 2.0, 2.0]), (0, [1.0, 2.0, 2.0])]
 
 
@@ -192,11 +212,14 @@ ORDERS = {
 
 
 def take_up_orders(rank: int) -> dict[str, list[float]]:
-    """Gradients of three parameters of one size, so that buckets of different parameters would be added up."""
+    """Gradients of three parameters of one size, so that buckets of different parameters would be
+    added up."""
     group, found = Group.join(), {}
     for name, orders in ORDERS.items():
         params = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
-        averaging = Averaging(None, 2, max_bytes=1, gather=group.gather_objects, new_group=group.new_host_group)
+        averaging = Averaging(
+            None, 2, max_bytes=1, gather=group.gather_objects, new_group=group.new_host_group
+        )
         averaging.set_order(params, orders[rank])
         for _ in range(2):
             averaging.start(params)
@@ -209,5 +232,7 @@ def take_up_orders(rank: int) -> dict[str, list[float]]:
     return found
 
 
-def test_an_order_of_gradients_that_is_wrong_or_not_that_of_other_ranks_mixes_up_nothing(shared: RunRanks) -> None:
+def test_an_order_of_gradients_that_is_wrong_or_not_that_of_other_ranks_mixes_up_nothing(
+    shared: RunRanks,
+) -> None:
     assert shared(take_up_orders, 2) == [{name: [1.0, 10.0, 100.0] for name in ORDERS}] * 2

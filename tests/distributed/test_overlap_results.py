@@ -1,4 +1,5 @@
-"""Gradients that travel during the backward pass: results are those of a hand-written loop, and of a resumed run."""
+"""Gradients that travel during the backward pass: results are those of a hand-written loop, and of
+a resumed run."""
 
 from __future__ import annotations
 
@@ -38,12 +39,15 @@ def compare_with_hand_written(rank: int, bucket_mb: float) -> bool:
 
 
 @pytest.mark.parametrize("bucket_mb", [EACH, 150 / (1 << 20), 25])
-def test_results_are_those_of_a_hand_written_loop_to_the_last_bit(shared: RunRanks, bucket_mb: float) -> None:
+def test_results_are_those_of_a_hand_written_loop_to_the_last_bit(
+    shared: RunRanks, bucket_mb: float
+) -> None:
     assert shared(compare_with_hand_written, 2, bucket_mb) == [True, True]
 
 
 class Wandering(nn.Module):
-    """The order in which layers are used, and whether the last one is, differs from step to step and between ranks."""
+    """The order in which layers are used, and whether the last one is, differs from step to step
+    and between ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,16 +76,24 @@ def resume_exactly(rank: int, folder: str) -> tuple[bool, bool]:
     whole = one("whole", 12)
     part, *resumed = one("parts", 4), one("parts", 8), one("parts", 12)
     assert part.progress.update == 4
-    orders = [trainer.run.updates.by_name["optimizer"].state_dict()["order"] for trainer in (whole, *resumed)]
-    return equal(state_of(whole.model), state_of(resumed[-1].model)), orders[0] == orders[1] == orders[2]
+    orders = [
+        trainer.run.updates.by_name["optimizer"].state_dict()["order"]
+        for trainer in (whole, *resumed)
+    ]
+    return equal(state_of(whole.model), state_of(resumed[-1].model)), orders[0] == orders[
+        1
+    ] == orders[2]
 
 
-def test_a_run_resumes_exactly_on_three_processes_though_each_step_has_another_order(tmp_path: Any) -> None:
+def test_a_run_resumes_exactly_on_three_processes_though_each_step_has_another_order(
+    tmp_path: Any,
+) -> None:
     assert run_ranks(resume_exactly, 3, str(tmp_path)) == [(True, True)] * 3
 
 
 class Tied(nn.Module):
-    """One layer in two checkpoints of the kind that runs a backward pass inside the backward pass."""
+    """One layer in two checkpoints of the kind that runs a backward pass inside the backward
+    pass."""
 
     def __init__(self, *, is_reentrant: bool) -> None:
         super().__init__()
@@ -109,7 +121,9 @@ def share_layers(rank: int) -> list[bool]:
     return results
 
 
-def test_a_layer_used_in_several_checkpoints_is_sent_when_all_its_gradients_are_there(shared: RunRanks) -> None:
+def test_a_layer_used_in_several_checkpoints_is_sent_when_all_its_gradients_are_there(
+    shared: RunRanks,
+) -> None:
     assert shared(share_layers, 2) == [[True] * 4] * 2
 
 
@@ -188,7 +202,9 @@ def freeze_within_windows(rank: int) -> list[bool]:
         own = state_of(train(trainer).model)
         every = trainer.runtime.gather_objects(own)
         same.append(equal(*every))
-        alone = Freezing(build(), partial(torch.optim.SGD, lr=0.1, momentum=0.9), nn.MSELoss(), **ALONE)
+        alone = Freezing(
+            build(), partial(torch.optim.SGD, lr=0.1, momentum=0.9), nn.MSELoss(), **ALONE
+        )
         same.append(all(map(partial(torch.allclose, atol=1e-6), own, state_of(train(alone).model))))
     return same
 
@@ -232,7 +248,8 @@ def test_layers_that_several_processes_share_are_averaged_with_their_replicas_ea
 
 
 class Statistics(nn.Module):
-    """Batch norms over all ranks, whose backward passes communicate too, between layers that one rank does not use."""
+    """Batch norms over all ranks, whose backward passes communicate too, between layers that one
+    rank does not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,12 +271,18 @@ def normalise(rank: int) -> bool:
         runtime = DistributedRuntime("ddp", bucket_mb=bucket_mb, sync_batch_norm=True)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         results.append(
-            state_of(train(Trainer(model, optimizer, nn.MSELoss(), runtime=runtime, progress="silent")).model)
+            state_of(
+                train(
+                    Trainer(model, optimizer, nn.MSELoss(), runtime=runtime, progress="silent")
+                ).model
+            )
         )
     return equal(*results)
 
 
-def test_collectives_inside_the_backward_pass_are_not_mixed_up_with_those_of_gradients(shared: RunRanks) -> None:
+def test_collectives_inside_the_backward_pass_are_not_mixed_up_with_those_of_gradients(
+    shared: RunRanks,
+) -> None:
     assert shared(normalise, 2) == [True, True]
 
 
@@ -310,7 +333,8 @@ def alternate(rank: int) -> tuple[bool, bool]:
 
 
 def average_where_used(param: nn.Parameter) -> None:
-    """The average over two ranks, zero on one that does not use the parameter, and none where no rank does."""
+    """The average over two ranks, zero on one that does not use the parameter, and none where no
+    rank does."""
     grad = torch.zeros_like(param) if param.grad is None else param.grad
     is_used = torch.tensor(float(param.grad is not None))
     dist.all_reduce(is_used)
@@ -318,5 +342,7 @@ def average_where_used(param: nn.Parameter) -> None:
     param.grad = grad / 2 if is_used else None
 
 
-def test_layers_that_are_unused_and_frozen_now_and_then_are_averaged_as_by_hand(shared: RunRanks) -> None:
+def test_layers_that_are_unused_and_frozen_now_and_then_are_averaged_as_by_hand(
+    shared: RunRanks,
+) -> None:
     assert shared(alternate, 2) == [(True, True)] * 2

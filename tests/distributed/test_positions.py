@@ -1,4 +1,5 @@
-"""Sources with a position on several processes: one state where all read the same, a state each where they do not."""
+"""Sources with a position on several processes: one state where all read the same, a state each
+where they do not."""
 
 from __future__ import annotations
 
@@ -19,12 +20,15 @@ from tests.distributed.scenarios import build_data, weights_of
 
 
 class Divided(DataLoader[Any]):
-    """A loader with a state, over the part of the data that its process has, as with torchdata's and a sampler."""
+    """A loader with a state, over the part of the data that its process has, as with torchdata's
+    and a sampler."""
 
     def __init__(self) -> None:
         data, rank = build_data(24), dist.get_rank() if dist.is_initialized() else 0
         world = dist.get_world_size() if dist.is_initialized() else 1
-        super().__init__(data, batch_size=2, sampler=DistributedSampler(data, world, rank, shuffle=True))
+        super().__init__(
+            data, batch_size=2, sampler=DistributedSampler(data, world, rank, shuffle=True)
+        )
         self.rank, self.position, self.loaded = rank, 0, 0
         self.given: list[float] = []
 
@@ -46,9 +50,13 @@ class Divided(DataLoader[Any]):
 
 def build(runtime: Any, inputs: int = 6) -> Trainer:
     torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, 2 if inputs == 6 else 1)).double()
+    model = nn.Sequential(
+        nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, 2 if inputs == 6 else 1)
+    ).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    return Trainer(model, optimizer, nn.functional.mse_loss, runtime=runtime, progress="silent", seed=1)
+    return Trainer(
+        model, optimizer, nn.functional.mse_loss, runtime=runtime, progress="silent", seed=1
+    )
 
 
 def train_divided(rank: int, folder: Path) -> dict[str, Any]:
@@ -59,7 +67,11 @@ def train_divided(rank: int, folder: Path) -> dict[str, Any]:
     first.save(folder / "saved")
     second.load(folder / "saved")
     second.train(rest, num_updates=4)
-    return {"whole": weights_of(whole.model), "resumed": weights_of(second.model), "given": (data.given, rest.given)}
+    return {
+        "whole": weights_of(whole.model),
+        "resumed": weights_of(second.model),
+        "given": (data.given, rest.given),
+    }
 
 
 def test_each_process_continues_in_its_own_part(tmp_path: Path, mistake: Any) -> None:
@@ -76,7 +88,8 @@ def test_each_process_continues_in_its_own_part(tmp_path: Path, mistake: Any) ->
         "Several processes",
         what,
         CheckpointError,
-        match="2 processes each had a position in their own data, but now there are 1 processes: start 2",
+        match="2 processes each had a position in their own data, but now there are 1 "
+        "processes: start 2",
     ):
         alone.load(tmp_path / "saved")
 
@@ -108,7 +121,9 @@ def in_doubles(name: str) -> Any:
     return Doubles(SOURCES[name]())
 
 
-def test_a_source_that_all_processes_read_alike_continues_on_another_number_of_them(tmp_path: Path) -> None:
+def test_a_source_that_all_processes_read_alike_continues_on_another_number_of_them(
+    tmp_path: Path,
+) -> None:
     run_ranks(train_shared, 2, tmp_path)
     assert "ranks" not in read_checkpoint(tmp_path / "saved").tree["data"]
     alone, data = build("cpu", 1), in_doubles("a node")

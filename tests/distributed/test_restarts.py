@@ -1,4 +1,5 @@
-"""torch's elastic launcher starts processes again, and the run goes on by itself; also on fewer of them."""
+"""torch's elastic launcher starts processes again, and the run goes on by itself; also on fewer of
+them."""
 
 from __future__ import annotations
 
@@ -32,21 +33,45 @@ def killed_at_first(folder: Path) -> dict[str, Any]:
 
 def test_processes_that_are_started_again_go_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
     expected = run_ranks(kill_one, 2, "ddp", tmp_path / "whole", None)
-    restarted = launch(killed_at_first, tmp_path / "run", processes=2, max_restarts=1, start_method="fork")
+    restarted = launch(
+        killed_at_first, tmp_path / "run", processes=2, max_restarts=1, start_method="fork"
+    )
     for first, second in zip(expected, restarted, strict=True):
         assert_identical(first, second)
 
 
 def start_agent(name: str, port: int, folder: Path) -> subprocess.Popen[bytes]:
-    """One of one or two torchruns with a process each, which notice in some seconds that the other is gone."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]
-    command += ["--max-restarts", "3", "--monitor-interval", "0.1", "--rdzv-backend", "c10d", "--rdzv-id", "test"]
+    """One of one or two torchruns with a process each, which notice in some seconds that the other
+    is gone."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "1:2",
+        "--nproc-per-node",
+        "1",
+    ]
+    command += [
+        "--max-restarts",
+        "3",
+        "--monitor-interval",
+        "0.1",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-id",
+        "test",
+    ]
     command += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1", "--rdzv-conf"]
-    command += [f"is_host={int(name == 'a')},last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"]
+    command += [
+        f"is_host={int(name == 'a')},last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
+    ]
     with (folder / f"{name}.log").open("w") as output:
         return subprocess.Popen(
             [*command, str(SCRIPT), name, str(folder)],
-            env=os.environ | RESOLVER | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},
+            env=os.environ
+            | RESOLVER
+            | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

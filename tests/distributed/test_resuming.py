@@ -1,4 +1,5 @@
-"""A run on several processes goes on exactly where it was, also on another number of them or under another strategy."""
+"""A run on several processes goes on exactly where it was, also on another number of them or under
+another strategy."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def train(
     dropout: float = 0.0,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Train with noisy data, a schedule, averages and metrics; optionally one rank kills itself after some update."""
+    """Train with noisy data, a schedule, averages and metrics; optionally one rank kills itself
+    after some update."""
 
     class Fragile(Trainer):
         def on_update_end(self) -> None:
@@ -60,14 +62,23 @@ def train(
         model,
         optimizer,
         nn.MSELoss(),
-        scheduler=Schedule(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), every="update"),
-        callbacks=[ema, metric, Checkpoints(every_updates=3, every_epochs=None, keep=3), *callbacks],
+        scheduler=Schedule(
+            lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), every="update"
+        ),
+        callbacks=[
+            ema,
+            metric,
+            Checkpoints(every_updates=3, every_epochs=None, keep=3),
+            *callbacks,
+        ],
         runtime=runtime,
         run_dir=folder,
         accumulate=2,
         progress="silent",
     )
-    history = trainer.train(Noisy(), num_updates=num_updates, eval_data=build_data(13), batch_size=4)
+    history = trainer.train(
+        Noisy(), num_updates=num_updates, eval_data=build_data(13), batch_size=4
+    )
     return {
         "weights": weights_of(model),
         "moments": [whole(state["exp_avg_sq"]) for state in optimizer.state.values()],
@@ -76,7 +87,9 @@ def train(
         "epochs": history.epochs,
         "steps": list(history.steps["loss"]),
         "sample": trainer.progress.sample,
-        **({"random": trainer.run.generators.state()["torch"]} if dropout else {}),  # each process has its own
+        **(
+            {"random": trainer.run.generators.state()["torch"]} if dropout else {}
+        ),  # each process has its own
     }
 
 
@@ -101,7 +114,9 @@ def assert_identical(first: Any, second: Any, place: str = "") -> None:
 
 
 @pytest.mark.parametrize(("world", "runtime"), [(2, "fsdp"), (4, "ddp")])
-def test_a_run_that_lost_a_rank_in_an_epoch_ends_as_one_that_did_not(world: int, runtime: str, tmp_path: Path) -> None:
+def test_a_run_that_lost_a_rank_in_an_epoch_ends_as_one_that_did_not(
+    world: int, runtime: str, tmp_path: Path
+) -> None:
     """Killed after update 7, resumed from update 6 in the middle of an epoch of four."""
     expected = run_ranks(kill_one, world, runtime, tmp_path / "whole", None)
     ended = start_ranks(kill_one, world, runtime, tmp_path / "killed", (world - 1, 7))
@@ -131,12 +146,17 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["copies, shards, one, copies", pytest.param("one, shards, a mesh, shards, one", marks=pytest.mark.long)]
+    "name",
+    [
+        "copies, shards, one, copies",
+        pytest.param("one, shards, a mesh, shards, one", marks=pytest.mark.long),
+    ],
 )
 def test_a_run_goes_on_on_other_numbers_of_processes_and_under_other_strategies(
     name: str, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Weights, moments, averages, rates, history, metrics and the order of samples are those of one process."""
+    """Weights, moments, averages, rates, history, metrics and the order of samples are those of one
+    process."""
     results: list[Any] = []
     for world, runtime, num_updates in LEGS[name]:
         if world == 1:
@@ -155,7 +175,11 @@ def save_and_load(rank: int, runtime: str, folder: Path) -> list[Any]:
         torch.manual_seed(5)
         model = nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.3), nn.Linear(9, 2)).double()
         trainer = Trainer(
-            model, torch.optim.Adam(model.parameters(), 1e-2), nn.MSELoss(), runtime=runtime, progress="silent"
+            model,
+            torch.optim.Adam(model.parameters(), 1e-2),
+            nn.MSELoss(),
+            runtime=runtime,
+            progress="silent",
         )
         if is_loaded:
             trainer.load(folder / "saved")
@@ -170,7 +194,9 @@ def save_and_load(rank: int, runtime: str, folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("runtime", ["ddp", "fsdp"])
-def test_a_saved_trainer_is_loaded_by_all_processes_and_goes_on_exactly(runtime: str, tmp_path: Path) -> None:
+def test_a_saved_trainer_is_loaded_by_all_processes_and_goes_on_exactly(
+    runtime: str, tmp_path: Path
+) -> None:
     for exported, expected, loaded in run_ranks(save_and_load, 2, runtime, tmp_path):
         assert_identical(expected, loaded)
         assert_identical(dict(load_file(tmp_path / "weights.safetensors")), exported)
@@ -188,7 +214,8 @@ class Scored(Trainer):
 
 
 def keep_best(rank: int, runtime: str, folder: Path) -> list[tuple[bool, bool]]:
-    """For memory and files: whether the weights in the end are those of the best epoch, and not of the last."""
+    """For memory and files: whether the weights in the end are those of the best epoch, and not of
+    the last."""
     results = []
     for run_dir in (None, folder / "run"):
         torch.manual_seed(5)
@@ -214,7 +241,8 @@ def test_the_best_model_comes_back_on_all_processes(runtime: str, tmp_path: Path
 
 
 def save_by_own_clock(rank: int, folder: Path) -> int:
-    """The first process's clock says that time has passed at every look, the second one's that none has."""
+    """The first process's clock says that time has passed at every look, the second one's that none
+    has."""
     from loopwright.callbacks import checkpoints
 
     seconds = [0.0]
@@ -229,13 +257,21 @@ def save_by_own_clock(rank: int, folder: Path) -> int:
     callbacks = [Checkpoints(keep=9), BestModel()]
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     trainer = Trainer(
-        model, optimizer, nn.MSELoss(), callbacks=callbacks, runtime="fsdp", run_dir=folder, progress="silent"
+        model,
+        optimizer,
+        nn.MSELoss(),
+        callbacks=callbacks,
+        runtime="fsdp",
+        run_dir=folder,
+        progress="silent",
     )
     trainer.train(build_data(8), 3, eval_data=build_data(4), batch_size=8)
     return len(trainer.history)
 
 
-def test_where_resume_points_have_a_floor_the_clock_of_the_first_process_decides_for_all(tmp_path: Path) -> None:
+def test_where_resume_points_have_a_floor_the_clock_of_the_first_process_decides_for_all(
+    tmp_path: Path,
+) -> None:
     assert run_ranks(save_by_own_clock, 2, tmp_path, limit=60.0) == [3, 3]
     assert sorted(os.listdir(tmp_path / "checkpoints")) == [f"update-0000000{n}" for n in (1, 2, 3)]
     assert sorted(os.listdir(tmp_path / "kept")) == ["update-00000003"]

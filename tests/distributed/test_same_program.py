@@ -1,4 +1,5 @@
-"""Processes that were not given the same program find out before the first step, and all of them end with that."""
+"""Processes that were not given the same program find out before the first step, and all of them
+end with that."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def disagree(rank: int, about: str, runtime: str) -> None:
     is_odd = rank == 1
     adam, sgd = partial(torch.optim.Adam, lr=0.1), partial(torch.optim.SGD, lr=0.1)
     model = net(16 if is_odd and about == "width" else 8, 2 if is_odd and about == "layers" else 1)
-    data = points(16 if is_odd and about == "length" else 24, seed=1 if is_odd and about == "samples" else 0)
+    data = points(
+        16 if is_odd and about == "length" else 24, seed=1 if is_odd and about == "samples" else 0
+    )
     optimizer: Any = sgd if is_odd and about == "optimizer" else adam
     if about == "order":
         optimizer = torch.optim.Adam([*model.parameters()][:: -1 if is_odd else 1], lr=0.1)
@@ -65,7 +68,9 @@ WHAT = {
 
 
 @pytest.mark.parametrize("about", EXPECTED)
-def test_ranks_that_disagree_are_told_in_what_and_which_they_are(mistake: Mistakes, about: str) -> None:
+def test_ranks_that_disagree_are_told_in_what_and_which_they_are(
+    mistake: Mistakes, about: str
+) -> None:
     ended = start_ranks(disagree, 3, about, "ddp", limit=60.0)
     assert [rank.code for rank in ended] == [1, 1, 1], [rank.stderr for rank in ended]
     for rank in ended:
@@ -83,7 +88,9 @@ def test_ranks_that_disagree_about_a_sharded_model_end_before_it_is_cut(about: s
 
 
 def agree(rank: int) -> int:
-    trainer = Trainer(net(), partial(torch.optim.Adam, lr=0.1), lambda p, t: nn.functional.cross_entropy(p, t))
+    trainer = Trainer(
+        net(), partial(torch.optim.Adam, lr=0.1), lambda p, t: nn.functional.cross_entropy(p, t)
+    )
     trainer.run.progress_style = "silent"
     with torch.random.fork_rng():
         torch.manual_seed(rank)  # where the generators are is nobody's program

@@ -1,4 +1,5 @@
-"""Processes that change a learning rate or freeze a layer on their own find out before a checkpoint is written."""
+"""Processes that change a learning rate or freeze a layer on their own find out before a checkpoint
+is written."""
 
 from __future__ import annotations
 
@@ -74,7 +75,9 @@ def test_a_learning_rate_that_one_process_changes_is_an_error_on_all(
     assert not list(tmp_path.glob("checkpoints/*"))
 
 
-def test_a_layer_that_one_process_freezes_between_epochs_is_an_error_on_all(tmp_path: Path, mistake: Mistakes) -> None:
+def test_a_layer_that_one_process_freezes_between_epochs_is_an_error_on_all(
+    tmp_path: Path, mistake: Mistakes
+) -> None:
     results = run_ranks(train, 2, Freezing(1), "ddp", tmp_path)
     for said, update in results:
         assert "`requires_grad` of model.1.weight is True on rank 0, False on rank 1" in said
@@ -83,5 +86,7 @@ def test_a_layer_that_one_process_freezes_between_epochs_is_an_error_on_all(tmp_
 
 
 @pytest.mark.parametrize("kind", [Lowering, Freezing])
-def test_settings_that_all_processes_change_are_no_error(tmp_path: Path, kind: type[Lowering]) -> None:
+def test_settings_that_all_processes_change_are_no_error(
+    tmp_path: Path, kind: type[Lowering]
+) -> None:
     assert run_ranks(train, 2, kind(0, 1), "ddp", tmp_path) == [("", 12), ("", 12)]

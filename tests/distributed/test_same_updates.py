@@ -1,4 +1,5 @@
-"""Processes that make other updates than the rest find out before gradients that do not belong together are used."""
+"""Processes that make other updates than the rest find out before gradients that do not belong
+together are used."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ from tests.distributed.overlap import EACH, build, build_data
 from tests.distributed.ranks import run_ranks
 from tests.mistakes import Mistakes
 
-SETTINGS: list[dict[str, Any]] = [{"strategy": "ddp"}, {"strategy": "ddp", "bucket_mb": EACH}, {"strategy": "fsdp"}]
+SETTINGS: list[dict[str, Any]] = [
+    {"strategy": "ddp"},
+    {"strategy": "ddp", "bucket_mb": EACH},
+    {"strategy": "fsdp"},
+]
 
 
 class Swapping(Trainer):
@@ -55,16 +60,27 @@ def differ(rank: int, kind: type[Trainer], settings: dict[str, Any]) -> tuple[in
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_an_optimizer_that_one_process_updates_earlier_is_an_error(mistake: Mistakes, settings: dict[str, Any]) -> None:
+def test_an_optimizer_that_one_process_updates_earlier_is_an_error(
+    mistake: Mistakes, settings: dict[str, Any]
+) -> None:
     results = run_ranks(differ, 2, Swapping, settings)
     assert [update for update, _ in results] == [2, 2]
     for _, said in results:
-        what = "Two optimizers of the same size that one process updates in another order than the others"
+        what = (
+            "Two optimizers of the same size that one process updates in another order than "
+            "the others"
+        )
         mistake.said("Several processes", what, said)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_a_process_that_updates_once_more_than_the_others_is_an_error(settings: dict[str, Any]) -> None:
+def test_a_process_that_updates_once_more_than_the_others_is_an_error(
+    settings: dict[str, Any],
+) -> None:
     results = run_ranks(differ, 2, Repeating, settings)
-    assert [update for update, _ in results] == [3, 2]  # the first process was in its next step already
+    # the first process was in its next step already
+    assert [update for update, _ in results] == [
+        3,
+        2,
+    ]
     assert all("do not make the same updates" in said for _, said in results)

@@ -1,4 +1,5 @@
-"""Settings of several processes: each does what it says, and those that do not go together are refused."""
+"""Settings of several processes: each does what it says, and those that do not go together are
+refused."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from tests.distributed.test_mesh import PLAN, Net, build
 
 def fit(model: nn.Module, runtime: Any, **options: Any) -> dict[str, Any]:
     trainer = Trainer(
-        model, lambda p: torch.optim.AdamW(p, lr=1e-2), nn.MSELoss(), runtime=runtime, progress="silent", **options
+        model,
+        lambda p: torch.optim.AdamW(p, lr=1e-2),
+        nn.MSELoss(),
+        runtime=runtime,
+        progress="silent",
+        **options,
     )
     dtype = next(model.parameters()).dtype
     data = TensorDataset(*(tensor.to(dtype) for tensor in build_data(19).tensors))
@@ -36,7 +42,9 @@ class Dropping(Net):
         super().__init__()
         for block in self.blocks:
             block.drop = nn.Dropout(0.5)
-            block.forward = lambda x, block=block: x + block.down(block.drop(torch.tanh(block.up(x))))
+            block.forward = lambda x, block=block: (
+                x + block.down(block.drop(torch.tanh(block.up(x))))
+            )
 
 
 def dropping() -> nn.Module:
@@ -80,7 +88,9 @@ def meta_frozen(strategy: Any) -> dict[str, Any]:
     torch.manual_seed(9)
     with torch.device("meta"):
         teacher = nn.Linear(6, 2).double().requires_grad_(False)
-    trainer = Trainer(nn.Linear(6, 2).double(), torch.optim.SGD, nn.MSELoss(), runtime=strategy, progress="silent")
+    trainer = Trainer(
+        nn.Linear(6, 2).double(), torch.optim.SGD, nn.MSELoss(), runtime=strategy, progress="silent"
+    )
     trainer.teacher = teacher
     trainer.setup()
     return {"weights": weights_of(teacher)}
@@ -119,16 +129,28 @@ def refuse_meta(strategy: Any, build: Callable[[], nn.Module]) -> str:
 
 def mixed(rank: int) -> dict[str, Any]:
     model = Rounding()
-    result = fit(model, DistributedRuntime("fsdp", param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
-    return {"seen": model.seen, "kept": {p.dtype for p in model.parameters()}, "rounded": result["weights"]}
+    result = fit(
+        model, DistributedRuntime("fsdp", param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    )
+    return {
+        "seen": model.seen,
+        "kept": {p.dtype for p in model.parameters()},
+        "rounded": result["weights"],
+    }
 
 
 def run_settings(rank: int) -> dict[str, Any]:
     """What each setting gives on two ranks, or how it failed."""
     tasks: dict[str, Callable[[], Any]] = {
-        "offloaded": lambda: fit(build(), DistributedRuntime("fsdp", cpu_offload=True), clip_norm=0.5),
-        "checkpointed, sharded": lambda: fit(build(), DistributedRuntime("fsdp", activation_checkpointing=True)),
-        "checkpointed, copied": lambda: fit(build(), DistributedRuntime("ddp", activation_checkpointing=True)),
+        "offloaded": lambda: fit(
+            build(), DistributedRuntime("fsdp", cpu_offload=True), clip_norm=0.5
+        ),
+        "checkpointed, sharded": lambda: fit(
+            build(), DistributedRuntime("fsdp", activation_checkpointing=True)
+        ),
+        "checkpointed, copied": lambda: fit(
+            build(), DistributedRuntime("ddp", activation_checkpointing=True)
+        ),
         "mixed": lambda: mixed(rank),
         "meta, copied": lambda: meta("ddp"),
         "meta, sharded": lambda: meta("fsdp"),
@@ -149,7 +171,9 @@ def run_settings(rank: int) -> dict[str, Any]:
 
 def refuse(model: nn.Module, **settings: Any) -> str:
     with pytest.raises(ConfigurationError) as raised:
-        Trainer(model, torch.optim.SGD, nn.MSELoss(), runtime=DistributedRuntime("ddp", **settings)).setup()
+        Trainer(
+            model, torch.optim.SGD, nn.MSELoss(), runtime=DistributedRuntime("ddp", **settings)
+        ).setup()
     return str(raised.value)
 
 
@@ -159,17 +183,23 @@ def together(shared: RunRanks) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["offloaded", "checkpointed, sharded", "checkpointed, copied"])
-def test_a_setting_that_saves_memory_changes_neither_weights_nor_names(name: str, together: list[Any]) -> None:
+def test_a_setting_that_saves_memory_changes_neither_weights_nor_names(
+    name: str, together: list[Any]
+) -> None:
     expected = fit(build(), "cpu", clip_norm=0.5 if name == "offloaded" else None)
     for results in together:
         assert_same(results[name], expected)
 
 
 def test_activations_computed_again_have_the_same_dropout() -> None:
-    assert_same(fit(dropping(), Runtime("cpu", activation_checkpointing=True)), fit(dropping(), "cpu"))
+    assert_same(
+        fit(dropping(), Runtime("cpu", activation_checkpointing=True)), fit(dropping(), "cpu")
+    )
 
 
-def test_a_mixed_precision_policy_computes_in_one_type_and_keeps_the_weights_in_another(together: list[Any]) -> None:
+def test_a_mixed_precision_policy_computes_in_one_type_and_keeps_the_weights_in_another(
+    together: list[Any],
+) -> None:
     expected = {"rounded": fit(Rounding(), "cpu")["weights"]}
     for results in together:
         assert results["mixed"].pop("seen") == {torch.bfloat16}
@@ -178,14 +208,18 @@ def test_a_mixed_precision_policy_computes_in_one_type_and_keeps_the_weights_in_
 
 
 @pytest.mark.parametrize("strategy", ["copied", "sharded"])
-def test_a_model_from_the_meta_device_begins_and_ends_as_on_one_process(strategy: str, together: list[Any]) -> None:
+def test_a_model_from_the_meta_device_begins_and_ends_as_on_one_process(
+    strategy: str, together: list[Any]
+) -> None:
     expected = meta(None)
     for results in together:
         assert all(map(torch.equal, results[f"meta, {strategy}"].pop("first"), expected["first"]))
         assert_same(results[f"meta, {strategy}"], {"weights": expected["weights"]})
 
 
-def test_a_frozen_model_from_the_meta_device_is_initialised_to_the_same_values(together: list[Any]) -> None:
+def test_a_frozen_model_from_the_meta_device_is_initialised_to_the_same_values(
+    together: list[Any],
+) -> None:
     expected = meta_frozen("cpu")
     for results in together:
         assert_same(results["meta, frozen"], expected)
@@ -201,17 +235,23 @@ def test_values_that_are_not_finite_right_after_initialisation_are_refused_on_al
 
 def test_a_module_that_cannot_initialise_itself_is_refused(together: list[Any]) -> None:
     for results in together:
-        assert "the model (Bare) has its own tensors but no `reset_parameters()`" in results["meta, without reset"]
+        assert (
+            "the model (Bare) has its own tensors but no `reset_parameters()`"
+            in results["meta, without reset"]
+        )
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "compile"])
-def test_a_setting_for_blocks_is_refused_for_a_model_without(what: str, together: list[Any]) -> None:
+def test_a_setting_for_blocks_is_refused_for_a_model_without(
+    what: str, together: list[Any]
+) -> None:
     for results in together:
         assert "found no repeated blocks" in results[f"no blocks to {what}"]
 
 
 def compile_parts(rank: int) -> dict[str, Any]:
-    """Compiled without generating machine code, which takes half a minute and is not ours to test."""
+    """Compiled without generating machine code, which takes half a minute and is not ours to
+    test."""
     from torch._dynamo.utils import counters
 
     if hasattr(torch.compiler, "set_default_backend"):  # torch 2.11 has none
@@ -238,12 +278,23 @@ def test_a_compiled_model_or_block_changes_neither_weights_nor_names() -> None:
             "fsdp",
             "fp16",
             [],
-            "precision='fp16' does not work with a sharded model.* Use precision='bf16', or runtime='ddp'",
+            "precision='fp16' does not work with a sharded model.* Use precision='bf16', or "
+            "runtime='ddp'",
         ),
         (Mesh(tensor=2, plan=PLAN), "fp16", [], "does not work with a sharded model"),
         ("fsdp", "bf16", ["param_dtype"], "two ways to compute in lower precision: leave one out"),
-        ("ddp", "fp32", ["cpu_offload"], "cpu_offload: only for a sharded model. Use runtime='fsdp'"),
-        ("ddp", "fp32", ["param_dtype", "reduce_dtype"], "param_dtype, reduce_dtype: only for a sharded model"),
+        (
+            "ddp",
+            "fp32",
+            ["cpu_offload"],
+            "cpu_offload: only for a sharded model. Use runtime='fsdp'",
+        ),
+        (
+            "ddp",
+            "fp32",
+            ["param_dtype", "reduce_dtype"],
+            "param_dtype, reduce_dtype: only for a sharded model",
+        ),
         ("ddp", "fp32", ["find_unused_parameters"], "unused parameters need no setting"),
         (Mesh(replicate=2, tensor=2, plan=PLAN), "fp32", ["cpu_offload"], "a Mesh with shard > 1"),
     ],
@@ -274,6 +325,8 @@ def test_a_device_that_is_said_is_that_of_every_process():
 
 
 def test_one_device_for_several_processes_is_refused():
-    with pytest.raises(ConfigurationError, match=r"'cuda:1' was given to several processes, .*: write 'cuda'"):
+    with pytest.raises(
+        ConfigurationError, match=r"'cuda:1' was given to several processes, .*: write 'cuda'"
+    ):
         _device_of_each(torch.device("cuda:1"))
     assert _device_of_each(torch.device("cuda")) is None  # each takes its own

@@ -6,7 +6,13 @@ import signal
 import pytest
 import torch
 
-from loopwright.checkpoint import CheckpointStore, load_weights, read_checkpoint, read_header, verify_checkpoint
+from loopwright.checkpoint import (
+    CheckpointStore,
+    load_weights,
+    read_checkpoint,
+    read_header,
+    verify_checkpoint,
+)
 from tests.distributed.ranks import run_ranks, start_ranks
 from tests.distributed.sharded_ranks import (
     LAYOUTS,
@@ -25,7 +31,8 @@ ALL = [layout for layouts in LAYOUTS.values() for layout in layouts]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A directory for each way of sharding a model, with the checkpoint and the full state according to torch."""
+    """A directory for each way of sharding a model, with the checkpoint and the full state
+    according to torch."""
     root = tmp_path_factory.mktemp("sharded")
     for world, layouts in LAYOUTS.items():
         for layout in layouts:
@@ -37,7 +44,10 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize("layout", ALL)
 def test_one_process_reads_the_whole_state_that_any_number_of_ranks_wrote(saved, layout):
     read = read_checkpoint(saved / layout / "update-00000001")
-    assert compare(read.tree, torch.load(saved / layout / "expected.pt", weights_only=True), "state") == []
+    assert (
+        compare(read.tree, torch.load(saved / layout / "expected.pt", weights_only=True), "state")
+        == []
+    )
     assert verify_checkpoint(saved / layout / "update-00000001") == []
     assert read.meta == {"update": 1}
 
@@ -70,11 +80,16 @@ def test_a_snapshot_of_a_sharded_model_is_restored_without_a_file(tmp_path):
     assert run_ranks(rewind, 4, "replicate x shard") == [[]] * 4
 
 
-def test_a_group_that_is_killed_leaves_the_checkpoint_before_and_litter_that_the_next_start_removes(tmp_path):
+def test_a_group_that_is_killed_leaves_the_checkpoint_before_and_litter_that_the_next_start_removes(
+    tmp_path,
+):
     ended = start_ranks(die_together, 3, tmp_path)
     assert [rank.code for rank in ended] == [-signal.SIGKILL, 0, -signal.SIGKILL], ended[1].error
     points = tmp_path / "points"
-    assert sorted(os.listdir(points)) == [f".update-2.group-{(tmp_path / 'token').read_text()}-1", "update-1"]
+    assert sorted(os.listdir(points)) == [
+        f".update-2.group-{(tmp_path / 'token').read_text()}-1",
+        "update-1",
+    ]
     newest = CheckpointStore(points).newest()
     assert newest.meta == {"update": 1}
     assert newest.tree["weight"].unique().tolist() == [1.0]

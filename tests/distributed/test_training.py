@@ -43,7 +43,8 @@ def alone() -> dict[str, Any]:
 
 
 def run_in_buckets(rank: int, names: list[str]) -> dict[str, Any]:
-    """With a bucket for every parameter, so that all but one are sent while the backward pass computes."""
+    """With a bucket for every parameter, so that all but one are sent while the backward pass
+    computes."""
     return run_all(rank, DistributedRuntime("ddp", bucket_mb=1e-6), names)
 
 
@@ -58,11 +59,17 @@ def together(shared: RunRanks, world: int, runtime: str) -> list[dict[str, Any]]
 @pytest.mark.parametrize(
     ("world", "runtime", "name"),
     [
-        pytest.param(world, runtime, name, marks=[pytest.mark.long] if (world, runtime) == (3, "fsdp") else [])
+        pytest.param(
+            world,
+            runtime,
+            name,
+            marks=[pytest.mark.long] if (world, runtime) == (3, "fsdp") else [],
+        )
         for world in NAMES
         for runtime in ("ddp", "ddp in buckets", "fsdp")
         for name in NAMES[world]
-        if (runtime, name) != ("ddp in buckets", "bf16")  # which makes a runtime of its own precision
+        if (runtime, name)
+        != ("ddp in buckets", "bf16")  # which makes a runtime of its own precision
     ],
 )
 def test_all_processes_end_as_one_does(
@@ -86,7 +93,8 @@ class Counting(TorchDispatchMode):
 
 
 def count_exchanges(rank: int, runtime: str) -> list[tuple[int, int, int]]:
-    """For every step of windows of three: its place, collectives in its forward pass, and in what follows."""
+    """For every step of windows of three: its place, collectives in its forward pass, and in what
+    follows."""
     counts: list[tuple[int, int, int]] = []
 
     class Watched(Trainer):
@@ -104,24 +112,34 @@ def count_exchanges(rank: int, runtime: str) -> list[tuple[int, int, int]]:
 
     model = build_model()
     trainer = Watched(
-        model, torch.optim.Adam(model.parameters()), nn.MSELoss(), runtime=runtime, accumulate=3, progress="silent"
+        model,
+        torch.optim.Adam(model.parameters()),
+        nn.MSELoss(),
+        runtime=runtime,
+        accumulate=3,
+        progress="silent",
     )
     trainer.train(build_data(54), num_epochs=1, batch_size=6)
     return counts
 
 
 @pytest.mark.parametrize("runtime", ["ddp", "fsdp"])
-def test_no_gradient_is_exchanged_before_the_last_step_of_a_window(shared: RunRanks, runtime: str) -> None:
+def test_no_gradient_is_exchanged_before_the_last_step_of_a_window(
+    shared: RunRanks, runtime: str
+) -> None:
     for counts in shared(count_exchanges, 2, runtime):
         assert [position for position, _, _ in counts] == [0, 1, 2] * 3
         assert all((total > forward) == (position == 2) for position, forward, total in counts)
 
 
 @pytest.mark.parametrize("runtime", ["ddp", "fsdp"])
-def test_the_flag_and_the_requests_take_no_collective_of_their_own(shared: RunRanks, runtime: str) -> None:
+def test_the_flag_and_the_requests_take_no_collective_of_their_own(
+    shared: RunRanks, runtime: str
+) -> None:
     for counts in shared(count_exchanges, 2, runtime):
         exchanges = [total - forward for position, forward, total in counts if position == 2]
-        assert exchanges[1:] == [1] * 2  # the first update of a sharded model compares the parameters used
+        # the first update of a sharded model compares the parameters used
+        assert exchanges[1:] == [1] * 2
 
 
 def stop_on_one(rank: int) -> list[tuple[int, str | None]]:
@@ -131,11 +149,14 @@ def stop_on_one(rank: int) -> list[tuple[int, str | None]]:
 
         class Stopping(Trainer):
             def on_update_end(self) -> None:
-                if self.progress.update == 3 and rank == stopping:  # noqa: B023  (used within this round)
+                # used within this round
+                if self.progress.update == 3 and rank == stopping:  # noqa: B023
                     self.stop("rank has had enough")
 
         model = build_model()
-        trainer = Stopping(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), progress="silent")
+        trainer = Stopping(
+            model, torch.optim.Adam(model.parameters()), nn.MSELoss(), progress="silent"
+        )
         trainer.train(build_data(), num_epochs=9, batch_size=8)
         ended.append((trainer.progress.update, trainer.stop_reason))
     return ended
@@ -171,9 +192,13 @@ def use_different_parameters(rank: int) -> str:
     return str(raised.value)
 
 
-def test_processes_of_a_sharded_model_that_use_different_parameters_are_told_which(shared: RunRanks) -> None:
+def test_processes_of_a_sharded_model_that_use_different_parameters_are_told_which(
+    shared: RunRanks,
+) -> None:
     for message in shared(use_different_parameters, 2):
-        assert "on rank 0: first.weight, first.bias; on rank 1: second.weight, second.bias." in message
+        assert (
+            "on rank 0: first.weight, first.bias; on rank 1: second.weight, second.bias." in message
+        )
         assert "never" not in message  # that no process uses is nothing wrong
         assert "find_unused_parameters=True" in message
 

@@ -1,4 +1,5 @@
-"""Counters of what a training step does: Python calls, operators of torch, allocations of tensors."""
+"""Counters of what a training step does: Python calls, operators of torch, allocations of
+tensors."""
 
 from __future__ import annotations
 
@@ -19,14 +20,22 @@ SOURCE = inspect.getfile(Trainer).removesuffix("trainer.py")
 Training = Callable[[int], object]  # trains so many steps
 Counting = Callable[[], AbstractContextManager[Counter[str]]]
 
-HOST_SYNCS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero", "aten::item"}
+HOST_SYNCS = {
+    "aten::_local_scalar_dense",
+    "aten::is_nonzero",
+    "aten::equal",
+    "aten::nonzero",
+    "aten::item",
+}
 
 
 def calls_per_step(train: Training, first: int = 20, number: int = 50) -> Counter[str]:
-    """Calls of our own Python functions in a step, by module and name; in the training thread, without start and end.
+    """Calls of our own Python functions in a step, by module and name; in the training thread,
+    without start and end.
 
-    They are counted from the moment in which step `first` is asked for until `number` steps later. A function that is
-    called less often than every second step, as when a second thread is ready, is not one of the step.
+    They are counted from the moment in which step `first` is asked for until `number` steps later.
+    A function that is called less often than every second step, as when a second thread is ready,
+    is not one of the step.
     """
     counts: Counter[str] = Counter()
     num_steps = 0
@@ -37,7 +46,10 @@ def calls_per_step(train: Training, first: int = 20, number: int = 50) -> Counte
         if event == "call" and code.co_filename.startswith(SOURCE):
             num_steps += code is open_steps.__code__
             if first <= num_steps < first + number:
-                counts[f"{code.co_filename.removeprefix(SOURCE).removesuffix('.py')}: {code.co_qualname}"] += 1
+                counts[
+                    f"{code.co_filename.removeprefix(SOURCE).removesuffix('.py')}: "
+                    f"{code.co_qualname}"
+                ] += 1
 
     sys.setprofile(profile)
     try:
@@ -49,7 +61,8 @@ def calls_per_step(train: Training, first: int = 20, number: int = 50) -> Counte
 
 
 def python_calls_of_a_step(train: Training, first: int = 20, number: int = 50) -> float:
-    """Python calls of a step on average, those of torch included: of more steps, less those of fewer."""
+    """Python calls of a step on average, those of torch included: of more steps, less those of
+    fewer."""
     train(1)  # which imports
     counts: list[int] = []
     for num_steps in (first, first + number):
@@ -85,7 +98,8 @@ def operators() -> Iterator[Counter[str]]:
 
 @contextmanager
 def allocations() -> Iterator[Counter[str]]:
-    """Context that counts allocations of tensors' memory; when memory is freed depends on the garbage collector."""
+    """Context that counts allocations of tensors' memory; when memory is freed depends on the
+    garbage collector."""
     counts: Counter[str] = Counter()
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         yield counts
@@ -94,11 +108,16 @@ def allocations() -> Iterator[Counter[str]]:
             counts["allocated"] += event.nbytes() > 0
 
 
-def per_step(build: Callable[[], Training], counting: Counting, steps: tuple[int, int] = (20, 70)) -> Counter[str]:
-    """What one step adds: the difference between a long and a short run, without what is done once."""
+def per_step(
+    build: Callable[[], Training], counting: Counting, steps: tuple[int, int] = (20, 70)
+) -> Counter[str]:
+    """What one step adds: the difference between a long and a short run, without what is done
+    once."""
     build()(2)  # what the first run of a process imports and prepares is not counted
     short, long = (_count(build(), counting, number) for number in steps)
-    difference = Counter({name: number - short[name] for name, number in long.items() if number != short[name]})
+    difference = Counter(
+        {name: number - short[name] for name, number in long.items() if number != short[name]}
+    )
     number = steps[1] - steps[0]
     uneven = {name: count / number for name, count in difference.items() if count % number}
     assert not uneven, f"Not the same in every step: {uneven}"
@@ -112,7 +131,8 @@ def _count(train: Training, counting: Counting, steps: int) -> Counter[str]:
 
 
 def added(now: Mapping[str, int], before: Mapping[str, int]) -> str:
-    """What there is more of and less of than before, one name in a line; for the message of a guard."""
+    """What there is more of and less of than before, one name in a line; for the message of a
+    guard."""
     names = sorted({*now, *before}, key=lambda name: (before.get(name, 0) - now.get(name, 0), name))
     changes = [(now.get(name, 0) - before.get(name, 0), name) for name in names]
     lines = [f"  {change:+d}  {name}" for change, name in changes if change]

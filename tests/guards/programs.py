@@ -1,4 +1,5 @@
-"""The same small training in the native trainer, in every door, and by hand: each is built anew, then takes n steps."""
+"""The same small training in the native trainer, in every interface, and by hand: each is built
+anew, then takes n steps."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from loopwright import Trainer
 from loopwright.data.order import permutation
-from loopwright.doors import adversarial, configured, lifecycle, modular, simple
+from loopwright.interfaces import adversarial, configured, lifecycle, modular, simple
 
 from .counting import Training
 
@@ -36,7 +37,8 @@ def build_data(samples: int = 4096) -> TensorDataset:
 
 
 def native(optimizer: Any = adam, data: Any = None, **options: Any) -> Training:
-    """The native trainer with its default step; the optimizer is a factory, or a function of the model."""
+    """The native trainer with its default step; the optimizer is a factory, or a function of the
+    model."""
     data = build_data() if data is None else data
     trainer = Trainer(build_model(), optimizer, mse, progress="silent", **options)
     return lambda steps: trainer.train(data, num_updates=steps, batch_size=BATCH)
@@ -87,8 +89,11 @@ def folder_of(owner: object) -> Path:
     return Path(folder)
 
 
-def by_hand(step: Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], None], **options: Any) -> Training:
-    """The tight loop that one writes by hand: batches indexed from the tensors, the order of an epoch drawn once."""
+def by_hand(
+    step: Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], None], **options: Any
+) -> Training:
+    """The tight loop that one writes by hand: batches indexed from the tensors, the order of an
+    epoch drawn once."""
     model, (inputs, targets) = build_model(), build_data().tensors
     optimizer = adam(model.parameters(), **options)
 
@@ -100,29 +105,33 @@ def by_hand(step: Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor], N
     return train
 
 
-def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> None:
+def plain_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor
+) -> None:
     optimizer.zero_grad()
     mse(model(inputs), targets).backward()
     optimizer.step()
 
 
-# The doors, each as its document has it
+# The interfaces, each as its document has it
 
 
 def _loader(steps: int) -> DataLoader[Any]:
     return DataLoader(build_data(steps * BATCH), batch_size=BATCH, shuffle=True)
 
 
-def simple_door() -> Training:
+def simple_interface() -> Training:
     model = build_model()
     trainer = simple.Trainer(model, adam(model.parameters()), mse)
     return lambda steps: trainer.train(_loader(steps), num_epochs=1)
 
 
-def lifecycle_door() -> Training:
+def lifecycle_interface() -> Training:
     model, data = build_model(), build_data()
     trainer = lifecycle.Trainer(model, mse, adam(model.parameters()))
-    return lambda steps: trainer.train(data, num_epochs=1, per_device_batch_size=BATCH, max_num_train_steps=steps)
+    return lambda steps: trainer.train(
+        data, num_epochs=1, per_device_batch_size=BATCH, max_num_train_steps=steps
+    )
 
 
 class _Configured(configured.BaseTrainer):
@@ -133,7 +142,7 @@ class _Configured(configured.BaseTrainer):
         return {"input": batch[0]}, {"target": batch[1]}
 
 
-def configured_door() -> Training:
+def configured_interface() -> Training:
     model = build_model()
 
     def train(steps: int) -> None:
@@ -145,7 +154,11 @@ def configured_door() -> Training:
         )
         optimizer = adam(model.parameters())
         _Configured(
-            config, model=model, datasets={"train": build_data()}, optimizer=optimizer, progress="silent"
+            config,
+            model=model,
+            datasets={"train": build_data()},
+            optimizer=optimizer,
+            progress="silent",
         ).train()
 
     return train
@@ -167,7 +180,7 @@ class _Modular(modular.DreamTrainer):
         return {"loss": loss}
 
 
-def modular_door() -> Training:
+def modular_interface() -> Training:
     def train(steps: int) -> None:
         _Modular(modular.DreamTrainerConfig(n_epochs=1, max_steps=steps, progress="silent")).fit()
 
@@ -196,7 +209,7 @@ class _Adversarial(adversarial.Trainer):
         self.loss_manager.update_loss_log()
 
 
-def adversarial_door() -> Training:
+def adversarial_interface() -> Training:
     trainer = _Adversarial()
 
     def train(steps: int) -> None:
@@ -211,9 +224,9 @@ PROGRAMS: dict[str, Callable[[], Training]] = {
     "recorded": recorded,
     "fetched": fetched,
     "fetched_noisy": fetched_noisy,
-    "simple": simple_door,
-    "lifecycle": lifecycle_door,
-    "configured": configured_door,
-    "modular": modular_door,
-    "adversarial": adversarial_door,
+    "simple": simple_interface,
+    "lifecycle": lifecycle_interface,
+    "configured": configured_interface,
+    "modular": modular_interface,
+    "adversarial": adversarial_interface,
 }

@@ -1,6 +1,8 @@
-"""Calls of our own Python functions per step: as many as in calls_per_step.json, which is written by this module.
+"""Calls of our own Python functions per step: as many as in calls_per_step.json, which is written
+by this module.
 
-After a change that is worth its calls: `python -m tests.guards.test_calls`, and look at the difference in the file.
+After a change that is worth its calls: `python -m tests.guards.test_calls`, and look at the
+difference in the file.
 """
 
 from __future__ import annotations
@@ -36,17 +38,22 @@ def stored() -> dict[str, Counter[str]]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_step_makes_no_more_calls_than_when_they_were_last_counted(name: str, stored: dict[str, Counter[str]]):
+def test_a_step_makes_no_more_calls_than_when_they_were_last_counted(
+    name: str, stored: dict[str, Counter[str]]
+):
     now = calls_per_step(PROGRAMS[name]())
     assert now.total() <= stored[name].total(), f"{name}: {added(now, stored[name])}"
 
 
 def test_the_native_step_makes_at_most_40_calls(stored: dict[str, Counter[str]]):
-    assert stored["native"].total() <= 40  # three of them take the place of more than thirty of torch's
+    # three of them take the place of more than thirty of torch's
+    assert stored["native"].total() <= 40
 
 
 def test_with_those_of_torch_a_step_makes_no_more_calls_than_the_tight_loop():
-    assert python_calls_of_a_step(native()) < python_calls_of_a_step(by_hand(plain_step, fused=True))
+    assert python_calls_of_a_step(native()) < python_calls_of_a_step(
+        by_hand(plain_step, fused=True)
+    )
 
 
 @pytest.mark.parametrize("number", [1, 20, 200])
@@ -70,7 +77,9 @@ def test_a_profile_that_has_ended_adds_no_call():
 def renew() -> None:
     """Count the calls of today and store them."""
     steps.FLUSH_SECONDS, steps.FLUSH_STEPS = 1e9, 10**9
-    counts = {name: dict(sorted(calls_per_step(program()).items())) for name, program in PROGRAMS.items()}
+    counts = {
+        name: dict(sorted(calls_per_step(program()).items())) for name, program in PROGRAMS.items()
+    }
     STORED.write_text(json.dumps(counts, indent=1) + "\n")
     print({name: sum(calls.values()) for name, calls in counts.items()})
 

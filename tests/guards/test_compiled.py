@@ -10,7 +10,9 @@ __all__ = ["traced"]  # a fixture
 pytestmark = pytest.mark.usefixtures("traced")
 
 
-@pytest.mark.parametrize(("samples", "graphs"), [(32, 1), (38, 2)], ids=["even", "ragged last batch"])
+@pytest.mark.parametrize(
+    ("samples", "graphs"), [(32, 1), (38, 2)], ids=["even", "ragged last batch"]
+)
 def test_a_run_compiles_one_graph_for_each_shape_of_a_batch(samples: int, graphs: int):
     trainer = build("step")
     trainer.train((DATA[0][:samples], DATA[1][:samples]), num_epochs=3, batch_size=16)

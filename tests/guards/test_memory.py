@@ -30,7 +30,12 @@ STEPS = 500
 
 def build_tiny() -> Trainer:
     torch.manual_seed(0)
-    return Trainer(nn.Linear(1, 1), lambda params: torch.optim.SGD(params, 1e-3), nn.MSELoss(), progress="silent")
+    return Trainer(
+        nn.Linear(1, 1),
+        lambda params: torch.optim.SGD(params, 1e-3),
+        nn.MSELoss(),
+        progress="silent",
+    )
 
 
 def kinds_of_objects() -> Counter[str]:
@@ -61,14 +66,17 @@ def test_the_memory_of_meter_and_history_is_bounded(monkeypatch: pytest.MonkeyPa
             if meter.num_pending >= FLUSH_STEPS:
                 history.add_steps(meter.flush_rows(progress))
         history.add_steps(meter.flush_rows(progress))
-        sizes.append((kinds_of_objects().total(), sum(len(series) for series in history.steps.values())))
+        sizes.append(
+            (kinds_of_objects().total(), sum(len(series) for series in history.steps.values()))
+        )
     assert max(points for _, points in sizes) <= 1024
     assert sizes[-1][0] - sizes[1][0] <= 10, sizes
     assert history.steps["loss"].num_seen == 20_000
 
 
 def test_python_memory_grows_by_the_points_of_the_history_and_by_nothing_else():
-    """In the best of three calls: a cache that another thread or library fills once is no growth per step."""
+    """In the best of three calls: a cache that another thread or library fills once is no growth
+    per step."""
     tracemalloc.start()
     try:
         trainer, data = build_tiny(), [(torch.zeros(4, 1), torch.zeros(4, 1))] * STEPS
@@ -81,13 +89,19 @@ def test_python_memory_grows_by_the_points_of_the_history_and_by_nothing_else():
             calls.append(_snapshot().compare_to(before, "lineno"))
     finally:
         tracemalloc.stop()
-    growth, changes = min(((sum(change.size_diff for change in call), call) for call in calls), key=itemgetter(0))
-    assert growth <= 1.5 * BYTES_OF_A_POINT * STEPS, f"{growth} bytes:\n" + "\n".join(map(str, changes[:10]))
+    growth, changes = min(
+        ((sum(change.size_diff for change in call), call) for call in calls), key=itemgetter(0)
+    )
+    assert growth <= 1.5 * BYTES_OF_A_POINT * STEPS, f"{growth} bytes:\n" + "\n".join(
+        map(str, changes[:10])
+    )
 
 
 def _snapshot() -> tracemalloc.Snapshot:
     gc.collect()
-    return tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, tracemalloc.__file__)])
+    return tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.Filter(False, tracemalloc.__file__)]
+    )
 
 
 # Files and threads
@@ -136,7 +150,9 @@ def _without_names(counts: dict[str, int]) -> Counter[str]:
     return short
 
 
-@pytest.mark.parametrize("name", ["native", "recorded", "simple", "lifecycle", "configured", "modular"])
+@pytest.mark.parametrize(
+    "name", ["native", "recorded", "simple", "lifecycle", "configured", "modular"]
+)
 def test_no_step_opens_a_file_imports_a_module_or_starts_a_thread(name: str, tmp_path: Path):
     """By comparing runs of 20 and of 120 steps, in which every eighth step is a log point."""
 
@@ -154,5 +170,8 @@ def test_no_step_opens_a_file_imports_a_module_or_starts_a_thread(name: str, tmp
 
     short, long = events(20), events(120)
     more = _without_names(long) - _without_names(short)
-    new = {name: count for name, count in more.items() if count >= 100 // 8}  # fewer are chance: a thread was faster
-    assert not new, f"{new}, among them {[event for event in long if event.partition(':')[0] in new][:10]}"
+    # fewer are chance: a thread was faster
+    new = {name: count for name, count in more.items() if count >= 100 // 8}
+    assert not new, (
+        f"{new}, among them {[event for event in long if event.partition(':')[0] in new][:10]}"
+    )

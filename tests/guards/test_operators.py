@@ -1,4 +1,5 @@
-"""Operators, host syncs and tensor allocations per step: those of the loop that one writes by hand, and no more."""
+"""Operators, host syncs and tensor allocations per step: those of the loop that one writes by hand,
+and no more."""
 
 from __future__ import annotations
 
@@ -33,14 +34,18 @@ class FarRuntime(Runtime):
         return False
 
 
-def clipped_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> None:
+def clipped_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor
+) -> None:
     optimizer.zero_grad()
     mse(model(inputs), targets).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
 
-def autocast_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> None:
+def autocast_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor
+) -> None:
     optimizer.zero_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = mse(model(inputs), targets)
@@ -49,12 +54,19 @@ def autocast_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Te
 
 
 def of_torch(counts: Counter[str]) -> Counter[str]:
-    """Without markers for torch's own profiler, and under one name what is one operator in any case.
+    """Without markers for torch's own profiler, and under one name what is one operator in any
+    case.
 
     These are the selection of samples, for each tensor, and the gradient 1 of the loss itself.
     """
     names = {"aten::index": "aten::index_select", "aten::new_ones": "aten::ones_like"}
-    return Counter({names.get(name, name): n for name, n in counts.items() if not name.startswith("profiler::")})
+    return Counter(
+        {
+            names.get(name, name): n
+            for name, n in counts.items()
+            if not name.startswith("profiler::")
+        }
+    )
 
 
 def native_unguarded(**options: Any) -> Any:
@@ -81,7 +93,10 @@ def test_the_users_own_optimizer_is_stepped_with_its_own_operators():
         return adam(params, fused=False, foreach=False)
 
     ours = of_torch(per_step(lambda: native_unguarded(optimizer=unfused), operators))
-    theirs = of_torch(per_step(lambda: by_hand(plain_step, fused=False, foreach=False), operators)) + KEPT_LOSS
+    theirs = (
+        of_torch(per_step(lambda: by_hand(plain_step, fused=False, foreach=False), operators))
+        + KEPT_LOSS
+    )
     assert ours == theirs, added(ours, theirs)
 
 
@@ -120,7 +135,7 @@ def test_a_step_allocates_as_many_tensors_as_the_hand_written_loop():
     assert theirs["allocated"] > 0
 
 
-DOOR_OPERATORS = {  # besides those of the native trainer with the same optimizer
+INTERFACE_OPERATORS = {  # besides those of the native trainer with the same optimizer
     "simple": Counter(),
     "lifecycle": Counter(),
     "configured": Counter({"aten::detach": 1}),  # it reports the loss under a name of its own, too
@@ -128,17 +143,23 @@ DOOR_OPERATORS = {  # besides those of the native trainer with the same optimize
 }
 
 
-@pytest.mark.parametrize("door", DOOR_OPERATORS)
-def test_a_door_runs_the_operators_of_the_native_trainer(door: str):
-    ours = of_torch(per_step(PROGRAMS[door], operators))
-    native_with_own = partial(native, optimizer=lambda params: adam(params, fused=False, foreach=False))
-    theirs = of_torch(per_step(native_with_own, operators)) + DOOR_OPERATORS[door]
+@pytest.mark.parametrize("interface", INTERFACE_OPERATORS)
+def test_an_interface_runs_the_operators_of_the_native_trainer(interface: str):
+    ours = of_torch(per_step(PROGRAMS[interface], operators))
+    native_with_own = partial(
+        native, optimizer=lambda params: adam(params, fused=False, foreach=False)
+    )
+    theirs = of_torch(per_step(native_with_own, operators)) + INTERFACE_OPERATORS[interface]
     assert ours == theirs, added(ours, theirs)
 
 
 # Host syncs
 
-SETTINGS: dict[str, dict[str, Any]] = {"plain": {}, "clipping": {"clip_norm": 1.0}, "bf16": {"precision": "bf16"}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipping": {"clip_norm": 1.0},
+    "bf16": {"precision": "bf16"},
+}
 
 
 @pytest.mark.parametrize("case", SETTINGS)
@@ -161,10 +182,12 @@ def test_with_a_fused_optimizer_the_guard_never_waits_for_a_device(action: Any):
     assert syncs(per_step(lambda: native(runtime=FarRuntime("cpu"), **options), operators)) == {}
 
 
-@pytest.mark.parametrize("door", list(DOOR_OPERATORS))
-def test_no_door_reads_more_numbers_than_the_guard_and_the_optimizer(door: str):
-    """Adam that is not fused reads the number of its steps for each parameter, here and in any loop."""
-    reads = syncs(per_step(PROGRAMS[door], operators))
+@pytest.mark.parametrize("interface", list(INTERFACE_OPERATORS))
+def test_no_interface_reads_more_numbers_than_the_guard_and_the_optimizer(interface: str):
+    """Adam that is not fused reads the number of its steps for each parameter, here and in any
+    loop."""
+    reads = syncs(per_step(PROGRAMS[interface], operators))
     assert reads == {
-        "aten::_local_scalar_dense": 2 + len(list(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).parameters()))
+        "aten::_local_scalar_dense": 2
+        + len(list(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).parameters()))
     }

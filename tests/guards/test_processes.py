@@ -1,4 +1,5 @@
-"""Collectives per update on two processes: those of a hand-written DDP or FSDP2 loop, and no more."""
+"""Collectives per update on two processes: those of a hand-written DDP or FSDP2 loop, and no
+more."""
 
 from __future__ import annotations
 
@@ -20,13 +21,32 @@ from tests.distributed.ranks import run_ranks
 from .counting import Training, added, operators, per_step
 from .programs import BATCH, adam, build_data, build_model, mse
 
-KINDS = ("allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter", "broadcast", "barrier", "alltoall")
-REDUCTIONS = ("c10d::_reduce_scatter_base_", "c10d::allreduce_")  # the first, of gloo, is the second and two copies
+KINDS = (
+    "allreduce",
+    "all_reduce",
+    "allgather",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "barrier",
+    "alltoall",
+)
+# the first, of gloo, is the second and two copies
+REDUCTIONS = (
+    "c10d::_reduce_scatter_base_",
+    "c10d::allreduce_",
+)
 
 
 def collectives(counts: Counter[str]) -> Counter[str]:
     """The collectives among operators, by name."""
-    return Counter({name: n for name, n in counts.items() if "c10d" in name and any(kind in name for kind in KINDS)})
+    return Counter(
+        {
+            name: n
+            for name, n in counts.items()
+            if "c10d" in name and any(kind in name for kind in KINDS)
+        }
+    )
 
 
 def ours(strategy: str, **options: Any) -> Training:
@@ -69,16 +89,22 @@ def counted() -> dict[str, list[Counter[str]]]:
     return {strategy: run_ranks(count, 2, strategy, OPTIONS)[0] for strategy in ("ddp", "fsdp")}
 
 
-def test_an_update_with_ddp_has_the_one_collective_of_its_bucket(counted: dict[str, list[Counter[str]]]):
-    """Requests to stop are in the same message, so that there is no second one; also with accumulation and clipping."""
+def test_an_update_with_ddp_has_the_one_collective_of_its_bucket(
+    counted: dict[str, list[Counter[str]]],
+):
+    """Requests to stop are in the same message, so that there is no second one; also with
+    accumulation and clipping."""
     theirs, *all_of_ours = counted["ddp"]
     assert theirs == {"c10d::allreduce_": 1}
     for now in all_of_ours:
         assert now == theirs, added(now, theirs)
 
 
-def test_an_update_with_fsdp_has_the_collectives_of_the_hand_written_loop(counted: dict[str, list[Counter[str]]]):
-    """Requests to stop, and whether a loss was not finite, are in the message of the first reduce-scatter."""
+def test_an_update_with_fsdp_has_the_collectives_of_the_hand_written_loop(
+    counted: dict[str, list[Counter[str]]],
+):
+    """Requests to stop, and whether a loss was not finite, are in the message of the first
+    reduce-scatter."""
     theirs, *all_of_ours = counted["fsdp"]
     assert theirs == {"c10d::_allgather_base_": 1, REDUCTIONS[0]: 1}
     for now, num_batches in zip(all_of_ours, (1, 2, 1), strict=True):

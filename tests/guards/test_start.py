@@ -1,4 +1,5 @@
-"""What a `train` call does before its first step and besides its steps, in counts: durable writes, files, calls."""
+"""What a `train` call does before its first step and besides its steps, in counts: durable writes,
+files, calls."""
 
 from __future__ import annotations
 
@@ -68,9 +69,13 @@ def calls_of(train: Any) -> int:
     return number
 
 
-def test_before_the_first_step_the_manifest_is_made_durable_and_nothing_else(tmp_path: Path, counts: Counter[str]):
+def test_before_the_first_step_the_manifest_is_made_durable_and_nothing_else(
+    tmp_path: Path, counts: Counter[str]
+):
     first = FirstStep(counts)
-    trainer = Trainer(build_model(), adam, mse, callbacks=[first], run_dir=tmp_path / "run", progress="silent")
+    trainer = Trainer(
+        build_model(), adam, mse, callbacks=[first], run_dir=tmp_path / "run", progress="silent"
+    )
     trainer.train(build_data(32), num_updates=2, batch_size=BATCH)
     assert first.before == {"durable": 2}, "run.json and its name in the directory"
     assert counts["opened"] > 0, "counting works"
@@ -78,30 +83,43 @@ def test_before_the_first_step_the_manifest_is_made_durable_and_nothing_else(tmp
 
 def test_a_later_call_opens_no_store_before_its_first_step(tmp_path: Path, counts: Counter[str]):
     first, data = FirstStep(counts), build_data(32)
-    trainer = Trainer(build_model(), adam, mse, callbacks=[first], run_dir=tmp_path / "run", progress="silent")
+    trainer = Trainer(
+        build_model(), adam, mse, callbacks=[first], run_dir=tmp_path / "run", progress="silent"
+    )
     trainer.train(data, num_updates=2, batch_size=BATCH)
     first.before = None
     counts.clear()
     trainer.train(data, num_updates=1, batch_size=BATCH)
     assert first.before == {"durable": 2}
-    assert counts == {"durable": 11, "opened": 1}, "the manifest twice, the resume point, and one file of metrics"
+    assert counts == {"durable": 11, "opened": 1}, (
+        "the manifest twice, the resume point, and one file of metrics"
+    )
 
 
 def test_a_call_makes_few_calls_besides_its_steps(tmp_path: Path):
     """As a new user runs it: a bar, a run directory, the history."""
-    trainer, data = Trainer(build_model(), adam, mse, run_dir=tmp_path / "run", progress="bar"), build_data(64)
+    trainer, data = (
+        Trainer(build_model(), adam, mse, run_dir=tmp_path / "run", progress="bar"),
+        build_data(64),
+    )
     trainer.train(data, num_updates=2, batch_size=BATCH)
     trainer.train(data, num_updates=1, batch_size=BATCH)
     number = calls_of(lambda: trainer.train(data, num_updates=1, batch_size=BATCH))
-    # 62 of them exchange the random generators of the program and the run, 30 watch over waits for data and workers
+    # 62 of them exchange the random generators of the program and the run, 30 watch over waits for
+    # data and workers
     assert number <= 3240, number
 
 
 def test_rows_that_another_process_added_between_two_calls_are_removed(tmp_path: Path):
-    trainer, data = Trainer(build_model(), adam, mse, run_dir=tmp_path / "run", progress="silent"), build_data(32)
+    trainer, data = (
+        Trainer(build_model(), adam, mse, run_dir=tmp_path / "run", progress="silent"),
+        build_data(32),
+    )
     trainer.train(data, num_updates=2, batch_size=BATCH)
     other = MetricsStore(tmp_path / "run" / "metrics.sqlite")
-    other.add_steps([StepRow(update=9, step=9, epoch=0, samples=72, seconds=1.0, values={"loss": 7.0})])
+    other.add_steps(
+        [StepRow(update=9, step=9, epoch=0, samples=72, seconds=1.0, values={"loss": 7.0})]
+    )
     other.close()
     trainer.train(data, num_updates=1, batch_size=BATCH)
     store = MetricsStore(tmp_path / "run" / "metrics.sqlite", read_only=True)

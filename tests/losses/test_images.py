@@ -26,7 +26,8 @@ def test_equal_images_cost_next_to_nothing(loss):
 
 def test_sobel_measures_how_much_stronger_edges_are():
     inside = Sobel().edges(ramp(0.1) - ramp(0.0))[:, :, 1:-1, 1:-1]
-    torch.testing.assert_close(inside, torch.full_like(inside, 0.8))  # the kernel spans two steps with weight 4
+    # the kernel spans two steps with weight 4
+    torch.testing.assert_close(inside, torch.full_like(inside, 0.8))
     assert Sobel()(ramp(0.1), ramp(0.0)).item() > 0
 
 
@@ -39,7 +40,8 @@ def test_laplacian_does_not_see_slopes_but_bends():
     bent = ramp(0.1) ** 2
     assert Laplacian().texture(ramp(0.1))[:, :, 1:-1, 1:-1].abs().max().item() < 1e-6
     inside = Laplacian().texture(bent)[:, :, 1:-1, 1:-1]
-    torch.testing.assert_close(inside, torch.full_like(inside, 0.02))  # the second difference of (0.1 n)²
+    # the second difference of (0.1 n)²
+    torch.testing.assert_close(inside, torch.full_like(inside, 0.02))
 
 
 @pytest.mark.parametrize("loss", [Sobel(), Laplacian()])
@@ -86,7 +88,9 @@ def vgg_weights(width: int = 2) -> dict[str, torch.Tensor]:
     weights, inputs, outputs = {}, 3, width
     for number in (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34):
         outputs = widths.get(number, outputs)
-        weights[f"features.{number}.weight"] = torch.randn(outputs, inputs, 3, 3, generator=generator)
+        weights[f"features.{number}.weight"] = torch.randn(
+            outputs, inputs, 3, 3, generator=generator
+        )
         weights[f"features.{number}.bias"] = torch.randn(outputs, generator=generator)
         inputs = outputs
     return weights | {"classifier.0.weight": torch.zeros(2, 2)}
@@ -97,7 +101,9 @@ def test_vgg_is_built_from_a_file_of_its_weights(tmp_path: Path):
     torch.save(weights, tmp_path / "vgg19.pth")
     stages = vgg_stages(tmp_path / "vgg19.pth")
     image = torch.rand(1, 3, 32, 32)
-    expected = F.relu(F.conv2d(image, weights["features.0.weight"], weights["features.0.bias"], padding=1))
+    expected = F.relu(
+        F.conv2d(image, weights["features.0.weight"], weights["features.0.bias"], padding=1)
+    )
     assert torch.equal(stages[0](image), expected)
     seen = [image]
     for stage in stages:

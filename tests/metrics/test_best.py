@@ -1,4 +1,5 @@
-"""The notion of best: how values compare, what names of metrics say, and which metric stands for a run."""
+"""The notion of best: how values compare, what names of metrics say, and which metric stands for a
+run."""
 
 from __future__ import annotations
 
@@ -78,20 +79,39 @@ def test_no_entry_says_two_things():
 @pytest.mark.parametrize("entry", sorted(SMALLER | LARGER))
 def test_every_entry_of_the_table_is_found_under_a_prefix_and_before_a_number(entry):
     mode = "min" if entry in SMALLER else "max"
-    assert direction_of(entry) == direction_of(f"eval_{entry}") == direction_of(f"test/{entry}_3") == mode
+    assert (
+        direction_of(entry)
+        == direction_of(f"eval_{entry}")
+        == direction_of(f"test/{entry}_3")
+        == mode
+    )
 
 
 def test_the_documentation_shows_the_whole_table():
     text = DOCUMENT.read_text(encoding="utf-8")
-    for title, entries in (("Smaller is better", SMALLER), ("Larger is better", LARGER), ("Says nothing", UNCLEAR)):
+    for title, entries in (
+        ("Smaller is better", SMALLER),
+        ("Larger is better", LARGER),
+        ("Says nothing", UNCLEAR),
+    ):
         shown = re.search(rf"\*\*{title}\.\*\* (.+)", text)
         assert shown is not None, f"docs/callbacks.md has no line that begins with **{title}.**"
         expected = ", ".join(f"`{entry}`" for entry in sorted(entries))
-        assert shown[1] == expected, f"The line of docs/callbacks.md should be:\n**{title}.** {expected}"
+        assert shown[1] == expected, (
+            f"The line of docs/callbacks.md should be:\n**{title}.** {expected}"
+        )
 
 
 def test_words_are_split_at_signs_and_capitals():
-    assert words_of("eval/BinaryF1Score-top1.valLoss") == ["eval", "binary", "f1", "score", "top1", "val", "loss"]
+    assert words_of("eval/BinaryF1Score-top1.valLoss") == [
+        "eval",
+        "binary",
+        "f1",
+        "score",
+        "top1",
+        "val",
+        "loss",
+    ]
 
 
 def known(*losses: str, **given: str) -> Directions:
@@ -101,7 +121,9 @@ def known(*losses: str, **given: str) -> Directions:
     return directions
 
 
-@pytest.mark.parametrize("name", ["foo", "eval_foo", "eval_ema_foo", "holdout_foo", "eval_slow_foo", "best_eval_foo"])
+@pytest.mark.parametrize(
+    "name", ["foo", "eval_foo", "eval_ema_foo", "holdout_foo", "eval_slow_foo", "best_eval_foo"]
+)
 def test_what_steps_return_as_a_loss_is_minimised_under_any_prefix(name):
     assert known("foo").of(name) == "min"
     assert known("other").of(name) is None
@@ -126,13 +148,19 @@ def test_what_was_said_wins_over_losses_and_names():
 
 
 def test_one_mode_that_was_given_is_enough_for_all_who_watch_the_metric():
-    silent, given = WatchedMetric("foo", "auto", "BestModel"), WatchedMetric("foo", "min", "EarlyStopping")
+    silent, given = (
+        WatchedMetric("foo", "auto", "BestModel"),
+        WatchedMetric("foo", "min", "EarlyStopping"),
+    )
     settle_all([silent, given], directions := Directions())
     assert (silent.mode, given.mode, directions.of("foo")) == ("min", "min", "min")
 
 
 def test_opposite_modes_for_one_metric_are_refused(mistake):
-    watched = [WatchedMetric("eval_foo", "min", "EarlyStopping"), WatchedMetric("eval_foo", "max", "BestModel")]
+    watched = [
+        WatchedMetric("eval_foo", "min", "EarlyStopping"),
+        WatchedMetric("eval_foo", "max", "BestModel"),
+    ]
     with mistake("Up or down", '`EarlyStopping("eval_foo", mode="min")` beside `BestModel("eval_foo", mode="max")`',
                  ConfigurationError, match="the opposite"):  # fmt: skip
         settle_all(watched, Directions())
@@ -193,13 +221,25 @@ def test_a_data_set_that_a_callback_evaluates_is_an_evaluation():
         (5e-324, 0.0, "max", 0.0, True),
     ],
 )
-def test_a_value_is_better_by_more_than_min_delta_and_never_if_it_is_nan(value, best, mode, min_delta, expected):
+def test_a_value_is_better_by_more_than_min_delta_and_never_if_it_is_nan(
+    value, best, mode, min_delta, expected
+):
     assert is_better(value, best, mode, min_delta) is expected
 
 
 def test_nan_and_missing_values_rank_last_and_equal_ones_keep_their_order():
-    values = [("a", 1.0), ("b", math.nan), ("c", -math.inf), ("d", None), ("e", 1.0), ("f", math.inf)]
-    order = {mode: "".join(name for name, _ in ranked(values, lambda pair: pair[1], mode)) for mode in ("min", "max")}
+    values = [
+        ("a", 1.0),
+        ("b", math.nan),
+        ("c", -math.inf),
+        ("d", None),
+        ("e", 1.0),
+        ("f", math.inf),
+    ]
+    order = {
+        mode: "".join(name for name, _ in ranked(values, lambda pair: pair[1], mode))
+        for mode in ("min", "max")
+    }
     assert order == {"min": "caefbd", "max": "faecbd"}
 
 

@@ -19,8 +19,15 @@ from tests.metrics.step_rows import rows_from
 def filled() -> History:
     history = History()
     for epoch in range(3):
-        history.add_steps(rows_from(epoch * 10 + 1, [{"loss": 1.0 / (epoch * 10 + step + 1)} for step in range(10)]))
-        history.set_epoch(epoch, {"loss": 1.0 / (epoch + 1), "eval_loss": 2.0 / (epoch + 1), "accuracy": epoch / 3})
+        history.add_steps(
+            rows_from(
+                epoch * 10 + 1, [{"loss": 1.0 / (epoch * 10 + step + 1)} for step in range(10)]
+            )
+        )
+        history.set_epoch(
+            epoch,
+            {"loss": 1.0 / (epoch + 1), "eval_loss": 2.0 / (epoch + 1), "accuracy": epoch / 3},
+        )
     return history
 
 
@@ -36,7 +43,9 @@ def test_a_metric_is_a_list_of_epochs():
 
 
 def test_an_unknown_metric_names_the_known_ones():
-    with pytest.raises(KeyError, match="The history has no metric 'acc'; available: loss, eval_loss, accuracy"):
+    with pytest.raises(
+        KeyError, match="The history has no metric 'acc'; available: loss, eval_loss, accuracy"
+    ):
         filled()["acc"]
     with pytest.raises(KeyError, match="nothing yet"):
         History()["loss"]
@@ -105,13 +114,23 @@ def test_additions_one_after_the_other_are_the_history_itself(monkeypatch, sizes
     history, copy = History(), History()
     for number, size in enumerate(sizes):
         first = sum(sizes[:number]) + 1
-        history.add_steps(rows_from(first, [{"loss": 1 / step, "lr": -0.0} for step in range(first, first + size)]))
+        history.add_steps(
+            rows_from(
+                first, [{"loss": 1 / step, "lr": -0.0} for step in range(first, first + size)]
+            )
+        )
         history.set_epoch(max(len(history) - number % 2, 0), {"loss": 1 / first, "late": math.nan})
         copy.extend(history.since(copy.extent))
         assert repr(copy.epochs) == repr(history.epochs)
         for name, series in history.steps.items():
-            assert (copy.steps[name].stride, copy.steps[name].num_seen) == (series.stride, series.num_seen)
-            assert (copy.steps[name].steps, copy.steps[name].values) == (series.steps, series.values)
+            assert (copy.steps[name].stride, copy.steps[name].num_seen) == (
+                series.stride,
+                series.num_seen,
+            )
+            assert (copy.steps[name].steps, copy.steps[name].values) == (
+                series.steps,
+                series.values,
+            )
 
 
 def test_additions_that_leave_a_gap_are_refused():
@@ -151,7 +170,10 @@ def test_a_copy_is_made_again_for_what_is_new_and_afresh_when_the_history_was_lo
     copy.take(history)
     other = History()
     other.load_state_dict(copy.state_dict())
-    assert (other.epochs, other.steps["loss"].values) == (history.epochs, history.steps["loss"].values)
+    assert (other.epochs, other.steps["loss"].values) == (
+        history.epochs,
+        history.steps["loss"].values,
+    )
     history.load_state_dict(filled().state_dict())
     copy.take(history)
     assert copy.state_dict()["epochs"] == filled().epochs
@@ -222,7 +244,11 @@ def test_state_comes_back():
     other.load_state_dict(history.state_dict())
     assert other.epochs == history.epochs
     assert list(other.steps["loss"]) == list(history.steps["loss"])
-    assert repr(other) == repr(history) == "History(3 epochs; loss 0.3333, eval_loss 0.6667, accuracy 0.6667)"
+    assert (
+        repr(other)
+        == repr(history)
+        == "History(3 epochs; loss 0.3333, eval_loss 0.6667, accuracy 0.6667)"
+    )
     assert repr(History()) == "History(0 epochs; empty)"
 
 
@@ -281,7 +307,8 @@ def test_a_history_is_iterated_as_a_mapping_of_epoch_metrics():
 
 def test_a_number_in_the_place_of_a_name_says_where_rows_are():
     with pytest.raises(
-        KeyError, match=r"The history has no metric 0; .*The rows of the epochs are in `history.epochs`"
+        KeyError,
+        match=r"The history has no metric 0; .*The rows of the epochs are in `history.epochs`",
     ):
         filled()[0]
 

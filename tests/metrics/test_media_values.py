@@ -1,4 +1,5 @@
-"""Images, histograms, tables and figures from what users have; what is wrong is said with what is accepted."""
+"""Images, histograms, tables and figures from what users have; what is wrong is said with what is
+accepted."""
 
 import io
 from pathlib import Path
@@ -67,7 +68,9 @@ def test_floats_from_zero_to_one_become_black_to_white(kind):
 
 
 def test_a_range_of_values_is_scaled_and_values_outside_are_cut_off():
-    assert pixels(torch.tensor([[-1.0, 0.0, 1.0, 7.0, -7.0]]), (-1.0, 1.0)).tolist() == [[0, 128, 255, 255, 0]]
+    assert pixels(torch.tensor([[-1.0, 0.0, 1.0, 7.0, -7.0]]), (-1.0, 1.0)).tolist() == [
+        [0, 128, 255, 255, 0]
+    ]
 
 
 def test_truth_values_and_whole_numbers_are_images():
@@ -118,7 +121,10 @@ def test_a_wrong_image_is_refused_with_what_is_accepted(what):
         pixels(value)
 
 
-@given(st.lists(st.integers(0, 6), max_size=6), st.sampled_from([torch.uint8, torch.float32, torch.int64]))
+@given(
+    st.lists(st.integers(0, 6), max_size=6),
+    st.sampled_from([torch.uint8, torch.float32, torch.int64]),
+)
 def test_any_shape_is_an_image_of_that_size_or_an_error_that_names_it(shape, kind):
     value = torch.ones(shape, dtype=kind)
     try:
@@ -172,7 +178,11 @@ def test_wrong_images_are_refused(value, match):
 
 def test_each_image_has_a_caption_or_none_has():
     assert check_captions("x", None, 2) == ["", ""]
-    for captions, match in (("ab", "a list with one string"), (["a"], "2 images and 1 captions"), (3, "a list")):
+    for captions, match in (
+        ("ab", "a list with one string"),
+        (["a"], "2 images and 1 captions"),
+        (3, "a list"),
+    ):
         with pytest.raises(ConfigurationError, match=match):
             check_captions("x", captions, 2)
 
@@ -248,7 +258,10 @@ def test_a_table_is_read_from_dicts_columns_rows_and_frames():
     assert read_table("x", columns, None) == ROWS
     assert read_table("x", [[1, "x"], (np.int64(2), None)], ["a", "b"]) == ROWS
     assert read_table("x", polars.DataFrame(columns), None) == ROWS
-    assert read_table("x", pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]}), ["b"]).rows == (("x",), ("y",))
+    assert read_table("x", pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]}), ["b"]).rows == (
+        ("x",),
+        ("y",),
+    )
     assert read_table("x", torch.tensor([[1, 2]]), ["a", "b"]).rows == ((1, 2),)
 
 

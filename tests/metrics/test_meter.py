@@ -1,4 +1,5 @@
-"""Averages are sums and counts in float64, whatever the batches were and whenever they were read."""
+"""Averages are sums and counts in float64, whatever the batches were and whenever they were
+read."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ sgd = partial(torch.optim.SGD, lr=0.1)
 finite = st.floats(-1e6, 1e6, allow_nan=False)
 
 
-@given(steps=st.lists(st.tuples(finite, st.integers(1, 50)), min_size=1, max_size=30), flush_every=st.integers(1, 40))
+@given(
+    steps=st.lists(st.tuples(finite, st.integers(1, 50)), min_size=1, max_size=30),
+    flush_every=st.integers(1, 40),
+)
 @settings(max_examples=50, deadline=None)
 def test_an_average_weighs_samples_and_does_not_depend_on_when_it_is_read(steps, flush_every):
     meter, other = Meter(), Meter()
@@ -62,7 +66,13 @@ def test_a_million_small_steps_are_added_in_double_precision():
 
 def test_values_of_several_kinds_can_come_under_one_name():
     meter = Meter()
-    for value in (1, 2.0, torch.tensor(3.0), torch.tensor([4]), torch.tensor(5.0, dtype=torch.bfloat16)):
+    for value in (
+        1,
+        2.0,
+        torch.tensor(3.0),
+        torch.tensor([4]),
+        torch.tensor(5.0, dtype=torch.bfloat16),
+    ):
         meter.add(StepResult(None, 1, {"x": value}))
     assert meter.compute() == {"x": 3.0}
 
@@ -88,7 +98,8 @@ def test_a_metric_of_many_numbers_is_refused_by_name():
     meter = Meter()
     meter.add(StepResult(None, 2, {"per_class": torch.zeros(3)}))
     with pytest.raises(
-        ConfigurationError, match=r"per_class of a step is a tensor of shape \(3,\): reduce it.*StepResult.outputs"
+        ConfigurationError,
+        match=r"per_class of a step is a tensor of shape \(3,\): reduce it.*StepResult.outputs",
     ):
         meter.flush()
 
@@ -96,14 +107,18 @@ def test_a_metric_of_many_numbers_is_refused_by_name():
 def test_a_metric_that_is_no_number_is_refused_by_name():
     meter = Meter()
     meter.add(StepResult(None, 2, {"label": "cat"}))
-    with pytest.raises(ConfigurationError, match=r"label of a step is a str: reduce it to one number"):
+    with pytest.raises(
+        ConfigurationError, match=r"label of a step is a str: reduce it to one number"
+    ):
         meter.flush()
 
 
 def test_a_loss_of_many_numbers_is_refused_with_a_remedy():
     meter = Meter()
     meter.add(StepResult(torch.zeros(3), 3))
-    with pytest.raises(ConfigurationError, match=r"loss of a step is a tensor of shape \(3,\): reduce it"):
+    with pytest.raises(
+        ConfigurationError, match=r"loss of a step is a tensor of shape \(3,\): reduce it"
+    ):
         meter.flush()
 
 
@@ -201,7 +216,9 @@ def test_a_collection_of_metrics_gives_each_by_its_name(points):
         def on_eval_end(self, trainer, data):
             trainer.log({"ignored": self.metrics})
 
-    metrics = Trainer(build_linear(), sgd, cross_entropy, callbacks=[Log()], progress="silent").evaluate(points)
+    metrics = Trainer(
+        build_linear(), sgd, cross_entropy, callbacks=[Log()], progress="silent"
+    ).evaluate(points)
     assert metrics["second"] == points.tensors[1].sum().item()
     assert "ignored" not in metrics
 
@@ -231,7 +248,11 @@ def test_skipped_steps_are_left_out_of_the_epoch(points):
     pairs[2][0][:] = math.nan
     net = build_linear()
     trainer = Trainer(
-        net, partial(torch.optim.SGD, lr=0.0), cross_entropy, callbacks=[NonFiniteGuard("skip")], progress="silent"
+        net,
+        partial(torch.optim.SGD, lr=0.0),
+        cross_entropy,
+        callbacks=[NonFiniteGuard("skip")],
+        progress="silent",
     )
     history = trainer.train(pairs)
     kept = [cross_entropy(net(x), y).item() * len(y) for x, y in pairs[:2] + pairs[3:]]
@@ -247,15 +268,19 @@ def test_metrics_of_a_step_can_be_added_when_it_is_over(points):
         def on_train_epoch_end(self, trainer):
             trainer.log({"answer": 42})
 
-    history = Trainer(build_linear(), sgd, cross_entropy, callbacks=[Log()], progress="silent").train(
-        points, batch_size=8
-    )
+    history = Trainer(
+        build_linear(), sgd, cross_entropy, callbacks=[Log()], progress="silent"
+    ).train(points, batch_size=8)
     assert len(history.steps["targets"]) == 5
-    assert history.last("targets") == pytest.approx(points.tensors[1].double().mean().item(), rel=1e-6)
+    assert history.last("targets") == pytest.approx(
+        points.tensors[1].double().mean().item(), rel=1e-6
+    )
     assert history.last("answer") == 42
 
 
-def test_a_metric_that_no_row_would_have_is_refused_and_one_of_the_epoch_under_way_is_kept(points, mistake):
+def test_a_metric_that_no_row_would_have_is_refused_and_one_of_the_epoch_under_way_is_kept(
+    points, mistake
+):
     def build(event):
         logs = type("Logs", (Callback,), {event: lambda self, trainer, *_: trainer.log({"x": 2.5})})
         return Trainer(build_net(), sgd, cross_entropy, callbacks=[logs()], progress="silent")
@@ -264,9 +289,19 @@ def test_a_metric_that_no_row_would_have_is_refused_and_one_of_the_epoch_under_w
         trainer = build(event)
         trainer.train(points, 2, eval_data=points)
         assert trainer.history["eval_x" if event == "on_eval_end" else "x"] == [2.5, 2.5], event
-    with mistake("Arguments", "`trainer.log` in `on_epoch_end`", ConfigurationError, match="on_train_epoch_end"):
+    with mistake(
+        "Arguments",
+        "`trainer.log` in `on_epoch_end`",
+        ConfigurationError,
+        match="on_train_epoch_end",
+    ):
         build("on_epoch_end").train(points)
-    with mistake("Arguments", "`trainer.log` after training", ConfigurationError, match="no epoch or evaluation"):
+    with mistake(
+        "Arguments",
+        "`trainer.log` after training",
+        ConfigurationError,
+        match="no epoch or evaluation",
+    ):
         trainer.log({"accuracy": 0.5})
     with pytest.raises(ConfigurationError, match=r"log\(x\): no epoch"):
         build("on_train_start").train(points)

@@ -146,12 +146,16 @@ def assert_the_same_when_interrupted(build: Callable[..., Trainer], tmp_path: Pa
 
 
 @pytest.mark.parametrize("build", [in_step, in_hooks, in_callback, torchmetric_in_callback])
-def test_a_metric_goes_on_from_what_it_had_measured(build: Callable[..., Trainer], tmp_path: Path) -> None:
+def test_a_metric_goes_on_from_what_it_had_measured(
+    build: Callable[..., Trainer], tmp_path: Path
+) -> None:
     assert train(build(None)).history.epochs[0]["largest"] == 12.0
     assert_the_same_when_interrupted(build, tmp_path)
 
 
-def test_a_metric_without_state_dict_is_refused_where_a_run_can_be_resumed(tmp_path: Path, mistake: Mistakes) -> None:
+def test_a_metric_without_state_dict_is_refused_where_a_run_can_be_resumed(
+    tmp_path: Path, mistake: Mistakes
+) -> None:
     trainer = InStep(**options(tmp_path / "run"))
     trainer.measure = Stateless()
     what = "a metric object without `state_dict`, with a `run_dir`"
@@ -162,7 +166,9 @@ def test_a_metric_without_state_dict_is_refused_where_a_run_can_be_resumed(tmp_p
     assert train(trainer).history.epochs[0]["largest"] == 12.0
 
 
-def test_a_metric_that_nobody_could_find_again_is_refused(tmp_path: Path, mistake: Mistakes) -> None:
+def test_a_metric_that_nobody_could_find_again_is_refused(
+    tmp_path: Path, mistake: Mistakes
+) -> None:
     class Elsewhere(Trainer):
         def on_epoch_start(self) -> None:
             self.log({"largest": Largest()})

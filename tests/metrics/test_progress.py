@@ -13,7 +13,13 @@ def test_steps_updates_and_epochs_are_counted_apart():
     for size in (8, 8, 5):
         progress.next_step(size)
     progress.next_update()
-    assert (progress.step, progress.update, progress.sample, progress.epoch_step, progress.epoch_sample) == (
+    assert (
+        progress.step,
+        progress.update,
+        progress.sample,
+        progress.epoch_step,
+        progress.epoch_sample,
+    ) == (
         3,
         1,
         21,
@@ -22,7 +28,12 @@ def test_steps_updates_and_epochs_are_counted_apart():
     )
     assert progress.in_epoch
     progress.next_epoch()
-    assert (progress.epoch, progress.step, progress.epoch_step, progress.epoch_sample) == (1, 3, 0, 0)
+    assert (progress.epoch, progress.step, progress.epoch_step, progress.epoch_sample) == (
+        1,
+        3,
+        0,
+        0,
+    )
     assert not progress.in_epoch
 
 
@@ -63,7 +74,11 @@ def test_state_comes_back():
 
 @pytest.mark.parametrize(
     ("limits", "said"),
-    [(Limits(epochs=1), "1 epoch done"), (Limits(updates=1), "1 update done"), (Limits(samples=1), "1 sample seen")],
+    [
+        (Limits(epochs=1), "1 epoch done"),
+        (Limits(updates=1), "1 update done"),
+        (Limits(samples=1), "1 sample seen"),
+    ],
 )
 def test_one_of_a_thing_is_written_without_an_s(limits, said):
     assert limits.reached(Progress(epoch=1, update=1, sample=1)) == said

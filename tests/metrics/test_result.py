@@ -28,13 +28,18 @@ def test_what_a_step_returns_is_normalised_once(returned, expected):
 
 @pytest.mark.parametrize("returned", ["loss", [LOSS], (LOSS, LOSS, LOSS), object()])
 def test_anything_else_is_refused_with_what_is_accepted(returned):
-    with pytest.raises(ConfigurationError, match=r"expected a tensor, a dict of named values, a \(sum, count\) pair"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"expected a tensor, a dict of named values, a \(sum, count\) pair",
+    ):
         StepResult.of(returned, 4)
 
 
 @pytest.mark.parametrize("second", [torch.zeros(4, 3), {"logits": LOSS}, "loss", None])
 def test_a_loss_with_outputs_beside_it_is_not_taken_for_a_sum_and_a_count(second):
-    with pytest.raises(ConfigurationError, match=r"\(sum, count\).*StepResult\(loss, outputs=outputs\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"\(sum, count\).*StepResult\(loss, outputs=outputs\)"
+    ):
         StepResult.of((LOSS, second), 4)
 
 
@@ -51,7 +56,9 @@ def test_no_named_loss_at_all_is_refused():
 
 
 def test_a_loss_function_that_returns_nothing_is_refused():
-    with pytest.raises(ConfigurationError, match=r"compute_loss returned None: return the loss, or pass `loss_fn=`"):
+    with pytest.raises(
+        ConfigurationError, match=r"compute_loss returned None: return the loss, or pass `loss_fn=`"
+    ):
         StepResult.of_loss(None, 4)
 
 

@@ -1,4 +1,5 @@
-"""Rows of steps know their place in the run, whatever happens to it, and are read as the dicts they once were."""
+"""Rows of steps know their place in the run, whatever happens to it, and are read as the dicts they
+once were."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ from loopwright.run import MetricsStore
 from tests.callbacks.rewinding import build, good_batches, poisoned
 from tests.callbacks.runs import Clock, Timed
 from tests.distributed.ranks import run_ranks
-from tests.doors.modular.programs import Config, OwnLoop
 from tests.forked import call_forked
+from tests.interfaces.modular.programs import Config, OwnLoop
 from tests.loops import build_linear, windows
 
 cross_entropy = nn.functional.cross_entropy
@@ -53,7 +54,9 @@ def place_of(row: StepRow) -> tuple[int, int, int, int, float]:
     return (row.update, row.step, row.epoch, row.samples, row.seconds)
 
 
-def rows_by_hand(data: TensorDataset, *, epochs: int, accumulate: int = 1, batch_size: int = 8) -> list[StepRow]:
+def rows_by_hand(
+    data: TensorDataset, *, epochs: int, accumulate: int = 1, batch_size: int = 8
+) -> list[StepRow]:
     """The rows of a hand-written loop that counts, in which a step takes a second."""
     model = build_linear()
     optimizer = sgd(model.parameters())
@@ -74,7 +77,9 @@ def rows_by_hand(data: TensorDataset, *, epochs: int, accumulate: int = 1, batch
 
 
 def build_timed(monkeypatch: pytest.MonkeyPatch, *callbacks: Callback, **options: Any) -> Timed:
-    trainer = Timed(build_linear(), sgd, cross_entropy, callbacks=callbacks, progress="silent", **options)
+    trainer = Timed(
+        build_linear(), sgd, cross_entropy, callbacks=callbacks, progress="silent", **options
+    )
     trainer.clock = Clock(monkeypatch)
     return trainer
 
@@ -90,7 +95,10 @@ def row() -> StepRow:
 def test_a_row_has_a_place_and_metrics(row):
     assert place_of(row) == (2, 5, 1, 40, 1.5)
     assert row.values == {"loss": 0.5, "lr": 0.1}
-    assert repr(row) == ("StepRow(update=2, step=5, epoch=1, samples=40, seconds=1.5, values={'loss': 0.5, 'lr': 0.1})")
+    assert repr(row) == (
+        "StepRow(update=2, step=5, epoch=1, samples=40, seconds=1.5, values={'loss': 0.5, 'lr': "
+        "0.1})"
+    )
 
 
 def test_a_row_is_read_like_the_dict_of_its_metrics(row):
@@ -156,8 +164,11 @@ def test_a_meter_takes_the_counters_when_a_step_is_added():
 
 @pytest.mark.parametrize("log_points", [(0.0, 512), (1e9, 512), (1e9, 3), (7.0, 5)], ids=str)
 @pytest.mark.parametrize("accumulate", [1, 2, 3, 9])
-def test_rows_are_those_of_a_hand_written_loop_that_counts(points, monkeypatch, accumulate, log_points):
-    """With short last windows, and evaluations, which take ten times as long, after epochs and inside of windows."""
+def test_rows_are_those_of_a_hand_written_loop_that_counts(
+    points, monkeypatch, accumulate, log_points
+):
+    """With short last windows, and evaluations, which take ten times as long, after epochs and
+    inside of windows."""
 
     class Look(Callback):
         def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
@@ -182,7 +193,9 @@ def test_a_step_without_metrics_has_a_row_too(points):
             super().train_step(batch)
 
     rows = Rows()
-    Silent(build_linear(), sgd, cross_entropy, callbacks=[rows], progress="silent").train(points, batch_size=8)
+    Silent(build_linear(), sgd, cross_entropy, callbacks=[rows], progress="silent").train(
+        points, batch_size=8
+    )
     assert [(row.step, dict(row)) for row in rows.rows] == [(step, {}) for step in range(1, 6)]
 
 
@@ -210,9 +223,14 @@ def test_a_log_point_inside_a_window_has_the_seconds_of_the_update_before(points
 
 def test_the_store_has_the_update_of_every_row(points, tmp_path, monkeypatch):
     rows = Rows()
-    build_timed(monkeypatch, rows, accumulate=3, run_dir=tmp_path / "run").train(points, 2, batch_size=8)
+    build_timed(monkeypatch, rows, accumulate=3, run_dir=tmp_path / "run").train(
+        points, 2, batch_size=8
+    )
     store = MetricsStore(tmp_path / "run" / "metrics.sqlite", read_only=True)
-    expected = [(row.update, row.step, "loss", row["loss"]) for row in rows_by_hand(points, epochs=2, accumulate=3)]
+    expected = [
+        (row.update, row.step, "loss", row["loss"])
+        for row in rows_by_hand(points, epochs=2, accumulate=3)
+    ]
     assert store.steps("loss") == expected
     store.close()
 
@@ -235,7 +253,8 @@ def test_steps_of_a_window_that_was_left_have_the_update_that_did_not_come(tmp_p
 
 @pytest.mark.parametrize(("kill_at", "num_repeated"), [(3, 2), (6, 1), (8, 0), (13, 2)])
 def test_rows_go_on_exactly_after_sigkill(points, tmp_path, monkeypatch, kill_at, num_repeated):
-    """Killed inside a window, in each epoch; steps that are taken again, since the last checkpoint, give equal rows."""
+    """Killed inside a window, in each epoch; steps that are taken again, since the last checkpoint,
+    give equal rows."""
     file = tmp_path / "rows.jsonl"
     monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 0.0)
 
@@ -246,7 +265,9 @@ def test_rows_go_on_exactly_after_sigkill(points, tmp_path, monkeypatch, kill_at
 
     def train(*callbacks: Callback) -> None:
         saving = Checkpoints(every_updates=2, asynchronous=False)
-        trainer = build_timed(monkeypatch, Rows(file), saving, *callbacks, accumulate=2, run_dir=tmp_path / "run")
+        trainer = build_timed(
+            monkeypatch, Rows(file), saving, *callbacks, accumulate=2, run_dir=tmp_path / "run"
+        )
         trainer.train(points, 3, points, batch_size=8)
 
     assert call_forked(partial(train, Kill()), tmp_path).code == -signal.SIGKILL
@@ -269,7 +290,9 @@ def test_after_a_rewind_rows_count_as_if_the_bad_batch_had_not_been(monkeypatch,
     build([Rewind(max_rewinds=4), rewound]).train(poisoned(good_batches(), 3, 6), num_epochs=2)
     build([clean]).train(good_batches(), num_epochs=2)
     last = {row.step: row for row in rewound.rows}
-    assert [replace(row, seconds=0.0) for row in last.values()] == [replace(row, seconds=0.0) for row in clean.rows]
+    assert [replace(row, seconds=0.0) for row in last.values()] == [
+        replace(row, seconds=0.0) for row in clean.rows
+    ]
     seconds = [row.seconds for row in last.values()]
     assert seconds == sorted(seconds)
 
@@ -290,7 +313,8 @@ def collect_rows(rank: int, points: TensorDataset) -> list[StepRow]:
 
 
 def test_rows_of_two_processes_are_those_of_one(points):
-    """Of 37 samples, one process has 19 and the other 18; the samples of a row are those of both."""
+    """Of 37 samples, one process has 19 and the other 18; the samples of a row are those of
+    both."""
     expected = rows_by_hand(points, epochs=2, accumulate=2)
     for rows in run_ranks(collect_rows, 2, points):
         assert [place_of(row)[:4] for row in rows] == [place_of(row)[:4] for row in expected]

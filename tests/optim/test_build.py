@@ -39,9 +39,13 @@ def test_what_a_factory_makes_is_fused_and_trains_as_the_fused_one_by_hand(point
     trainer = Trainer(ours, factory, cross_entropy, progress="silent")
     trainer.train(points, 2, batch_size=8)
     plain = factory(theirs.parameters())
-    settings = {key: value for key, value in plain.defaults.items() if key not in ("foreach", "fused")}
+    settings = {
+        key: value for key, value in plain.defaults.items() if key not in ("foreach", "fused")
+    }
     settings.pop("decoupled_weight_decay", None)
-    train_by_hand(theirs, type(plain)(theirs.parameters(), **settings, fused=True), points, epochs=2)
+    train_by_hand(
+        theirs, type(plain)(theirs.parameters(), **settings, fused=True), points, epochs=2
+    )
     built = trainer.optimizers["optimizer"]
     assert built.param_groups[0]["fused"] is True
     assert {key: built.param_groups[0][key] for key in settings} == settings
@@ -57,7 +61,8 @@ def test_an_implementation_that_the_user_chose_stays(choice):
 
 
 def test_what_a_factory_made_stays_the_object_that_it_knows():
-    """A factory may keep the optimizer, or a scheduler of it; what is changed there has to count."""
+    """A factory may keep the optimizer, or a scheduler of it; what is changed there has to
+    count."""
     made = []
 
     def factory(params):
@@ -122,7 +127,9 @@ def test_groups_with_settings_of_their_own_keep_them_when_fused():
 
     def factory(params):
         return torch.optim.AdamW(
-            [{"params": [net.weight], "lr": 0.5}, {"params": [net.bias], "weight_decay": 0.0}], lr=0.1, weight_decay=0.2
+            [{"params": [net.weight], "lr": 0.5}, {"params": [net.bias], "weight_decay": 0.0}],
+            lr=0.1,
+            weight_decay=0.2,
         )
 
     built = build_optimizer(factory, net.parameters)
@@ -134,7 +141,9 @@ def test_groups_with_settings_of_their_own_keep_them_when_fused():
 
 def test_names_of_parameters_are_kept_when_fused():
     net = build_linear()
-    built = build_optimizer(lambda params: torch.optim.SGD(net.named_parameters(), 0.1), net.parameters)
+    built = build_optimizer(
+        lambda params: torch.optim.SGD(net.named_parameters(), 0.1), net.parameters
+    )
     assert built.param_groups[0]["param_names"] == ["weight", "bias"]
     assert built.param_groups[0]["fused"] is True
 
@@ -181,7 +190,10 @@ def test_configure_methods_may_assign_anything_to_self():
     trainer.setup()
     assert list(trainer.models) == ["encoder", "head"]
     assert list(trainer.optimizers) == ["fast", "slow"]
-    assert {name: s.interval for name, s in trainer.schedules.items()} == {"decay": "epoch", "warmup": "update"}
+    assert {name: s.interval for name, s in trainer.schedules.items()} == {
+        "decay": "epoch",
+        "warmup": "update",
+    }
 
 
 def test_configure_optimizers_may_assign_a_schedule_of_a_factory():
@@ -249,14 +261,18 @@ def test_a_scheduler_factory_without_a_named_optimizer_is_refused():
     sgd = partial(torch.optim.SGD, lr=0.1)
     trainer = Trainer(models, {"left": sgd, "right": sgd}, scheduler=partial(StepLR, step_size=1))
     with pytest.raises(
-        ConfigurationError, match=r"several optimizers: pass `scheduler=\{'name of the optimizer': factory\}`"
+        ConfigurationError,
+        match=r"several optimizers: pass `scheduler=\{'name of the optimizer': factory\}`",
     ):
         trainer.setup()
 
 
 @pytest.mark.parametrize("given", [3, "adam", object()])
 def test_what_is_neither_an_optimizer_nor_a_factory_is_refused_with_an_example(given):
-    with pytest.raises(ConfigurationError, match=r"pass a torch optimizer, or a function .*partial\(torch.optim.Adam"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"pass a torch optimizer, or a function .*partial\(torch.optim.Adam",
+    ):
         build_optimizer(given, build_linear().parameters)
 
 
@@ -267,7 +283,8 @@ def test_a_factory_that_makes_something_else_is_refused():
 
 def test_what_is_neither_a_scheduler_nor_a_factory_is_refused():
     with pytest.raises(
-        ConfigurationError, match="scheduler is a int: pass a scheduler, or a function that takes the optimizer"
+        ConfigurationError,
+        match="scheduler is a int: pass a scheduler, or a function that takes the optimizer",
     ):
         build_schedule(3, None)
 
@@ -280,7 +297,10 @@ def test_an_unknown_cadence_is_refused():
 
 def test_a_plateau_schedule_names_what_there_is_when_its_metric_is_missing():
     plateau = ReduceLROnPlateau(torch.optim.SGD(build_linear().parameters(), 0.1))
-    with pytest.raises(ConfigurationError, match=r"watches 'accuracy'.*available: loss.*Schedule\(scheduler, metric"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"watches 'accuracy'.*available: loss.*Schedule\(scheduler, metric",
+    ):
         Schedule(plateau, metric="accuracy").step({"loss": 1.0})
 
 

@@ -1,4 +1,5 @@
-"""A run that is continued with other options of its curve, or was recorded before options of curves were described."""
+"""A run that is continued with other options of its curve, or was recorded before options of curves
+were described."""
 
 from __future__ import annotations
 
@@ -22,8 +23,16 @@ from ..mistakes import Mistakes
 
 CURVES: dict[str, tuple[Curve, Curve, str]] = {
     "end": (Cosine(end=0.1), Cosine(end=0.2), r"scheduler\.end: 0\.1 -> 0\.2"),
-    "warm-up": (WarmupCosine(0.1), WarmupCosine(warmup_updates=2), r"scheduler\.warmup: 0\.1 -> None"),
-    "points": (MultiStep(at=[0.5]), MultiStep(at=[0.5, 0.75]), r"scheduler\.at: \[0\.5\] -> \[0\.5, 0\.75\]"),
+    "warm-up": (
+        WarmupCosine(0.1),
+        WarmupCosine(warmup_updates=2),
+        r"scheduler\.warmup: 0\.1 -> None",
+    ),
+    "points": (
+        MultiStep(at=[0.5]),
+        MultiStep(at=[0.5, 0.75]),
+        r"scheduler\.at: \[0\.5\] -> \[0\.5, 0\.75\]",
+    ),
     "a curve inside": (
         Sequential([Linear(), Cosine(end=0.1)], [0.5]),
         Sequential([Linear(), Cosine(end=0.2)], [0.5]),
@@ -33,7 +42,9 @@ CURVES: dict[str, tuple[Curve, Curve, str]] = {
 }
 
 
-def train(folder: Path, points: TensorDataset, scheduler: Any, num_epochs: int, **given: Any) -> Trainer:
+def train(
+    folder: Path, points: TensorDataset, scheduler: Any, num_epochs: int, **given: Any
+) -> Trainer:
     parts: dict[str, Any] = {"progress": "silent", "run_dir": folder, "scheduler": scheduler}
     net = build_net()
     trainer = Trainer(net, torch.optim.Adam(net.parameters(), 0.01), F.cross_entropy, **parts)
@@ -42,7 +53,9 @@ def train(folder: Path, points: TensorDataset, scheduler: Any, num_epochs: int, 
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_other_options_of_a_curve_are_refused_by_name(points: TensorDataset, tmp_path: Path, name: str) -> None:
+def test_other_options_of_a_curve_are_refused_by_name(
+    points: TensorDataset, tmp_path: Path, name: str
+) -> None:
     before, now, said = CURVES[name]
     train(tmp_path, points, before, 1)
     with pytest.raises(ConfigurationError, match=said):
@@ -54,7 +67,10 @@ def test_accepted_options_of_a_curve_set_the_learning_rate(
     points: TensorDataset, tmp_path: Path, mistake: Mistakes
 ) -> None:
     train(tmp_path, points, Cosine(end=0.1), 1)
-    section, what = "The program changed, the run directory did not", "Another option of a curve given as `scheduler`"
+    section, what = (
+        "The program changed, the run directory did not",
+        "Another option of a curve given as `scheduler`",
+    )
     with mistake(section, what, ConfigurationError, match=r"scheduler\.end: 0\.1 -> 0\.2"):
         train(tmp_path, points, Cosine(end=0.2), 2)
     trainer = train(tmp_path, points, Cosine(end=0.2), 2, changes="accept")
@@ -103,7 +119,9 @@ def test_objects_inside_a_loss_are_not_described() -> None:
     assert {key for key in described if key.startswith("loss.")} == {"loss.scale", "loss.code"}
 
 
-def test_a_run_recorded_without_options_of_its_curve_continues(points: TensorDataset, tmp_path: Path) -> None:
+def test_a_run_recorded_without_options_of_its_curve_continues(
+    points: TensorDataset, tmp_path: Path
+) -> None:
     """The first edition recorded the name of the curve only; its options count as unknown."""
     curve = Sequential([Linear(), Cosine(end=0.1)], [0.5])
     train(tmp_path, points, curve, 1)
@@ -112,7 +130,9 @@ def test_a_run_recorded_without_options_of_its_curve_continues(points: TensorDat
     assert trainer.progress.epoch == 2
 
 
-def test_a_run_recorded_without_options_still_notices_another_curve(points: TensorDataset, tmp_path: Path) -> None:
+def test_a_run_recorded_without_options_still_notices_another_curve(
+    points: TensorDataset, tmp_path: Path
+) -> None:
     train(tmp_path, points, Cosine(), 1)
     _forget_options(tmp_path)
     with pytest.raises(ConfigurationError, match=r"scheduler: 'Cosine' -> 'Linear'\nYou can"):

@@ -10,7 +10,13 @@ import torch
 from torch import nn
 
 from loopwright import ConfigurationError, Trainer
-from loopwright.callbacks import Freeze, GroupedOptimizer, LearningRateLog, layer_rates, param_groups
+from loopwright.callbacks import (
+    Freeze,
+    GroupedOptimizer,
+    LearningRateLog,
+    layer_rates,
+    param_groups,
+)
 
 from ..callbacks.runs import assert_same_after_crash, build_trainer, train
 from ..loops import assert_same_model, build_net, train_by_hand
@@ -21,7 +27,9 @@ AdamW = partial(GroupedOptimizer, torch.optim.AdamW, lr=0.1, weight_decay=0.5)
 def options(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tuple[float, float]]:
     """The learning rate and weight decay of every parameter, by name."""
     found = {
-        id(param): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for param in group["params"]
+        id(param): (group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for param in group["params"]
     }
     return {name: found[id(param)] for name, param in model.named_parameters()}
 
@@ -51,7 +59,12 @@ def test_the_first_modifier_that_matches_counts():
 
 def test_biases_and_norms_have_no_decay_if_asked_for():
     found = built(AdamW(no_decay=True))
-    assert {name for name, (_, decay) in found.items() if decay == 0.0} == {"0.bias", "1.weight", "1.bias", "4.bias"}
+    assert {name for name, (_, decay) in found.items() if decay == 0.0} == {
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "4.bias",
+    }
     assert {decay for _, decay in found.values()} == {0.0, 0.5}
 
 
@@ -87,7 +100,9 @@ def test_a_trainer_builds_it_from_the_names_of_its_model(points):
         {"params": [other[1].weight, other[1].bias, other[4].bias], "weight_decay": 0.0},
         {"params": [other[4].weight]},
     ]
-    train_by_hand(other, torch.optim.AdamW(groups, lr=0.1, weight_decay=0.5, fused=True), points, epochs=2)
+    train_by_hand(
+        other, torch.optim.AdamW(groups, lr=0.1, weight_decay=0.5, fused=True), points, epochs=2
+    )
     assert_same_model(model, other)
 
 
@@ -107,7 +122,9 @@ def test_each_of_several_models_has_its_own(points):
 
 def test_frozen_parameters_are_held_so_that_they_can_be_unfrozen(points):
     model = build_net()
-    trainer = build_trainer([Freeze("0", until_epoch=1), LearningRateLog()], model, optimizer=AdamW(no_decay=True))
+    trainer = build_trainer(
+        [Freeze("0", until_epoch=1), LearningRateLog()], model, optimizer=AdamW(no_decay=True)
+    )
     before = model[0].weight.detach().clone()
     train(trainer, points, 1)
     assert torch.equal(model[0].weight, before)

@@ -66,7 +66,10 @@ def test_names_are_mapped_and_heads_of_other_shapes_are_reported(source, file):
     report = load_matching(model, file, rename=RENAME)
     assert torch.equal(model.body[0].weight, source[0].weight)
     assert torch.equal(model.head.weight, before)
-    assert report.mismatched == ("head.weight (2, 16) (source (3, 16))", "head.bias (2,) (source (3,))")
+    assert report.mismatched == (
+        "head.weight (2, 16) (source (3, 16))",
+        "head.bias (2,) (source (3,))",
+    )
 
 
 @pytest.mark.parametrize("remove", [["4"], ["4.*"], ["re:4\\..*"], ["4.weight", "4.bias"]])
@@ -101,12 +104,17 @@ def test_strict_lists_all_that_does_not_fit_and_changes_nothing(file):
 
 
 def test_nothing_that_fits_is_an_error_with_both_sides_names(file):
-    with pytest.raises(CheckpointError, match=r"(?s)Nothing in .* matches the model.*source: 0.bias, .*model: body.0"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"(?s)Nothing in .* matches the model.*source: 0.bias, .*model: body.0",
+    ):
         load_matching(Wrapped(), file)
 
 
 def test_two_entries_renamed_to_one_are_refused(file):
-    with pytest.raises(ConfigurationError, match=r"rename maps both '0.bias' and '0.weight' of .* to 'all'"):
+    with pytest.raises(
+        ConfigurationError, match=r"rename maps both '0.bias' and '0.weight' of .* to 'all'"
+    ):
         load_matching(Wrapped(), file, rename={"^.+$": "all"})
 
 
@@ -155,7 +163,11 @@ def test_the_newest_or_the_best_of_a_run(run):
 def test_a_run_begins_with_the_weights_of_another(points, tmp_path, run, capsys):
     model, other = build_net(), build_net()
     start = FromCheckpoint(run, use="best")
-    trained = train(build_trainer([EMA(0.5), start], model, run_dir=tmp_path / "second", progress="lines"), points, 2)
+    trained = train(
+        build_trainer([EMA(0.5), start], model, run_dir=tmp_path / "second", progress="lines"),
+        points,
+        2,
+    )
     load_matching(other, run, use="best")
     straight = train(build_trainer([EMA(0.5)], other), points, 2)
     assert_same_model(model, other)
@@ -209,7 +221,12 @@ def test_once_it_has_resume_points_of_its_own_it_goes_on_from_those(points, tmp_
     train(build_trainer(run_dir=tmp_path / "first"), points, 1)
     resume = Resume(tmp_path / "first")
     assert resume.point(tmp_path / "second").name == "update-00000005"
-    train(build_trainer(run_dir=tmp_path / "second"), points, 2, resume=resume.point(tmp_path / "second"))
+    train(
+        build_trainer(run_dir=tmp_path / "second"),
+        points,
+        2,
+        resume=resume.point(tmp_path / "second"),
+    )
     assert resume.point(tmp_path / "second") == "auto"
 
 
@@ -234,8 +251,12 @@ def test_of_a_run_that_kept_nothing_the_newest_state_is_taken(points, tmp_path, 
     model = build_net()
     model.load_state_dict(load_weights(tmp_path / "run"))
     assert_same_model(model, trained.model)
-    assert re.fullmatch(r"Weights of .*: the newest resume point, update-0*5\.\n", capsys.readouterr().out)
-    with pytest.raises(CheckpointError, match="has no kept model: train with BestModel, or pass use='newest'"):
+    assert re.fullmatch(
+        r"Weights of .*: the newest resume point, update-0*5\.\n", capsys.readouterr().out
+    )
+    with pytest.raises(
+        CheckpointError, match="has no kept model: train with BestModel, or pass use='newest'"
+    ):
         load_weights(tmp_path / "run", use="best")
 
 
@@ -250,5 +271,10 @@ def test_what_is_named_itself_is_taken_without_a_word(source, file, tmp_path, ca
 
 
 def test_a_model_instead_of_a_path_is_refused_with_how_to_load_it(mistake, source):
-    with mistake("Checkpoints and resuming", "`load_weights(model)`", CheckpointError, match="load_state_dict"):
+    with mistake(
+        "Checkpoints and resuming",
+        "`load_weights(model)`",
+        CheckpointError,
+        match="load_state_dict",
+    ):
         load_weights(source)

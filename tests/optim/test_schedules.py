@@ -24,7 +24,10 @@ from loopwright.schedules import (
 
 
 def test_a_cosine_runs_from_start_over_peak_to_floor() -> None:
-    curve = [warmup_cosine(update, 12, peak=1.0, floor=0.2, warmup=4, start=0.0, cooldown=2) for update in range(15)]
+    curve = [
+        warmup_cosine(update, 12, peak=1.0, floor=0.2, warmup=4, start=0.0, cooldown=2)
+        for update in range(15)
+    ]
     assert curve[:5] == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert curve[7] == pytest.approx(0.6)
     assert curve[10:] == pytest.approx([0.2] * 5)
@@ -36,9 +39,18 @@ def test_k_decay_keeps_the_value_high_for_longer() -> None:
     assert late > 0.8
 
 
-@given(total=st.integers(1, 60), warmup=st.integers(0, 60), cooldown=st.integers(0, 60), update=st.integers(0, 90))
-def test_a_cosine_never_leaves_its_range(total: int, warmup: int, cooldown: int, update: int) -> None:
-    value = warmup_cosine(update, total, peak=1.0, floor=0.1, warmup=warmup, start=0.05, cooldown=cooldown)
+@given(
+    total=st.integers(1, 60),
+    warmup=st.integers(0, 60),
+    cooldown=st.integers(0, 60),
+    update=st.integers(0, 90),
+)
+def test_a_cosine_never_leaves_its_range(
+    total: int, warmup: int, cooldown: int, update: int
+) -> None:
+    value = warmup_cosine(
+        update, total, peak=1.0, floor=0.1, warmup=warmup, start=0.05, cooldown=cooldown
+    )
     assert 0.05 <= value <= 1.0
 
 
@@ -53,7 +65,9 @@ def test_stable_decay_returns_to_its_peak_after_each_end_but_the_last() -> None:
     assert curve[20:] == [0.1, 0.1]
 
 
-@pytest.mark.parametrize(("shape", "middle"), [("inverse", 1 / (2 / 1.0 + 0.5)), ("sqrt", 0.5 + 0.5 * (1 - 0.5**0.5))])
+@pytest.mark.parametrize(
+    ("shape", "middle"), [("inverse", 1 / (2 / 1.0 + 0.5)), ("sqrt", 0.5 + 0.5 * (1 - 0.5**0.5))]
+)
 def test_shapes_of_decay(shape: str, middle: float) -> None:
     floor = 0.25 if shape == "inverse" else 0.5
     value = warmup_stable_decay(5, [10], peak=1.0, floor=floor, decay_ratio=1.0, shape=shape)  # type: ignore[arg-type]
@@ -88,7 +102,11 @@ def test_curves_stay_between_their_ends(done, start, end):
 
 @given(st.floats(0, 0.99), st.floats(0, 1))
 def test_a_warm_up_is_a_line_and_then_a_cosine(warmup, done):
-    expected = done / warmup if done < warmup else (1 + math.cos(math.pi * (done - warmup) / (1 - warmup))) / 2
+    expected = (
+        done / warmup
+        if done < warmup
+        else (1 + math.cos(math.pi * (done - warmup) / (1 - warmup))) / 2
+    )
     assert WarmupCosine(warmup).value(done) == pytest.approx(expected)
 
 
@@ -104,7 +122,8 @@ def test_what_is_counted_becomes_a_part_of_the_run():
 
 def test_counting_in_a_run_of_unknown_length_is_refused():
     with pytest.raises(
-        ConfigurationError, match=r"counts 5 updates, but the number of updates in this run is not known"
+        ConfigurationError,
+        match=r"counts 5 updates, but the number of updates in this run is not known",
     ):
         WarmupCosine(warmup_updates=5).resolve(Extent(epochs=3))
 

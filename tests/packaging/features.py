@@ -1,7 +1,9 @@
-"""Run by `smoke.py` in a fresh environment that has the wheel and one extra, or none: `python features.py [EXTRA]`.
+"""Run by `smoke.py` in a fresh environment that has the wheel and one extra, or none:
+`python features.py [EXTRA]`.
 
-It trains 20 updates, and then uses the feature of every extra. Where the packages of a feature are there, it has to
-work; where one is missing, the error has to be a `MissingExtraError` with the command that installs it.
+It trains 20 updates, and then uses the feature of every extra. Where the packages of a feature are
+there, it has to work; where one is missing, the error has to be a `MissingExtraError` with the
+command that installs it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ import loopwright
 from loopwright import History, MissingExtraError, Trainer, trackers
 
 warnings.simplefilter("ignore", DeprecationWarning)  # those of the packages are not ours
-SCRIPT = Path(sysconfig.get_path("scripts"), "loopwright")  # not in an environment that sees the package of another one
+# not in an environment that sees the package of another one
+SCRIPT = Path(sysconfig.get_path("scripts"), "loopwright")
 COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "loopwright"]
 inputs = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
 data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
@@ -44,7 +47,8 @@ def train(run_dir: str | None = None, **options: object) -> History:
 
 
 def run_command(*words: str) -> str:
-    """What a command prints; where it fails because of a missing package, the error that it prints."""
+    """What a command prints; where it fails because of a missing package, the error that it
+    prints."""
     ended = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=600)
     if "pip install 'loopwright[" in ended.stderr:
         raise MissingExtraError(ended.stderr)
@@ -81,15 +85,15 @@ def use_onnx() -> None:
 
 
 def use_pillow() -> None:
-    from loopwright.doors.adversarial.images import read_image, write_image
+    from loopwright.interfaces.adversarial.images import read_image, write_image
 
     write_image(Path("picture.png"), torch.zeros(3, 8, 8, dtype=torch.uint8))
     assert read_image(Path("picture.png"), (4, 4), 3).shape == (3, 4, 4)
 
 
 def use_kornia() -> None:
-    from loopwright.doors.adversarial.data_config import PairAugmentation
-    from loopwright.doors.adversarial.pix2pix.dataset import pair_changes
+    from loopwright.interfaces.adversarial.data_config import PairAugmentation
+    from loopwright.interfaces.adversarial.pix2pix.dataset import pair_changes
 
     (flip,) = pair_changes(PairAugmentation(h_flip_chance=1.0), 8)
     assert torch.equal(flip(torch.eye(8)[None]), torch.eye(8)[None].flip(-1))
@@ -99,7 +103,9 @@ def use_tune() -> None:
     if not Path("project").exists():
         run_command("init", "project")
     values = ("model.width=4,8", "trainer.max_epochs=1")
-    printed = run_command("sweep", "project/run.yaml", *values, "--optuna", "--num", "2", "--jobs", "1")
+    printed = run_command(
+        "sweep", "project/run.yaml", *values, "--optuna", "--num", "2", "--jobs", "1"
+    )
     assert "WIDTH" in printed, printed
 
 
@@ -120,7 +126,9 @@ def use_hf() -> None:
 
 
 def use_ui() -> None:
-    ui = subprocess.Popen([*COMMAND, "ui", "."], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ui = subprocess.Popen(
+        [*COMMAND, "ui", "."], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     limit = threading.Timer(300, ui.kill)
     limit.start()
     try:
@@ -168,7 +176,8 @@ def use_demo() -> None:
     assert losses[-1] < losses[0]
 
 
-# The features of each extra, with the modules that each needs, and whether Loopwright imports them: where the user
+# The features of each extra, with the modules that each needs, and whether Loopwright imports them:
+# where the user
 # does, a missing package is the user's own error.
 FEATURES: dict[str, list[tuple[Callable[[], None], list[str], bool]]] = {
     "metrics": [(use_metrics, ["torchmetrics"], False)],
@@ -217,7 +226,9 @@ def main(installed: str = "") -> None:
     for extra, features in FEATURES.items():
         for use, modules, is_ours in features:
             result = check_feature(extra, use, modules, is_ours)
-            assert extra != installed or result == "works", f"the extra {extra} does not bring {modules}"
+            assert extra != installed or result == "works", (
+                f"the extra {extra} does not bring {modules}"
+            )
             print(f"    {use.__name__.removeprefix('use_'):<12} {result}", flush=True)
 
 

@@ -22,12 +22,15 @@ def forget_package() -> None:
 def test_a_system_without_posix_locks_is_refused_at_the_import(tmp_path: Path) -> None:
     def program() -> None:
         forget_package()
-        sys.modules["fcntl"] = None  # type: ignore[assignment]  # how Python says that there is none, as on Windows
+        # how Python says that there is none, as on Windows
+        sys.modules["fcntl"] = None  # type: ignore[assignment]
         import loopwright  # noqa: F401
 
     ended = call_forked(program, tmp_path)
     assert ended.code == 1
-    assert ended.err.splitlines()[-1].startswith("ImportError: Loopwright needs the file locks and signals of Linux")
+    assert ended.err.splitlines()[-1].startswith(
+        "ImportError: Loopwright needs the file locks and signals of Linux"
+    )
     assert "WSL" in ended.err
 
 
@@ -49,8 +52,8 @@ def test_a_torch_that_is_too_old_is_refused_at_the_first_use_with_the_command_th
     assert ended.out.strip() == loopwright.__version__
     said = ended.err.splitlines()[-1]
     assert said == (
-        f"ImportError: Loopwright {loopwright.__version__} needs torch {major}.{minor} or newer, and here is torch "
-        f"{major}.{minor - 1}.1+cpu: pip install 'torch>={major}.{minor}'."
+        f"ImportError: Loopwright {loopwright.__version__} needs torch {major}.{minor} or newer, "
+        f"and here is torch {major}.{minor - 1}.1+cpu: pip install 'torch>={major}.{minor}'."
     )
 
 

@@ -17,13 +17,20 @@ CI = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
 
 def classified(prefix: str) -> list[str]:
     """What the classifiers that begin so go on with."""
-    found = [name.removeprefix(prefix) for name in PROJECT["project"]["classifiers"] if name.startswith(prefix)]
+    found = [
+        name.removeprefix(prefix)
+        for name in PROJECT["project"]["classifiers"]
+        if name.startswith(prefix)
+    ]
     return [name for name in found if not name.endswith("Only")]
 
 
 def matrix(key: str) -> list[list[str]]:
     """The lists of a matrix of the workflow."""
-    return [re.findall(r'"([^"]+)"', found) for found in re.findall(rf"^ +{key}: \[(.+)\]$", CI, re.MULTILINE)]
+    return [
+        re.findall(r'"([^"]+)"', found)
+        for found in re.findall(rf"^ +{key}: \[(.+)\]$", CI, re.MULTILINE)
+    ]
 
 
 def test_the_version_is_the_same_everywhere() -> None:
@@ -46,7 +53,9 @@ def test_the_pythons_of_the_classifiers_are_those_that_the_workflow_tests() -> N
 
 def test_the_oldest_torch_is_the_same_in_the_package_its_metadata_its_tests_and_its_page() -> None:
     oldest = ".".join(map(str, OLDEST_TORCH))
-    assert [need for need in PROJECT["project"]["dependencies"] if need.startswith("torch")] == [f"torch>={oldest}"]
+    assert [need for need in PROJECT["project"]["dependencies"] if need.startswith("torch")] == [
+        f"torch>={oldest}"
+    ]
     tested = [version for versions in matrix("torch") for version in versions]
     assert f"{oldest}.0" in tested
     page = (ROOT / "docs" / "releases.md").read_text()

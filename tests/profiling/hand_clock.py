@@ -1,4 +1,5 @@
-"""A clock that stands still until a test moves it, so that what each part takes is known to the nanosecond."""
+"""A clock that stands still until a test moves it, so that what each part takes is known to the
+nanosecond."""
 
 from __future__ import annotations
 
@@ -113,7 +114,9 @@ class SlowTrainer(Trainer):
         return super().train_step(batch)
 
 
-def slow_trainer(clock: HandClock, *, forward=0, backward=0, step=0, takes=(0, 0, 0), **options) -> SlowTrainer:
+def slow_trainer(
+    clock: HandClock, *, forward=0, backward=0, step=0, takes=(0, 0, 0), **options
+) -> SlowTrainer:
     net = SlowNet(clock, forward, backward)
     optimizer = SlowSGD(net.parameters(), lr=0.1)
     optimizer.clock, optimizer.step_takes = clock, step

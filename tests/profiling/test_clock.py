@@ -1,4 +1,5 @@
-"""The clock of a profile: nested parts, exceptions, and accelerators, for which a counter stands in."""
+"""The clock of a profile: nested parts, exceptions, and accelerators, for which a counter stands
+in."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class Device:
 
 
 def run_steps(clock: Clock, hand: HandClock, device: Device, number: int) -> list[int]:
-    """Steps that queue work on the device: 30 forward, 60 backward; the host takes 1 for each. Syncs of each step."""
+    """Steps that queue work on the device: 30 forward, 60 backward; the host takes 1 for each.
+    Syncs of each step."""
     syncs = []
     for _ in range(number):
         before = device.num_syncs
@@ -93,7 +95,9 @@ def test_only_every_nth_step_waits_for_the_accelerator_and_all_time_is_divided_b
     clock.stop()
     assert [index for index, number in enumerate(syncs) if number > 1] == [4, 8]
     parts = divided(clock.spent)
-    assert sum(parts.values()) == sum(clock.spent.values()) == clock.nanoseconds == 12 * (9 + 2 + 90)
+    assert (
+        sum(parts.values()) == sum(clock.spent.values()) == clock.nanoseconds == 12 * (9 + 2 + 90)
+    )
     assert parts["backward"] / parts["forward"] == pytest.approx(61 / 31, rel=0.01)
     assert parts["data"] == pytest.approx(12 * 9, rel=0.01)
 
@@ -105,7 +109,12 @@ def test_after_a_restart_the_second_step_is_measured_already(hand):
     run_steps(clock, hand, device, 3)
     clock.settle()
     assert clock.restart() == 3 * (9 + 2 + 90)
-    assert [number > 1 for number in run_steps(clock, hand, device, 4)] == [False, True, False, False]
+    assert [number > 1 for number in run_steps(clock, hand, device, 4)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
     clock.settle()
     clock.stop()
     assert divided(clock.spent)["forward"] == pytest.approx(4 * 31, rel=0.01)

@@ -29,7 +29,13 @@ def test_each_part_has_exactly_the_time_that_was_spent_in_it(clock, monkeypatch)
     profile = Profile(warmup=0)
     slow = SlowCallback(clock, on_train_step_start=3, on_update_end=5, on_log=7)
     trainer = slow_trainer(
-        clock, forward=100, backward=200, step=50, takes=(11, 13, 17), callbacks=[slow, profile], accumulate=2
+        clock,
+        forward=100,
+        backward=200,
+        step=50,
+        takes=(11, 13, 17),
+        callbacks=[slow, profile],
+        accumulate=2,
     )
     trainer.train(SlowData(clock, 2), 2, batch_size=3)
     steps, updates = 8, 4
@@ -59,18 +65,26 @@ def test_an_evaluation_is_one_part_with_its_own_details_and_callbacks_in_it_stay
 
 def test_the_parts_add_up_to_the_wall_time(points):
     profile = Profile(warmup=2)
-    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, progress="silent").train(points, 3, points)
+    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, progress="silent").train(
+        points, 3, points
+    )
     report = profile.report
     assert sum(report.parts.values()) == report.total == profile._clock.nanoseconds
     assert sum(report.shares.values()) == pytest.approx(1)
-    column = [line.split("%")[0].split()[-1] for line in report.lines() if " %" in line and not line.startswith("    ")]
+    column = [
+        line.split("%")[0].split()[-1]
+        for line in report.lines()
+        if " %" in line and not line.startswith("    ")
+    ]
     tenths = [round(10 * float(text)) for text in column if text.replace(".", "").isdigit()]
     assert sum(tenths[: len(report.parts)]) == 1000
 
 
 def test_steps_of_the_warm_up_are_left_out_and_start_with_them(clock):
     profile, slow = Profile(warmup=3), SlowCallback(clock, on_train_start=1_000_000)
-    slow_trainer(clock, forward=10, callbacks=[profile, slow]).train(SlowData(clock, 0), 1, batch_size=2)
+    slow_trainer(clock, forward=10, callbacks=[profile, slow]).train(
+        SlowData(clock, 0), 1, batch_size=2
+    )
     assert profile.report.parts == {"forward": 3 * 10}
     assert (profile.report.num_steps, profile.report.warmup_steps) == (3, 3)
     assert profile.report.warmup_seconds == (1_000_000 + 3 * 10) / 1e9
@@ -79,7 +93,11 @@ def test_steps_of_the_warm_up_are_left_out_and_start_with_them(clock):
 def test_a_run_within_its_warm_up_is_reported_whole(clock):
     profile = Profile(warmup=50)
     slow_trainer(clock, forward=10, callbacks=profile).train(SlowData(clock, 0), 1, batch_size=2)
-    assert (profile.report.num_steps, profile.report.warmup_steps, profile.report.total) == (6, 0, 60)
+    assert (profile.report.num_steps, profile.report.warmup_steps, profile.report.total) == (
+        6,
+        0,
+        60,
+    )
 
 
 def test_with_a_number_of_steps_the_rest_of_the_run_is_left_alone(clock):
@@ -113,9 +131,14 @@ def test_the_end_of_other_callbacks_is_measured_too(clock):
 
 def test_files_are_checkpoints_and_metrics_are_logging(tmp_path, points):
     profile = Profile(warmup=0)
-    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, run_dir=tmp_path / "run", progress="silent").train(
-        points, 2, points
-    )
+    Trainer(
+        build_net(),
+        sgd,
+        cross_entropy,
+        callbacks=profile,
+        run_dir=tmp_path / "run",
+        progress="silent",
+    ).train(points, 2, points)
     assert {"Checkpoints", "BestModel"} <= profile.report.details("checkpoints").keys()
     assert {"RunRecorder", "ProgressDisplay"} <= profile.report.details("logging").keys()
     assert profile.report.details("callbacks").keys() <= {"Profile", "NonFiniteGuard"}
@@ -136,13 +159,20 @@ def test_a_step_by_hand_in_plain_torch_is_divided_too(clock):
     trainer = Plain(made.model, made._given["optimizer"], callbacks=profile, progress="silent")
     trainer.clock = clock
     trainer.train(SlowData(clock, 0), 1, batch_size=6)
-    assert profile.report.parts == {"forward": 20, "train_step": 34, "backward": 40, "optimizer": 60}
+    assert profile.report.parts == {
+        "forward": 20,
+        "train_step": 34,
+        "backward": 40,
+        "optimizer": 60,
+    }
 
 
 def test_passes_in_another_thread_are_not_counted(clock):
     class Threads(Callback):
         def on_update_end(self, trainer):
-            thread = threading.Thread(target=lambda: trainer.model(torch.ones(1, 6)).sum().backward())
+            thread = threading.Thread(
+                target=lambda: trainer.model(torch.ones(1, 6)).sum().backward()
+            )
             thread.start()
             thread.join()
             clock.take(5)
@@ -203,7 +233,9 @@ class WaitingEvaluation(nn.Linear):
 def profiled(data, eval_data=None, net=None, **options) -> Report:
     profile = Profile(warmup=1)
     options["callbacks"] = [profile, *options.get("callbacks", ())]
-    trainer = Trainer(build_linear() if net is None else net, sgd, cross_entropy, progress="silent", **options)
+    trainer = Trainer(
+        build_linear() if net is None else net, sgd, cross_entropy, progress="silent", **options
+    )
     trainer.train(data, 2, eval_data, batch_size=8)
     return profile.report
 
@@ -231,7 +263,10 @@ MILLISECOND = 1_000_000
     [
         ({"data": 4}, "75 % of the time is waiting for data: "),
         ({"on_update_end": 4}, "Callback SlowCallback takes 50 % of the time in `on_update_end`: "),
-        ({"evaluation": 4}, "Evaluation takes 65 % of the run, 92 % of it waiting for data (num_workers=): "),
+        (
+            {"evaluation": 4},
+            "Evaluation takes 65 % of the run, 92 % of it waiting for data (num_workers=): ",
+        ),
         ({}, "Healthy: 100 % of the time is forward, backward and optimizer."),
     ],
     ids=["data", "callback", "evaluation", "healthy"],
@@ -246,7 +281,11 @@ def test_a_run_gets_the_verdict_of_what_takes_its_time(clock, takes, said):
         callbacks=[profile, SlowCallback(clock, on_update_end=event)],
     )
     data = SlowData(clock, takes.get("data", 0) * MILLISECOND)
-    eval_data = SlowData(clock, takes["evaluation"] * MILLISECOND, length=6) if "evaluation" in takes else None
+    eval_data = (
+        SlowData(clock, takes["evaluation"] * MILLISECOND, length=6)
+        if "evaluation" in takes
+        else None
+    )
     trainer.train(data, 2, eval_data, batch_size=3)
     assert profile.report.verdict.startswith(said)
 

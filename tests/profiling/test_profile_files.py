@@ -27,7 +27,9 @@ sgd = partial(torch.optim.SGD, lr=0.1)
 def test_the_profile_of_a_run_is_in_its_directory(tmp_path, points):
     profile = Profile(warmup=1)
     run_dir = tmp_path / "run"
-    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, run_dir=run_dir, progress="silent").train(points, 2)
+    Trainer(
+        build_net(), sgd, cross_entropy, callbacks=profile, run_dir=run_dir, progress="silent"
+    ).train(points, 2)
     stored = json.loads((run_dir / "profile.json").read_text())
     assert stored == profile.as_dict() == RunView(run_dir).profile
     assert Report.from_dict(stored) == profile.report
@@ -39,7 +41,12 @@ def test_the_profile_of_a_run_is_in_its_directory(tmp_path, points):
 def test_a_resumed_run_is_the_same_and_has_the_profile_of_its_last_process(tmp_path, points):
     def train(name, updates, *callbacks):
         trainer = Trainer(
-            build_net(), sgd, cross_entropy, callbacks=callbacks, run_dir=tmp_path / name, progress="silent"
+            build_net(),
+            sgd,
+            cross_entropy,
+            callbacks=callbacks,
+            run_dir=tmp_path / name,
+            progress="silent",
         )
         trainer.train(points, num_updates=updates, batch_size=8)
         return trainer
@@ -48,14 +55,23 @@ def test_a_resumed_run_is_the_same_and_has_the_profile_of_its_last_process(tmp_p
     train("timed", 5, Profile(warmup=0), Checkpoints(every_updates=1))
     profile = Profile(warmup=0)
     resumed = train("timed", 12, profile, Checkpoints(every_updates=1))
-    assert all(torch.equal(a, b) for a, b in zip(weights_of(plain), weights_of(resumed), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights_of(plain), weights_of(resumed), strict=True)
+    )
     assert profile.report.num_steps == RunView(tmp_path / "timed").profile["num_steps"] == 7
 
 
-def test_a_run_may_be_resumed_with_a_profile_or_without_and_show_says_what_it_covers(tmp_path, points, capsys):
+def test_a_run_may_be_resumed_with_a_profile_or_without_and_show_says_what_it_covers(
+    tmp_path, points, capsys
+):
     def train(updates, *callbacks):
         trainer = Trainer(
-            build_net(), sgd, cross_entropy, callbacks=callbacks, run_dir=tmp_path / "run", progress="silent"
+            build_net(),
+            sgd,
+            cross_entropy,
+            callbacks=callbacks,
+            run_dir=tmp_path / "run",
+            progress="silent",
         )
         return trainer.train(points, num_updates=updates, batch_size=8)
 
@@ -80,12 +96,18 @@ def test_a_failed_run_has_a_profile_too_and_prints_none(tmp_path, points, capsys
 
 def test_the_table_is_printed_unless_the_trainer_is_silent(points, capsys):
     def printed(progress):
-        Trainer(build_net(), sgd, cross_entropy, callbacks=Profile(warmup=0), progress=progress).train(points)
+        Trainer(
+            build_net(), sgd, cross_entropy, callbacks=Profile(warmup=0), progress=progress
+        ).train(points)
         return capsys.readouterr().out
 
     assert printed("silent") == ""
     lines = printed("lines").splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("Where the time went: 2 steps in "))
+    start = next(
+        number
+        for number, line in enumerate(lines)
+        if line.startswith("Where the time went: 2 steps in ")
+    )
     assert lines[start + 1].split() == ["part", "share", "total", "per", "step"]
     assert any(line.split()[:2] == ["all", "100.0"] for line in lines[start:])
 
@@ -93,9 +115,9 @@ def test_the_table_is_printed_unless_the_trainer_is_silent(points, capsys):
 def test_a_trace_of_three_steps_is_written_and_not_counted(tmp_path, points):
     profile = Profile(warmup=1, trace=True, memory=True)
     run_dir = tmp_path / "run"
-    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, run_dir=run_dir, progress="silent").train(
-        points, 2, batch_size=8
-    )
+    Trainer(
+        build_net(), sgd, cross_entropy, callbacks=profile, run_dir=run_dir, progress="silent"
+    ).train(points, 2, batch_size=8)
     events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
     assert sum(event.get("name") == "Optimizer.step#SGD.step" for event in events) == 3
     assert profile.report.num_steps == 2 * 5 - 1 - 3
@@ -113,8 +135,12 @@ def test_a_trace_goes_where_it_is_sent_also_when_the_run_ends_first(tmp_path, po
 
 
 def test_two_profiles_of_one_run_are_refused_and_leave_nothing(points, mistake):
-    trainer = Trainer(build_net(), sgd, cross_entropy, callbacks=[Profile(), Profile()], progress="silent")
-    with mistake("Arguments", "two `Profile` callbacks", ConfigurationError, match="pass one `Profile`"):
+    trainer = Trainer(
+        build_net(), sgd, cross_entropy, callbacks=[Profile(), Profile()], progress="silent"
+    )
+    with mistake(
+        "Arguments", "two `Profile` callbacks", ConfigurationError, match="pass one `Profile`"
+    ):
         trainer.train(points)
     assert traces(trainer)["timed"] == []
     assert torch.autograd.backward.__module__ == "torch.autograd"
@@ -123,7 +149,9 @@ def test_two_profiles_of_one_run_are_refused_and_leave_nothing(points, mistake):
 def test_a_profile_that_is_given_to_another_trainer_begins_anew(clock):
     profile = Profile(warmup=0, steps=1)
     for forward in (10, 20):
-        slow_trainer(clock, forward=forward, callbacks=profile).train(SlowData(clock, 0), 1, batch_size=6)
+        slow_trainer(clock, forward=forward, callbacks=profile).train(
+            SlowData(clock, 0), 1, batch_size=6
+        )
         assert profile.report.parts == {"forward": forward}
 
 
@@ -164,7 +192,12 @@ def test_wrong_arguments_are_refused_at_once(options, said, mistake):
 def test_a_best_model_is_kept_while_a_profile_runs(tmp_path, points):
     profile, best = Profile(), BestModel("eval_loss", restore=True)
     trainer = Trainer(
-        build_net(), sgd, cross_entropy, callbacks=[best, profile], run_dir=tmp_path / "run", progress="silent"
+        build_net(),
+        sgd,
+        cross_entropy,
+        callbacks=[best, profile],
+        run_dir=tmp_path / "run",
+        progress="silent",
     )
     history = trainer.train(points, 3, points)
     assert trainer.evaluate(points)["loss"] == pytest.approx(min(history["eval_loss"]))

@@ -35,14 +35,14 @@ def verdict(nanoseconds, **options) -> str:
         (
             {"data": 62 * S, "forward": 38 * S},
             {"num_workers": 0, "num_cores": 1},
-            "62 % of the time is waiting for data: this process on 1 core cannot go faster: make the data set's "
-            "__getitem__ cheaper (decode once, cache, smaller files).",
+            "62 % of the time is waiting for data: this process on 1 core cannot go faster: make "
+            "the data set's __getitem__ cheaper (decode once, cache, smaller files).",
         ),
         (
             {"data": 62 * S, "forward": 38 * S},
             {"num_workers": 8},
-            "62 % of the time is waiting for data: 8 workers on 8 cores cannot go faster: make the data set's "
-            "__getitem__ cheaper (decode once, cache, smaller files).",
+            "62 % of the time is waiting for data: 8 workers on 8 cores cannot go faster: make "
+            "the data set's __getitem__ cheaper (decode once, cache, smaller files).",
         ),
         (
             {"data": 62 * S, "forward": 38 * S},
@@ -52,61 +52,70 @@ def verdict(nanoseconds, **options) -> str:
         (
             {"callbacks/Slow/on_log": S, "callbacks/Slow/on_update_end": 29 * S, "forward": 70 * S},
             {},
-            "Callback Slow takes 30 % of the time in `on_update_end`: do it less often (every n updates, or in "
-            "`on_log` or `on_epoch_end`).",
+            "Callback Slow takes 30 % of the time in `on_update_end`: do it less often (every n "
+            "updates, or in `on_log` or `on_epoch_end`).",
         ),
         (
             {**{f"callbacks/C{number}/on_log": 10 * S for number in range(4)}, "forward": 60 * S},
             {},
-            "Callbacks take 40 % of the time, C0 most of all (10 %): call them less often, or remove some.",
+            "Callbacks take 40 % of the time, C0 most of all (10 %): call them less often, or "
+            "remove some.",
         ),
         (
             {"evaluation": 10 * S, "evaluation/data": 60 * S, "forward": 30 * S},
             {},
-            "Evaluation takes 70 % of the run, 86 % of it waiting for data (num_workers=): evaluate less often (longer "
-            "epochs), on fewer samples, or in larger batches.",
+            "Evaluation takes 70 % of the run, 86 % of it waiting for data (num_workers=): "
+            "evaluate less often (longer epochs), on fewer samples, or in larger batches.",
         ),
         (
             {"checkpoints/Checkpoints/on_epoch_end": 20 * S, "forward": 80 * S},
             {},
-            "Checkpoints block training for 20 % of the time, most of it in Checkpoints: save less often "
-            "(Checkpoints(every_epochs=None, every_minutes=10)).",
+            "Checkpoints block training for 20 % of the time, most of it in Checkpoints: save "
+            "less often (Checkpoints(every_epochs=None, every_minutes=10)).",
         ),
         (
             {"logging/RunRecorder/on_log": 20 * S, "forward": 80 * S},
             {},
-            "Logging takes 20 % of the time, most of it in RunRecorder: log fewer values, or less often.",
+            "Logging takes 20 % of the time, most of it in RunRecorder: log fewer values, or less "
+            "often.",
         ),
         (
-            {"forward": 20_000_000, "backward": 20_000_000, "train_step": 30_000_000, "other": 2_000_000},
+            {
+                "forward": 20_000_000,
+                "backward": 20_000_000,
+                "train_step": 30_000_000,
+                "other": 2_000_000,
+            },
             {"num_samples": 400},
-            "Batches are tiny: a step of 4 samples takes 720 µs, most of which is the overhead of calling Python and "
-            "torch, not arithmetic: try a larger batch, or compile the model (Runtime(compile='model')).",
+            "Batches are tiny: a step of 4 samples takes 720 µs, most of which is the overhead of "
+            "calling Python and torch, not arithmetic: try a larger batch, or compile the model "
+            "(Runtime(compile='model')).",
         ),
         (
             {"train_step": 40 * S, "forward": 60 * S},
             {},
-            "40 % of the time is code of the training step outside of the models: losses, metrics, reading numbers "
-            "(`.item()`), printing. If a value is not needed in every step, compute it in `on_log` or in the "
-            "evaluation.",
+            "40 % of the time is code of the training step outside of the models: losses, "
+            "metrics, reading numbers (`.item()`), printing. If a value is not needed in every "
+            "step, compute it in `on_log` or in the evaluation.",
         ),
         (
             {"communication": 30 * S, "forward": 70 * S},
             {"world": 2},
-            "30 % of the time is waiting for the other processes: compute more between two updates (`accumulate`, "
-            "larger batches), and check whether one process is slower than the others.",
+            "30 % of the time is waiting for the other processes: compute more between two "
+            "updates (`accumulate`, larger batches), and check whether one process is slower than "
+            "the others.",
         ),
         (
             {"transfer": 30 * S, "forward": 70 * S},
             {"device": "cuda:0"},
-            "30 % of the time is moving batches to cuda:0: use a DataLoader with pin_memory=True, and send less data "
-            "(integers instead of floats, images before they are scaled).",
+            "30 % of the time is moving batches to cuda:0: use a DataLoader with pin_memory=True, "
+            "and send less data (integers instead of floats, images before they are scaled).",
         ),
         (
             {"forward": 60 * S, "evaluation": 25 * S, "other": 15 * S},
             {},
-            "Nothing stands out: 60 % of the time is forward, backward and optimizer; the largest other part is "
-            "evaluation, 25 %.",
+            "Nothing stands out: 60 % of the time is forward, backward and optimizer; the largest "
+            "other part is evaluation, 25 %.",
         ),
         ({}, {}, "Nothing was measured."),
     ],

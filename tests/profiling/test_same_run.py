@@ -19,7 +19,9 @@ sgd = partial(torch.optim.SGD, lr=0.1)
 
 
 def weights_of(trainer: Trainer) -> list[torch.Tensor]:
-    return [value.clone() for model in trainer.models.values() for value in model.state_dict().values()]
+    return [
+        value.clone() for model in trainer.models.values() for value in model.state_dict().values()
+    ]
 
 
 class TwoOptimizers(Trainer):
@@ -50,7 +52,12 @@ def test_results_are_the_same_to_the_last_bit(points, kind, options):
     def train(*callbacks):
         more = {"optimizer": sgd} if kind is Trainer else {}
         given = [*options.get("callbacks", ()), *callbacks]
-        trainer = kind(build_net(), loss_fn=cross_entropy, **{**options, **more, "callbacks": given}, progress="silent")
+        trainer = kind(
+            build_net(),
+            loss_fn=cross_entropy,
+            **{**options, **more, "callbacks": given},
+            progress="silent",
+        )
         return trainer, trainer.train(points, 3, points, batch_size=8)
 
     (plain, history), (timed, with_profile) = train(), train(Profile(warmup=1))
@@ -62,14 +69,24 @@ def test_results_are_the_same_to_the_last_bit(points, kind, options):
 def traces(trainer: Trainer) -> dict[str, object]:
     """Everything that a profile puts something in the place of."""
     run = trainer.run
-    owners = [trainer, run, trainer.runtime, *run.updates.every(), *filter(None, (run.train_stream, run.eval_stream))]
+    owners = [
+        trainer,
+        run,
+        trainer.runtime,
+        *run.updates.every(),
+        *filter(None, (run.train_stream, run.eval_stream)),
+    ]
     hooks = {name: list(found) for name, found in run.hooks.items()}
     optimizers = [
-        len(o._optimizer_step_pre_hooks) + len(o._optimizer_step_post_hooks) for o in trainer.optimizers.values()
+        len(o._optimizer_step_pre_hooks) + len(o._optimizer_step_post_hooks)
+        for o in trainer.optimizers.values()
     ]
     modules = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in trainer.modules.values()]
     return {
-        "methods": [sorted(name for name, value in vars(owner).items() if callable(value)) for owner in owners],
+        "methods": [
+            sorted(name for name, value in vars(owner).items() if callable(value))
+            for owner in owners
+        ],
         "hooks": [len(found) for found in hooks.values()],
         "timed": [hook for found in hooks.values() for hook in found if hasattr(hook, "untimed")],
         "torch": (torch.autograd.backward, optimizers, modules),
@@ -102,11 +119,25 @@ class Failing(Callback):
 
 
 @pytest.mark.parametrize(
-    "event", ["none", "on_train_start", "on_train_step_end", "on_optimizer_start", "on_eval_step_end", "on_train_end"]
+    "event",
+    [
+        "none",
+        "on_train_start",
+        "on_train_step_end",
+        "on_optimizer_start",
+        "on_eval_step_end",
+        "on_train_end",
+    ],
 )
 def test_nothing_stays_wrapped_after_a_run_or_an_exception_in_it(points, event):
     def train(*callbacks):
-        trainer = Trainer(build_net(), sgd, cross_entropy, callbacks=[*callbacks, Failing(event)], progress="silent")
+        trainer = Trainer(
+            build_net(),
+            sgd,
+            cross_entropy,
+            callbacks=[*callbacks, Failing(event)],
+            progress="silent",
+        )
         fails = nullcontext() if event == "none" else pytest.raises(RuntimeError, match="as asked")
         with fails:
             trainer.train(points, 1, points)
@@ -119,9 +150,18 @@ def test_nothing_stays_wrapped_after_a_run_or_an_exception_in_it(points, event):
     assert timed["timed"] == []
 
 
-def test_an_error_before_the_first_step_says_nothing_of_time_and_leaves_nothing(points, tmp_path, mistake):
-    trainer = Trainer(build_net(), sgd, cross_entropy, callbacks=Profile(trace=True), progress="silent")
-    with mistake("Arguments", "`Profile(trace=True)` without a run directory", ConfigurationError, match="pass `run_d"):
+def test_an_error_before_the_first_step_says_nothing_of_time_and_leaves_nothing(
+    points, tmp_path, mistake
+):
+    trainer = Trainer(
+        build_net(), sgd, cross_entropy, callbacks=Profile(trace=True), progress="silent"
+    )
+    with mistake(
+        "Arguments",
+        "`Profile(trace=True)` without a run directory",
+        ConfigurationError,
+        match="pass `run_d",
+    ):
         trainer.train(points)
     assert traces(trainer)["timed"] == []
     assert torch.autograd.backward.__module__ == "torch.autograd"
@@ -138,7 +178,9 @@ def test_copies_of_a_model_made_while_it_is_timed_are_models_of_their_own(points
             self.outputs = copy(torch.ones(2, 6))
 
     copies = Copies()
-    Trainer(build_linear(), sgd, cross_entropy, callbacks=[Profile(), copies], progress="silent").train(points)
+    Trainer(
+        build_linear(), sgd, cross_entropy, callbacks=[Profile(), copies], progress="silent"
+    ).train(points)
     assert copies.outputs.tolist() == [[0.0] * 3] * 2
 
 
@@ -164,7 +206,9 @@ def test_a_compiled_model_is_compiled_once_and_its_time_is_forward(points, how):
         if how == "in place":
             net.compile(backend=backend)
         model = net if how == "in place" else torch.compile(net, backend=backend)
-        Trainer(model, sgd, cross_entropy, callbacks=callbacks, progress="silent").train(points, batch_size=37)
+        Trainer(model, sgd, cross_entropy, callbacks=callbacks, progress="silent").train(
+            points, batch_size=37
+        )
         return len(graphs), net.weight
 
     profile = Profile(warmup=0)

@@ -68,7 +68,8 @@ def take_fresh(path: str, connection: Connection) -> None:
 
 
 def read_until(path: str, count: str, connection: Connection) -> None:
-    """Read a metrics store that is being written until so many rows are seen; send how many each time."""
+    """Read a metrics store that is being written until so many rows are seen; send how many each
+    time."""
     store = MetricsStore(path, read_only=True)
     seen = [0]
     while seen[-1] < int(count):
@@ -84,7 +85,9 @@ def write_metrics_forever(path: str, connection: Connection) -> None:
     """Add rows in batches of 64, telling each time how many are committed, until killed."""
     store = MetricsStore(path)
     for start_at in range(0, 64_000_000, 64):
-        store.add_steps(rows_of((step, step, "loss", step / 3) for step in range(start_at, start_at + 64)))
+        store.add_steps(
+            rows_of((step, step, "loss", step / 3) for step in range(start_at, start_at + 64))
+        )
         store.flush()
         connection.send(start_at + 64)
 
@@ -94,7 +97,10 @@ def assert_summaries_are_those_of_the_values(store):
     for _, step, name, value in store.steps():
         for level in range(1, 7):
             expected.setdefault((name, level, step >> 3 * level), []).append((step, value))
-    query = "SELECT n.name, level, bucket, first_step, last_step, count, nonfinite, min, max, total FROM summaries s"
+    query = (
+        "SELECT n.name, level, bucket, first_step, last_step, count, nonfinite, min, max, "
+        "total FROM summaries s"
+    )
     rows = store._open().connection.execute(f"{query} JOIN names n ON n.id = s.name").fetchall()
     found = {row[:3]: row[3:] for row in rows}
     assert found.keys() == expected.keys()

@@ -1,4 +1,5 @@
-"""Which kept model of a run is the best, and that everything which looks for the best goes by one rule."""
+"""Which kept model of a run is the best, and that everything which looks for the best goes by one
+rule."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from loopwright.checkpoint import write_checkpoint
 from loopwright.cli import main
 from loopwright.cli.sweep import print_results
 from loopwright.cli.sweep.runs import Result, Task, read_result
-from loopwright.doors.lifecycle import EarlyStoppingCallback, SaveBestModelCallback
 from loopwright.initializers import FromCheckpoint
+from loopwright.interfaces.lifecycle import EarlyStoppingCallback, SaveBestModelCallback
 from loopwright.metrics import best
 from loopwright.run import RunManifest, RunView, choose, update_manifest
 from loopwright.run.experiment import load_for_use
-from tests.doors.lifecycle import runs as lifecycle
-from tests.doors.lifecycle.test_watching_callbacks import Scripted as LifecycleScript
-from tests.doors.simple.test_kept_models import scripted as simple_scripted
+from tests.interfaces.lifecycle import runs as lifecycle
+from tests.interfaces.lifecycle.test_watching_callbacks import Scripted as LifecycleScript
+from tests.interfaces.simple.test_kept_models import scripted as simple_scripted
 from tests.mistakes import Mistakes
 
 DATA = TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
@@ -53,20 +54,28 @@ def build_trainer(callbacks: Sequence[Callback], **options: Any) -> Trainer:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return Trainer(model, optimizer, nn.functional.mse_loss, callbacks=callbacks, progress="silent", **options)
+    return Trainer(
+        model, optimizer, nn.functional.mse_loss, callbacks=callbacks, progress="silent", **options
+    )
 
 
-def run_with(folder: Path | None, callbacks: Sequence[Callback], **series: Sequence[float]) -> tuple[Trainer, Script]:
+def run_with(
+    folder: Path | None, callbacks: Sequence[Callback], **series: Sequence[float]
+) -> tuple[Trainer, Script]:
     script = Script(series)
     trainer = build_trainer([script, *callbacks], run_dir=folder)
     trainer.train(DATA, len(next(iter(series.values()))), batch_size=4)
     return trainer, script
 
 
-def keep(run: Path, name: str, metric: str, value: float, update: int, mode: str | None = None) -> None:
+def keep(
+    run: Path, name: str, metric: str, value: float, update: int, mode: str | None = None
+) -> None:
     noted = {"name": metric, "value": value} | ({} if mode is None else {"mode": mode})
     write_checkpoint(
-        run / "kept" / name, {"models": {"model": {"w": torch.zeros(1)}}}, {"update": update, "metric": noted}
+        run / "kept" / name,
+        {"models": {"model": {"w": torch.zeros(1)}}},
+        {"update": update, "metric": noted},
     )
 
 
@@ -74,7 +83,8 @@ def keep(run: Path, name: str, metric: str, value: float, update: int, mode: str
 def test_of_metrics_that_rank_alike_the_one_of_the_first_callback_decides(
     tmp_path: Path, metrics: Sequence[str]
 ) -> None:
-    """Not the one whose model was kept in the earliest epoch, nor the one that is first in the alphabet."""
+    """Not the one whose model was kept in the earliest epoch, nor the one that is first in the
+    alphabet."""
     keeping = [BestModel(name) for name in metrics]
     series = {"eval_f1": [3.0, 2.0, 1.0], "eval_accuracy": [1.0, 2.0, 3.0]}
     run_with(tmp_path, keeping, **series)
@@ -85,10 +95,19 @@ def test_of_metrics_that_rank_alike_the_one_of_the_first_callback_decides(
 
 
 def test_a_metric_that_is_named_decides(tmp_path: Path, mistake: Mistakes) -> None:
-    run_with(tmp_path, [BestModel("eval_loss"), BestModel("eval_f1")], eval_loss=[1.0, 2.0], eval_f1=[0.1, 0.2])
+    run_with(
+        tmp_path,
+        [BestModel("eval_loss"), BestModel("eval_f1")],
+        eval_loss=[1.0, 2.0],
+        eval_f1=[0.1, 0.2],
+    )
     chosen = {name: choose(tmp_path, name) for name in (None, "eval_loss", "eval_f1")}
     found = {name: info and info.metric for name, info in chosen.items()}
-    assert found == {None: ("eval_loss", 1.0), "eval_loss": ("eval_loss", 1.0), "eval_f1": ("eval_f1", 0.2)}
+    assert found == {
+        None: ("eval_loss", 1.0),
+        "eval_loss": ("eval_loss", 1.0),
+        "eval_f1": ("eval_f1", 0.2),
+    }
     with mistake("Checkpoints and resuming", '`choose(run, "accuracy")`, by which no model was kept', CheckpointError,
                  match="models were kept by eval_loss, eval_f1"):  # fmt: skip
         choose(tmp_path, "accuracy")
@@ -99,7 +118,9 @@ def test_a_run_that_kept_nothing_has_no_best_model(tmp_path: Path) -> None:
     assert choose(tmp_path) is None
 
 
-def test_models_that_were_copied_without_their_run_are_chosen_by_the_names_of_their_metrics(tmp_path: Path) -> None:
+def test_models_that_were_copied_without_their_run_are_chosen_by_the_names_of_their_metrics(
+    tmp_path: Path,
+) -> None:
     keep(tmp_path, "a", "accuracy", 0.5, 1)
     keep(tmp_path, "b", "eval_loss", 2.0, 2)
     keep(tmp_path, "c", "eval_loss", 1.0, 3)
@@ -127,8 +148,11 @@ def test_a_mode_that_was_noted_with_a_kept_model_comes_before_the_name(tmp_path:
 
 @pytest.fixture
 def nearest_to_five(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another rule, in the one place there is: whatever the mode, the value nearest to 5 is the best."""
-    monkeypatch.setattr(best, "sort_key", lambda value, mode: (value is None, abs((value or 0.0) - 5.0)))
+    """Another rule, in the one place there is: whatever the mode, the value nearest to 5 is the
+    best."""
+    monkeypatch.setattr(
+        best, "sort_key", lambda value, mode: (value is None, abs((value or 0.0) - 5.0))
+    )
 
 
 def best_model_in_a_directory(folder: Path) -> float:
@@ -207,20 +231,24 @@ def reading_of_a_run(folder: Path) -> float:
     return RunView(folder).best["metric_loss"].value
 
 
-def simple_door(folder: Path) -> float:
+def simple_interface(folder: Path) -> float:
     trainer = simple_scripted("loss", SERIES)
     saved: list[int] = []
     trainer._save_checkpoint = lambda path, epoch, value=None: (  # type: ignore[method-assign]
         saved.append(epoch) if path.endswith("best_model") else None
     )
-    loader = torch.utils.data.DataLoader(TensorDataset(torch.randn(8, 6), torch.zeros(8, dtype=torch.long)), 8)
+    loader = torch.utils.data.DataLoader(
+        TensorDataset(torch.randn(8, 6), torch.zeros(8, dtype=torch.long)), 8
+    )
     trainer.train(loader, len(SERIES), loader, save_dir=folder)
     return SERIES[saved[-1]]
 
 
 def _lifecycle(watching: Any) -> float:
     data = TensorDataset(torch.randn(8, 6), torch.zeros(8, dtype=torch.long))
-    lifecycle.train(lifecycle.build_trainer(callbacks=[LifecycleScript(*SERIES), watching]), data, len(SERIES))
+    lifecycle.train(
+        lifecycle.build_trainer(callbacks=[LifecycleScript(*SERIES), watching]), data, len(SERIES)
+    )
     return float(watching.best_metric)
 
 
@@ -229,7 +257,9 @@ def lifecycle_early_stopping(folder: Path) -> float:
 
 
 def lifecycle_best_model(folder: Path) -> float:
-    return _lifecycle(SaveBestModelCallback(folder / "best", watch_metric="score", greater_is_better=False))
+    return _lifecycle(
+        SaveBestModelCallback(folder / "best", watch_metric="score", greater_is_better=False)
+    )
 
 
 def sweep_value(folder: Path) -> float:
@@ -240,14 +270,35 @@ def sweep_value(folder: Path) -> float:
 
 
 USERS = [
-    *(best_model_in_a_directory, best_model_in_memory, restored_best_model, best_checkpoint, best_metric),
-    *(early_stopping, weights_of_a_run, initializer, export_command, eval_command, experiment_of_a_run),
-    *(reading_of_a_run, sweep_value, simple_door, lifecycle_early_stopping, lifecycle_best_model),
+    *(
+        best_model_in_a_directory,
+        best_model_in_memory,
+        restored_best_model,
+        best_checkpoint,
+        best_metric,
+    ),
+    *(
+        early_stopping,
+        weights_of_a_run,
+        initializer,
+        export_command,
+        eval_command,
+        experiment_of_a_run,
+    ),
+    *(
+        reading_of_a_run,
+        sweep_value,
+        simple_interface,
+        lifecycle_early_stopping,
+        lifecycle_best_model,
+    ),
 ]
 
 
 def _epoch_of(weight: Tensor, script: Script) -> int:
-    return next(at for at, known in enumerate(script.weights) if torch.equal(known, weight.detach()))
+    return next(
+        at for at, known in enumerate(script.weights) if torch.equal(known, weight.detach())
+    )
 
 
 @pytest.mark.parametrize("find", USERS, ids=lambda find: find.__name__)
@@ -257,7 +308,9 @@ def test_the_smallest_is_the_best(tmp_path: Path, find: Callable[[Path], float])
 
 @pytest.mark.usefixtures("nearest_to_five")
 @pytest.mark.parametrize("find", USERS, ids=lambda find: find.__name__)
-def test_a_rule_that_is_changed_in_one_place_is_followed_by(tmp_path: Path, find: Callable[[Path], float]) -> None:
+def test_a_rule_that_is_changed_in_one_place_is_followed_by(
+    tmp_path: Path, find: Callable[[Path], float]
+) -> None:
     assert find(tmp_path) == 5.0
 
 
@@ -272,7 +325,9 @@ def test_a_rule_that_is_changed_in_one_place_orders_runs_and_reports(
     listed = [(run["name"], run["metric"]["value"]) for run in json.loads(capsys.readouterr().out)]
     assert listed == [("near", 4.0), ("high", 7.0), ("low", 1.0)]
     assert main(["show", "runs/high"]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("metric_loss"))
+    row = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("metric_loss")
+    )
     assert row.split()[2] == "7"
     results = [
         Result(Task(name, {}, tmp_path / name), "finished", value)
@@ -284,12 +339,15 @@ def test_a_rule_that_is_changed_in_one_place_orders_runs_and_reports(
 
 
 def test_values_are_compared_in_one_module_only() -> None:
-    """Others call its functions; a sort key, or a sign that follows the mode, would be a second rule."""
+    """Others call its functions; a sort key, or a sign that follows the mode, would be a second
+    rule."""
     own = re.compile(
         r"\bsort_key\b|-\w*value if|value if \S*mode ==|\b(min|max) if mode ==|mode == \"m(in|ax)\" else -"
     )
     source = Path(loopwright.__file__).parent
     found = [
-        str(path.relative_to(source)) for path in source.rglob("*.py") if own.search(path.read_text(encoding="utf-8"))
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        if own.search(path.read_text(encoding="utf-8"))
     ]
     assert found == ["metrics/best.py"]

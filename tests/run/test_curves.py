@@ -1,4 +1,5 @@
-"""Curves at the resolution of a screen: the truth when thinned, every value when zoomed, along any axis."""
+"""Curves at the resolution of a screen: the truth when thinned, every value when zoomed, along any
+axis."""
 
 from __future__ import annotations
 
@@ -34,13 +35,21 @@ def values() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def path(values: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose steps have 2 samples each, two steps an update, ten epochs, a pause after step 20,000."""
+    """A run whose steps have 2 samples each, two steps an update, ten epochs, a pause after step
+    20,000."""
     path = tmp_path_factory.mktemp("run") / "metrics.sqlite"
     store = MetricsStore(path)
     for first in range(0, ROWS, 4000):
         part = enumerate(values[first : first + 4000], start=first + 1)
         store.add_steps(
-            StepRow((step + 1) // 2, step, first // 4000, 2 * step, step / 100, {"loss": value, "lr": 1 / step})
+            StepRow(
+                (step + 1) // 2,
+                step,
+                first // 4000,
+                2 * step,
+                step / 100,
+                {"loss": value, "lr": 1 / step},
+            )
             for step, value in part
         )
         last = first + 4000
@@ -66,9 +75,9 @@ def check(curve, steps: np.ndarray, values: np.ndarray, points: int) -> None:
         known, finite = part[~np.isnan(part)], part[np.isfinite(part)]
         if known.size:
             assert (curve.min[number], curve.max[number]) == (known.min(), known.max())
-        assert math.isclose(curve.mean[number], finite.mean() if finite.size else math.nan, rel_tol=1e-9) or (
-            not finite.size or len(part) == 1
-        )
+        assert math.isclose(
+            curve.mean[number], finite.mean() if finite.size else math.nan, rel_tol=1e-9
+        ) or (not finite.size or len(part) == 1)
 
 
 @given(st.integers(1, ROWS), st.integers(0, ROWS), st.integers(1, 3000))
@@ -84,7 +93,9 @@ def test_a_curve_of_any_range_and_resolution_is_the_truth(path, values, first, l
 def test_a_spike_of_one_step_is_in_every_curve(path, x, points):
     curve = MetricsView(path).curve("loss", x=x, points=points)
     assert 1e6 in curve.max or math.inf in curve.max
-    assert 1e6 in MetricsView(path).curve("loss", x=x, first=None, last=None, points=points * 200).max
+    assert (
+        1e6 in MetricsView(path).curve("loss", x=x, first=None, last=None, points=points * 200).max
+    )
     assert curve.every == round(ROWS / len(curve.places))
 
 
@@ -99,10 +110,19 @@ def test_a_range_may_go_beyond_the_run(path):
     view = MetricsView(path)
     assert view.curve("loss", first=-math.inf, last=math.inf).total == ROWS
     assert view.curve("loss", first=ROWS - 1, last=10**30).places == [ROWS - 1, ROWS]
-    assert view.curve("loss", first=ROWS + 1).places == view.curve("loss", x="wall", last=0).places == []
+    assert (
+        view.curve("loss", first=ROWS + 1).places
+        == view.curve("loss", x="wall", last=0).places
+        == []
+    )
 
 
-AXES = {"update": (6001, 6000), "samples": (24_002, 24_000), "seconds": (120.01, 120), "epoch": (3.00025, 3)}
+AXES = {
+    "update": (6001, 6000),
+    "samples": (24_002, 24_000),
+    "seconds": (120.01, 120),
+    "epoch": (3.00025, 3),
+}
 
 
 @pytest.mark.parametrize("x", AXES)
@@ -115,7 +135,13 @@ def test_a_range_is_in_units_of_its_axis_and_both_ends_are_included(path, x):
 
 def test_time_on_the_wall_has_the_pause_of_a_resumed_run(path):
     curve = MetricsView(path).curve("loss", x="wall", first=1199.985, last=1700.035)
-    assert [round(place, 2) for place in curve.places] == [1199.99, 1200.0, 1700.01, 1700.02, 1700.03]
+    assert [round(place, 2) for place in curve.places] == [
+        1199.99,
+        1200.0,
+        1700.01,
+        1700.02,
+        1700.03,
+    ]
 
 
 def test_a_metric_against_another_is_joined_by_steps(path, values):
@@ -130,9 +156,15 @@ def test_a_metric_against_another_is_joined_by_steps(path, values):
 def test_epochs_have_all_axes(path):
     view = MetricsView(path)
     assert view.epoch_curve("eval_loss").places == list(range(1, 11))
-    assert view.epoch_curve("eval_loss", x="samples").places == [8000 * epoch for epoch in range(1, 11)]
-    assert view.epoch_curve("eval_loss", x="wall", first=1500).places == [1740 + 40 * epoch for epoch in range(5)]
-    assert view.epoch_curve("eval_loss", x="eval_loss").places == [1 / (4000 * epoch) for epoch in range(1, 11)]
+    assert view.epoch_curve("eval_loss", x="samples").places == [
+        8000 * epoch for epoch in range(1, 11)
+    ]
+    assert view.epoch_curve("eval_loss", x="wall", first=1500).places == [
+        1740 + 40 * epoch for epoch in range(5)
+    ]
+    assert view.epoch_curve("eval_loss", x="eval_loss").places == [
+        1 / (4000 * epoch) for epoch in range(1, 11)
+    ]
 
 
 def test_a_metric_that_is_not_there_has_no_columns(path, tmp_path):
@@ -155,13 +187,19 @@ def test_the_work_for_a_curve_does_not_grow_with_the_run(tmp_path):
     costs = []
     for last in (10_000, 80_000):
         first = store.last_step() + 1
-        store.add_steps(StepRow(step, step, 0, step, step / 9, {"loss": 1.0}) for step in range(first, last + 1))
+        store.add_steps(
+            StepRow(step, step, 0, step, step / 9, {"loss": 1.0}) for step in range(first, last + 1)
+        )
         store.flush()
         for x in ("step", "samples", "wall"):
             counted = [0]
             with closing(open_for_reading(path)) as connection:
-                connection.set_progress_handler(lambda counted=counted: counted.__setitem__(0, counted[0] + 1), 1000)
-                step_curve(connection, "loss", x, (last * 0.2, None) if x == "step" else (None, None), 100)
+                connection.set_progress_handler(
+                    lambda counted=counted: counted.__setitem__(0, counted[0] + 1), 1000
+                )
+                step_curve(
+                    connection, "loss", x, (last * 0.2, None) if x == "step" else (None, None), 100
+                )
             costs.append(counted[0])
     store.close()
     assert max(costs) <= 60, costs
@@ -171,11 +209,23 @@ def test_only_what_is_new_is_given_since_a_cursor(tmp_path):
     run = make_demo_run(tmp_path / "run", steps=600, epochs=3)
     view = MetricsView(run / "metrics.sqlite")
     everything = view.since(Cursor(), ["loss", "eval_loss"])
-    assert (everything.steps["loss"].total, everything.epochs["eval_loss"].places) == (600, [200, 400, 600])
-    assert (len(everything.events), len(everything.media)) == (len(view.events()), len(view.media()))
+    assert (everything.steps["loss"].total, everything.epochs["eval_loss"].places) == (
+        600,
+        [200, 400, 600],
+    )
+    assert (len(everything.events), len(everything.media)) == (
+        len(view.events()),
+        len(view.media()),
+    )
     assert everything.cursor == view.cursor() == Cursor.parse(str(view.cursor()))
     nothing = view.since(everything.cursor, ["loss", "eval_loss"])
-    assert (nothing.steps, nothing.epochs, nothing.events, nothing.media, nothing.log_lines) == ({}, {}, [], [], [])
+    assert (nothing.steps, nothing.epochs, nothing.events, nothing.media, nothing.log_lines) == (
+        {},
+        {},
+        [],
+        [],
+        [],
+    )
     grow(run, 50)
     more = view.since(everything.cursor, ["loss", "lr", "absent"], x="samples")
     assert not more.is_reset
@@ -191,7 +241,11 @@ def test_after_a_resume_that_removed_rows_all_is_given_again(tmp_path):
     store.truncate(step=500, epoch=2)
     store.close()
     changes = view.since(cursor, ["loss"])
-    assert (changes.is_reset, changes.steps["loss"].total, changes.epochs["loss"].places) == (True, 500, [200, 400])
+    assert (changes.is_reset, changes.steps["loss"].total, changes.epochs["loss"].places) == (
+        True,
+        500,
+        [200, 400],
+    )
     (run / "metrics.sqlite").unlink()
     assert view.since(changes.cursor, ["loss"]).is_reset
     view.close()
@@ -206,11 +260,14 @@ def test_a_view_that_is_kept_open_sees_what_is_written_later(tmp_path):
         store.flush()
         assert view.curve("loss").places == list(range(1, step + 1))  # while it is written
         store.close()
-        assert view.curve("loss").places == view.curve("loss").places == list(range(1, step + 1))  # and at rest
+        # and at rest
+        assert view.curve("loss").places == view.curve("loss").places == list(range(1, step + 1))
     view.close()
 
 
-@pytest.mark.parametrize("text", ["", "1.2.3", "a.b.c.d.e.f", "1.2.3.4.5.-6", "1.2.3.4.5.6.7", "9" * 40 + ".0.0.0.0.0"])
+@pytest.mark.parametrize(
+    "text", ["", "1.2.3", "a.b.c.d.e.f", "1.2.3.4.5.-6", "1.2.3.4.5.6.7", "9" * 40 + ".0.0.0.0.0"]
+)
 def test_a_text_that_is_no_cursor_is_refused(text):
     with pytest.raises(ValueError, match="is not a cursor"):
         Cursor.parse(text)

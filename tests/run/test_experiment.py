@@ -1,4 +1,5 @@
-"""An experiment of another door: the layer between the command line and doors knows none of them."""
+"""An experiment of another interface: the layer between the command line and interfaces knows none
+of them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ CONFIG = "seed: 3\nname: points\nwidth: 2\nmax_epochs: 2\ndatasets: {train: 8, t
 
 
 class PlainTrainer:
-    """A trainer of a door that is only as large as an experiment needs it."""
+    """A trainer of an interface that is only as large as an experiment needs it."""
 
     def __init__(self, engine: Trainer, datasets: Mapping[str, Any], num_epochs: int) -> None:
         self.engine, self.datasets, self.num_epochs = engine, datasets, num_epochs
@@ -30,7 +31,9 @@ class PlainTrainer:
 
     def train(self, *, resume: bool | str | Path = "auto", changes: str = "refuse") -> History:
         left = self.num_epochs
-        return self.engine.train(self.datasets["train"], left, eval_data=self.datasets["test"], resume=resume)
+        return self.engine.train(
+            self.datasets["train"], left, eval_data=self.datasets["test"], resume=resume
+        )
 
     def evaluate(self, dataset_key: str) -> dict[str, float]:
         return dict(self.engine.evaluate(self.datasets[dataset_key], batch_size=4))
@@ -57,7 +60,9 @@ class PlainExperiment(Experiment[PlainTrainer]):
         model = nn.Linear(self.config.get("width"), 1)
         callbacks = [Checkpoints(every_epochs=1), BestModel("eval_loss", keep=9)]
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        engine = Trainer(model, optimizer, nn.functional.mse_loss, callbacks=callbacks, progress="silent")
+        engine = Trainer(
+            model, optimizer, nn.functional.mse_loss, callbacks=callbacks, progress="silent"
+        )
         return PlainTrainer(engine, datasets, self.config.get("max_epochs"))
 
     def dataset_of(self, trainer: PlainTrainer, key: str) -> Any:
@@ -74,7 +79,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     return load_config(tmp_path / "run.yaml")
 
 
-def test_training_records_the_run_in_a_directory_of_its_name(config: Config, tmp_path: Path) -> None:
+def test_training_records_the_run_in_a_directory_of_its_name(
+    config: Config, tmp_path: Path
+) -> None:
     experiment = PlainExperiment.from_config(config)
     history = experiment.train()
     assert len(history) == 2
@@ -84,12 +91,26 @@ def test_training_records_the_run_in_a_directory_of_its_name(config: Config, tmp
     assert (run.name, run.state, run.config) == (
         "points",
         "finished",
-        {"seed": 3, "name": "points", "width": 2, "max_epochs": 2, "datasets": {"train": 8, "test": 4}},
+        {
+            "seed": 3,
+            "name": "points",
+            "width": 2,
+            "max_epochs": 2,
+            "datasets": {"train": 8, "test": 4},
+        },
     )
-    assert {key: data["length"] for key, data in run.manifest["data"].items()} == {"train": 8, "test": 4}
+    assert {key: data["length"] for key, data in run.manifest["data"].items()} == {
+        "train": 8,
+        "test": 4,
+    }
     assert "the limit is reached" in (run.path / "log.txt").read_text()
     assert experiment.trainer is not None
-    assert experiment.trainer.settings == {"seed": 3, "width": 2, "datasets.train": 8, "datasets.test": 4}
+    assert experiment.trainer.settings == {
+        "seed": 3,
+        "width": 2,
+        "datasets.train": 8,
+        "datasets.test": 4,
+    }
 
 
 def test_a_finished_run_is_evaluated_from_its_directory_alone(config: Config) -> None:
@@ -109,6 +130,6 @@ def test_changes_of_keys_that_are_not_changeable_make_another_run(config: Config
     assert [(change.key, change.first, change.second) for change in changes] == [("width", 5, 2)]
 
 
-def test_mistakes_that_a_door_finds_are_one_error(config: Config, tmp_path: Path) -> None:
+def test_mistakes_that_an_interface_finds_are_one_error(config: Config, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="width"):
         PlainExperiment.from_config(load_config(tmp_path / "run.yaml", ["width=wide"]))

@@ -25,7 +25,9 @@ STORED = Path(__file__).parents[1] / "stored" / "v0_first_edition"
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     make_demo_run(root / "first", steps=300, epochs=3, config={"optimizer.lr": 0.1})
-    make_demo_run(root / "deep" / "second", steps=200, epochs=2, state="failed", media=False, resumed=False)
+    make_demo_run(
+        root / "deep" / "second", steps=200, epochs=2, state="failed", media=False, resumed=False
+    )
     return root
 
 
@@ -66,7 +68,11 @@ def test_columns_become_frames(root):
     columns = run.metrics("loss")
     for frame in (columns.to_pandas(), columns.to_polars()):
         assert list(frame.columns) == list(columns)
-        assert frame["step"].to_list() == columns["step"] if hasattr(frame["step"], "to_list") else True
+        assert (
+            frame["step"].to_list() == columns["step"]
+            if hasattr(frame["step"], "to_list")
+            else True
+        )
         assert len(frame) == 300
     assert isinstance(columns.to_pandas(), pandas.DataFrame)
     assert isinstance(columns.to_polars(), polars.DataFrame)
@@ -78,9 +84,15 @@ def test_config_events_and_best_are_those_of_the_run(root):
     run = loopwright.runs(root)["first"]
     assert run.config["optimizer"]["lr"] == 0.1
     assert run.events["kind"].count("resumed") == 1
-    assert run.events["detail"][run.events["kind"].index("checkpoint")]["path"].startswith("checkpoints/")
+    assert run.events["detail"][run.events["kind"].index("checkpoint")]["path"].startswith(
+        "checkpoints/"
+    )
     best = run.best()
-    assert (best.name, best.value, best.mode) == ("eval_loss", min(run.metrics("eval_loss")["value"]), "min")
+    assert (best.name, best.value, best.mode) == (
+        "eval_loss",
+        min(run.metrics("eval_loss")["value"]),
+        "min",
+    )
     assert run.best("eval_accuracy").value == max(run.metrics("eval_accuracy")["value"])
     assert run.best("eval_loss", "max").value == max(run.metrics("eval_loss")["value"])
 
@@ -89,7 +101,8 @@ def test_the_table_has_a_row_for_each_run_and_a_column_for_each_setting(root):
     table = loopwright.runs(root).table()
     assert table["config.optimizer.lr"] == [0.001, 0.1]
     assert table["path"] == ["deep/second", "first"]
-    assert "config.batch_size" in loopwright.runs(STORED / "plateau").table()  # of a program without a config
+    # of a program without a config
+    assert "config.batch_size" in loopwright.runs(STORED / "plateau").table()
     assert table["best"][1] == loopwright.runs(root)["first"].best().value
 
 
@@ -104,19 +117,33 @@ def test_runs_of_the_first_edition_are_read(tmp_path):
 def test_a_metric_that_is_not_there_is_named_with_those_that_are(root, mistake):
     run = loopwright.runs(root)["first"]
     what = '`run.metrics("los")` of `loopwright.runs`'
-    with mistake("Arguments", what, ConfigurationError, match="Did you mean 'loss'", hide=re.escape(str(root))):
+    with mistake(
+        "Arguments",
+        what,
+        ConfigurationError,
+        match="Did you mean 'loss'",
+        hide=re.escape(str(root)),
+    ):
         run.metrics("los")
-    with pytest.raises(ConfigurationError, match="no metric 'train/grad_norms' of epochs; it has: loss"):
+    with pytest.raises(
+        ConfigurationError, match="no metric 'train/grad_norms' of epochs; it has: loss"
+    ):
         run.best("train/grad_norms")
     with pytest.raises(
-        ConfigurationError, match=r"not known whether smaller or larger values of 'lr' are better: pass mode="
+        ConfigurationError,
+        match=r"not known whether smaller or larger values of 'lr' are better: pass mode=",
     ):
         run.best("lr")
 
 
 def test_a_folder_or_a_run_that_is_not_there_is_named(root, tmp_path, mistake, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with mistake("Arguments", '`loopwright.runs("nowhere")`', ConfigurationError, match="There is no folder 'nowhere'"):
+    with mistake(
+        "Arguments",
+        '`loopwright.runs("nowhere")`',
+        ConfigurationError,
+        match="There is no folder 'nowhere'",
+    ):
         loopwright.runs("nowhere")
     with pytest.raises(KeyError, match=r"There is no run 'frist' in .*similar names: first"):
         loopwright.runs(root)["frist"]
@@ -124,7 +151,10 @@ def test_a_folder_or_a_run_that_is_not_there_is_named(root, tmp_path, mistake, m
 
 
 def test_reading_runs_imports_no_torch(root):
-    program = "import sys, loopwright; loopwright.runs(sys.argv[1]).table(); sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys, loopwright; loopwright.runs(sys.argv[1]).table(); sys.exit('torch' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program, str(root)], check=False).returncode == 0
 
 
@@ -141,6 +171,8 @@ def test_every_key_of_a_config_is_a_setting_whatever_its_name(tmp_path: Path):
         "model.act": "GELU(tanh)",
         "model.d": [],
     }
-    folder = make_demo_run(tmp_path / "run", steps=4, epochs=1, media=False, resumed=False, config=given)
+    folder = make_demo_run(
+        tmp_path / "run", steps=4, epochs=1, media=False, resumed=False, config=given
+    )
     settings = RunView(folder).settings
     assert {key: settings.get(key) for key in given} == given

@@ -13,13 +13,17 @@ from loopwright.errors import CheckpointError, ConfigurationError
 from loopwright.run import RunManifest, update_manifest
 from loopwright.run.environment import WorkTree
 
-IDENTITY = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+IDENTITY = {
+    f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+}
 
 
 def git(directory, *arguments):
     command = ["git", "-c", "init.defaultBranch=main", *arguments]
     environment = os.environ | IDENTITY
-    done = subprocess.run(command, cwd=directory, env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=directory, env=environment, check=True, capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 
@@ -59,11 +63,17 @@ def test_an_update_changes_state_and_progress_and_nothing_else(tmp_path):
     update_manifest(path, state="stopped", reason="early stopping", progress={"update": 9})
     read = RunManifest.read(path)
     assert (read.id, read.created, read.command) == (first.id, first.created, first.command)
-    assert (read.state, read.reason, read.progress) == ("stopped", "early stopping", {"update": 9, "epoch": 1})
+    assert (read.state, read.reason, read.progress) == (
+        "stopped",
+        "early stopping",
+        {"update": 9, "epoch": 1},
+    )
 
 
 def test_a_new_state_does_not_keep_the_reason_of_the_one_before(tmp_path):
-    manifest = RunManifest.collect().changed(state="failed", reason="ValueError").changed(state="running")
+    manifest = (
+        RunManifest.collect().changed(state="failed", reason="ValueError").changed(state="running")
+    )
     assert manifest.reason is None
 
 
@@ -73,7 +83,8 @@ def test_an_unknown_state_is_refused():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"id": 1}', "{" * 100_000, '{"id":1,"created":1,"command":1,"state":"x"}']
+    "text",
+    ["", "[]", "{}", '{"id": 1}', "{" * 100_000, '{"id":1,"created":1,"command":1,"state":"x"}'],
 )
 def test_a_damaged_manifest_is_refused_by_name(tmp_path, text):
     (tmp_path / "run.json").write_text(text)

@@ -12,7 +12,12 @@ from loopwright.run import MetricsStore, MetricsView
 from loopwright.run.schema import open_for_reading
 from tests.forked import call_forked
 from tests.metrics.step_rows import rows_of
-from tests.run.run_helpers import assert_summaries_are_those_of_the_values, read_until, start, write_metrics_forever
+from tests.run.run_helpers import (
+    assert_summaries_are_those_of_the_values,
+    read_until,
+    start,
+    write_metrics_forever,
+)
 
 
 def test_another_process_reads_while_rows_are_added(store):
@@ -46,7 +51,8 @@ def test_rows_are_committed_behind_the_caller_without_being_asked_for(store):
     store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
     store.add_epoch(1, 1, {"eval_loss": 0.25})
     view = MetricsView(store.path)
-    while not view.cursor().epoch:  # until the thread has been there; a store without one makes this hang
+    # until the thread has been there; a store without one makes this hang
+    while not view.cursor().epoch:
         assert store._thread.is_alive()
     assert [point.value for point in view.steps("loss")] == [0.5]
 
@@ -73,7 +79,10 @@ def test_a_fork_leaves_the_queue_to_its_parent_and_writes_what_it_adds_itself(st
         store.close()
 
     assert call_forked(fork, tmp_path).code == 0
-    assert [line.text for line in MetricsView(store.path).log_lines()] == ["before", "from the fork"]
+    assert [line.text for line in MetricsView(store.path).log_lines()] == [
+        "before",
+        "from the fork",
+    ]
     store.add_steps(rows_of([(2, 2, "loss", 0.25)]))
     assert store.steps() == [(1, 1, "loss", 0.5), (2, 2, "loss", 0.25)]
 
@@ -119,7 +128,8 @@ def test_ctrl_c_while_rows_are_written_loses_none(store):
 
 
 def add_steps_forever(path: str, first: str, connection) -> None:
-    """Add a step after the other, as fast as the store takes them in, and tell which; until killed."""
+    """Add a step after the other, as fast as the store takes them in, and tell which; until
+    killed."""
     store = MetricsStore(path)
     store.truncate(step=int(first), epoch=0)
     connection.send("going")
@@ -129,7 +139,8 @@ def add_steps_forever(path: str, first: str, connection) -> None:
 
 
 def test_a_file_survives_many_kills_and_a_run_resumed_after_them_has_each_step_once(tmp_path):
-    """What a reader has seen is never lost, and there is no gap: killed at any moment, also while cutting back."""
+    """What a reader has seen is never lost, and there is no gap: killed at any moment, also while
+    cutting back."""
     random = Random(0)
     path = tmp_path / "metrics.sqlite"
     first = 0
@@ -137,7 +148,8 @@ def test_a_file_survives_many_kills_and_a_run_resumed_after_them_has_each_step_o
         process, connection = start(add_steps_forever, path, first)
         connection.recv()
         time.sleep(random.uniform(0, 0.4))
-        while number == 6 and MetricsView(path).last_step() is None:  # at the end there are steps, on any machine
+        # at the end there are steps, on any machine
+        while number == 6 and MetricsView(path).last_step() is None:
             assert process.is_alive()
         seen = (MetricsView(path).last_step() or (0, 0))[0]
         process.kill()
@@ -150,7 +162,9 @@ def test_a_file_survives_many_kills_and_a_run_resumed_after_them_has_each_step_o
         assert len(steps) >= seen
         first = random.randint(0, len(steps))
     store = MetricsStore(path)
-    assert [row[3] for row in store.steps("loss")] == [step / 3 for step in range(1, len(steps) + 1)]
+    assert [row[3] for row in store.steps("loss")] == [
+        step / 3 for step in range(1, len(steps) + 1)
+    ]
     assert_summaries_are_those_of_the_values(store)
     store.close()
     assert len(steps) > 0
@@ -162,7 +176,8 @@ def test_a_reader_at_the_end_of_a_run_leaves_no_log_behind(tmp_path):
     store.flush()
     reader = open_for_reading(store.path)
     reader.execute("BEGIN")
-    reader.execute("SELECT * FROM step_values").fetchone()  # has the file open while the store closes it
+    # has the file open while the store closes it
+    reader.execute("SELECT * FROM step_values").fetchone()
     closing = threading.Thread(target=store.close)
     closing.start()
     reader.close()

@@ -46,7 +46,10 @@ def test_all_names_are_known(store):
 @settings(max_examples=40, deadline=None)
 def test_every_value_comes_back_bit_for_bit(tmp_path_factory, values):
     """Any eight bytes: NaN with any content, both zeros, subnormal and infinite numbers."""
-    values = [struct.unpack(">d", value.to_bytes(8))[0] if isinstance(value, int) else value for value in values]
+    values = [
+        struct.unpack(">d", value.to_bytes(8))[0] if isinstance(value, int) else value
+        for value in values
+    ]
     store = MetricsStore(tmp_path_factory.mktemp("metrics") / "metrics.sqlite")
     rows = [(step, step, "loss", value) for step, value in enumerate(values)]
     store.add_steps(rows_of(rows))
@@ -66,7 +69,10 @@ def test_plain_sql_sees_numbers_and_null_for_nan(store):
     store.add_steps(rows_of([(1, 1, "loss", 2.0), (2, 2, "loss", math.nan), (3, 3, "loss", 4.0)]))
     store.close()
     connection = sqlite3.connect(store.path)
-    assert connection.execute("SELECT avg(value), count(*) FROM step_metrics").fetchone() == (3.0, 3)
+    assert connection.execute("SELECT avg(value), count(*) FROM step_metrics").fetchone() == (
+        3.0,
+        3,
+    )
     connection.close()
 
 
@@ -78,7 +84,9 @@ def test_whole_numbers_come_back_as_floats(store):
 def test_a_resumed_run_has_the_rows_of_one_that_was_not_interrupted(tmp_path):
     def add(store, first, last):
         for step in range(first, last + 1):
-            store.add_steps(rows_of([(step // 2, step, "loss", 1 / step), (step // 2, step, "norm", math.nan)]))
+            store.add_steps(
+                rows_of([(step // 2, step, "loss", 1 / step), (step // 2, step, "norm", math.nan)])
+            )
             if step % 10 == 0:
                 store.add_epoch(step // 10, step // 2, {"eval_loss": -0.0})
 
@@ -89,7 +97,14 @@ def test_a_resumed_run_has_the_rows_of_one_that_was_not_interrupted(tmp_path):
     resumed.truncate(step=25, epoch=2)
     add(resumed, 26, 40)
     resumed.flush()
-    for table in ("names", "step_values", "epoch_values", "summaries", "step_metrics", "epoch_metrics"):
+    for table in (
+        "names",
+        "step_values",
+        "epoch_values",
+        "summaries",
+        "step_metrics",
+        "epoch_metrics",
+    ):
         query = f"SELECT * FROM {table}"
         rows = [store._open().connection.execute(query).fetchall() for store in (straight, resumed)]
         assert rows[0] == rows[1]
@@ -129,7 +144,8 @@ class Texts(sqlite3.Connection):
 
 
 def test_there_are_few_statements_however_many_rows_are_written_at_once(tmp_path):
-    """SQLite compiles a statement once, and keeps it: one per number of rows took 200 MB in a long run."""
+    """SQLite compiles a statement once, and keeps it: one per number of rows took 200 MB in a long
+    run."""
     connection = sqlite3.connect(":memory:", isolation_level=None, factory=Texts)
     for table, columns in TABLES.items():
         connection.execute(f"CREATE TABLE {table} {columns}")
@@ -138,9 +154,13 @@ def test_there_are_few_statements_however_many_rows_are_written_at_once(tmp_path
         rows = rows_from(step, [{"loss": step + at + 0.25, "zero": 0.0} for at in range(size)])
         write_steps(tables, [LogPoint(rows, wall=step)])
         step += size
-    assert sum("step_values VALUES" in text for text in connection.texts) == 2 * 8  # 1, 2, 4, ... 64, and 4096
+    # 1, 2, 4, ... 64, and 4096
+    assert sum("step_values VALUES" in text for text in connection.texts) == 2 * 8
     assert len(connection.texts) < 30, "of 128 that Python's sqlite3 keeps"
-    query = "SELECT step, value FROM step_values v JOIN names n ON v.name = n.id WHERE n.name = 'loss' ORDER BY step"
+    query = (
+        "SELECT step, value FROM step_values v JOIN names n ON v.name = n.id WHERE n.name = "
+        "'loss' ORDER BY step"
+    )
     assert connection.execute(query).fetchall() == [(at, at + 0.25) for at in range(1, step)]
     connection.close()
 
@@ -213,7 +233,9 @@ AGAIN = st.tuples(st.just("again"), st.integers(0, 300), st.integers(1, 20))
 
 @given(st.lists(ADDED | CUT | AGAIN, max_size=12), st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_summaries_are_those_of_the_values_whatever_was_added_and_cut(tmp_path_factory, actions, random):
+def test_summaries_are_those_of_the_values_whatever_was_added_and_cut(
+    tmp_path_factory, actions, random
+):
     store = MetricsStore(tmp_path_factory.mktemp("metrics") / "metrics.sqlite")
     last = 0
     for action, number, other in actions:
@@ -224,7 +246,9 @@ def test_summaries_are_those_of_the_values_whatever_was_added_and_cut(tmp_path_f
         first = last + 1 + other if action == "add" else min(number, last)
         steps = range(first, first + (number if action == "add" else other))
         pick = [1.0, -2.5, 1e300, math.nan, math.inf, -math.inf, -0.0, 5e-324]
-        store.add_steps(rows_of((step, step, random.choice("ab"), random.choice(pick)) for step in steps))
+        store.add_steps(
+            rows_of((step, step, random.choice("ab"), random.choice(pick)) for step in steps)
+        )
         last = max(last, *steps)
     store.flush()
     assert_summaries_are_those_of_the_values(store)
@@ -237,9 +261,13 @@ def test_a_file_of_a_later_version_is_refused(store, mistake):
     plain = sqlite3.connect(store.path)
     plain.execute("PRAGMA user_version=3")
     plain.close()
-    with mistake("Files", "`metrics.sqlite` of a later Loopwright", CheckpointError, match="have version 3"):
+    with mistake(
+        "Files", "`metrics.sqlite` of a later Loopwright", CheckpointError, match="have version 3"
+    ):
         MetricsView(store.path).names()
     for use in (lambda: store.truncate(step=0, epoch=0), store.close):
-        with pytest.raises(CheckpointError, match=r"reads the versions 0 and 2\. Install the version"):
+        with pytest.raises(
+            CheckpointError, match=r"reads the versions 0 and 2\. Install the version"
+        ):
             use()
     store._queue.clear()

@@ -1,4 +1,5 @@
-"""Metrics of the first edition: read as they are, and brought to today's tables when their run goes on."""
+"""Metrics of the first edition: read as they are, and brought to today's tables when their run goes
+on."""
 
 from __future__ import annotations
 
@@ -27,10 +28,19 @@ def write_old(path: Path, rows: list[tuple[int, int, str, float]]) -> Path:
     """A file as the first edition wrote it."""
     with closing(sqlite3.connect(path)) as old, old:
         old.execute("PRAGMA journal_mode=WAL")
-        old.execute('CREATE TABLE step_metrics ("update" INTEGER, step INTEGER, name TEXT, value REAL, exact BLOB)')
-        old.execute('CREATE TABLE epoch_metrics (epoch INTEGER, "update" INTEGER, name TEXT, value REAL, exact BLOB)')
+        old.execute(
+            'CREATE TABLE step_metrics ("update" INTEGER, step INTEGER, name TEXT, value REAL, '
+            "exact BLOB)"
+        )
+        old.execute(
+            'CREATE TABLE epoch_metrics (epoch INTEGER, "update" INTEGER, name TEXT, value REAL, '
+            "exact BLOB)"
+        )
         odd = (value != value or (value == 0 and math.copysign(1, value) < 0) for *_, value in rows)
-        cells = [(*row, struct.pack(">d", row[3]) if is_odd else None) for row, is_odd in zip(rows, odd, strict=True)]
+        cells = [
+            (*row, struct.pack(">d", row[3]) if is_odd else None)
+            for row, is_odd in zip(rows, odd, strict=True)
+        ]
         old.executemany("INSERT INTO step_metrics VALUES (?, ?, ?, ?, ?)", cells)
         old.execute("INSERT INTO epoch_metrics VALUES (1, 8, 'eval_loss', 0.5, NULL)")
     return path
@@ -46,7 +56,9 @@ def copied(path: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("stored", STORED, ids=lambda path: path.parts[-3])
-def test_a_stored_run_is_read_without_being_changed_and_keeps_its_rows_when_it_goes_on(stored, tmp_path):
+def test_a_stored_run_is_read_without_being_changed_and_keeps_its_rows_when_it_goes_on(
+    stored, tmp_path
+):
     path = copied(stored, tmp_path)
     before, content = rows_in(copied(stored, tmp_path)), path.read_bytes()
     view = MetricsView(path)
@@ -64,7 +76,9 @@ def test_a_stored_run_is_read_without_being_changed_and_keeps_its_rows_when_it_g
     store.close()
     assert rows_in(path) == before
     now = MetricsView(path)
-    assert {name: (now.steps(name), now.epochs(name), now.curve(name)) for name in now.names()} == read
+    assert {
+        name: (now.steps(name), now.epochs(name), now.curve(name)) for name in now.names()
+    } == read
     assert sum(map(len, before)) > 0
 
 
@@ -79,7 +93,9 @@ def test_values_are_the_same_bit_for_bit_before_and_after(tmp_path):
         5e-324,
         struct.unpack(">d", b"\x7f\xf0" + b"\0" * 5 + b"\7")[0],
     ]
-    path = write_old(tmp_path / "metrics.sqlite", [(i, i, "x", value) for i, value in enumerate(values, start=1)])
+    path = write_old(
+        tmp_path / "metrics.sqlite", [(i, i, "x", value) for i, value in enumerate(values, start=1)]
+    )
     expected = [struct.pack(">d", value) for value in values]
     assert [struct.pack(">d", point.value) for point in MetricsView(path).steps("x")] == expected
     store = MetricsStore(path)
@@ -88,7 +104,9 @@ def test_values_are_the_same_bit_for_bit_before_and_after(tmp_path):
 
 
 def test_every_view_answers_for_a_file_of_either_edition(tmp_path):
-    old = write_old(tmp_path / "old.sqlite", [(step, step, "loss", 1 / step) for step in range(1, 100)])
+    old = write_old(
+        tmp_path / "old.sqlite", [(step, step, "loss", 1 / step) for step in range(1, 100)]
+    )
     new = Path(shutil.copy(old, tmp_path / "new.sqlite"))
     store = MetricsStore(new)
     store.truncate(step=1000, epoch=1000)
@@ -96,11 +114,18 @@ def test_every_view_answers_for_a_file_of_either_edition(tmp_path):
     for name in VIEWS:
         answers = [MetricsView(path).query(f"SELECT * FROM {name}") for path in (old, new)]
         assert answers[0].columns == answers[1].columns
-        assert len(answers[0].rows) == len(answers[1].rows) == (99 if name in ("metrics", "step_metrics") else 1)
+        assert (
+            len(answers[0].rows)
+            == len(answers[1].rows)
+            == (99 if name in ("metrics", "step_metrics") else 1)
+        )
 
 
 def test_curves_of_a_file_of_the_first_edition_are_those_of_today(tmp_path):
-    rows = [((step + 1) // 2, step, "loss", math.sin(step) if step % 700 else math.nan) for step in range(1, 5000)]
+    rows = [
+        ((step + 1) // 2, step, "loss", math.sin(step) if step % 700 else math.nan)
+        for step in range(1, 5000)
+    ]
     old = write_old(tmp_path / "old.sqlite", rows)
     new = Path(shutil.copy(old, tmp_path / "new.sqlite"))
     store = MetricsStore(new)

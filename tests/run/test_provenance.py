@@ -1,4 +1,5 @@
-"""What a run stands on: packages, machine, uncommitted changes, and the log and data it is known by."""
+"""What a run stands on: packages, machine, uncommitted changes, and the log and data it is known
+by."""
 
 import logging
 import os
@@ -15,7 +16,9 @@ from loopwright.run.directory import logging_to
 from loopwright.run.environment import describe_hardware, installed_packages, uncommitted_diff
 from loopwright.training.fingerprint import fingerprint
 
-IDENTITY = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+IDENTITY = {
+    f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+}
 
 
 @pytest.fixture
@@ -25,7 +28,13 @@ def repository(tmp_path, monkeypatch):
         pytest.skip("there is no git")
 
     def git(*arguments):
-        subprocess.run(["git", *arguments], cwd=tmp_path, env=os.environ | IDENTITY, check=True, capture_output=True)
+        subprocess.run(
+            ["git", *arguments],
+            cwd=tmp_path,
+            env=os.environ | IDENTITY,
+            check=True,
+            capture_output=True,
+        )
 
     git("init")
     (tmp_path / "train.py").write_text("one\n")
@@ -47,7 +56,12 @@ def test_the_machine_is_described_in_what_json_can_hold(tmp_path):
     manifest.write(tmp_path / "run.json")
     read = RunManifest.read(tmp_path / "run.json")
     assert read == manifest
-    assert (read.name, read.tags, read.data, read.hardware) == ("a", ["b"], {"train": {"length": 3}}, hardware)
+    assert (read.name, read.tags, read.data, read.hardware) == (
+        "a",
+        ["b"],
+        {"train": {"length": 3}},
+        hardware,
+    )
 
 
 def test_a_manifest_from_before_these_entries_can_be_read(tmp_path):
@@ -77,7 +91,9 @@ def test_the_diff_applies_to_the_commit(repository):
     (repository / "train.py").write_bytes(bytes(range(256)))
     diff = uncommitted_diff(repository)
     subprocess.run(["git", "checkout", "."], cwd=repository, check=True, capture_output=True)
-    subprocess.run(["git", "apply", "-"], cwd=repository, input=diff, check=True, capture_output=True)
+    subprocess.run(
+        ["git", "apply", "-"], cwd=repository, input=diff, check=True, capture_output=True
+    )
     assert (repository / "train.py").read_bytes() == bytes(range(256))
 
 
@@ -143,14 +159,19 @@ def test_a_log_is_continued(tmp_path):
     for line in ("first", "second"):
         with logging_to(tmp_path / "log.txt") as logger:
             logger.info(line)
-    assert [line.rpartition(" ")[2] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["first", "second"]
+    assert [
+        line.rpartition(" ")[2] for line in (tmp_path / "log.txt").read_text().splitlines()
+    ] == ["first", "second"]
 
 
 def test_warnings_are_still_printed_where_nobody_set_up_logging(tmp_path):
     program = (
-        "import logging; from pathlib import Path; from loopwright.run.directory import logging_to\n"
+        "import logging; from pathlib import Path; from loopwright.run.directory import "
+        "logging_to\n"
         "with logging_to(Path('log.txt')) as logger:\n"
         "    logger.info('quiet'); logging.getLogger('loopwright').warning('loud')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
     assert done.stderr == "loud\n"

@@ -22,9 +22,14 @@ from loopwright.run.recording import (
 
 
 def choose(
-    resume: Any = "auto", output_path: str | None = None, accept: str | None = "--go-on", **config: Any
+    resume: Any = "auto",
+    output_path: str | None = None,
+    accept: str | None = "--go-on",
+    **config: Any,
 ) -> Destination:
-    return choose_directory(output_path, "first", "id-2", resume, config, changeable={"epochs"}, accept=accept)
+    return choose_directory(
+        output_path, "first", "id-2", resume, config, changeable={"epochs"}, accept=accept
+    )
 
 
 @pytest.fixture
@@ -81,7 +86,10 @@ def test_modules_of_a_folder_are_copied_and_changes_since_are_named(
         (folder / "recorded_module.py").write_text("x = 2\n")
         lines = record_continuation(run, folder, "lr: 2\n")
         assert lines == ["The code has changed since the run began: recorded_module.py."]
-        assert (run.config_path.read_text(), (run.path / "recorded_module.py").read_text()) == ("lr: 2\n", "x = 2\n")
+        assert (run.config_path.read_text(), (run.path / "recorded_module.py").read_text()) == (
+            "lr: 2\n",
+            "x = 2\n",
+        )
     finally:
         del sys.modules["recorded_module"]
 

@@ -30,7 +30,9 @@ def gather_lengths(rank: int, dtype: torch.dtype) -> torch.Tensor:
     return Group.join().gather(torch.full((lengths[rank], 2), rank, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16]
+)
 def test_gather_takes_every_rank_s_real_rows(dtype: torch.dtype) -> None:
     expected = torch.tensor([[0, 0], [0, 0], [2, 2], [2, 2], [2, 2]]).to(dtype)
     for gathered in run_ranks(gather_lengths, 3, dtype):
@@ -44,7 +46,9 @@ def gather_sequences(rank: int) -> torch.Tensor:
 
 def test_gather_fills_other_dimensions_up_to_the_largest() -> None:
     first = [[1, 1], [-1, -1]]
-    assert [g.tolist() for g in run_ranks(gather_sequences, 2)] == [[first, first, [[2, 2], [2, 2]]]] * 2
+    assert [g.tolist() for g in run_ranks(gather_sequences, 2)] == [
+        [first, first, [[2, 2], [2, 2]]]
+    ] * 2
 
 
 def gather_scalars(rank: int) -> torch.Tensor:
@@ -66,7 +70,11 @@ def gather_unlike(rank: int, shapes: list[tuple[int, ...]], dtypes: list[torch.d
 @pytest.mark.parametrize(
     ("shapes", "dtypes", "message"),
     [
-        ([(1, 2), (1, 3)], [torch.float32, torch.float32], "rank 0 (1, 2), rank 1 (1, 3). Pass padding_value="),
+        (
+            [(1, 2), (1, 3)],
+            [torch.float32, torch.float32],
+            "rank 0 (1, 2), rank 1 (1, 3). Pass padding_value=",
+        ),
         ([(1, 2), (1,)], [torch.float32, torch.float32], "number of dimensions differs"),
         ([(1,), (1,)], [torch.float32, torch.int64], "rank 0 torch.float32, rank 1 torch.int64"),
     ],

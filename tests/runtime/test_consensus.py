@@ -74,7 +74,8 @@ def test_request_of_one_rank_is_known_to_all_one_update_later(sends: bool) -> No
 
 
 def sum_flags(rank: int, flags: list[float]) -> tuple[float, float]:
-    """A flag as a tensor, as on a GPU: summed in a gradient bucket, and in an all-reduce of its own."""
+    """A flag as a tensor, as on a GPU: summed in a gradient bucket, and in an all-reduce of its
+    own."""
     group = Group.join()
     consensus = RequestConsensus(group.host_group)
     message = consensus.message(torch.tensor(flags[rank]))
@@ -90,5 +91,7 @@ def sum_flags(rank: int, flags: list[float]) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("flags", "expected"), [([0.0, 0.0, 0.0], 0.0), ([0.0, 1.0, 0.0], 1.0), ([1.0, 1.0, 1.0], 1.0)]
 )
-def test_flag_on_a_device_is_set_on_all_ranks_if_it_is_on_one(flags: list[float], expected: float) -> None:
+def test_flag_on_a_device_is_set_on_all_ranks_if_it_is_on_one(
+    flags: list[float], expected: float
+) -> None:
     assert run_ranks(sum_flags, 3, flags) == [(expected, expected)] * 3

@@ -1,4 +1,5 @@
-"""Gradients averaged over ranks with a message; batch norm over the batch of all ranks, as in one process."""
+"""Gradients averaged over ranks with a message; batch norm over the batch of all ranks, as in one
+process."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ SETUPS = [(2, "ddp"), (3, "fsdp"), (4, "ddp")]
 
 
 class WithoutMemory(nn.Module):
-    """Batch norm without running statistics, which in evaluation would depend on how the data is divided."""
+    """Batch norm without running statistics, which in evaluation would depend on how the data is
+    divided."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +49,8 @@ def build(momentum: float | None = 0.1) -> nn.Sequential:
 
 
 def build_data() -> TensorDataset:
-    """So many that the last batch has fewer samples than four processes, and parts are never all alike."""
+    """So many that the last batch has fewer samples than four processes, and parts are never all
+    alike."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(25, 2, 4, 4, generator=generator, dtype=torch.float64)
     return TensorDataset(x, x.flatten(1)[:, :3])
@@ -67,8 +70,16 @@ def train(rank: int, strategy: str | None) -> list[Any]:
             progress="silent",
         )
         history = trainer.train(build_data(), num_epochs=2, eval_data=build_data(), batch_size=11)
-        kinds = {type(part).__name__ for part in model.modules() if "BatchNorm" in type(part).__name__}
-        results.append({"state": weights_of(model), "names": list(model.state_dict()), "epochs": history.epochs})
+        kinds = {
+            type(part).__name__ for part in model.modules() if "BatchNorm" in type(part).__name__
+        }
+        results.append(
+            {
+                "state": weights_of(model),
+                "names": list(model.state_dict()),
+                "epochs": history.epochs,
+            }
+        )
         assert kinds == ({"BatchNorm1d", "BatchNorm2d"} if strategy is None else {"SyncBatchNorm"})
     return results
 
@@ -79,7 +90,9 @@ def alone() -> list[Any]:
 
 
 @pytest.mark.parametrize(("world", "strategy"), SETUPS)
-def test_weights_and_statistics_equal_those_of_one_process(world: int, strategy: str, alone: list[Any]) -> None:
+def test_weights_and_statistics_equal_those_of_one_process(
+    world: int, strategy: str, alone: list[Any]
+) -> None:
     for ours in run_ranks(train, world, strategy):
         assert_same(ours, alone)
 
@@ -109,11 +122,17 @@ def test_torchs_own_which_needs_cuda_is_replaced_too() -> None:
 
 def average(rank: int, flags: tuple[float, float]) -> tuple[list[Tensor | None], list[float]]:
     group = Group.join()
-    params = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(()))]
+    params = [
+        nn.Parameter(torch.zeros(2, 3)),
+        nn.Parameter(torch.zeros(4)),
+        nn.Parameter(torch.zeros(())),
+    ]
     params[0].grad = torch.full((2, 3), float(rank))
     if rank == 1:
         params[1].grad = torch.ones(4)
-    message = Averaging(None, group.world).average(params, torch.tensor([flags[rank], 0.0, 7.0 if rank == 0 else 0.0]))
+    message = Averaging(None, group.world).average(
+        params, torch.tensor([flags[rank], 0.0, 7.0 if rank == 0 else 0.0])
+    )
     assert message is not None
     return [param.grad for param in params], message.tolist()
 

@@ -30,7 +30,10 @@ SRUN = {
 
 
 def test_without_any_variable_there_is_no_launch() -> None:
-    assert Launch.from_environment({"PATH": "/bin", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}) is None
+    assert (
+        Launch.from_environment({"PATH": "/bin", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"})
+        is None
+    )
 
 
 def test_torchrun_says_everything_itself() -> None:
@@ -60,7 +63,9 @@ def test_half_of_torchruns_variables_is_refused_with_the_missing_one(missing: st
         ({"MASTER_PORT": "0"}, "MASTER_PORT is 0"),
     ],
 )
-def test_variables_that_contradict_each_other_are_refused_by_name(changed: dict[str, str], message: str) -> None:
+def test_variables_that_contradict_each_other_are_refused_by_name(
+    changed: dict[str, str], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Launch.from_environment(TORCHRUN | changed)
 
@@ -104,7 +109,9 @@ def test_a_lone_process_under_slurm_is_no_launch(changed: dict[str, str | None])
 
 @pytest.mark.parametrize("missing", ["SLURM_LOCALID", "SLURM_NTASKS"])
 def test_an_srun_step_that_lacks_a_number_is_refused_with_its_name(missing: str) -> None:
-    half = {name: value for name, value in SRUN.items() if name not in (missing, "SLURM_STEP_NUM_TASKS")}
+    half = {
+        name: value for name, value in SRUN.items() if name not in (missing, "SLURM_STEP_NUM_TASKS")
+    }
     with pytest.raises(ConfigurationError, match=missing):
         Launch.from_environment(half)
 

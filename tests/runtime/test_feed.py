@@ -1,4 +1,5 @@
-"""The next batch goes to the device while the present one computes; shown by the order of events, without a device."""
+"""The next batch goes to the device while the present one computes; shown by the order of events,
+without a device."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ INPUTS = torch.arange(float(NUM_SAMPLES)).unsqueeze(1)
 
 
 class Recording(Runtime):
-    """The CPU as if it were a device with memory of its own; notes which batches are moved there."""
+    """The CPU as if it were a device with memory of its own; notes which batches are moved
+    there."""
 
     def __init__(self, events: list[str]) -> None:
         super().__init__("cpu")
@@ -86,7 +88,9 @@ def build(runtime: Runtime, kind: type[Trainer] = Trainer, **settings: Any) -> T
     return kind(model, optimizer, nn.functional.mse_loss, runtime=runtime, **settings)
 
 
-def events_of(data: Any = None, kind: type[Noting] = Noting, accumulate: int = 1, **limits: Any) -> list[str]:
+def events_of(
+    data: Any = None, kind: type[Noting] = Noting, accumulate: int = 1, **limits: Any
+) -> list[str]:
     events: list[str] = []
     trainer = build(Recording(events), kind, accumulate=accumulate)
     trainer.events = events  # type: ignore[attr-defined]
@@ -99,12 +103,17 @@ def ahead(last: int) -> list[str]:
     """The events of an epoch in which each batch is moved before the step before it is computed."""
     events = ["move 0"]
     for number in range(last + 1):
-        events += ([f"move {number + 1}"] if number < last else []) + [f"step {number}", f"read {number}"]
+        events += ([f"move {number + 1}"] if number < last else []) + [
+            f"step {number}",
+            f"read {number}",
+        ]
     return events
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 4, 9])
-def test_a_batch_is_moved_before_the_step_before_it_and_never_more_than_one_ahead(accumulate: int) -> None:
+def test_a_batch_is_moved_before_the_step_before_it_and_never_more_than_one_ahead(
+    accumulate: int,
+) -> None:
     assert events_of(accumulate=accumulate) == ahead(5)
 
 
@@ -134,12 +143,23 @@ def test_a_list_of_batches_is_moved_ahead() -> None:
 
 def test_samples_of_a_data_set_in_this_process_are_not_fetched_ahead() -> None:
     events = [event for event in events_of(Samples, num_updates=3) if not event.startswith("move")]
-    assert events == [f"{what} {number}" for number in range(3) for what in ("fetch", "step", "read")]
+    assert events == [
+        f"{what} {number}" for number in range(3) for what in ("fetch", "step", "read")
+    ]
 
 
 def test_the_other_batches_of_a_window_are_moved_ahead_where_fetching_is_not() -> None:
     events = events_of(Samples, accumulate=2, num_updates=2)
-    window = ["fetch {0}", "fetch {1}", "move {0}", "move {1}", "step {0}", "read {0}", "step {1}", "read {1}"]
+    window = [
+        "fetch {0}",
+        "fetch {1}",
+        "move {0}",
+        "move {1}",
+        "step {0}",
+        "read {0}",
+        "step {1}",
+        "read {1}",
+    ]
     assert events == [event.format(start, start + 1) for start in (0, 2) for event in window]
 
 
@@ -209,7 +229,9 @@ def test_a_batch_that_is_not_asked_for_next_is_dropped() -> None:
 
 
 DATA = {
-    "tensors": lambda: DataLoader(TensorDataset(INPUTS, INPUTS), batch_size=BATCH_SIZE, shuffle=True),
+    "tensors": lambda: DataLoader(
+        TensorDataset(INPUTS, INPUTS), batch_size=BATCH_SIZE, shuffle=True
+    ),
     "samples": lambda: DataLoader(Samples(), batch_size=BATCH_SIZE, shuffle=True),
     "workers": lambda: DataLoader(Samples(), batch_size=BATCH_SIZE, shuffle=True, num_workers=1),
     "batches": lambda: [(INPUTS[n : n + 2], INPUTS[n : n + 2]) for n in range(0, 10, 2)],
@@ -217,9 +239,16 @@ DATA = {
 
 
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA)
-@pytest.mark.parametrize(("accumulate", "limits"), [(1, {"num_epochs": 2}), (2, {"num_samples": 17})])
-def test_a_run_is_the_same_with_and_without_a_feed(data: Any, accumulate: int, limits: dict[str, int]) -> None:
-    plain, fed = build(Runtime("cpu"), accumulate=accumulate), build(Recording([]), accumulate=accumulate)
+@pytest.mark.parametrize(
+    ("accumulate", "limits"), [(1, {"num_epochs": 2}), (2, {"num_samples": 17})]
+)
+def test_a_run_is_the_same_with_and_without_a_feed(
+    data: Any, accumulate: int, limits: dict[str, int]
+) -> None:
+    plain, fed = (
+        build(Runtime("cpu"), accumulate=accumulate),
+        build(Recording([]), accumulate=accumulate),
+    )
     for trainer in (plain, fed):
         trainer.train(data(), eval_data=data(), **limits)
     assert_same_model(fed.model, plain.model)
@@ -228,7 +257,9 @@ def test_a_run_is_the_same_with_and_without_a_feed(data: Any, accumulate: int, l
 
 
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA)
-def test_a_run_stopped_after_any_update_goes_on_as_if_it_had_not_been(data: Any, tmp_path: Path) -> None:
+def test_a_run_stopped_after_any_update_goes_on_as_if_it_had_not_been(
+    data: Any, tmp_path: Path
+) -> None:
     whole = build(Runtime("cpu"))
     whole.train(data(), 2)
     every = 4 if isinstance(data(), DataLoader) and data().num_workers else 1

@@ -57,7 +57,9 @@ def test_failed_processes_are_started_again_as_often_as_allowed(tmp_path: Path) 
 
 
 def test_a_lambda_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ConfigurationError, match="Define the function at the top level of a module"):
+    with pytest.raises(
+        ConfigurationError, match="Define the function at the top level of a module"
+    ):
         launch(lambda: None)
 
 
@@ -68,23 +70,37 @@ def test_a_result_that_cannot_be_sent_is_refused_with_what_to_do() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"processes": 0}, "processes=0"), ({"max_restarts": -1}, "max_restarts=-1"), ({"start_method": "x"}, "'x'")],
+    [
+        ({"processes": 0}, "processes=0"),
+        ({"max_restarts": -1}, "max_restarts=-1"),
+        ({"start_method": "x"}, "'x'"),
+    ],
 )
-def test_wrong_settings_are_refused_before_anything_is_started(options: dict[str, object], message: str) -> None:
+def test_wrong_settings_are_refused_before_anything_is_started(
+    options: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         launch(launched.leave, **options)  # type: ignore[arg-type]
 
 
 def test_this_process_is_left_as_it_was() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)], dict(os.environ)
+    before = (
+        [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)],
+        dict(os.environ),
+    )
     launch(launched.multiply, 1, processes=1, start_method="fork")
-    assert ([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)], dict(os.environ)) == before
+    assert (
+        [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)],
+        dict(os.environ),
+    ) == before
 
 
 @pytest.mark.long
 def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text("from loopwright.runtime.launch import launch\n\ndef f(): pass\n\nlaunch(f, processes=1)\n")
+    program.write_text(
+        "from loopwright.runtime.launch import launch\n\ndef f(): pass\n\nlaunch(f, processes=1)\n"
+    )
     run = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
     assert run.returncode == 1
     assert "put the call under `if __name__ == '__main__':`" in run.stderr

@@ -41,7 +41,9 @@ def test_frozen_batch_norm_stays_frozen_through_training_and_evaluation(points):
     net = build_net()
     net[1].eval()
     running = net[1].running_mean.clone()
-    Trainer(net, sgd, cross_entropy, progress="silent").train(points, 2, eval_data=points, batch_size=8)
+    Trainer(net, sgd, cross_entropy, progress="silent").train(
+        points, 2, eval_data=points, batch_size=8
+    )
     assert modes(net) == [True, True, False, True, True, True]
     assert torch.equal(net[1].running_mean, running)
 
@@ -59,7 +61,10 @@ def test_a_teacher_in_eval_mode_stays_in_eval_mode(points, is_frozen):
 
     class Distilling(Trainer):
         def configure_models(self):
-            self.student, self.teacher = build_linear(), build_net().eval().requires_grad_(not is_frozen)
+            self.student, self.teacher = (
+                build_linear(),
+                build_net().eval().requires_grad_(not is_frozen),
+            )
 
         def configure_optimizers(self):
             self.optimizer = torch.optim.SGD(self.student.parameters(), 0.1)
@@ -94,7 +99,9 @@ def test_modes_are_restored_after_an_evaluation_nested_in_training(points):
     ours, theirs = build_net(), build_net()
     ours[3].eval()
     theirs[3].eval()
-    Trainer(ours, sgd, cross_entropy, callbacks=[Peek()], progress="silent").train(points, batch_size=8)
+    Trainer(ours, sgd, cross_entropy, callbacks=[Peek()], progress="silent").train(
+        points, batch_size=8
+    )
     Trainer(theirs, sgd, cross_entropy, progress="silent").train(points, batch_size=8)
     assert_same_model(ours, theirs)
 
@@ -111,7 +118,9 @@ def test_optimizers_that_have_modes_are_switched_with_the_models(points):
 
     net = build_linear()
     Switching.log.clear()
-    Trainer(net, Switching(net.parameters(), 0.1), cross_entropy, progress="silent").train(points, 1, eval_data=points)
+    Trainer(net, Switching(net.parameters(), 0.1), cross_entropy, progress="silent").train(
+        points, 1, eval_data=points
+    )
     assert Switching.log == ["train", "eval", "train"]
 
 

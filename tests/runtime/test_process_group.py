@@ -10,7 +10,9 @@ from loopwright.runtime.process_group import Group
 from tests.distributed.ranks import run_ranks
 
 
-def sum_tables(rank: int, tables: list[dict[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
+def sum_tables(
+    rank: int, tables: list[dict[str, tuple[float, float]]]
+) -> dict[str, tuple[float, float]]:
     return Group.join().sum_table(tables[rank])
 
 
@@ -39,7 +41,10 @@ def share_objects(rank: int) -> tuple[list[Any], Any, int, bool]:
 
 def test_objects_are_gathered_by_rank_and_broadcast_from_one() -> None:
     by_rank = [{"rank": 0}, {"rank": 1}]
-    assert run_ranks(share_objects, 2) == [(by_rank, "from 1", 0, True), (by_rank, "from 1", 1, False)]
+    assert run_ranks(share_objects, 2) == [
+        (by_rank, "from 1", 0, True),
+        (by_rank, "from 1", 1, False),
+    ]
 
 
 def join_twice(rank: int) -> bool:

@@ -1,4 +1,5 @@
-"""FSDP2's reduce-scatter on the CPU: the shards that torch's own gives, and a message that is summed in it."""
+"""FSDP2's reduce-scatter on the CPU: the shards that torch's own gives, and a message that is
+summed in it."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ from tests.distributed.ranks import run_ranks
 
 
 def scatter(rank: int, dtype: torch.dtype, op: str) -> tuple[bool, list[float] | None, bool]:
-    """Whether the shard is torch's, the summed message, and whether it is left for a later collective."""
+    """Whether the shard is torch's, the summed message, and whether it is left for a later
+    collective."""
     Group.join()
     reduce_op = getattr(dist.ReduceOp, op)
     given = torch.randn(8, generator=torch.Generator().manual_seed(rank)).to(dtype)
     theirs, reduce_scatter = torch.empty(4, dtype=dtype), HostReduceScatter()
-    scatter_from: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # newer and older name
+    # newer and older name
+    scatter_from: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     scatter_from(theirs, given.clone(), op=reduce_op)
     allocate: Any = reduce_scatter.allocate
     flat, ours = (allocate((size,), dtype=dtype, device=torch.device("cpu")) for size in (8, 4))
@@ -46,7 +49,9 @@ def test_a_dtype_that_would_round_a_message_leaves_it_for_a_later_collective() -
 
 def build() -> nn.Sequential:
     torch.manual_seed(3)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)), nn.Linear(6, 2))
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)), nn.Linear(6, 2)
+    )
 
 
 def train_both(rank: int) -> list[tuple[Tensor, Tensor]]:
@@ -55,7 +60,9 @@ def train_both(rank: int) -> list[tuple[Tensor, Tensor]]:
     x, y = torch.randn(24, 6, generator=generator), torch.randn(24, 2, generator=generator)
     ours: Any = build()
     optimizer = torch.optim.SGD(ours.parameters(), 0.1, momentum=0.9)
-    trainer = Trainer(ours, optimizer, nn.MSELoss(), runtime=DistributedRuntime("fsdp"), progress="silent")
+    trainer = Trainer(
+        ours, optimizer, nn.MSELoss(), runtime=DistributedRuntime("fsdp"), progress="silent"
+    )
     trainer.train(DataLoader(TensorDataset(x, y), batch_size=4), num_updates=6)
     theirs: Any = build()
     for block in theirs[:3]:
@@ -67,7 +74,10 @@ def train_both(rank: int) -> list[tuple[Tensor, Tensor]]:
         optimizer.zero_grad()
         nn.functional.mse_loss(theirs(x[at].clone()), y[at].clone()).backward()
         optimizer.step()
-    return [(a.full_tensor(), b.full_tensor()) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)]
+    return [
+        (a.full_tensor(), b.full_tensor())
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+    ]
 
 
 def test_training_is_that_of_the_loop_written_with_fsdp2_to_the_last_bit() -> None:

@@ -27,7 +27,9 @@ def received() -> Iterator[list[int]]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_a_signal_after_the_last_check_reaches_the_handler_of_the_program(received: list[int]) -> None:
+def test_a_signal_after_the_last_check_reaches_the_handler_of_the_program(
+    received: list[int],
+) -> None:
     with Signals():
         os.kill(os.getpid(), signal.SIGTERM)
         assert received == []
@@ -41,7 +43,9 @@ def test_an_interrupt_after_the_last_check_raises_as_without_training() -> None:
     assert not signals.is_handling
 
 
-def test_an_exception_that_leaves_training_is_not_followed_by_the_signal(received: list[int]) -> None:
+def test_an_exception_that_leaves_training_is_not_followed_by_the_signal(
+    received: list[int],
+) -> None:
     def leave() -> None:
         with Signals():
             os.kill(os.getpid(), signal.SIGTERM)
@@ -66,14 +70,21 @@ def train(rank: int, folder: Path) -> str:
     runtime = DistributedRuntime("ddp")
     x = torch.ones(8, 1)
     trainer = Trainer(
-        model, optimizer, nn.functional.mse_loss, runtime=runtime, callbacks=SignalAtEnd(), progress="silent"
+        model,
+        optimizer,
+        nn.functional.mse_loss,
+        runtime=runtime,
+        callbacks=SignalAtEnd(),
+        progress="silent",
     )
     trainer.train((x, x), 1, batch_size=4)
     (folder / f"returned-{rank}").touch()
     return "returned"
 
 
-def test_a_signal_that_one_process_gets_after_the_last_update_ends_that_process(tmp_path: Path) -> None:
+def test_a_signal_that_one_process_gets_after_the_last_update_ends_that_process(
+    tmp_path: Path,
+) -> None:
     first, second = start_ranks(train, 2, tmp_path)
     assert first.value == "returned"
     assert second.code == -signal.SIGTERM

@@ -1,4 +1,5 @@
-"""A rank that raises, dies or gets stuck ends the others soon, and what matters is what is shown."""
+"""A rank that raises, dies or gets stuck ends the others soon, and what matters is what is
+shown."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from loopwright.runtime.watchdog import watched
 from tests.distributed.ranks import Ended, run_ranks, start_ranks
 
 SCRIPTS = Path(__file__).parent.parent / "distributed" / "scripts"
-LIMIT = 120.0  # the promise is 10 s, for machines that have time for their processes; collectives give up after 600 s
+# the promise is 10 s, for machines that have time for their processes; collectives give up after
+# 600 s
+LIMIT = 120.0
 
 
 def reduce_forever(group: Group, heartbeat: watchdog.Heartbeat) -> None:
@@ -71,15 +74,24 @@ def test_a_rank_that_raises_ends_the_others_with_one_line_each(tmp_path: Path, o
 
 
 @pytest.mark.parametrize("others", ["in collectives", "computing"])
-def test_a_rank_that_is_killed_ends_the_others_with_one_line_each(tmp_path: Path, others: str) -> None:
+def test_a_rank_that_is_killed_ends_the_others_with_one_line_each(
+    tmp_path: Path, others: str
+) -> None:
     ended = start_ranks(fail_on_rank_1, 3, "kill", others, tmp_path)
-    check_followers(ended, tmp_path, r"its process \(\d+ on \S+\) ended without a message: killed, or out of memory")
+    check_followers(
+        ended,
+        tmp_path,
+        r"its process \(\d+ on \S+\) ended without a message: killed, or out of memory",
+    )
     assert ended[1].code == -signal.SIGKILL
 
 
 def test_torchrun_learns_which_rank_failed_first(tmp_path: Path) -> None:
     start_ranks(fail_on_rank_1, 3, "raise", "in collectives", tmp_path)
-    reported = [json.loads((tmp_path / f"error{rank}").read_text())["message"]["extraInfo"] for rank in range(3)]
+    reported = [
+        json.loads((tmp_path / f"error{rank}").read_text())["message"]["extraInfo"]
+        for rank in range(3)
+    ]
     assert min(range(3), key=lambda rank: int(reported[rank]["timestamp"])) == 1
     assert "raise ValueError" in reported[1]["py_callstack"]
     assert reported[0]["py_callstack"] == "rank 0 stops: rank 1 failed: ValueError: a bad sample"
@@ -137,7 +149,8 @@ def test_a_collective_that_times_out_names_rank_and_place_and_shows_who_is_stuck
     ended = start_ranks(get_stuck, 2)
     assert [rank.code for rank in ended] == [1, 1]
     assert (
-        "CommunicationError: Rank 0 of 2, at update 4: the other processes did not answer within 8 s" in ended[0].error
+        "CommunicationError: Rank 0 of 2, at update 4: the other processes did not answer within "
+        "8 s" in ended[0].error
     )
     assert "rank 1 is at update 4:" in ended[1].stderr
     assert "in wait_forever" in ended[1].stderr
@@ -153,7 +166,11 @@ def save_for_long(rank: int) -> int | None:
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(4.0)
         group.barrier("after it")
-        stop, signals.requested = signals.stop, None  # else it would be raised again after the block
+        # else it would be raised again after the block
+        stop, signals.requested = (
+            signals.stop,
+            None,
+        )
         return stop
 
 
@@ -187,7 +204,10 @@ def stop_until_gone(group: Group) -> None:
 def test_a_signal_ends_a_rank_that_is_stuck_in_a_collective_with_one_who_is_silent() -> None:
     ended = start_ranks(lose_a_silent_peer, 2)
     assert ended[0].code == 1
-    assert ended[0].stderr == "rank 0 stops: asked to stop (SIGTERM), but there is no heartbeat from rank 1\n"
+    assert (
+        ended[0].stderr
+        == "rank 0 stops: asked to stop (SIGTERM), but there is no heartbeat from rank 1\n"
+    )
 
 
 def train_in_turn(rank: int) -> list[str]:
@@ -219,7 +239,14 @@ def test_a_rank_that_ends_well_before_the_others_is_not_missed() -> None:
 @pytest.mark.parametrize("how", ["raise", pytest.param("kill", marks=pytest.mark.long)])
 def test_torchrun_ends_soon_and_shows_the_root_cause_last(tmp_path: Path, how: str) -> None:
     note = tmp_path / "failed"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     run = subprocess.run(
         [*command, str(SCRIPTS / "failing.py"), how, str(note)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

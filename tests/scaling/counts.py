@@ -1,4 +1,5 @@
-"""One update of a trainer on real processes: the collectives that it launched and the bytes that each rank holds."""
+"""One update of a trainer on real processes: the collectives that it launched and the bytes that
+each rank holds."""
 
 from __future__ import annotations
 
@@ -16,11 +17,21 @@ from loopwright import Callback, DistributedRuntime, Mesh, Trainer
 from loopwright._torch_compat.distributed import full_parameter, sharded_parameters
 from loopwright.runtime.dtensor import local_tensor
 from loopwright.runtime.process_group import Group
-from loopwright.scaling import Cluster, Counted, Device, Estimate, counted_collectives, estimate, measure
+from loopwright.scaling import (
+    Cluster,
+    Counted,
+    Device,
+    Estimate,
+    counted_collectives,
+    estimate,
+    measure,
+)
 from loopwright.scaling.counting import table_of
 from tests.scaling import models
 
-CLUSTER = Cluster(Device("one core", 1e10, 8 * 10**9, 1e10, is_host=True), within="pcie4", between="ethernet10")
+CLUSTER = Cluster(
+    Device("one core", 1e10, 8 * 10**9, 1e10, is_host=True), within="pcie4", between="ethernet10"
+)
 COUNTED_UPDATE = 2  # the first ones also compare programs and parameters
 
 
@@ -79,7 +90,9 @@ class CountUpdate(Callback):
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: Any) -> None:
         if self._is_counting and not self.full_gradients:  # after the first step of the window
-            self.full_gradients = sum(local_tensor(grad).nbytes for grad in _full_gradients(trainer.model))
+            self.full_gradients = sum(
+                local_tensor(grad).nbytes for grad in _full_gradients(trainer.model)
+            )
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
         grads = [param.grad for param in trainer.model.parameters() if param.grad is not None]
@@ -89,7 +102,9 @@ class CountUpdate(Callback):
         self._counting.close()
         (optimizer,) = trainer.optimizers.values()
         states = [value for state in optimizer.state.values() for value in state.values()]
-        self.memory["parameters"] = sum(local_tensor(param).nbytes for param in trainer.model.parameters())
+        self.memory["parameters"] = sum(
+            local_tensor(param).nbytes for param in trainer.model.parameters()
+        )
         self.memory["optimizer"] = sum(
             local_tensor(value).nbytes for value in states if isinstance(value, torch.Tensor)
         )
@@ -100,22 +115,33 @@ def _full_gradients(model: nn.Module) -> Iterator[torch.Tensor]:
     for module in model.modules():
         for held in sharded_parameters(module) if isinstance(module, FSDPModule) else ():
             full = full_parameter(held)
-            grad = held.unsharded_accumulated_grad if full is None or full.grad is None else full.grad
+            grad = (
+                held.unsharded_accumulated_grad if full is None or full.grad is None else full.grad
+            )
             if grad is not None:
                 yield grad
 
 
-def count(rank: int, cases: dict[str, Case]) -> dict[str, tuple[dict[Any, int], dict[str, int], int]]:
-    """For each case the table of counted collectives, the bytes that this rank holds, and those of full gradients.
+def count(
+    rank: int, cases: dict[str, Case]
+) -> dict[str, tuple[dict[Any, int], dict[str, int], int]]:
+    """For each case the table of counted collectives, the bytes that this rank holds, and those of
+    full gradients.
 
-    With torch's own reduce-scatter, which devices use and estimates are for; gloo has none (`runtime.reduce_scatter`).
+    With torch's own reduce-scatter, which devices use and estimates are for; gloo has none
+    (`runtime.reduce_scatter`).
     """
-    Group.has_gloo = property(lambda _: False)  # type: ignore[assignment,method-assign]  # in this forked process
+    # in this forked process
+    Group.has_gloo = property(lambda _: False)  # type: ignore[assignment,method-assign]
     found = {}
     for name, case in cases.items():
         counting = CountUpdate()
         train(case, counting)
-        found[name] = table_of(counting.counted.collectives), counting.memory, counting.full_gradients
+        found[name] = (
+            table_of(counting.counted.collectives),
+            counting.memory,
+            counting.full_gradients,
+        )
     return found
 
 
@@ -132,5 +158,7 @@ def train(case: Case, *callbacks: Callback) -> None:
         clip_norm=case.clip_norm,
         progress="silent",
     )
-    data = TensorDataset(*models.example(model, (COUNTED_UPDATE + 1) * case.accumulate * case.samples))
+    data = TensorDataset(
+        *models.example(model, (COUNTED_UPDATE + 1) * case.accumulate * case.samples)
+    )
     trainer.train(data, num_updates=COUNTED_UPDATE + 1, batch_size=case.samples)

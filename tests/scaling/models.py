@@ -17,15 +17,23 @@ PLAN = {
 def mlp() -> nn.Module:
     """Layers whose rows divide by no number of processes, and a buffer that is broadcast."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 13), nn.BatchNorm1d(13), nn.ReLU(), nn.Linear(13, 7), nn.Linear(7, 2))
+    return nn.Sequential(
+        nn.Linear(6, 13), nn.BatchNorm1d(13), nn.ReLU(), nn.Linear(13, 7), nn.Linear(7, 2)
+    )
 
 
 class Block(nn.Module):
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        self.qkv, self.out = (
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
+        self.up, self.down = (
+            nn.Linear(width, hidden, bias=False),
+            nn.Linear(hidden, width, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.qkv(self.norm1(x)).chunk(3, -1)
@@ -36,7 +44,9 @@ class Block(nn.Module):
 class Text(nn.Module):
     """The transformer of `scaling.transformer`, with one head, for tokens and a class."""
 
-    def __init__(self, layers: int = 2, width: int = 8, hidden: int = 12, vocabulary: int = 11) -> None:
+    def __init__(
+        self, layers: int = 2, width: int = 8, hidden: int = 12, vocabulary: int = 11
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(width, hidden) for _ in range(layers))

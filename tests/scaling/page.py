@@ -1,4 +1,5 @@
-"""The generated parts of docs/scaling.md: figures, the check against counts, and the table of models.
+"""The generated parts of docs/scaling.md: figures, the check against counts, and the table of
+models.
 
 `python -m tests.scaling.page` writes them into the page.
 """
@@ -40,7 +41,9 @@ def devices_part() -> Iterator[str]:
     for key, one in DEVICES.items():
         memory, speed = f"{one.memory / 1e9:.0f} GB", f"{one.bandwidth / 1e12:.2f} TB/s"
         rows.append([f"`{key}`", one.name, f"{one.flops / 1e12:,.0f}", memory, speed])
-    yield from lines_of(["name", "device", "dense bf16 TFLOP/s", "memory", "memory bandwidth"], rows)
+    yield from lines_of(
+        ["name", "device", "dense bf16 TFLOP/s", "memory", "memory bandwidth"], rows
+    )
     yield ""
     links = [[f"`{key}`", one.name, f"{one.bandwidth / 1e9:g} GB/s", f"{one.latency * 1e6:.1f} µs"]
              for key, one in LINKS.items()]  # fmt: skip
@@ -52,15 +55,30 @@ def counts_part() -> Iterator[str]:
     for name, case in CASES.items():
         one = case.estimate()
         mesh = f"{case.mesh.replicate} x {case.mesh.shard} x {case.mesh.tensor}"
-        kinds = {kind: sum(each.count for each in one.collectives if each.kind == kind) for kind in KINDS}
+        kinds = {
+            kind: sum(each.count for each in one.collectives if each.kind == kind) for kind in KINDS
+        }
         payload = sum(each.count * each.payload for each in one.collectives)
         rows.append(
-            [name, mesh, *map(str, kinds.values()), f"{payload:,}", f"{one.wire:,.0f}", f"{one.memory.state:,}"]
+            [
+                name,
+                mesh,
+                *map(str, kinds.values()),
+                f"{payload:,}",
+                f"{one.wire:,.0f}",
+                f"{one.memory.state:,}",
+            ]
         )
-    yield from lines_of(["case", "mesh", *KINDS.values(), "payload", "sent", "state of rank 0"], rows)
+    yield from lines_of(
+        ["case", "mesh", *KINDS.values(), "payload", "sent", "state of rank 0"], rows
+    )
 
 
-KINDS = {"all-reduce": "all-reduces", "all-gather": "all-gathers", "reduce-scatter": "reduce-scatters"}
+KINDS = {
+    "all-reduce": "all-reduces",
+    "all-gather": "all-gathers",
+    "reduce-scatter": "reduce-scatters",
+}
 
 
 def models_part() -> Iterator[str]:
@@ -70,7 +88,9 @@ def models_part() -> Iterator[str]:
 
 def model_part(table: Comparison) -> Iterator[str]:
     model = table.model
-    yield f"**{model.name}**: {model.num_parameters:,} parameters, samples of {model.tokens:,} tokens"
+    yield (
+        f"**{model.name}**: {model.num_parameters:,} parameters, samples of {model.tokens:,} tokens"
+    )
     yield ""
     rows = []
     for number in table.devices:

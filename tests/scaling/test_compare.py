@@ -1,4 +1,5 @@
-"""Strategies side by side: the best settings that fit, and where each strategy stops being sensible."""
+"""Strategies side by side: the best settings that fit, and where each strategy stops being
+sensible."""
 
 from __future__ import annotations
 
@@ -23,8 +24,17 @@ def table() -> Comparison:
 def test_numbers_of_devices_are_sorted_and_meshes_have_their_size(table: Comparison) -> None:
     assert table.devices == (8, 64, 512, 4096)
     assert all(one.devices == number for (_, number), one in table.estimates.items())
-    assert {strategy for strategy, number in table.estimates if number == 8} == {"ddp", "fsdp", "tp", "fsdp+tp"}
-    assert all(one.sizes.shard == 1 for (strategy, _), one in table.estimates.items() if strategy in ("ddp", "tp"))
+    assert {strategy for strategy, number in table.estimates if number == 8} == {
+        "ddp",
+        "fsdp",
+        "tp",
+        "fsdp+tp",
+    }
+    assert all(
+        one.sizes.shard == 1
+        for (strategy, _), one in table.estimates.items()
+        if strategy in ("ddp", "tp")
+    )
 
 
 def test_what_is_shown_fits_wherever_some_settings_fit(table: Comparison) -> None:
@@ -49,7 +59,9 @@ def test_no_device_may_be_without_a_sample(table: Comparison) -> None:
 
 
 def test_a_model_that_fits_nowhere_says_how_much_it_needs() -> None:
-    found = compare(transformer(32, 4096, sequence=2048), devices=(1, 2), batch=8, strategies=("ddp",))
+    found = compare(
+        transformer(32, 4096, sequence=2048), devices=(1, 2), batch=8, strategies=("ddp",)
+    )
     assert found.advice is None
     assert found.best(2) is None
     assert "GB of memory and can use 74 GB" in found.ranges[0].text
@@ -66,7 +78,10 @@ def test_advice_is_for_the_most_devices_that_are_well_used(table: Comparison) ->
 
 def test_slow_links_stop_a_strategy_earlier() -> None:
     slow = Cluster("h100", between="ethernet10", adapters=1)
-    fast, slowed = (compare(MODEL, devices=(8, 64), batch=256, cluster=c, strategies=["fsdp"]) for c in ("h100", slow))
+    fast, slowed = (
+        compare(MODEL, devices=(8, 64), batch=256, cluster=c, strategies=["fsdp"])
+        for c in ("h100", slow)
+    )
     assert fast.range_of("fsdp").last == 64
     assert slowed.range_of("fsdp").last == 8
     assert "communication takes" in slowed.range_of("fsdp").after
@@ -82,13 +97,34 @@ def test_the_comparison_is_json(table: Comparison) -> None:
 
 
 def test_nothing_to_compare_is_refused(mistake: Mistakes) -> None:
-    with mistake("Several processes", "`compare(devices=[])`", ConfigurationError, match="at least one number"):
+    with mistake(
+        "Several processes",
+        "`compare(devices=[])`",
+        ConfigurationError,
+        match="at least one number",
+    ):
         compare(MODEL, devices=[], batch=8)
-    with mistake("Several processes", "an unknown strategy in `compare`", ConfigurationError, match="there is no 'pp'"):
+    with mistake(
+        "Several processes",
+        "an unknown strategy in `compare`",
+        ConfigurationError,
+        match="there is no 'pp'",
+    ):
         compare(MODEL, devices=[8], batch=8, strategies=["pp"])
     bare = measure(nn.Linear(4, 2), torch.ones(3, 4))
-    assert {strategy for strategy, _ in compare(bare, devices=[16], batch=16).estimates} == {"ddp", "fsdp", "hsdp"}
-    with mistake("Several processes", "TP in `compare` without a plan", ConfigurationError, match="without a plan="):
+    assert {strategy for strategy, _ in compare(bare, devices=[16], batch=16).estimates} == {
+        "ddp",
+        "fsdp",
+        "hsdp",
+    }
+    with mistake(
+        "Several processes",
+        "TP in `compare` without a plan",
+        ConfigurationError,
+        match="without a plan=",
+    ):
         compare(bare, devices=[8], batch=8, strategies=["tp"])
-    with mistake("Several processes", "`compare(devices=[-8])`", ConfigurationError, match="1 or more"):
+    with mistake(
+        "Several processes", "`compare(devices=[-8])`", ConfigurationError, match="1 or more"
+    ):
         compare(MODEL, devices=[-8], batch=8)

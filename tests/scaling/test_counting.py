@@ -20,7 +20,8 @@ def call_all(rank: int) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (2,))
     sharded = distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])
     group: Any = dist.group.WORLD
-    gather_into: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # newer name, older name
+    # newer name, older name
+    gather_into: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     scatter_from: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     calls = {
         "all_reduce": lambda: dist.all_reduce(torch.ones(5)),
@@ -63,8 +64,14 @@ def test_every_way_to_call_a_collective_is_counted_with_its_bytes() -> None:
             "nothing": [],
         }
         one = estimate(transformer(2, 64, sequence=8), "fsdp", devices=2, batch=2)  # on GPUs
-        messages = [(each.kind, each.payload) for each in one.collectives if each.what == "messages"]
-        assert messages == [("all-reduce", result["message"]), ("all-reduce", 4), ("all-reduce", 32)]
+        messages = [
+            (each.kind, each.payload) for each in one.collectives if each.what == "messages"
+        ]
+        assert messages == [
+            ("all-reduce", result["message"]),
+            ("all-reduce", 4),
+            ("all-reduce", 32),
+        ]
 
 
 def test_counts_inside_of_counts_are_counted_by_both() -> None:

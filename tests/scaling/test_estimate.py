@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 from loopwright import ConfigurationError, Mesh
-from loopwright.scaling import Cluster, Collective, Device, Link, OptimizerState, estimate, measure, transformer
+from loopwright.scaling import (
+    Cluster,
+    Collective,
+    Device,
+    Link,
+    OptimizerState,
+    estimate,
+    measure,
+    transformer,
+)
 from loopwright.scaling.layout import Sizes, chunk, optimizer_state
 from loopwright.scaling.timing import LAUNCH, seconds_of
 from tests.mistakes import Mistakes
@@ -31,7 +40,8 @@ def small(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "sent"), [("all-reduce", 1500), ("all-gather", 750), ("reduce-scatter", 750), ("broadcast", 1000)]
+    ("kind", "sent"),
+    [("all-reduce", 1500), ("all-gather", 750), ("reduce-scatter", 750), ("broadcast", 1000)],
 )
 def test_a_ring_sends_what_the_formulas_say(kind: str, sent: float) -> None:
     assert Collective(kind, payload=1000, group=4).wire == sent
@@ -44,7 +54,9 @@ def test_a_transformer_of_numbers_is_the_module_of_those_numbers() -> None:
     module = models.Text(**SMALL)
     measured = measure(module, torch.zeros(4, 5, dtype=torch.long), plan=models.PLAN)
     key = [(weight.shape, weight.block, weight.cut, weight.is_placed) for weight in shape.weights]
-    assert sorted(key, key=str) == sorted([(w.shape, w.block, w.cut, w.is_placed) for w in measured.weights], key=str)
+    assert sorted(key, key=str) == sorted(
+        [(w.shape, w.block, w.cut, w.is_placed) for w in measured.weights], key=str
+    )
     assert (shape.flops, shape.cut_flops) == (measured.flops, measured.cut_flops)
     assert set(shape.exchanges) == set(measured.exchanges)
     assert shape.num_parameters == sum(param.numel() for param in module.parameters())
@@ -57,13 +69,20 @@ def test_measuring_is_the_same_on_the_meta_device_and_leaves_the_module_alone() 
     measured = measure(module, tokens)
     assert vars(measured) == vars(measure(models.text().to("meta"), tokens))
     assert all(torch.equal(param, before[name]) for name, param in module.named_parameters())
-    assert all(param.grad is None and not param._post_accumulate_grad_hooks for param in module.parameters())
+    assert all(
+        param.grad is None and not param._post_accumulate_grad_hooks
+        for param in module.parameters()
+    )
 
 
 def test_activations_are_the_tensors_that_autograd_keeps() -> None:
     model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Tanh(), nn.Linear(4, 2, bias=False))
     measured = measure(model, torch.zeros(7, 6))
-    inputs, hidden = 6 * 4, 4 * 4  # the first layer keeps its inputs, tanh and the second layer the same tensor
+    # the first layer keeps its inputs, tanh and the second layer the same tensor
+    inputs, hidden = (
+        6 * 4,
+        4 * 4,
+    )
     assert measured.activations == inputs + hidden
     assert measured.flops == 2 * (6 * 4 + 4 * 2) * 2 + 2 * 4 * 2  # forward, both weights, one input
 
@@ -88,7 +107,9 @@ def test_shards_are_cut_as_torch_cuts() -> None:
     for length in range(1, 12):
         for parts in range(1, 6):
             sizes = [part.numel() for part in torch.chunk(torch.zeros(length), parts)]
-            assert [chunk(length, parts, place) for place in range(parts)] == sizes + [0] * (parts - len(sizes))
+            assert [chunk(length, parts, place) for place in range(parts)] == sizes + [0] * (
+                parts - len(sizes)
+            )
 
 
 @pytest.mark.parametrize(
@@ -99,25 +120,36 @@ def test_shards_are_cut_as_torch_cuts() -> None:
         ("AdamW", OptimizerState(2, 4)),
         (torch.optim.Adam([nn.Parameter(torch.ones(2))], amsgrad=True), OptimizerState(3, 4)),
         (torch.optim.Adagrad([nn.Parameter(torch.ones(2))]), OptimizerState(1, 4)),
-        (torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.5), OptimizerState(1, 0)),
+        (
+            torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.5),
+            OptimizerState(1, 0),
+        ),
         (OptimizerState(7), OptimizerState(7)),
     ],
 )
-def test_the_state_of_an_optimizer_is_what_one_like_it_keeps(optimizer: Any, expected: OptimizerState) -> None:
+def test_the_state_of_an_optimizer_is_what_one_like_it_keeps(
+    optimizer: Any, expected: OptimizerState
+) -> None:
     assert optimizer_state(optimizer) == expected
 
 
 def test_a_ring_inside_a_node_takes_hops_and_bytes() -> None:
     sent = Collective("all-gather", 4_000_000, 4, axis="shard")
-    assert seconds_of(sent, Sizes(shard=4), PLAIN) == pytest.approx(LAUNCH + 3 * 1e-6 + 3_000_000 / 1e10)
+    assert seconds_of(sent, Sizes(shard=4), PLAIN) == pytest.approx(
+        LAUNCH + 3 * 1e-6 + 3_000_000 / 1e10
+    )
 
 
 def test_a_ring_over_nodes_is_as_slow_as_the_adapters_that_it_shares() -> None:
-    whole = Collective("reduce-scatter", 8_000_000, 8, axis="shard")  # four adapters of a node carry it
+    # four adapters of a node carry it
+    whole = Collective("reduce-scatter", 8_000_000, 8, axis="shard")
     seconds = LAUNCH + 6 * 1e-6 + 1e-5 + 7_000_000 / 4e9
     assert seconds_of(whole, Sizes(shard=8), PLAIN) == pytest.approx(seconds)
-    copies = Collective("all-reduce", 8_000_000, 2, axis="replicate")  # four groups, each with one adapter
-    assert seconds_of(copies, Sizes(replicate=2, shard=4), PLAIN) == pytest.approx(LAUNCH + 2e-5 + 8_000_000 / 1e9)
+    # four groups, each with one adapter
+    copies = Collective("all-reduce", 8_000_000, 2, axis="replicate")
+    assert seconds_of(copies, Sizes(replicate=2, shard=4), PLAIN) == pytest.approx(
+        LAUNCH + 2e-5 + 8_000_000 / 1e9
+    )
 
 
 def test_a_small_all_reduce_of_many_nodes_goes_by_a_tree() -> None:
@@ -133,7 +165,10 @@ def test_what_computation_hides_is_not_waited_for() -> None:
         hidden = estimate(model, strategy, devices=8, batch=64, cluster=PLAIN)
         assert 0 < hidden.timing.exposed <= shown.timing.exposed <= shown.timing.communication
         assert shown.timing.communication == hidden.timing.communication
-    assert hidden.timing.step == hidden.timing.compute + hidden.timing.optimizer + hidden.timing.exposed
+    assert (
+        hidden.timing.step
+        == hidden.timing.compute + hidden.timing.optimizer + hidden.timing.exposed
+    )
     operations = (model.flops - model.cut_flops * 3 / 4) * 32  # 2 copies, 4 share a layer
     assert hidden.timing.compute == pytest.approx(operations / 0.5e12)
 
@@ -141,10 +176,16 @@ def test_what_computation_hides_is_not_waited_for() -> None:
 def test_accumulated_shards_gather_in_every_step_and_keep_full_gradients() -> None:
     model = transformer(4, 256, sequence=64)
     one, four = (estimate(model, "fsdp", devices=8, batch=64, accumulate=n) for n in (1, 4))
-    gathered = [sum(each.count for each in e.collectives if each.kind == "all-gather") for e in (one, four)]
+    gathered = [
+        sum(each.count for each in e.collectives if each.kind == "all-gather") for e in (one, four)
+    ]
     assert gathered[1] == 4 * gathered[0]
-    assert four.memory.working - one.memory.working > 4 * sum(w.numel for w in model.weights if w.block == 0)
-    scattered = [[each for each in e.collectives if each.kind == "reduce-scatter"] for e in (one, four)]
+    assert four.memory.working - one.memory.working > 4 * sum(
+        w.numel for w in model.weights if w.block == 0
+    )
+    scattered = [
+        [each for each in e.collectives if each.kind == "reduce-scatter"] for e in (one, four)
+    ]
     assert scattered[0] == scattered[1]
 
 
@@ -164,7 +205,13 @@ def test_a_mesh_and_its_sizes_are_the_same_estimate() -> None:
 
 def test_lines_of_a_program_name_what_is_not_the_default() -> None:
     one = estimate(
-        small(), "fsdp", devices=8, batch=32, accumulate=2, param_dtype=torch.bfloat16, activation_checkpointing=True
+        small(),
+        "fsdp",
+        devices=8,
+        batch=32,
+        accumulate=2,
+        param_dtype=torch.bfloat16,
+        activation_checkpointing=True,
     )
     settings = '"fsdp", param_dtype=torch.bfloat16, activation_checkpointing=True'
     assert one.program_lines == [
@@ -218,12 +265,30 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         "needs whole nodes of 8 devices, but 12 is not a multiple",
     ),
     "an unknown device": (lambda: Cluster("h1000"), "Did you mean 'h100'"),
-    "an unknown link": (lambda: Cluster("h100", between="infiniband"), "There is no link 'infiniband'"),
-    "`Device(flops=0)`": (lambda: Device("mine", 0, 10, 10), r"Device\(flops=0\): use a number above 0"),
-    "`Link(bandwidth=-1)`": (lambda: Link("mine", -1, 1e-6), r"Link\(bandwidth=-1\): use a number above 0"),
-    "`Cluster(utilisation=40)`": (lambda: Cluster(utilisation=40), "use a share, from above 0 to 1"),
-    "no devices": (lambda: estimate(small(), devices=0, batch=16), "devices=0: use a number of devices, 1 or more"),
-    "an update of no samples": (lambda: estimate(small(), devices=2, batch=0), "batch=0: use a whole number"),
+    "an unknown link": (
+        lambda: Cluster("h100", between="infiniband"),
+        "There is no link 'infiniband'",
+    ),
+    "`Device(flops=0)`": (
+        lambda: Device("mine", 0, 10, 10),
+        r"Device\(flops=0\): use a number above 0",
+    ),
+    "`Link(bandwidth=-1)`": (
+        lambda: Link("mine", -1, 1e-6),
+        r"Link\(bandwidth=-1\): use a number above 0",
+    ),
+    "`Cluster(utilisation=40)`": (
+        lambda: Cluster(utilisation=40),
+        "use a share, from above 0 to 1",
+    ),
+    "no devices": (
+        lambda: estimate(small(), devices=0, batch=16),
+        "devices=0: use a number of devices, 1 or more",
+    ),
+    "an update of no samples": (
+        lambda: estimate(small(), devices=2, batch=0),
+        "batch=0: use a whole number",
+    ),
     "an update that does not divide into steps": (
         lambda: estimate(small(), devices=2, batch=10, accumulate=4),
         "batch=10 samples per update cannot be divided into accumulate=4 steps",
@@ -250,11 +315,17 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         "call it once with a batch, then measure it",
     ),
     "a plan for layers that are not there, measured": (
-        lambda: measure(nn.Sequential(nn.Linear(4, 2)), torch.ones(2, 4), plan={"upp": models.PLAN["blocks.*.up"]}),
+        lambda: measure(
+            nn.Sequential(nn.Linear(4, 2)),
+            torch.ones(2, 4),
+            plan={"upp": models.PLAN["blocks.*.up"]},
+        ),
         "names upp, which the model does not have",
     ),
     "a mesh with `tensor=2` for a model measured without a plan": (
-        lambda: estimate(measure(nn.Linear(4, 2), torch.ones(3, 4)), {"tensor": 2}, devices=2, batch=4),
+        lambda: estimate(
+            measure(nn.Linear(4, 2), torch.ones(3, 4)), {"tensor": 2}, devices=2, batch=4
+        ),
         "the model was measured without a plan",
     ),
     "`estimate(param_dtype=)` with copies": (
@@ -269,13 +340,18 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         lambda: estimate(small(), devices=2, batch=4, bucket_mb=0),
         "use a size in MiB above 0",
     ),
-    "a model measured without inputs": (lambda: measure(nn.Linear(2, 2), ()), "pass example inputs of the model"),
+    "a model measured without inputs": (
+        lambda: measure(nn.Linear(2, 2), ()),
+        "pass example inputs of the model",
+    ),
     "an optimizer that nobody knows, in `estimate`": (
         lambda: estimate(small(), devices=2, batch=4, optimizer="lamb"),
         "use one of sgd, momentum, adam, adamw, the optimizer itself",
     ),
     "an optimizer with state of other shapes, in `estimate`": (
-        lambda: estimate(small(), devices=2, batch=4, optimizer=Odd([nn.Parameter(torch.ones(2, 2))])),
+        lambda: estimate(
+            small(), devices=2, batch=4, optimizer=Odd([nn.Parameter(torch.ones(2, 2))])
+        ),
         "keeps state whose shape differs",
     ),
 }
@@ -293,7 +369,12 @@ def test_a_plan_whose_patterns_fit_no_layer_is_refused(mistake: Mistakes) -> Non
     what = "a plan with patterns that fit no layer, measured"
     with (
         pytest.warns(UserWarning, match="could not be resolved"),  # torch's, for each pattern
-        mistake("Several processes", what, ConfigurationError, match="The plan splits no layer of the model"),
+        mistake(
+            "Several processes",
+            what,
+            ConfigurationError,
+            match="The plan splits no layer of the model",
+        ),
     ):
         measure(models.text(), torch.zeros(2, 5, dtype=torch.long), plan=plan)
 

@@ -1,4 +1,5 @@
-"""Stored programs of the native `Trainer`; each trains where it is started. Nothing here may change: see `make.py`."""
+"""Stored programs of the native `Trainer`; each trains where it is started. Nothing here may
+change: see `make.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from loopwright import Schedule, StepResult, Trainer
-from loopwright.callbacks import EMA, BestModel, Checkpoints, EarlyStopping, LearningRateLog, ScheduleWeightDecay
+from loopwright.callbacks import (
+    EMA,
+    BestModel,
+    Checkpoints,
+    EarlyStopping,
+    LearningRateLog,
+    ScheduleWeightDecay,
+)
 from loopwright.losses import GANLoss
 from loopwright.schedules import WarmupCosine
 
@@ -18,7 +26,8 @@ from .parts import classifier, count_steps, eighths, outcome, points
 
 
 def accumulating(dies_at: int | None = None) -> dict[str, Any]:
-    """One model and all that ships around it, stopped inside an epoch and an accumulation window."""
+    """One model and all that ships around it, stopped inside an epoch and an accumulation
+    window."""
     model = classifier()
     calls = count_steps(model, dies_at)
     ema, best, stopping = EMA(0.8), BestModel("eval_loss"), EarlyStopping("eval_loss", patience=3)
@@ -28,7 +37,14 @@ def accumulating(dies_at: int | None = None) -> dict[str, Any]:
         partial(torch.optim.AdamW, lr=0.05),
         nn.CrossEntropyLoss(),
         scheduler=partial(OneCycleLR, max_lr=0.05, total_steps=15),
-        callbacks=[ema, best, stopping, LearningRateLog(), ScheduleWeightDecay(WarmupCosine(warmup=0.2)), saving],
+        callbacks=[
+            ema,
+            best,
+            stopping,
+            LearningRateLog(),
+            ScheduleWeightDecay(WarmupCosine(warmup=0.2)),
+            saving,
+        ],
         accumulate=2,
         clip_norm=0.5,
         run_dir="run",
@@ -71,7 +87,9 @@ class Adversaries(Trainer):
         (real,) = batch
         fake = self.generator(torch.rand(len(real), 2))
         judge: Any = self.loss_fn
-        d_loss = judge(self.discriminator(real), True) + judge(self.discriminator(fake.detach()), False)
+        d_loss = judge(self.discriminator(real), True) + judge(
+            self.discriminator(fake.detach()), False
+        )
         self.update(d_loss, "discriminator")
         g_loss = judge(self.discriminator(fake), True)
         self.update(g_loss, "generator")
@@ -83,7 +101,10 @@ class Adversaries(Trainer):
 def adversaries(dies_at: int | None = None) -> dict[str, Any]:
     """Two models and a metric with a state, stopped inside an epoch."""
     torch.manual_seed(3)
-    models = {"generator": nn.Linear(2, 3), "discriminator": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))}
+    models = {
+        "generator": nn.Linear(2, 3),
+        "discriminator": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)),
+    }
     calls = count_steps(models["generator"], dies_at)
     trainer = Adversaries(
         models,
@@ -111,7 +132,10 @@ def plateau(dies_at: int | None = None) -> dict[str, Any]:
         partial(torch.optim.SGD, lr=0.4, momentum=0.9),
         nn.CrossEntropyLoss(),
         scheduler=Schedule(partial(ReduceLROnPlateau, factor=0.5, patience=0), metric="eval_loss"),
-        callbacks=[BestModel("eval_loss", keep=2), Checkpoints(every_epochs=1, keep=1, asynchronous=False)],
+        callbacks=[
+            BestModel("eval_loss", keep=2),
+            Checkpoints(every_epochs=1, keep=1, asynchronous=False),
+        ],
         clip_value=0.3,
         run_dir="run",
         progress="silent",

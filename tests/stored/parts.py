@@ -1,7 +1,9 @@
-"""What the stored programs have in common: data that is the same on every machine, a way to die, and what comes out.
+"""What the stored programs have in common: data that is the same on every machine, a way to die,
+and what comes out.
 
-All numbers are eighths, and randomness is uniform: both are exact, so that the samples of a run and the random numbers
-it goes on with are those of the machine that wrote it. Nothing here may change: see `make.py`.
+All numbers are eighths, and randomness is uniform: both are exact, so that the samples of a run and
+the random numbers it goes on with are those of the machine that wrote it. Nothing here may change:
+see `make.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def classifier(seed: int = 1) -> nn.Sequential:
 
 
 def count_steps(model: nn.Module, dies_at: int | None) -> list[int]:
-    """A list that has as many entries as there were calls of the model in training; SIGKILL in the one given."""
+    """A list that has as many entries as there were calls of the model in training; SIGKILL in the
+    one given."""
     calls: list[int] = []
 
     def count(module: nn.Module, inputs: Any) -> None:
@@ -59,10 +62,16 @@ def outcome(trainer: Any, *callbacks: Any) -> dict[str, Any]:
     progress = trainer.progress.state_dict()
     return {
         "models": {name: model.state_dict() for name, model in trainer.models.items()},
-        "optimizers": {name: optimizer.state_dict() for name, optimizer in trainer.optimizers.items()},
-        "schedules": {name: schedule.scheduler.state_dict() for name, schedule in trainer.schedules.items()},
+        "optimizers": {
+            name: optimizer.state_dict() for name, optimizer in trainer.optimizers.items()
+        },
+        "schedules": {
+            name: schedule.scheduler.state_dict() for name, schedule in trainer.schedules.items()
+        },
         "epochs": trainer.history.epochs,
-        "steps": {name: (list(s.steps), list(s.values)) for name, s in trainer.history.steps.items()},
+        "steps": {
+            name: (list(s.steps), list(s.values)) for name, s in trainer.history.steps.items()
+        },
         "progress": {name: progress[name] for name in counted},
         "stop_reason": trainer.stop_reason,
         "callbacks": [callback.state_dict() for callback in callbacks],

@@ -1,4 +1,5 @@
-"""Runs that earlier versions left behind are read, and gone on with to the end, as if they had never been stopped."""
+"""Runs that earlier versions left behind are read, and gone on with to the end, as if they had
+never been stopped."""
 
 from __future__ import annotations
 
@@ -24,11 +25,14 @@ RUNS = [run for folder in STORED for run in find_runs(folder)]
 
 
 def named(paths: list[Path]) -> Any:
-    return pytest.mark.parametrize("stored", paths, ids=["/".join(path.relative_to(HERE).parts[:2]) for path in paths])
+    return pytest.mark.parametrize(
+        "stored", paths, ids=["/".join(path.relative_to(HERE).parts[:2]) for path in paths]
+    )
 
 
 def assert_alike(one: Any, other: Any, where: str = "") -> None:
-    """The same keys, counts and texts; the same numbers, but for what another processor computes otherwise."""
+    """The same keys, counts and texts; the same numbers, but for what another processor computes
+    otherwise."""
     if isinstance(one, Mapping):
         assert isinstance(other, Mapping), where
         assert list(one) == list(other), where
@@ -49,7 +53,9 @@ def assert_alike(one: Any, other: Any, where: str = "") -> None:
 def newest_state(folder: Path) -> dict[str, Any]:
     """The resume point that has the most steps behind it."""
     trees = [read_checkpoint(manifest.parent).tree for manifest in folder.rglob("manifest.json")]
-    return max((tree for tree in trees if "progress" in tree), key=lambda tree: tree["progress"]["step"])
+    return max(
+        (tree for tree in trees if "progress" in tree), key=lambda tree: tree["progress"]["step"]
+    )
 
 
 @named(STORED)
@@ -65,9 +71,9 @@ def test_a_stored_run_goes_on_to_the_end_of_one_that_was_never_stopped(
     again, state = program(), newest_state(stored)
     assert again.pop("calls") == whole.pop("calls") - state["progress"]["step"] > 0
     assert_alike(again, whole)
-    lost = {name for name, own in state["callbacks"].items() if own} - newest_state(tmp_path / "again")[
-        "callbacks"
-    ].keys()
+    lost = {name for name, own in state["callbacks"].items() if own} - newest_state(
+        tmp_path / "again"
+    )["callbacks"].keys()
     assert not lost, "callbacks are found by name: these were renamed, and began anew"
 
 
@@ -94,7 +100,9 @@ def test_a_stored_run_directory_can_be_looked_at(
     assert view.problems == []
     assert view.metrics.steps(view.metrics.step_names()[0])
     assert all(view.metrics.epochs(name) for name in view.epoch_names)
-    assert loopwright.load_weights(run, model=next(iter(read_checkpoint(view.checkpoints()[-1].path).tree["models"])))
+    assert loopwright.load_weights(
+        run, model=next(iter(read_checkpoint(view.checkpoints()[-1].path).tree["models"]))
+    )
     assert main(["show", str(run)]) == 1  # as of any run that ended badly
     assert "crashed" in capsys.readouterr().out
 

@@ -12,7 +12,8 @@ BLOCK = 32768
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """The records of an offline file of wandb: a log of blocks, in which a record may be in several pieces."""
+    """The records of an offline file of wandb: a log of blocks, in which a record may be in several
+    pieces."""
     from wandb.proto import wandb_internal_pb2
 
     content = path.read_bytes()
@@ -39,6 +40,8 @@ def wandb_rows(path: Path) -> list[dict[str, Any]]:
     for record in wandb_records(path):
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
-            row = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
+            row = {
+                ".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items
+            }
             rows.append(row | {"_step": record.history.step.num})
     return rows

@@ -1,4 +1,5 @@
-"""Runs for the tests of trackers: a program with media, a tracker that keeps what it is given, and SIGKILL."""
+"""Runs for the tests of trackers: a program with media, a tracker that keeps what it is given, and
+SIGKILL."""
 
 from __future__ import annotations
 
@@ -29,11 +30,21 @@ def png(color: tuple[int, int, int] = (255, 0, 0), width: int = 4, height: int =
     """The bytes of a PNG file of one color."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     rows = (b"\x00" + bytes(color) * width) * height
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
 IMAGE = png()
@@ -60,7 +71,8 @@ class LogMedia(Callback):
 
 
 class KillAfter(Callback):
-    """Ends the process by SIGKILL after an update, once trackers have written what log points gave them."""
+    """Ends the process by SIGKILL after an update, once trackers have written what log points gave
+    them."""
 
     precedence = 9
 
@@ -108,10 +120,17 @@ def points() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def build(
-    callbacks: Iterable[Any] = (), run_dir: Path | None = None, every_updates: int = 4, **options: Any
+    callbacks: Iterable[Any] = (),
+    run_dir: Path | None = None,
+    every_updates: int = 4,
+    **options: Any,
 ) -> Trainer:
     net = build_net()
-    saving = [Checkpoints(every_updates=every_updates, every_epochs=None, asynchronous=False)] if run_dir else []
+    saving = (
+        [Checkpoints(every_updates=every_updates, every_epochs=None, asynchronous=False)]
+        if run_dir
+        else []
+    )
     return Trainer(
         net,
         torch.optim.Adam(net.parameters(), lr=0.01),
@@ -144,4 +163,6 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def losses_in_csv(path: Path) -> list[tuple[int, float]]:
-    return [(int(row["step"]), float(row["loss"])) for row in read_csv(path) if row["kind"] == "step"]
+    return [
+        (int(row["step"]), float(row["loss"])) for row in read_csv(path) if row["kind"] == "step"
+    ]

@@ -13,7 +13,17 @@ from loopwright import ConfigurationError
 from loopwright.trackers import CSV, JSONL, TrackedRow, TrackedRun
 from loopwright.trackers.files import CSVFile, JSONLFile
 
-from .runs import CONTENTS, IMAGE, LogMedia, build, losses_in_csv, read_csv, read_jsonl, step_losses, train
+from .runs import (
+    CONTENTS,
+    IMAGE,
+    LogMedia,
+    build,
+    losses_in_csv,
+    read_csv,
+    read_jsonl,
+    step_losses,
+    train,
+)
 
 
 def row(step: int, kind: str = "step", epoch: int = 0, **values: float) -> TrackedRow:
@@ -40,8 +50,12 @@ def test_jsonl_has_the_config_every_row_all_media_and_the_end(tmp_path):
     assert lines[0]["kind"] == "start"
     assert lines[0]["config"]["optimizer.lr"] == 0.01
     assert lines[0]["config"]["batch_size"] == 8
-    assert {line["step"]: line["loss"] for line in lines if line["kind"] == "step"} == step_losses(trainer)
-    assert [line["eval_loss"] for line in lines if line["kind"] == "epoch"] == trainer.history["eval_loss"]
+    assert {line["step"]: line["loss"] for line in lines if line["kind"] == "step"} == step_losses(
+        trainer
+    )
+    assert [line["eval_loss"] for line in lines if line["kind"] == "epoch"] == trainer.history[
+        "eval_loss"
+    ]
     assert lines[-1] == {"kind": "end", "state": "finished", "reason": None}
     media = {line["name"]: line for line in lines if line.get("name") in CONTENTS}
     assert {line["step"] for line in media.values()} == {3}
@@ -120,7 +134,9 @@ def test_values_that_are_not_finite_are_read_back(tmp_path):
         tracker.log([TrackedRow("step", 1, 1, 0, 8, 0.5, 1e9, values)])
         tracker.finish("finished", None)
     text = (tmp_path / "run.jsonl").read_text()
-    line = json.loads(text.splitlines()[1], parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    line = json.loads(
+        text.splitlines()[1], parse_constant=lambda name: pytest.fail(f"{name} is no JSON")
+    )
     for found in (read_csv(tmp_path / "run.csv")[0], line):
         assert math.isnan(float(found["a"]))
         assert (float(found["b"]), float(found["c"])) == (math.inf, -math.inf)
@@ -131,7 +147,9 @@ def test_a_resumed_file_loses_what_comes_after_and_a_line_that_was_cut(tmp_path,
     path = tmp_path / "run"
     tracker = kind(path)
     tracker.start(TrackedRun("run"))
-    tracker.log([row(1, loss=1.0), row(2, loss=2.0), row(2, "epoch", 1, eval_loss=2.5), row(3, loss=3.0)])
+    tracker.log(
+        [row(1, loss=1.0), row(2, loss=2.0), row(2, "epoch", 1, eval_loss=2.5), row(3, loss=3.0)]
+    )
     tracker.log([row(4, loss=4.0), row(4, "epoch", 2, eval_loss=4.5)])
     with open(path, "ab") as file:
         file.write(b"step,5,5,0,")  # the process was killed here
@@ -140,7 +158,9 @@ def test_a_resumed_file_loses_what_comes_after_and_a_line_that_was_cut(tmp_path,
     tracker.start(TrackedRun("run", step=3, epoch=1))
     tracker.log([row(4, loss=40.0)])
     tracker.finish("finished", None)
-    lines = read_csv(path) if kind is CSVFile else [line for line in read_jsonl(path) if "wall" in line]
+    lines = (
+        read_csv(path) if kind is CSVFile else [line for line in read_jsonl(path) if "wall" in line]
+    )
     assert [(line["kind"], int(line["step"])) for line in lines] == [
         *(("step", 1), ("step", 2), ("epoch", 2), ("step", 3), ("step", 4))
     ]
@@ -148,7 +168,8 @@ def test_a_resumed_file_loses_what_comes_after_and_a_line_that_was_cut(tmp_path,
 
 
 def test_an_epoch_that_was_complete_and_is_not_at_the_resume_point_is_removed(tmp_path):
-    """A run that was killed in the evaluation after its last update resumes at the very step of the epoch's row."""
+    """A run that was killed in the evaluation after its last update resumes at the very step of the
+    epoch's row."""
     tracker = CSVFile(tmp_path / "run.csv")
     tracker.start(TrackedRun("run"))
     tracker.log([row(2, loss=2.0), row(2, "epoch", 1, eval_loss=2.5)])
@@ -160,9 +181,13 @@ def test_an_epoch_that_was_complete_and_is_not_at_the_resume_point_is_removed(tm
 
 @pytest.mark.parametrize("kind", [CSV, JSONL])
 def test_wrong_arguments_are_refused_when_the_tracker_is_made(kind, mistake):
-    with mistake("Arguments", f"`{kind.__name__}(path=3)`", ConfigurationError, match="use a string"):
+    with mistake(
+        "Arguments", f"`{kind.__name__}(path=3)`", ConfigurationError, match="use a string"
+    ):
         kind(3)
-    with mistake("Arguments", f"`{kind.__name__}('run', every=0)`", ConfigurationError, match="1 or more"):
+    with mistake(
+        "Arguments", f"`{kind.__name__}('run', every=0)`", ConfigurationError, match="1 or more"
+    ):
         kind(Path("run"), every=0)
 
 
@@ -171,7 +196,12 @@ def test_a_folder_is_no_file_to_write_and_stays_where_it_is(tmp_path, mistake, k
     runs = tmp_path / "runs"
     runs.mkdir()
     (runs / "note").write_text("kept")
-    with mistake("Files", f"`{kind.__name__}` with a folder", ConfigurationError, match="is a folder: name the file"):
+    with mistake(
+        "Files",
+        f"`{kind.__name__}` with a folder",
+        ConfigurationError,
+        match="is a folder: name the file",
+    ):
         kind(runs)
     late = kind(tmp_path / "late")
     (tmp_path / "late").mkdir()

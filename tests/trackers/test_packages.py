@@ -1,6 +1,8 @@
-"""Weights & Biases, MLflow and Trackio: the real packages without a network, and what they wrote read back.
+"""Weights & Biases, MLflow and Trackio: the real packages without a network, and what they wrote
+read back.
 
-Each test is one forked process with one import of the package: a run that fails, its resumption, and the readers.
+Each test is one forked process with one import of the package: a run that fails, its resumption,
+and the readers.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class FailAt(Callback):
 
 
 def fail_and_resume(tracker):
-    """A run that fails at step 8, after the resume point at update 4, and goes on; with the one without a tracker."""
+    """A run that fails at step 8, after the resume point at update 4, and goes on; with the one
+    without a tracker."""
 
     def run(run_dir, *callbacks):
         random.seed(3)
@@ -69,7 +72,8 @@ def check(program, folder: Path) -> None:
 
 
 class KillLate(Callback):
-    """Ends the process by SIGKILL after update 7, once wandb's file has step 4: wandb writes it every second."""
+    """Ends the process by SIGKILL after update 7, once wandb's file has step 4: wandb writes it
+    every second."""
 
     precedence = 8
 
@@ -77,14 +81,20 @@ class KillLate(Callback):
         if trainer.progress.update == 7:
             trainer.run.flush()
             end = time.monotonic() + 120
-            while not any(last_step(file.read_bytes()) >= 4 for file in Path().glob("wandb/offline-run-*/*.wandb")):
+            while not any(
+                last_step(file.read_bytes()) >= 4
+                for file in Path().glob("wandb/offline-run-*/*.wandb")
+            ):
                 assert time.monotonic() < end
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_wandb_offline_that_was_killed_and_failed_has_every_step_once_under_one_id(tmp_path, monkeypatch):
-    """A kill loses what wandb has not written to its file: that is sent again, and nothing else is."""
+def test_wandb_offline_that_was_killed_and_failed_has_every_step_once_under_one_id(
+    tmp_path, monkeypatch
+):
+    """A kill loses what wandb has not written to its file: that is sent again, and nothing else
+    is."""
 
     def program(*more):
         tracker = WandB("project", mode="offline", folder=".", options={"tags": ["first"]})
@@ -102,11 +112,16 @@ def test_wandb_offline_that_was_killed_and_failed_has_every_step_once_under_one_
         random.seed(3)
         assert_same_run(trainer, train(build([LogMedia(at=6)], run_dir=Path("whole"))))
         assert random.random() == state
-        files = sorted(Path().glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+        files = sorted(
+            Path().glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime
+        )
         assert [file.name for file in files] == [files[0].name] * 3, "the same id"
         rows = [row for file in files for row in wandb_rows(file)]
         check_wandb_rows(trainer, rows)
-        records = [{record.WhichOneof("record_type"): record for record in wandb_records(file)} for file in files]
+        records = [
+            {record.WhichOneof("record_type"): record for record in wandb_records(file)}
+            for file in files
+        ]
         assert "exit" not in records[0]
         assert [found["exit"].exit.exit_code for found in records[1:]] == [1, 0]
         run = records[2]["run"].run
@@ -142,9 +157,14 @@ def test_mlflow_has_every_step_once_in_one_run_with_params_artifacts_and_state(t
         identity = run.info.run_id
         assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
         assert run.data.params["optimizer.lr"] == "0.01"
-        found = [(metric.step, metric.value) for metric in client.get_metric_history(identity, "loss")]
+        found = [
+            (metric.step, metric.value) for metric in client.get_metric_history(identity, "loss")
+        ]
         assert found == list(step_losses(trainer).items())
-        found = [(metric.step, metric.value) for metric in client.get_metric_history(identity, "eval_loss")]
+        found = [
+            (metric.step, metric.value)
+            for metric in client.get_metric_history(identity, "eval_loss")
+        ]
         assert found == list(zip((5, 10), trainer.history["eval_loss"], strict=True))
         assert "on purpose" in run.data.tags["loopwright.reason"]
         files = {
@@ -153,7 +173,12 @@ def test_mlflow_has_every_step_once_in_one_run_with_params_artifacts_and_state(t
             for item in client.list_artifacts(identity, f"media/{name}")
         }
         assert files == {
-            *("media/samples/6-1.png", "media/samples/6-2.png", "media/weights/6.json", "media/note/6.txt"),
+            *(
+                "media/samples/6-1.png",
+                "media/samples/6-2.png",
+                "media/weights/6.json",
+                "media/note/6.txt",
+            ),
             "media/errors/6.json",
         }
         assert mlflow_name("a//b (%)") == "a__b ___"
@@ -179,7 +204,9 @@ def test_trackio_has_every_step_once_in_one_run_with_media_and_config(tmp_path):
         with closing(sqlite3.connect(next(Path("store").glob("*.db")))) as database:
             rows = database.execute("SELECT step, metrics FROM metrics ORDER BY id").fetchall()
         found = [(step, json.loads(metrics)) for step, metrics in rows]
-        assert [(step, row["loss"]) for step, row in found if "loss" in row] == list(step_losses(trainer).items())
+        assert [(step, row["loss"]) for step, row in found if "loss" in row] == list(
+            step_losses(trainer).items()
+        )
         assert [step for step, row in found if "eval_loss" in row] == [5, 10]
         for name in ("note", "weights", "errors", "samples/1", "samples/2"):
             assert [step for step, row in found if name in row] == [6]

@@ -17,7 +17,9 @@ from .runs import IMAGE, KillAfter, LogMedia, build, step_losses, train
 
 
 def read(folder: Path) -> EventAccumulator:
-    everything = dict.fromkeys(("scalars", "images", "histograms", "tensors", "compressedHistograms"), 0)
+    everything = dict.fromkeys(
+        ("scalars", "images", "histograms", "tensors", "compressedHistograms"), 0
+    )
     found = EventAccumulator(str(folder), size_guidance=everything)
     found.Reload()
     return found
@@ -38,14 +40,20 @@ def test_scalars_images_histograms_texts_and_the_config_are_read_back(tmp_path):
     found = read(tmp_path / "logs" / "run")
     assert scalars(found, "loss") == pytest.approx(step_losses(trainer), rel=1e-6)
     assert list(scalars(found, "eval_loss")) == [5, 10]
-    assert list(scalars(found, "epoch/loss").values()) == pytest.approx(trainer.history["loss"], rel=1e-6)
+    assert list(scalars(found, "epoch/loss").values()) == pytest.approx(
+        trainer.history["loss"], rel=1e-6
+    )
     walls = [event.wall_time for event in found.Scalars("loss")]
     assert walls == sorted(walls)
     (image,) = found.Images("samples/1")
     assert (image.encoded_image_string, image.step, image.width, image.height) == (IMAGE, 3, 4, 3)
     (histogram,) = found.Histograms("weights")
     value = histogram.histogram_value
-    assert (list(value.bucket_limit), list(value.bucket), value.num) == ([0.0, 1.0, 2.0], [0.0, 3.0, 4.0], 7.0)
+    assert (list(value.bucket_limit), list(value.bucket), value.num) == (
+        [0.0, 1.0, 2.0],
+        [0.0, 3.0, 4.0],
+        7.0,
+    )
     assert text(found, "note") == "a <b>text</b>"
     assert "| a\\|b | 1 |" in text(found, "errors")
     assert "| optimizer.lr | 0.01 |" in text(found, "config")
@@ -56,7 +64,9 @@ def test_the_config_and_the_end_are_in_the_hparams_tab(tmp_path):
     found = read(tmp_path / "run")
 
     def plugin_data(tag: str) -> plugin_data_pb2.HParamsPluginData:
-        return plugin_data_pb2.HParamsPluginData.FromString(found.SummaryMetadata(tag).plugin_data.content)
+        return plugin_data_pb2.HParamsPluginData.FromString(
+            found.SummaryMetadata(tag).plugin_data.content
+        )
 
     start = plugin_data("_hparams_/session_start_info").session_start_info
     assert start.hparams["optimizer.lr"].number_value == 0.01
@@ -70,7 +80,13 @@ def test_each_run_has_a_folder_of_its_own(tmp_path):
         train(build([TensorBoard(tmp_path)]), 1)
     train(build([TensorBoard(tmp_path, name="mine")]), 1)
     train(build([TensorBoard(tmp_path)], run_dir=tmp_path / "runs" / "first"), 1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "mine", "run", "run-2", "runs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "first",
+        "mine",
+        "run",
+        "run-2",
+        "runs",
+    ]
     for name in ("first", "mine", "run", "run-2"):
         assert list(scalars(read(tmp_path / name), "loss")) == [1, 2, 3, 4, 5]
 
@@ -94,7 +110,9 @@ def test_the_name_of_a_run_never_leads_out_of_the_folder(tmp_path):
 
 def test_after_sigkill_and_resume_each_step_is_shown_once(tmp_path):
     def program(folder: Path, *more):
-        return train(build([LogMedia(at=6), TensorBoard(folder / "logs"), *more], run_dir=folder / "run"))
+        return train(
+            build([LogMedia(at=6), TensorBoard(folder / "logs"), *more], run_dir=folder / "run")
+        )
 
     killed = tmp_path / "killed"
     assert call_forked(lambda: program(killed, KillAfter(7)), tmp_path).code == -signal.SIGKILL

@@ -60,7 +60,10 @@ def test_a_tracker_is_given_the_run_its_rows_and_its_end():
     assert run.config["optimizer"] == "torch.optim.adam.Adam"
     steps = [row for row in tracker.rows if row.kind == "step"]
     assert {row.step: row.values["loss"] for row in steps} == step_losses(trainer)
-    assert [(row.step, row.epoch) for row in tracker.rows if row.kind == "epoch"] == [(5, 1), (10, 2)]
+    assert [(row.step, row.epoch) for row in tracker.rows if row.kind == "epoch"] == [
+        (5, 1),
+        (10, 2),
+    ]
     assert [row.wall for row in steps] == sorted(row.wall for row in steps)
     assert tracker.ends == [("finished", None)]
 
@@ -68,7 +71,10 @@ def test_a_tracker_is_given_the_run_its_rows_and_its_end():
 def test_a_run_with_a_tracker_is_the_same_bit_for_bit_and_leaves_random_generators_alone(tmp_path):
     states = []
     trainers = []
-    for trackers in ([], [CSV(tmp_path / "run.csv"), JSONL(tmp_path / "run.jsonl"), Track(Recorded())]):
+    for trackers in (
+        [],
+        [CSV(tmp_path / "run.csv"), JSONL(tmp_path / "run.jsonl"), Track(Recorded())],
+    ):
         random.seed(3)
         np.random.seed(3)
         trainers.append(train(build([LogMedia(), *trackers])))
@@ -116,7 +122,8 @@ def test_a_tracker_that_fails_for_a_while_has_the_rows_of_later(caplog, rare_log
 
 
 def test_a_disk_that_takes_no_more_leaves_complete_lines_and_is_reported_once(tmp_path):
-    """The limit on the size of files stands for the end of a disk: a write takes a part of a line, the next none."""
+    """The limit on the size of files stands for the end of a disk: a write takes a part of a line,
+    the next none."""
 
     def program():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -127,7 +134,12 @@ def test_a_disk_that_takes_no_more_leaves_complete_lines_and_is_reported_once(tm
     ended = call_forked(program, tmp_path)
     assert ended.code == 0, ended.err
     for name in ("CSV", "JSONL"):
-        assert ended.err.count(f"The tracker {name} failed and is missing a part of this run; training continues.") == 1
+        assert (
+            ended.err.count(
+                f"The tracker {name} failed and is missing a part of this run; training continues."
+            )
+            == 1
+        )
         assert (tmp_path / f"run.{name.lower()}").read_text().endswith("\n")
     assert [step for step, _ in losses_in_csv(tmp_path / "run.csv")][:5] == [1, 2, 3, 4, 5]
     assert all(line["kind"] for line in read_jsonl(tmp_path / "run.jsonl"))
@@ -145,14 +157,23 @@ def test_a_tracker_that_hangs_delays_neither_steps_nor_resume_points_and_the_end
     assert "Recorded has not finished after 0.2 s" in record.message
 
 
-def test_rows_for_which_there_is_no_room_are_left_out_and_that_is_said_once(monkeypatch, caplog, rare_log_points):
-    """Five rows of steps and one of the epoch wait; there is room for seven, until the last update is over."""
+def test_rows_for_which_there_is_no_room_are_left_out_and_that_is_said_once(
+    monkeypatch, caplog, rare_log_points
+):
+    """Five rows of steps and one of the epoch wait; there is room for seven, until the last update
+    is over."""
     monkeypatch.setattr(background, "MOST_ROWS", 7)
-    tracker, is_busy, release, original = Recorded(), threading.Event(), threading.Event(), Recorded.start
+    tracker, is_busy, release, original = (
+        Recorded(),
+        threading.Event(),
+        threading.Event(),
+        Recorded.start,
+    )
 
     class Release(Callback):
         def on_train_step_start(self, trainer, batch):
-            assert is_busy.wait(300)  # rows that the thread took together with `start` would not wait
+            # rows that the thread took together with `start` would not wait
+            assert is_busy.wait(300)
 
         def on_loop_end(self, trainer):
             release.set()
@@ -172,7 +193,9 @@ def test_rows_for_which_there_is_no_room_are_left_out_and_that_is_said_once(monk
         (KeyboardInterrupt(), "interrupted", "SIGINT"),
     ],
 )
-def test_an_exception_that_ends_the_run_is_its_end_in_the_tracker_and_nothing_is_lost(error, state, reason):
+def test_an_exception_that_ends_the_run_is_its_end_in_the_tracker_and_nothing_is_lost(
+    error, state, reason
+):
     tracker = Recorded()
     trainer = build([Track(tracker), OnStep(7, lambda: fail(error))])
     with pytest.raises(type(error)):
@@ -202,7 +225,10 @@ def test_a_limit_inside_an_epoch_gives_the_row_of_the_epoch_so_far():
     tracker = Recorded()
     trainer = build([Track(tracker)])
     trainer.train(points(), num_updates=7, eval_data=points(), batch_size=8)
-    assert [(row.step, row.epoch) for row in tracker.rows if row.kind == "epoch"] == [(5, 1), (7, 2)]
+    assert [(row.step, row.epoch) for row in tracker.rows if row.kind == "epoch"] == [
+        (5, 1),
+        (7, 2),
+    ]
 
 
 class Appending:
@@ -234,7 +260,11 @@ def test_after_sigkill_each_step_is_once_in_files_and_in_trackers_that_take_noth
     """The resume point is at update 4, and the kill after update 7, when all of it was written."""
 
     def program(folder, *more):
-        trackers = [CSV(folder / "run.csv"), JSONL(folder / "run.jsonl"), Track(Appending(folder / "lines"))]
+        trackers = [
+            CSV(folder / "run.csv"),
+            JSONL(folder / "run.jsonl"),
+            Track(Appending(folder / "lines")),
+        ]
         return train(build([LogMedia(at=6), *trackers, *more], run_dir=folder / "run"))
 
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -256,7 +286,10 @@ def test_after_sigkill_each_step_is_once_in_files_and_in_trackers_that_take_noth
             for f in (killed, whole)
         )
         assert lines == others
-    own, other = ([json.loads(line) for line in (f / "lines").read_text().splitlines()] for f in (killed, whole))
+    own, other = (
+        [json.loads(line) for line in (f / "lines").read_text().splitlines()]
+        for f in (killed, whole)
+    )
     assert [line for line in own if line[0] not in ("start", "end")] == [
         line for line in other if line[0] not in ("start", "end")
     ]
@@ -278,13 +311,25 @@ def test_only_the_first_of_several_processes_tracks(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "package"),
-    [("TensorBoard", "tensorboard"), ("WandB", "wandb"), ("MLflow", "mlflow"), ("Trackio", "trackio")],
+    [
+        ("TensorBoard", "tensorboard"),
+        ("WandB", "wandb"),
+        ("MLflow", "mlflow"),
+        ("Trackio", "trackio"),
+    ],
 )
-def test_a_tracker_whose_package_is_missing_says_what_to_install(name, package, monkeypatch, mistake):
+def test_a_tracker_whose_package_is_missing_says_what_to_install(
+    name, package, monkeypatch, mistake
+):
     import loopwright.trackers
 
     monkeypatch.setitem(sys.modules, package, None)
-    with mistake("Arguments", f"`{name}()` without {package}", MissingExtraError, match=rf"loopwright\[{package}\]"):
+    with mistake(
+        "Arguments",
+        f"`{name}()` without {package}",
+        MissingExtraError,
+        match=rf"loopwright\[{package}\]",
+    ):
         getattr(loopwright.trackers, name)()
 
 
@@ -296,13 +341,30 @@ def test_what_is_no_tracker_is_refused_with_what_a_tracker_has(mistake):
         def log(self, values, step):
             pass
 
-    with mistake("Arguments", "`Track(tracker)` without the method `log_media`", ConfigurationError, match="log_media"):
+    with mistake(
+        "Arguments",
+        "`Track(tracker)` without the method `log_media`",
+        ConfigurationError,
+        match="log_media",
+    ):
         Track(Half())
-    with mistake("Arguments", "`Track(tracker)` with `log(values, step)`", ConfigurationError, match="rows"):
+    with mistake(
+        "Arguments", "`Track(tracker)` with `log(values, step)`", ConfigurationError, match="rows"
+    ):
         Track(Wrong())
-    with mistake("Arguments", "`Track(Recorded)`, a class", ConfigurationError, match=r"Track\(Recorded\(\)\)"):
+    with mistake(
+        "Arguments",
+        "`Track(Recorded)`, a class",
+        ConfigurationError,
+        match=r"Track\(Recorded\(\)\)",
+    ):
         Track(Recorded)
-    with mistake("Arguments", "`callbacks=[tracker]`", ConfigurationError, match=r"trackers.Track\(Recorded\("):
+    with mistake(
+        "Arguments",
+        "`callbacks=[tracker]`",
+        ConfigurationError,
+        match=r"trackers.Track\(Recorded\(",
+    ):
         build([Recorded()])
     with mistake("Arguments", "`Track(CSV())`", ConfigurationError, match="already a callback"):
         Track(CSV())
@@ -311,7 +373,8 @@ def test_what_is_no_tracker_is_refused_with_what_a_tracker_has(mistake):
 
 
 def test_after_a_rewind_files_have_the_steps_that_count_and_other_trackers_each_step_once(tmp_path):
-    """A bad batch stands before the sixth; the run goes back to update 4, leaves it out and goes on."""
+    """A bad batch stands before the sixth; the run goes back to update 4, leaves it out and goes
+    on."""
     batches, tracker = good_batches(), Recorded()
     callbacks = [Rewind(every_updates=2), CSV(tmp_path / "run.csv"), Track(tracker)]
     rewound = build_rewinding(callbacks)

@@ -24,7 +24,11 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.last = nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.Linear(5, 1)
+        self.first, self.norm, self.last = (
+            nn.Linear(4, 5, bias=False),
+            nn.BatchNorm1d(5),
+            nn.Linear(5, 1),
+        )
         self.unused = nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,7 +40,8 @@ SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
 @contextmanager
 def default_backend(backend: Any) -> Iterator[None]:
-    """Have graphs turned into code by this backend; in torch 2.11, which has no default to set, by its argument."""
+    """Have graphs turned into code by this backend; in torch 2.11, which has no default to set, by
+    its argument."""
     if hasattr(torch.compiler, "set_default_backend"):
         before = torch.compiler.get_default_backend()
         torch.compiler.set_default_backend(backend)
@@ -50,7 +55,8 @@ def default_backend(backend: Any) -> Iterator[None]:
 
 @pytest.fixture
 def traced() -> Iterator[None]:
-    """Graphs are traced and not turned into machine code, which takes long and is no question of these tests."""
+    """Graphs are traced and not turned into machine code, which takes long and is no question of
+    these tests."""
     with default_backend("eager"):
         yield
 
@@ -69,7 +75,9 @@ def build(
     torch.manual_seed(1)
     module = model()
     arguments = {"progress": "silent", "callbacks": callbacks(), **arguments}
-    trainer = kind(module, optimizer(module.parameters()), nn.functional.mse_loss, compile=compile, **arguments)
+    trainer = kind(
+        module, optimizer(module.parameters()), nn.functional.mse_loss, compile=compile, **arguments
+    )
     if trainer.run.compiled is not None and not measures:
         trainer.run.compiled.choice = "compiled"
     return trainer
@@ -84,26 +92,33 @@ def both(epochs: int = 2, data: Any = DATA, **arguments: Any) -> tuple[Trainer, 
 
 
 def assert_same(eager: Trainer, compiled: Trainer, tolerance: float = 1e-5) -> None:
-    """Same history, weights, buffers and optimizer state, as far as two orders of addition allow."""
+    """Same history, weights, buffers and optimizer state, as far as two orders of addition
+    allow."""
     assert compiled.run.compiled is not None
     assert compiled.run.compiled.choice == "compiled", compiled.run.compiled.reason
     assert_close(eager.history, compiled.history, tolerance)
     for name, value in eager.model.state_dict().items():
-        torch.testing.assert_close(compiled.model.state_dict()[name], value, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(
+            compiled.model.state_dict()[name], value, atol=tolerance, rtol=tolerance
+        )
     ours, theirs = (next(iter(t.optimizers.values())).state_dict() for t in (compiled, eager))
     assert ours["param_groups"] == theirs["param_groups"]
     assert ours["state"].keys() == theirs["state"].keys()
     for key, state in theirs["state"].items():
         assert list(ours["state"][key]) == list(state)
         for name, value in state.items():
-            torch.testing.assert_close(ours["state"][key][name], value, atol=tolerance, rtol=tolerance)
+            torch.testing.assert_close(
+                ours["state"][key][name], value, atol=tolerance, rtol=tolerance
+            )
     assert all(p.grad is None for p in compiled.model.parameters())
 
 
 def assert_close(expected: History, given: History, tolerance: float) -> None:
     assert list(given.steps) == list(expected.steps)
     for name in expected.steps:
-        assert list(given.steps[name]) == pytest.approx(list(expected.steps[name]), abs=tolerance, nan_ok=True), name
+        assert list(given.steps[name]) == pytest.approx(
+            list(expected.steps[name]), abs=tolerance, nan_ok=True
+        ), name
     assert [list(row) for row in given.epochs] == [list(row) for row in expected.epochs]
 
 
@@ -116,4 +131,6 @@ class Bad(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         bad = (x[:, :1] > 50).any()
-        return self.net(x.clamp(max=5)) * torch.where(bad, torch.tensor(float("nan")), torch.tensor(1.0))
+        return self.net(x.clamp(max=5)) * torch.where(
+            bad, torch.tensor(float("nan")), torch.tensor(1.0)
+        )

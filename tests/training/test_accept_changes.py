@@ -1,4 +1,5 @@
-"""Going on with a run although the program has changed: which values count from there on, and what is said."""
+"""Going on with a run although the program has changed: which values count from there on, and what
+is said."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from tests.mistakes import Mistakes
 from tests.training.test_fingerprint import SECTION, drawn, train
 
 
-def test_an_accepted_learning_rate_is_used_and_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_accepted_learning_rate_is_used_and_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As a hand-written loop that changes the learning rate of its Adam after an epoch."""
     data, model = drawn(), build_linear()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
@@ -34,7 +37,8 @@ def test_an_accepted_learning_rate_is_used_and_noted(tmp_path: Path, capsys: pyt
     new = partial(torch.optim.Adam, lr=0.1)
     train(tmp_path, model=build_linear())
     train(tmp_path, 2, model=build_linear(), optimizer=new, changes="accept")
-    trainer = train(tmp_path, 3, model=build_linear(), optimizer=new)  # accepted once, it is the run's
+    # accepted once, it is the run's
+    trainer = train(tmp_path, 3, model=build_linear(), optimizer=new)
     assert_same_model(trainer.model, model)
     (noted,) = RunManifest.read(tmp_path / "run.json").changes
     assert (noted["update"], noted["values"]) == (5, {"optimizer.lr": [0.01, 0.1]})
@@ -65,14 +69,19 @@ def test_another_optimizer_starts_without_state_and_says_so(
     assert isinstance(trainer.optimizers["optimizer"], torch.optim.SGD)
     assert trainer.progress.epoch == 2
     out = capsys.readouterr().out
-    assert "Optimizer 'optimizer' (SGD) does not match the saved optimizer state, so it starts with empty state." in out
+    assert (
+        "Optimizer 'optimizer' (SGD) does not match the saved optimizer state, so it starts with "
+        "empty state." in out
+    )
     said = out.partition("\nResuming")[0]
     mistake.said(SECTION, 'Another optimizer, with `changes="accept"`', said)
 
 
 def test_an_option_that_needs_other_state_starts_without_the_old(tmp_path: Path) -> None:
     train(tmp_path)
-    trainer = train(tmp_path, 2, optimizer=partial(torch.optim.Adam, lr=0.01, amsgrad=True), changes="accept")
+    trainer = train(
+        tmp_path, 2, optimizer=partial(torch.optim.Adam, lr=0.01, amsgrad=True), changes="accept"
+    )
     assert trainer.progress.epoch == 2
 
 
@@ -82,7 +91,10 @@ SCHEDULES: dict[str, tuple[Any, Any]] = {
         partial(CosineAnnealingLR, T_max=10, eta_min=0.001),
         lambda base, epoch: 0.001 + (base - 0.001) * (1 + np.cos(np.pi * epoch / 10)) / 2,
     ),
-    "function": (partial(LambdaLR, lr_lambda=lambda epoch: 1 / (1 + epoch)), lambda base, epoch: base / (1 + epoch)),
+    "function": (
+        partial(LambdaLR, lr_lambda=lambda epoch: 1 / (1 + epoch)),
+        lambda base, epoch: base / (1 + epoch),
+    ),
 }
 
 
@@ -90,13 +102,21 @@ SCHEDULES: dict[str, tuple[Any, Any]] = {
 def test_a_schedule_goes_on_from_the_new_learning_rate(tmp_path: Path, kind: str) -> None:
     schedule, expected = SCHEDULES[kind]
     train(tmp_path, 2, scheduler=schedule)
-    trainer = train(tmp_path, 3, scheduler=schedule, optimizer=partial(torch.optim.Adam, lr=0.1), changes="accept")
+    trainer = train(
+        tmp_path,
+        3,
+        scheduler=schedule,
+        optimizer=partial(torch.optim.Adam, lr=0.1),
+        changes="accept",
+    )
     assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(expected(0.1, 3))
 
 
 def test_new_options_of_a_schedule_count_at_its_place(tmp_path: Path) -> None:
     train(tmp_path, 2, scheduler=partial(StepLR, step_size=1, gamma=0.5))
-    trainer = train(tmp_path, 3, scheduler=partial(StepLR, step_size=1, gamma=0.1), changes="accept")
+    trainer = train(
+        tmp_path, 3, scheduler=partial(StepLR, step_size=1, gamma=0.1), changes="accept"
+    )
     assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.01 * 0.1**3)
 
 

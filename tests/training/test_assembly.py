@@ -1,4 +1,5 @@
-"""Models and optimizers that are assigned after construction: the new ones are trained and evaluated, or refused."""
+"""Models and optimizers that are assigned after construction: the new ones are trained and
+evaluated, or refused."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError, Trainer
-from loopwright.doors.simple import Trainer as SimpleTrainer
+from loopwright.interfaces.simple import Trainer as SimpleTrainer
 from tests.loops import assert_same_model, build_net, evaluate_by_hand, train_by_hand
 
 cross_entropy = nn.functional.cross_entropy
@@ -37,7 +38,9 @@ def test_a_model_replaced_by_its_entry_is_the_one_evaluated_and_in_eval_mode(poi
     trainer.train(points, 1, batch_size=8)
     other = build_net(2)
     trainer.models["model"] = other
-    assert trainer.evaluate(points, batch_size=8)["loss"] == pytest.approx(evaluate_by_hand(other, points), rel=1e-6)
+    assert trainer.evaluate(points, batch_size=8)["loss"] == pytest.approx(
+        evaluate_by_hand(other, points), rel=1e-6
+    )
     assert trainer.model is other
     assert other.training
 
@@ -53,7 +56,9 @@ def test_a_model_and_optimizer_replaced_as_training_starts_are_trained_and_evalu
     history = trainer.train(points, 2, points, batch_size=8)
     train_by_hand(theirs, sgd(theirs.parameters()), points, epochs=2)
     assert_same_model(other, theirs)
-    assert history.epochs[-1]["eval_loss"] == pytest.approx(evaluate_by_hand(theirs, points), rel=1e-6)
+    assert history.epochs[-1]["eval_loss"] == pytest.approx(
+        evaluate_by_hand(theirs, points), rel=1e-6
+    )
 
 
 def test_a_model_put_in_for_an_evaluation_alone_is_evaluated_in_eval_mode_and_training_goes_on_with_the_other(
@@ -82,7 +87,10 @@ def test_an_optimizer_left_with_the_old_models_parameters_is_refused(points, mis
     trainer.train(points, 1, batch_size=8)
     trainer.model = build_net(2)
     with mistake(
-        SECTION, "`trainer.model = other` without an optimizer of its parameters", ConfigurationError, match="too"
+        SECTION,
+        "`trainer.model = other` without an optimizer of its parameters",
+        ConfigurationError,
+        match="too",
     ):
         trainer.train(points, 1, batch_size=8)
 
@@ -93,7 +101,9 @@ def test_an_optimizer_left_with_the_old_models_parameters_is_refused_inside_a_ho
             self.model = build_net(2)
 
     with pytest.raises(ConfigurationError, match="holds 6 of 6 parameters that belong to none"):
-        Replacing(build_net(1), sgd, cross_entropy, progress="silent").train(points, 1, batch_size=8)
+        Replacing(build_net(1), sgd, cross_entropy, progress="silent").train(
+            points, 1, batch_size=8
+        )
 
 
 def test_a_model_replaced_in_the_middle_of_an_epoch_is_noticed_by_its_end(points):
@@ -103,15 +113,24 @@ def test_a_model_replaced_in_the_middle_of_an_epoch_is_noticed_by_its_end(points
                 self.model = build_net(2)
 
     with pytest.raises(ConfigurationError, match="holds 6 of 6 parameters that belong to none"):
-        Replacing(build_net(1), sgd, cross_entropy, progress="silent").train(points, 3, batch_size=8)
+        Replacing(build_net(1), sgd, cross_entropy, progress="silent").train(
+            points, 3, batch_size=8
+        )
 
 
 def test_a_scheduler_left_with_the_old_optimizer_is_refused(points, mistake):
     net = build_net()
-    trainer = Trainer(net, sgd, cross_entropy, scheduler=partial(StepLR, step_size=1), progress="silent")
+    trainer = Trainer(
+        net, sgd, cross_entropy, scheduler=partial(StepLR, step_size=1), progress="silent"
+    )
     trainer.train(points, 1, batch_size=8)
     trainer.optimizer = sgd(net.parameters())
-    with mistake(SECTION, "`trainer.optimizer = other` without its scheduler", ConfigurationError, match="Scheduler"):
+    with mistake(
+        SECTION,
+        "`trainer.optimizer = other` without its scheduler",
+        ConfigurationError,
+        match="Scheduler",
+    ):
         trainer.train(points, 1, batch_size=8)
     trainer.scheduler = StepLR(trainer.optimizer, step_size=1)
     trainer.train(points, 1, batch_size=8)
@@ -124,8 +143,15 @@ def test_replacing_a_model_while_a_run_directory_is_written_is_refused(points, t
             self.model = build_net(2)
             self.optimizer = sgd(self.model.parameters())
 
-    trainer = Replacing(build_net(1), sgd, cross_entropy, progress="silent", run_dir=tmp_path / "run")
-    with mistake(SECTION, "a model replaced in a hook of a run with `run_dir`", ConfigurationError, match="resumed"):
+    trainer = Replacing(
+        build_net(1), sgd, cross_entropy, progress="silent", run_dir=tmp_path / "run"
+    )
+    with mistake(
+        SECTION,
+        "a model replaced in a hook of a run with `run_dir`",
+        ConfigurationError,
+        match="resumed",
+    ):
         trainer.train(points, 1, batch_size=8)
 
 
@@ -144,18 +170,22 @@ def test_a_loss_replaced_in_a_hook_is_used_from_there_on(points, tmp_path):
                 self.loss_fn = nn.CrossEntropyLoss(reduction="sum")
 
     net = build_net()
-    trainer = Replacing(net, sgd, nn.CrossEntropyLoss(), progress="silent", run_dir=tmp_path / "run")
+    trainer = Replacing(
+        net, sgd, nn.CrossEntropyLoss(), progress="silent", run_dir=tmp_path / "run"
+    )
     history = trainer.train(points, 2, batch_size=8)
     assert history.epochs[1]["loss"] > 2 * history.epochs[0]["loss"]
 
 
-def test_the_simple_door_evaluates_and_trains_the_model_assigned(points):
+def test_the_simple_interface_evaluates_and_trains_the_model_assigned(points):
     loader = torch.utils.data.DataLoader(points, 8)
     trainer = SimpleTrainer(build_net(1), None, cross_entropy)
     trainer.train(loader, 1)
     other = build_net(2)
     trainer.model = other
-    assert trainer.evaluate(loader)["loss"] == pytest.approx(evaluate_by_hand(other, points), rel=1e-6)
+    assert trainer.evaluate(loader)["loss"] == pytest.approx(
+        evaluate_by_hand(other, points), rel=1e-6
+    )
     with pytest.raises(ConfigurationError, match="assign an optimizer of the new model too"):
         trainer.train(loader, 1)
     trainer.optimizer = sgd(other.parameters())
@@ -164,7 +194,7 @@ def test_the_simple_door_evaluates_and_trains_the_model_assigned(points):
     assert not torch.equal(other[0].weight, before)
 
 
-def test_the_simple_door_refuses_what_is_no_model_or_optimizer():
+def test_the_simple_interface_refuses_what_is_no_model_or_optimizer():
     trainer = SimpleTrainer(build_net(1), None, cross_entropy)
     with pytest.raises(ConfigurationError, match=r"model is a str: assign a torch\.nn\.Module"):
         trainer.model = "net"

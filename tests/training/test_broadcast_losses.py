@@ -1,4 +1,5 @@
-"""Outputs of shape (n, 1) and targets of shape (n,) are not compared all with all, unless the loss says so."""
+"""Outputs of shape (n, 1) and targets of shape (n,) are not compared all with all, unless the loss
+says so."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError, Trainer
-from loopwright.doors import lifecycle, simple
+from loopwright.interfaces import lifecycle, simple
 from loopwright.training.supervised import call_loss
 
 SECTION = "Steps that train nothing, or the wrong thing"
@@ -39,7 +40,10 @@ def build(loss: Any, model: nn.Module | None = None) -> Trainer:
     ids=["a function", "a module", "MSELoss", "L1Loss", "HuberLoss"],
 )
 def test_a_loss_that_broadcasts_is_refused(loss: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"\(8, 1\) and the targets \(8,\).*\(8, 8\).*targets\.unsqueeze\(1\)"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"\(8, 1\) and the targets \(8,\).*\(8, 8\).*targets\.unsqueeze\(1\)",
+    ):
         build(loss).train((X, Y), 1, batch_size=8)
 
 
@@ -51,7 +55,9 @@ def test_the_message_is_on_the_page_of_mistakes(mistake: Any) -> None:
 
 def test_the_reverse_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
-    with pytest.raises(ConfigurationError, match=r"\(8,\) and the targets \(8, 1\).*outputs\.unsqueeze\(1\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"\(8,\) and the targets \(8, 1\).*outputs\.unsqueeze\(1\)"
+    ):
         build(squared, model).train((X, Y[:, None]), 1, batch_size=8)
 
 
@@ -60,7 +66,7 @@ def test_evaluations_are_refused_too() -> None:
         build(squared).evaluate((X, Y), batch_size=8)
 
 
-def test_the_doors_with_a_loss_function_refuse_it() -> None:
+def test_the_interfaces_with_a_loss_function_refuse_it() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = TensorDataset(X, Y)
@@ -80,7 +86,9 @@ def of_all_pairs(outputs: Any, targets: Any) -> Any:
 
 def of_ranks(outputs: Any, targets: Any) -> Any:
     """A ranking loss: all pairs of outputs, all pairs of targets."""
-    return torch.relu(1 - (outputs - outputs.T) * torch.sign(targets[:, None] - targets[None])).mean()
+    return torch.relu(
+        1 - (outputs - outputs.T) * torch.sign(targets[:, None] - targets[None])
+    ).mean()
 
 
 @pytest.mark.parametrize("loss", [of_squeezed, of_all_pairs, of_ranks])
@@ -107,7 +115,9 @@ def test_the_operators_of_a_loss_are_looked_at_once(monkeypatch: pytest.MonkeyPa
 
     looked: list[int] = []
     original = supervised.watch_operators
-    monkeypatch.setattr(supervised, "watch_operators", lambda look: looked.append(1) or original(look))
+    monkeypatch.setattr(
+        supervised, "watch_operators", lambda look: looked.append(1) or original(look)
+    )
 
     def loss(outputs: Any, targets: Any) -> Any:
         return of_squeezed(outputs, targets)

@@ -1,4 +1,5 @@
-"""Clipping where there are no gradients does nothing, which torch does not say: it is an error in the first step."""
+"""Clipping where there are no gradients does nothing, which torch does not say: it is an error in
+the first step."""
 
 from __future__ import annotations
 
@@ -11,18 +12,20 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import Callback, ConfigurationError
-from loopwright.doors.configured import TrainerResult
-from loopwright.doors.lifecycle import Trainer as LifecycleTrainer
-from loopwright.doors.simple import Trainer as SimpleTrainer
-from tests.doors.configured.parts import CustomTrainer
-from tests.doors.configured.parts import build_trainer as build_configured
-from tests.doors.lifecycle.runs import build_trainer as build_lifecycle
-from tests.doors.modular.programs import Config, MyTrainer
+from loopwright.interfaces.configured import TrainerResult
+from loopwright.interfaces.lifecycle import Trainer as LifecycleTrainer
+from loopwright.interfaces.simple import Trainer as SimpleTrainer
+from tests.interfaces.configured.parts import CustomTrainer
+from tests.interfaces.configured.parts import build_trainer as build_configured
+from tests.interfaces.lifecycle.runs import build_trainer as build_lifecycle
+from tests.interfaces.modular.programs import Config, MyTrainer
 from tests.loops import build_net
 from tests.training.own_steps import SECTION, Own, cross_entropy, own, sgd
 
 
-def test_clipping_before_the_update_is_an_error_in_the_first_step(points: TensorDataset, mistake: Any) -> None:
+def test_clipping_before_the_update_is_an_error_in_the_first_step(
+    points: TensorDataset, mistake: Any
+) -> None:
     class Before(Own):
         def train_step(self, batch: Any) -> Any:
             loss = self.loss(batch)
@@ -45,7 +48,9 @@ def test_clipping_after_the_update_is_an_error_too(points: TensorDataset) -> Non
             nn.utils.clip_grad_value_(self.model.parameters(), 1.0)
             return {"loss": loss}
 
-    with pytest.raises(ConfigurationError, match="clip_grad_value_ was called when no parameter had a gradient"):
+    with pytest.raises(
+        ConfigurationError, match="clip_grad_value_ was called when no parameter had a gradient"
+    ):
         own(After).train(points, 1, batch_size=8)
 
 
@@ -68,7 +73,8 @@ def test_gradients_of_some_parameters_are_enough(points: TensorDataset) -> None:
         def train_step(self, batch: Any) -> Any:
             loss = self.loss(batch)
             loss.backward()
-            clip_grad_norm_([nn.Parameter(torch.ones(2))], 1.0)  # as of a layer that this step does not use
+            # as of a layer that this step does not use
+            clip_grad_norm_([nn.Parameter(torch.ones(2))], 1.0)
             self.optimizer.step()
             self.optimizer.zero_grad()
             return {"loss": loss.detach()}
@@ -103,10 +109,10 @@ def test_torch_has_its_own_functions_again_after_the_first_step(points: TensorDa
     assert vars(clip_grad) == before
 
 
-# In the words of each door
+# In the words of each interface
 
 
-def test_the_simple_door_says_where_to_clip(points: TensorDataset, mistake: Any) -> None:
+def test_the_simple_interface_says_where_to_clip(points: TensorDataset, mistake: Any) -> None:
     class Early(SimpleTrainer):
         def train_step(self, batch: Any) -> Any:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -114,33 +120,33 @@ def test_the_simple_door_says_where_to_clip(points: TensorDataset, mistake: Any)
 
     net = build_net()
     what = "`clip_grad_norm_` before the backward pass"
-    with mistake("Door: simple", what, ConfigurationError, match=r"training\.max_grad_norm"):
+    with mistake("Interface: simple", what, ConfigurationError, match=r"training\.max_grad_norm"):
         Early(net, sgd(net.parameters()), cross_entropy).train(DataLoader(points, 8), 1)
 
 
-def test_the_lifecycle_door_says_where_to_clip(points: TensorDataset, mistake: Any) -> None:
+def test_the_lifecycle_interface_says_where_to_clip(points: TensorDataset, mistake: Any) -> None:
     class Early(LifecycleTrainer):
         def calculate_train_batch_loss(self, batch: Any) -> Any:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             return super().calculate_train_batch_loss(batch)
 
     what = "`clip_grad_norm_` in `calculate_train_batch_loss`"
-    with mistake("Door: lifecycle", what, ConfigurationError, match="gradient_clip_value="):
+    with mistake("Interface: lifecycle", what, ConfigurationError, match="gradient_clip_value="):
         build_lifecycle(kind=Early).train(points, 1)
 
 
-def test_the_modular_door_says_where_to_clip(mistake: Any) -> None:
+def test_the_modular_interface_says_where_to_clip(mistake: Any) -> None:
     class Early(MyTrainer):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             return super().training_step(batch, batch_idx)
 
     what = "`clip_grad_norm_` before `self.backward(loss)`"
-    with mistake("Door: modular", what, ConfigurationError, match="gradient_clip_val"):
+    with mistake("Interface: modular", what, ConfigurationError, match="gradient_clip_val"):
         Early(Config()).fit()
 
 
-def test_the_configured_door_says_where_to_clip(mistake: Any) -> None:
+def test_the_configured_interface_says_where_to_clip(mistake: Any) -> None:
     class Early(CustomTrainer):
         def train_step(self, batch: Any, model: nn.Module) -> TrainerResult:
             result = super().train_step(batch, model)
@@ -148,5 +154,5 @@ def test_the_configured_door_says_where_to_clip(mistake: Any) -> None:
             return result
 
     what = "`clip_grad_norm_` in `train_step`, before the trainer's backward pass"
-    with mistake("Door: configured", what, ConfigurationError, match="on_optimizer_start"):
+    with mistake("Interface: configured", what, ConfigurationError, match="on_optimizer_start"):
         build_configured(kind=Early, max_epochs=1).train()

@@ -16,34 +16,57 @@ from tests.mistakes import Mistakes
 
 def trainer_with(**arguments: Any) -> Trainer:
     model = nn.Linear(2, 1)
-    return Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), device="cpu", **arguments)
+    return Trainer(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), device="cpu", **arguments
+    )
 
 
-@pytest.mark.parametrize(("what", "runtime"), [(None, None), ("step", None), ("model", "model"), ("blocks", "blocks")])
-def test_the_model_and_its_blocks_are_compiled_by_the_runtime_and_the_step_is_not(what: Any, runtime: Any) -> None:
+@pytest.mark.parametrize(
+    ("what", "runtime"), [(None, None), ("step", None), ("model", "model"), ("blocks", "blocks")]
+)
+def test_the_model_and_its_blocks_are_compiled_by_the_runtime_and_the_step_is_not(
+    what: Any, runtime: Any
+) -> None:
     trainer = trainer_with(compile=what)
     assert (trainer.compile_mode, trainer.runtime.compile) == (what, runtime)
 
 
 def test_what_a_given_runtime_compiles_is_what_the_trainer_says() -> None:
     assert trainer_with(runtime=Runtime("cpu", compile="model")).compile_mode == "model"
-    assert trainer_with(runtime=Runtime("cpu", compile="model"), compile="model").compile_mode == "model"
+    assert (
+        trainer_with(runtime=Runtime("cpu", compile="model"), compile="model").compile_mode
+        == "model"
+    )
     assert trainer_with(runtime=Runtime("cpu"), compile="step").compile_mode == "step"
 
 
 def test_a_wrong_value_is_refused_with_the_right_ones(mistake: Mistakes) -> None:
-    with mistake("Arguments", "`compile=True`", ConfigurationError, match="use 'step', 'model', 'blocks' or None"):
+    with mistake(
+        "Arguments",
+        "`compile=True`",
+        ConfigurationError,
+        match="use 'step', 'model', 'blocks' or None",
+    ):
         trainer_with(compile=True)
-    with mistake("Arguments", "`Runtime(compile='step')`", ConfigurationError, match=r"Trainer\(..., compile='step'\)"):
+    with mistake(
+        "Arguments",
+        "`Runtime(compile='step')`",
+        ConfigurationError,
+        match=r"Trainer\(..., compile='step'\)",
+    ):
         Runtime("cpu", compile="step")
 
 
 def test_a_value_that_contradicts_the_runtime_is_refused(mistake: Mistakes) -> None:
     what = "`compile='step'` together with `Runtime(compile='model')`"
-    with mistake("Arguments", what, ConfigurationError, match="set it in only one place, in Trainer"):
+    with mistake(
+        "Arguments", what, ConfigurationError, match="set it in only one place, in Trainer"
+    ):
         trainer_with(runtime=Runtime("cpu", compile="model"), compile="step")
     what = "`compile='blocks'` together with `Runtime('cpu')`"
-    with mistake("Arguments", what, ConfigurationError, match=r"or as in Runtime\('cpu', compile='blocks'\)"):
+    with mistake(
+        "Arguments", what, ConfigurationError, match=r"or as in Runtime\('cpu', compile='blocks'\)"
+    ):
         trainer_with(runtime=Runtime("cpu"), compile="blocks")
 
 

@@ -1,4 +1,5 @@
-"""What changes between two compiled steps counts as it does without graphs, or ends them with a line that says why."""
+"""What changes between two compiled steps counts as it does without graphs, or ends them with a
+line that says why."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Adam = partial(torch.optim.Adam, lr=0.01)
 
 
 class After(Callback):
-    """Changes something after the fourth update, in the middle of the second epoch; notes what is called since."""
+    """Changes something after the fourth update, in the middle of the second epoch; notes what is
+    called since."""
 
     def __init__(self, change: Function[[Any, list[int]], object]) -> None:
         self.change = change
@@ -32,7 +34,8 @@ class After(Callback):
 
 @pytest.fixture
 def with_autograd() -> Any:
-    """Graphs with the backward pass that kernels have, in which hooks of parameters are not run; no machine code."""
+    """Graphs with the backward pass that kernels have, in which hooks of parameters are not run; no
+    machine code."""
     with default_backend("aot_eager"):
         yield
 
@@ -55,24 +58,37 @@ def replace_forward(trainer: Any, called: list[int]) -> None:
 
 
 HOOKS: dict[str, tuple[Function[[Any, list[int]], object], str]] = {
-    "forward": (lambda t, c: t.model.first.register_forward_hook(noting(c)), "hooks of forward passes were registered"),
-    "outputs": (
-        lambda t, c: t.model.first.register_forward_hook(lambda *args: (c.append(1), args[-1] * 0.5)[1]),
+    "forward": (
+        lambda t, c: t.model.first.register_forward_hook(noting(c)),
         "hooks of forward passes were registered",
     ),
-    "backward": (lambda t, c: t.model.last.register_full_backward_hook(noting(c)), "in the backward pass"),
+    "outputs": (
+        lambda t, c: t.model.first.register_forward_hook(
+            lambda *args: (c.append(1), args[-1] * 0.5)[1]
+        ),
+        "hooks of forward passes were registered",
+    ),
+    "backward": (
+        lambda t, c: t.model.last.register_full_backward_hook(noting(c)),
+        "in the backward pass",
+    ),
     "gradient": (
         lambda t, c: t.model.first.weight.register_hook(lambda grad: (c.append(1), grad * 2)[1]),
         "in the backward pass",
     ),
-    "optimizer": (lambda t, c: optimizer_of(t).register_step_pre_hook(noting(c)), "the optimizer's steps"),
+    "optimizer": (
+        lambda t, c: optimizer_of(t).register_step_pre_hook(noting(c)),
+        "the optimizer's steps",
+    ),
     "step": (replace_step, "the optimizer's steps"),
     "trainer": (replace_forward, "`forward` is replaced on the trainer object"),
 }
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_functions_that_are_registered_after_the_first_step_are_called(name: str, with_autograd: None) -> None:
+def test_functions_that_are_registered_after_the_first_step_are_called(
+    name: str, with_autograd: None
+) -> None:
     change, reason = HOOKS[name]
     eager, compiled = both(callbacks=lambda: [After(change)])
     assert compiled.callbacks[0].called == eager.callbacks[0].called
@@ -85,7 +101,9 @@ def test_functions_that_are_registered_after_the_first_step_are_called(name: str
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_gradients_that_a_callback_computes_are_part_of_the_update(accumulate: int, with_autograd: None) -> None:
+def test_gradients_that_a_callback_computes_are_part_of_the_update(
+    accumulate: int, with_autograd: None
+) -> None:
     change = After(lambda trainer, _: trainer.model.last.weight.square().sum().backward())
     eager, compiled = both(epochs=3, callbacks=lambda: [change], accumulate=accumulate)
     for ours, theirs in zip(compiled.model.parameters(), eager.model.parameters(), strict=True):
@@ -124,7 +142,9 @@ def forget_state(trainer: Any, called: list[int]) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [SGD, Adam], ids=["sgd", "adam"])
-def test_the_state_of_a_parameter_begins_anew_where_a_callback_empties_it(traced: None, optimizer: Any) -> None:
+def test_the_state_of_a_parameter_begins_anew_where_a_callback_empties_it(
+    traced: None, optimizer: Any
+) -> None:
     assert_same(*both(callbacks=lambda: [After(forget_state)], optimizer=optimizer))
 
 
@@ -133,7 +153,9 @@ def with_momentum(trainer: Any, called: list[int]) -> None:
 
 
 def test_momentum_may_begin_in_the_middle_of_a_run(traced: None) -> None:
-    assert_same(*both(callbacks=lambda: [After(with_momentum)], optimizer=partial(torch.optim.SGD, lr=0.05)))
+    assert_same(
+        *both(callbacks=lambda: [After(with_momentum)], optimizer=partial(torch.optim.SGD, lr=0.05))
+    )
 
 
 def with_dampening(trainer: Any, called: list[int]) -> None:
@@ -160,11 +182,15 @@ def move_first(trainer: Any, called: list[int]) -> None:
 
 @pytest.mark.parametrize("change", [remove_first, move_first])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_parameters_may_leave_or_change_their_group(traced: None, change: Any, accumulate: int) -> None:
+def test_parameters_may_leave_or_change_their_group(
+    traced: None, change: Any, accumulate: int
+) -> None:
     assert_same(*both(callbacks=lambda: [After(change)], accumulate=accumulate))
 
 
-def test_parameters_that_are_added_in_the_middle_of_an_epoch_are_trained_from_there(traced: None) -> None:
+def test_parameters_that_are_added_in_the_middle_of_an_epoch_are_trained_from_there(
+    traced: None,
+) -> None:
     def last_only(params: Any) -> Any:
         return SGD(list(params)[3:])
 

@@ -1,4 +1,5 @@
-"""Which steps are taken by graphs: what is measured, what is said, what falls back, and what of it is saved."""
+"""Which steps are taken by graphs: what is measured, what is said, what falls back, and what of it
+is saved."""
 
 from __future__ import annotations
 
@@ -76,10 +77,17 @@ def lines_of(trainer: Trainer) -> list[str]:
     return [note.text for note in trainer.run.notes if note.kind == "line" and "step" in note.text]
 
 
-def test_nothing_of_the_trial_is_seen_in_the_run(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was tried before: weights, buffers, optimizer state, generators, counters, metrics, calls."""
-    monkeypatch.setattr(compiled_step, "FASTER", 0.0)  # so that the choice is the same on every machine
-    trainers = [build(what, model=Dropping, measures=True, accumulate=2, kind=Logging) for what in (None, "step")]
+def test_nothing_of_the_trial_is_seen_in_the_run(
+    traced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was tried before: weights, buffers, optimizer state, generators, counters, metrics,
+    calls."""
+    # so that the choice is the same on every machine
+    monkeypatch.setattr(compiled_step, "FASTER", 0.0)
+    trainers = [
+        build(what, model=Dropping, measures=True, accumulate=2, kind=Logging)
+        for what in (None, "step")
+    ]
     for trainer in trainers:
         trainer.train(DATA, num_epochs=2, batch_size=16)
     eager, measured = trainers
@@ -105,7 +113,9 @@ class Writing(Net):
         return super().forward(x.add_(1.0))
 
 
-def test_a_batch_that_steps_write_into_is_as_before_the_trial(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_steps_write_into_is_as_before_the_trial(
+    traced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled_step, "FASTER", 0.0)
     plain, tried = (build(what, model=Writing, measures=True) for what in (None, "step"))
     for trainer in (plain, tried):
@@ -130,7 +140,9 @@ def test_the_faster_one_is_chosen_and_said_and_saved(
     assert other.run.compiled is not None
     assert other.run.compiled.state_dict() == compiled.state_dict()
     other.train(EVEN, num_epochs=1, batch_size=16)
-    assert not any("per update compiled" in line for line in lines_of(other)), "nothing is measured again"
+    assert not any("per update compiled" in line for line in lines_of(other)), (
+        "nothing is measured again"
+    )
     assert other.run.compiled.num_graphs == 1, "the same graph as in the run that was saved"
     build(None).load(tmp_path / "saved")
     build(None).save(tmp_path / "plain")
@@ -164,7 +176,9 @@ def test_a_trial_without_a_clear_result_keeps_the_step_as_it_is_and_says_so(
     trainer.train(EVEN, num_epochs=1, batch_size=16)
     assert trainer.run.compiled is not None
     assert trainer.run.compiled.choice == "eager"
-    assert trainer.run.compiled.reason.startswith("this machine is too busy to tell whether that would be faster (")
+    assert trainer.run.compiled.reason.startswith(
+        "this machine is too busy to tell whether that would be faster ("
+    )
 
 
 class Lengths(Net):
@@ -180,8 +194,15 @@ def test_a_run_that_keeps_recompiling_says_so_and_goes_on_without_graphs(
     """With and without a restart in the middle: it gives up at the same step."""
     monkeypatch.setattr(compiled_step, "MOST_RECOMPILATIONS", 2)
     lengths = [4, 5, 5, 4, 6, 7, 8, 9]
-    data = [(torch.ones(2, length) * torch.tensor([[1.0], [2.0]]), torch.ones(2, 1)) for length in lengths]
-    given: dict[str, Any] = {"model": Lengths, "optimizer": partial(torch.optim.SGD, lr=0.01), "seed": 1}
+    data = [
+        (torch.ones(2, length) * torch.tensor([[1.0], [2.0]]), torch.ones(2, 1))
+        for length in lengths
+    ]
+    given: dict[str, Any] = {
+        "model": Lengths,
+        "optimizer": partial(torch.optim.SGD, lr=0.01),
+        "seed": 1,
+    }
     plain = build(None, **given)
     plain.train(data, num_epochs=1)
     whole = build("step", **given)
@@ -196,7 +217,10 @@ def test_a_run_that_keeps_recompiling_says_so_and_goes_on_without_graphs(
     for trainer, updates in zip(parts, (3, len(data)), strict=True):
         trainer.train(data, num_updates=updates)
     assert parts[1].run.compiled is not None
-    assert {**parts[1].run.compiled.state_dict(), "seconds": 0.0} == {**compiled.state_dict(), "seconds": 0.0}
+    assert {**parts[1].run.compiled.state_dict(), "seconds": 0.0} == {
+        **compiled.state_dict(),
+        "seconds": 0.0,
+    }
 
 
 class Branching(Net):
@@ -280,7 +304,9 @@ def test_what_cannot_be_compiled_trains_as_it_is_and_says_why_in_one_line(
         assert torch.equal(tried.model.state_dict()[name], value), name
 
 
-def test_other_obstacles_are_found_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_obstacles_are_found_before_anything_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trainer = build("step", precision="fp16")
     trainer._setup_training()
     assert "use 'bf16'" in str(find_obstacle(trainer.run))

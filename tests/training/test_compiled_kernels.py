@@ -1,4 +1,5 @@
-"""Steps by graphs with real kernels, which take seconds to compile: equal to eager ones, and exact in a resumed run."""
+"""Steps by graphs with real kernels, which take seconds to compile: equal to eager ones, and exact
+in a resumed run."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def _kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
-        with generation.patch(compile_threads=1):  # undone by a plain `setattr`, the option would be gone for good
+        # undone by a plain `setattr`, the option would be gone for good
+        with generation.patch(compile_threads=1):
             yield
 
 
@@ -68,9 +70,14 @@ def test_a_killed_run_continues_as_if_nothing_had_happened_to_the_last_bit(tmp_p
         assert torch.equal(resumed.model.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("name", ["W1", *(pytest.param(n, marks=pytest.mark.long) for n in ("W2", "W3"))])
-def test_a_hundred_steps_have_the_losses_of_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses are what is promised: weights, which Adam changes by quotients of small numbers, differ by up to 1e-4."""
+@pytest.mark.parametrize(
+    "name", ["W1", *(pytest.param(n, marks=pytest.mark.long) for n in ("W2", "W3"))]
+)
+def test_a_hundred_steps_have_the_losses_of_eager_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses are what is promised: weights, which Adam changes by quotients of small numbers,
+    differ by up to 1e-4."""
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     from workloads import WORKLOADS
 

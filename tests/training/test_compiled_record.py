@@ -1,4 +1,5 @@
-"""The choice of a run with `compile="step"`: in its manifest, in a resumed run, and in the time that is left."""
+"""The choice of a run with `compile="step"`: in its manifest, in a resumed run, and in the time
+that is left."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The line of `loopwright show` about compiling."""
     capsys.readouterr()
     main(["show", str(folder)])
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  compile ")]
+    (line,) = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("  compile ")
+    ]
     return line.split(None, 1)[1]
 
 
@@ -50,7 +53,11 @@ def test_the_manifest_names_the_choice_and_so_do_show_and_diff(
     for trainer, noted in zip((fast, slow), notes, strict=True):
         assert trainer.run.compiled is not None
         assert noted == trainer.run.compiled.facts()
-    assert (notes[0]["choice"], notes[0]["graphs"], notes[0]["recompilations"]) == ("compiled", 2, 1)
+    assert (notes[0]["choice"], notes[0]["graphs"], notes[0]["recompilations"]) == (
+        "compiled",
+        2,
+        1,
+    )
     assert (notes[1]["choice"], notes[1]["graphs"]) == ("eager", 1)
     line = shown(tmp_path / "fast", capsys)
     assert line.startswith("step: compiled (")
@@ -75,7 +82,9 @@ def test_a_resumed_run_keeps_what_its_manifest_says_and_adds_to_it(tmp_path: Pat
     assert trainer.run.compiled.seconds > 0
 
 
-def test_a_run_without_the_argument_has_no_such_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_the_argument_has_no_such_entry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     build(None, run_dir=tmp_path / "run").train(EVEN, num_epochs=1, batch_size=16)
     assert RunView(tmp_path / "run").manifest["compiled"] == {}
     main(["show", str(tmp_path / "run")])
@@ -90,7 +99,9 @@ def test_a_run_that_goes_on_without_graphs_says_so(
 ) -> None:
     build("step", run_dir=tmp_path / "run", seed=0).train(EVEN, num_updates=2, batch_size=16)
     capsys.readouterr()
-    build(None, run_dir=tmp_path / "run", seed=0, progress="lines").train(EVEN, num_updates=4, batch_size=16)
+    build(None, run_dir=tmp_path / "run", seed=0, progress="lines").train(
+        EVEN, num_updates=4, batch_size=16
+    )
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "were compiled" in line]
     assert line.endswith("Pass compile='step' to go on as before.")
     what = "A run of `compile='step'` that is resumed without it"
@@ -101,7 +112,9 @@ def saved_tree(folder: Path) -> dict[str, Any]:
     """The state of a run with a compiled step, as it is in a checkpoint."""
     trainer = build("step")
     assert trainer.run.compiled is not None
-    trainer.run.compiled.load_state_dict({"choice": "compiled", "reason": "", "graphs": ["whole 0a"], "seconds": 2.0})
+    trainer.run.compiled.load_state_dict(
+        {"choice": "compiled", "reason": "", "graphs": ["whole 0a"], "seconds": 2.0}
+    )
     trainer.save(folder / "saved")
     return dict(read_checkpoint(folder / "saved").tree)
 
@@ -136,7 +149,9 @@ def test_a_malformed_choice_is_refused_and_nothing_is_loaded(
 
 def test_a_checkpoint_without_seconds_is_of_an_earlier_edition_and_loads(tmp_path: Path) -> None:
     tree = saved_tree(tmp_path)
-    tree["compiled"] = {name: value for name, value in tree["compiled"].items() if name != "seconds"}
+    tree["compiled"] = {
+        name: value for name, value in tree["compiled"].items() if name != "seconds"
+    }
     write_checkpoint(tmp_path / "earlier", tree, {})
     other = build("step", measures=True)
     other.load(tmp_path / "earlier")

@@ -27,7 +27,13 @@ Adam = partial(torch.optim.Adam, lr=0.01)
         partial(torch.optim.Adam, lr=0.01, weight_decay=0.1, amsgrad=True),
         partial(torch.optim.AdamW, lr=0.01, fused=True),
         partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, centered=True),
-        partial(torch.optim.Adagrad, lr=0.05, lr_decay=0.01, initial_accumulator_value=0.1, maximize=True),
+        partial(
+            torch.optim.Adagrad,
+            lr=0.05,
+            lr_decay=0.01,
+            initial_accumulator_value=0.1,
+            maximize=True,
+        ),
     ],
     ids=lambda partial: partial.func.__name__,
 )
@@ -37,7 +43,8 @@ def test_each_optimizer_trains_as_without_graphs(optimizer: Any) -> None:
     assert_same(eager, compiled)
     assert compiled.run.compiled is not None
     assert compiled.run.compiled.num_graphs == 1
-    compiled.model.load_state_dict(eager.model.state_dict())  # and each continues with the other's state
+    # and each continues with the other's state
+    compiled.model.load_state_dict(eager.model.state_dict())
     states = [t.optimizers["optimizer"].state_dict() for t in (eager, compiled)]
     eager.optimizers["optimizer"].load_state_dict(states[1])
     compiled.optimizers["optimizer"].load_state_dict(states[0])
@@ -61,14 +68,22 @@ class Listening(Callback):
 def test_windows_of_several_batches_with_listeners_clipping_and_an_average() -> None:
     """Five batches in windows of two: the last window is short, and its batch is ragged."""
     data = torch.cat([X, X])[:70], torch.cat([DATA[1], DATA[1]])[:70]
-    given: dict[str, Any] = {"accumulate": 2, "clip_norm": 0.5, "clip_value": 0.3, "optimizer": Adam, "data": data}
+    given: dict[str, Any] = {
+        "accumulate": 2,
+        "clip_norm": 0.5,
+        "clip_value": 0.3,
+        "optimizer": Adam,
+        "data": data,
+    }
     eager, compiled = both(callbacks=lambda: [Listening(), GradientNormLog(), EMA(0.9)], **given)
     assert_same(eager, compiled)
     assert compiled.callbacks[0].norms == pytest.approx(eager.callbacks[0].norms, abs=1e-5)
     assert len(compiled.history.steps["grad_norm"]) == len(eager.history.steps["grad_norm"]) == 6
     assert compiled.run.compiled is not None
     names = [graph.split()[0] for graph in compiled.run.compiled.graphs]
-    assert sorted(names) == ["apply", "gradients", "gradients"], "one for each shape of batch, and one for the update"
+    assert sorted(names) == ["apply", "gradients", "gradients"], (
+        "one for each shape of batch, and one for the update"
+    )
 
 
 class Tokens(Trainer):
@@ -120,24 +135,31 @@ def test_named_losses_are_reported_and_callbacks_get_outputs() -> None:
 
 
 def test_changed_options_of_the_optimizer_count_and_need_no_new_graph() -> None:
-    """OneCycleLR changes learning rate and momentum in every update; a callback changes the rest at some time."""
+    """OneCycleLR changes learning rate and momentum in every update; a callback changes the rest at
+    some time."""
 
     class Change(Callback):
         def on_update_end(self, trainer: Any) -> None:
             if trainer.progress.update == 3:
                 trainer.optimizers["optimizer"].param_groups[0]["weight_decay"] = 0.2
 
-    cycle = Schedule(partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=8), "update")
+    cycle = Schedule(
+        partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=8), "update"
+    )
     data = X[:32], DATA[1][:32]
     optimizer = partial(SGD, weight_decay=0.01)
-    eager, compiled = both(4, data, scheduler=cycle, callbacks=lambda: [Change()], optimizer=optimizer)
+    eager, compiled = both(
+        4, data, scheduler=cycle, callbacks=lambda: [Change()], optimizer=optimizer
+    )
     assert_same(eager, compiled)
     assert compiled.run.compiled is not None
     assert compiled.run.compiled.num_graphs == 1
     assert compiled.run.compiled.num_recompilations == 0
 
 
-def test_layers_frozen_in_the_middle_of_an_epoch_and_another_state_that_is_loaded(tmp_path: Path) -> None:
+def test_layers_frozen_in_the_middle_of_an_epoch_and_another_state_that_is_loaded(
+    tmp_path: Path,
+) -> None:
     class Freezing(Callback):
         def on_update_end(self, trainer: Any) -> None:
             trainer.model.first.requires_grad_(trainer.progress.update not in (2, 3))
@@ -158,12 +180,20 @@ BAD[20] = 100.0
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("action", ["skip", "stop"])
-def test_an_update_with_a_loss_that_is_not_finite_does_not_reach_the_weights(action: Any, accumulate: int) -> None:
+def test_an_update_with_a_loss_that_is_not_finite_does_not_reach_the_weights(
+    action: Any, accumulate: int
+) -> None:
     guard = lambda: [NonFiniteGuard(action)]  # noqa: E731
     data = torch.cat([BAD, X[:32]]), torch.cat([DATA[1][:32]] * 2)
-    eager, compiled = both(2, data, model=Bad, callbacks=guard, accumulate=accumulate, optimizer=Adam)
+    eager, compiled = both(
+        2, data, model=Bad, callbacks=guard, accumulate=accumulate, optimizer=Adam
+    )
     assert_same(eager, compiled)
-    assert compiled.callbacks[0].num_skipped == eager.callbacks[0].num_skipped == (2 if action == "skip" else 0)
+    assert (
+        compiled.callbacks[0].num_skipped
+        == eager.callbacks[0].num_skipped
+        == (2 if action == "skip" else 0)
+    )
     assert compiled.stop_reason == eager.stop_reason
     state = compiled.optimizers["optimizer"].state.get(compiled.model.net.weight, {"step": 0})
     assert state["step"] < compiled.progress.update
@@ -185,9 +215,14 @@ def test_a_gradient_that_is_not_finite_is_refused_too() -> None:
         def forward(self, x: Tensor) -> Tensor:
             bad = (x[:, :1] > 50).any()
             out = self.net(x.clamp(max=5))
-            return out + torch.where(bad, (out - out.detach()).abs().sqrt(), 0.0)  # zero, with an infinite slope
+            # zero, with an infinite slope
+            return out + torch.where(bad, (out - out.detach()).abs().sqrt(), 0.0)
 
-    given: dict[str, Any] = {"model": Steep, "callbacks": lambda: [NonFiniteGuard("skip")], "clip_norm": 1.0}
+    given: dict[str, Any] = {
+        "model": Steep,
+        "callbacks": lambda: [NonFiniteGuard("skip")],
+        "clip_norm": 1.0,
+    }
     eager, compiled = (build(what, **given) for what in (None, "step"))
     for trainer in (eager, compiled):
         with pytest.raises(NonFiniteLossError, match="Nothing was trained: all 2 updates"):

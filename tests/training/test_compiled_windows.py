@@ -1,4 +1,5 @@
-"""Steps by graphs that end in the middle: of an accumulation window, of an update, or by an error."""
+"""Steps by graphs that end in the middle: of an accumulation window, of an update, or by an
+error."""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ from loopwright import Callback, Runtime, Trainer
 from loopwright.callbacks import NonFiniteGuard
 from loopwright.errors import NonFiniteLossError
 from loopwright.training import compiled_step
-from tests.training.compiled_runs import DATA, SGD, Bad, Net, X, assert_close, assert_same, build, traced
+from tests.training.compiled_runs import (
+    DATA,
+    SGD,
+    Bad,
+    Net,
+    X,
+    assert_close,
+    assert_same,
+    build,
+    traced,
+)
 
 __all__ = ["traced"]  # a fixture
 pytestmark = pytest.mark.usefixtures("traced")
@@ -24,7 +35,10 @@ PLAIN = partial(torch.optim.SGD, lr=0.05)
 
 def batches(*sizes: int) -> list[tuple[Tensor, Tensor]]:
     starts = [sum(sizes[:n]) for n in range(len(sizes))]
-    return [(X[start : start + size], DATA[1][start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+    return [
+        (X[start : start + size], DATA[1][start : start + size])
+        for start, size in zip(starts, sizes, strict=True)
+    ]
 
 
 def trained(data: Sequence[Any], **given: Any) -> tuple[Trainer, Trainer]:
@@ -57,20 +71,27 @@ class Tokens(Trainer):
 
 @pytest.mark.parametrize("kind", [Trainer, Tokens], ids=["means", "counted items"])
 def test_a_window_that_graphs_began_is_completed_without_them(kind: type[Trainer]) -> None:
-    """The second step of three cannot be traced: the gradients of the first are part of the update all the same."""
-    eager, tried = trained(batches(8, 5, 8), model=BranchingOnShort, accumulate=3, kind=kind, clip_norm=0.5)
+    """The second step of three cannot be traced: the gradients of the first are part of the update
+    all the same."""
+    eager, tried = trained(
+        batches(8, 5, 8), model=BranchingOnShort, accumulate=3, kind=kind, clip_norm=0.5
+    )
     assert tried.run.compiled is not None
     assert (tried.run.compiled.choice, tried.run.compiled.num_graphs) == ("eager", 1)
     assert "Data-dependent" in tried.run.compiled.reason
     assert_equal_results(eager, tried)
 
 
-def test_a_run_that_keeps_recompiling_stops_in_the_middle_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_keeps_recompiling_stops_in_the_middle_of_a_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(compiled_step, "MOST_RECOMPILATIONS", 1)
     eager, tried = trained(batches(8, 7, 6, 5), accumulate=4)
     assert tried.run.compiled is not None
     names = [graph.split()[0] for graph in tried.run.compiled.graphs]
-    assert (tried.run.compiled.choice, names) == ("eager", ["gradients"] * 3), "before the end of the first window"
+    assert (tried.run.compiled.choice, names) == ("eager", ["gradients"] * 3), (
+        "before the end of the first window"
+    )
     assert_equal_results(eager, tried)
 
 
@@ -86,9 +107,16 @@ class MakesSparse(Callback):
 
 
 @pytest.mark.parametrize("kind", [Trainer, Tokens], ids=["means", "counted items"])
-def test_an_update_that_cannot_be_compiled_is_taken_with_the_gradients_of_graphs(kind: type[Trainer]) -> None:
+def test_an_update_that_cannot_be_compiled_is_taken_with_the_gradients_of_graphs(
+    kind: type[Trainer],
+) -> None:
     """Listeners hear of it once, and it is counted once."""
-    given: dict[str, Any] = {"callbacks": lambda: [MakesSparse()], "optimizer": PLAIN, "kind": kind, "accumulate": 2}
+    given: dict[str, Any] = {
+        "callbacks": lambda: [MakesSparse()],
+        "optimizer": PLAIN,
+        "kind": kind,
+        "accumulate": 2,
+    }
     eager, tried = trained(batches(8, 6, 8, 6), **given)
     assert tried.run.compiled is not None
     assert tried.run.compiled.choice == "eager"
@@ -120,7 +148,8 @@ def test_gradients_of_a_window_that_an_error_ended_are_dropped() -> None:
 
 @torch.library.custom_op("loopwright_tests::room_for_ten", mutates_args=())
 def room_for_ten(x: Tensor) -> Tensor:
-    """Runs out of memory with more than ten samples, while a graph runs and not while it is traced."""
+    """Runs out of memory with more than ten samples, while a graph runs and not while it is
+    traced."""
     if len(x) > 10:
         raise torch.OutOfMemoryError("no room")
     return x.clone()
@@ -135,7 +164,9 @@ class Small(Net):
         return self.last(room_for_ten(self.first(x)).tanh())
 
 
-def test_memory_that_runs_out_in_a_graph_in_the_middle_of_a_window_is_answered_with_micro_batches() -> None:
+def test_memory_that_runs_out_in_a_graph_in_the_middle_of_a_window_is_answered_with_micro_batches() -> (
+    None
+):
     eager, tried = trained(batches(8, 12, 8), model=Small, accumulate=3)
     assert tried.run.num_micro_batches == eager.run.num_micro_batches == 2
     assert_equal_results(eager, tried)
@@ -168,7 +199,9 @@ def test_an_error_while_a_graph_runs_is_raised_from_the_users_line(accumulate: i
         with pytest.raises(IndexError) as caught:
             trainer.train([(row, torch.ones(3, 1)) for row in rows], num_epochs=1)
         frames = [
-            frame.name for frame in traceback.extract_tb(caught.value.__traceback__) if frame.filename == __file__
+            frame.name
+            for frame in traceback.extract_tb(caught.value.__traceback__)
+            if frame.filename == __file__
         ]
         said.append((str(caught.value), caught.value.__notes__, frames, trainer.progress.step))
         assert caught.value.__cause__ is None
@@ -190,17 +223,28 @@ class Deferring(Runtime):
 
 BAD = X[:32].clone()
 BAD[3] = 100.0
-BAD_BATCHES = [(BAD[start : start + 8], DATA[1][start : start + 8]) for start in (8, 0, 16, 24)]  # the second is bad
+# the second is bad
+BAD_BATCHES = [(BAD[start : start + 8], DATA[1][start : start + 8]) for start in (8, 0, 16, 24)]
 
 
 def deferring(action: Any, **given: Any) -> Trainer:
     guard = lambda: [NonFiniteGuard(action)]  # noqa: E731
-    return build("step", model=Bad, callbacks=guard, runtime=Deferring("cpu"), optimizer=SGD, **given)
+    return build(
+        "step", model=Bad, callbacks=guard, runtime=Deferring("cpu"), optimizer=SGD, **given
+    )
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_graph_leaves_a_bad_update_out_and_the_guard_hears_of_it_at_the_log_point(accumulate: int) -> None:
-    eager = build(None, model=Bad, callbacks=lambda: [NonFiniteGuard("skip")], optimizer=SGD, accumulate=accumulate)
+def test_the_graph_leaves_a_bad_update_out_and_the_guard_hears_of_it_at_the_log_point(
+    accumulate: int,
+) -> None:
+    eager = build(
+        None,
+        model=Bad,
+        callbacks=lambda: [NonFiniteGuard("skip")],
+        optimizer=SGD,
+        accumulate=accumulate,
+    )
     tried = deferring("skip", accumulate=accumulate)
     for trainer in (eager, tried):
         trainer.train(BAD_BATCHES, num_epochs=2)
@@ -212,9 +256,12 @@ def test_the_graph_leaves_a_bad_update_out_and_the_guard_hears_of_it_at_the_log_
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_after_a_bad_update_that_is_final_the_graph_takes_no_other(accumulate: int) -> None:
-    """The host hears of it at the end of the epoch; the weights are still those before the bad update."""
+    """The host hears of it at the end of the epoch; the weights are still those before the bad
+    update."""
     tried = deferring("raise", accumulate=accumulate)
-    with pytest.raises(NonFiniteLossError, match="gradient norm of optimizer 'optimizer' since the last log point"):
+    with pytest.raises(
+        NonFiniteLossError, match="gradient norm of optimizer 'optimizer' since the last log point"
+    ):
         tried.train(BAD_BATCHES, num_epochs=1)
     until_then = build(None, model=Bad, optimizer=SGD)
     until_then.train(BAD_BATCHES, num_updates=2 // accumulate - 1)

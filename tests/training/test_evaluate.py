@@ -42,7 +42,9 @@ def test_evaluation_keeps_the_order_and_sees_every_sample_once(points):
             seen.extend(batch[1].tolist())
             return 0.0
 
-    Looking(build_net(), progress="silent").evaluate(TensorDataset(points.tensors[0], torch.arange(37)), batch_size=5)
+    Looking(build_net(), progress="silent").evaluate(
+        TensorDataset(points.tensors[0], torch.arange(37)), batch_size=5
+    )
     assert seen == list(range(37))
 
 
@@ -131,10 +133,17 @@ def test_an_evaluation_step_may_return_anything_a_step_may(points):
     class Sums(Trainer):
         def eval_step(self, batch):
             outputs = self.model(batch[0])
-            return StepResult(cross_entropy(outputs, batch[1], reduction="sum"), count=len(batch[1]), metrics={"a": 1})
+            return StepResult(
+                cross_entropy(outputs, batch[1], reduction="sum"),
+                count=len(batch[1]),
+                metrics={"a": 1},
+            )
 
     metrics = Sums(build_net(), progress="silent").evaluate(points, batch_size=8)
-    assert metrics == {"loss": pytest.approx(evaluate_by_hand(build_net(), points), rel=1e-6), "a": 1.0}
+    assert metrics == {
+        "loss": pytest.approx(evaluate_by_hand(build_net(), points), rel=1e-6),
+        "a": 1.0,
+    }
 
 
 # Prediction
@@ -190,7 +199,8 @@ def test_dicts_and_tuples_of_outputs_are_concatenated_part_by_part(points):
 
 
 def test_a_loss_beside_the_outputs_is_a_value_per_batch(points):
-    """As the models of Hugging Face return it, in a mapping of their own, where the data has labels."""
+    """As the models of Hugging Face return it, in a mapping of their own, where the data has
+    labels."""
     trainer = build_trainer(Many("with loss"))
     outputs = trainer.predict(points, batch_size=8)
     expected = trainer.model.layer(points.tensors[0])

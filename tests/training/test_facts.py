@@ -1,4 +1,5 @@
-"""What a run notes of itself: the user's words for it, arguments, size and planned totals; and how readers use that."""
+"""What a run notes of itself: the user's words for it, arguments, size and planned totals; and how
+readers use that."""
 
 import argparse
 import json
@@ -24,7 +25,9 @@ from ..loops import build_net
 def build(run_dir="run", **options):
     model = options.pop("model", None) or build_net()
     optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.05)
-    return Trainer(model, optimizer, nn.functional.cross_entropy, run_dir=run_dir, progress="silent", **options)
+    return Trainer(
+        model, optimizer, nn.functional.cross_entropy, run_dir=run_dir, progress="silent", **options
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +37,10 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 def data(count):
     generator = torch.Generator().manual_seed(1)
-    return TensorDataset(torch.randn(count, 6, generator=generator), torch.randint(0, 3, (count,), generator=generator))
+    return TensorDataset(
+        torch.randn(count, 6, generator=generator),
+        torch.randint(0, 3, (count,), generator=generator),
+    )
 
 
 class AtStart(Callback):
@@ -57,7 +63,8 @@ class AtStart(Callback):
 def test_planned_totals_are_what_the_run_reaches(count, batch_size, accumulate, limit, amounts):
     seen = AtStart()
     trainer = build(None, model=nn.Linear(6, 3), callbacks=seen, accumulate=accumulate)
-    for number, amount in enumerate(amounts):  # a limit counts from its call, the plan from the run's beginning
+    # a limit counts from its call, the plan from the run's beginning
+    for number, amount in enumerate(amounts):
         before = trainer.progress.step
         trainer.train(data(count), batch_size=batch_size, **{limit: amount})
         if trainer.progress.step == before:
@@ -66,7 +73,8 @@ def test_planned_totals_are_what_the_run_reaches(count, batch_size, accumulate, 
         assert planned["limit"][0] == limit.removeprefix("num_").removesuffix("s")
         assert planned["sample"] == reached.sample
         if limit == "num_samples" and number > 0:
-            continue  # an earlier call cut a batch in two: there are more steps than an epoch has batches
+            # an earlier call cut a batch in two: there are more steps than an epoch has batches
+            continue
         assert planned["update"] == reached.update
         assert planned["step"] == reached.step
         assert planned["epoch"] == reached.epoch + reached.in_epoch
@@ -75,7 +83,9 @@ def test_planned_totals_are_what_the_run_reaches(count, batch_size, accumulate, 
 def test_the_limit_that_comes_first_is_the_planned_one():
     seen = AtStart()
     build(None, callbacks=seen).train(data(32), num_epochs=10, num_updates=7, batch_size=8)
-    assert seen.planned == [{"limit": ["update", 7], "update": 7, "step": 7, "epoch": 2, "sample": 56}]
+    assert seen.planned == [
+        {"limit": ["update", 7], "update": 7, "step": 7, "epoch": 2, "sample": 56}
+    ]
 
 
 def test_of_data_without_a_length_only_the_limit_is_planned():
@@ -161,7 +171,9 @@ def test_settings_are_one_flat_mapping_of_arguments_optimizer_schedule_and_confi
     }
     assert {key: run.settings.get(key) for key in expected} == expected
     assert (run.name, run.tags, run.manifest["door"]) == ("first", ("small", "test"), "native")
-    assert not [key for key, value in run.settings.items() if "0x" in str(value) or key.endswith(".code")]
+    assert not [
+        key for key, value in run.settings.items() if "0x" in str(value) or key.endswith(".code")
+    ]
     assert json.loads(json.dumps(run.settings)) == run.settings
 
 
@@ -169,7 +181,12 @@ def test_the_label_of_a_run_can_change_and_does_not_hinder_its_resume():
     build(name="first", config={"lr": 1}).train(data(16), num_epochs=1, batch_size=8)
     build(name="second", config={"lr": 2}, tags="again").train(data(16), num_epochs=2, batch_size=8)
     run = RunView("run")
-    assert (run.name, run.tags, run.settings["lr"], run.progress.epoch) == ("second", ("again",), 2, 2)
+    assert (run.name, run.tags, run.settings["lr"], run.progress.epoch) == (
+        "second",
+        ("again",),
+        2,
+        2,
+    )
 
 
 def test_a_config_keeps_plain_values_and_the_text_of_others():
@@ -201,7 +218,10 @@ class Settings:
 
 
 def test_a_wrong_label_is_refused(mistake):
-    for value, what in ((argparse.Namespace(lr=1), "`config=args`"), (Settings(), "`config=` with a dataclass")):
+    for value, what in (
+        (argparse.Namespace(lr=1), "`config=args`"),
+        (Settings(), "`config=` with a dataclass"),
+    ):
         with mistake("Arguments", what, ConfigurationError, match=r"vars\(args\)"):
             build(None, config=value)
     with mistake("Arguments", "`name=3`", ConfigurationError, match="the name of the run"):
@@ -217,12 +237,17 @@ def test_the_time_to_go_is_known_while_a_run_trains():
         def on_update_end(self, trainer):
             if trainer.progress.update in (4, 8):
                 trainer.run.flush()
-                recorder = next(c for c in trainer.run.callbacks if type(c).__name__ == "RunRecorder")
+                recorder = next(
+                    c for c in trainer.run.callbacks if type(c).__name__ == "RunRecorder"
+                )
                 recorder._metrics.flush()
                 view = RunView("run")
                 self.etas.append((view.state, view.progress.fraction, view.eta))
 
     build(callbacks=Looks()).train(data(32), num_epochs=3, batch_size=8)
-    assert [(state, fraction) for state, fraction, _ in Looks.etas] == [("running", 4 / 12), ("running", 8 / 12)]
+    assert [(state, fraction) for state, fraction, _ in Looks.etas] == [
+        ("running", 4 / 12),
+        ("running", 8 / 12),
+    ]
     assert all(eta > 0 for _, _, eta in Looks.etas)
     assert RunView("run").eta is None

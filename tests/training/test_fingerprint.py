@@ -1,4 +1,5 @@
-"""The program changed, the run directory did not: what differs is named and refused, or goes on with the new values."""
+"""The program changed, the run directory did not: what differs is named and refused, or goes on
+with the new values."""
 
 from __future__ import annotations
 
@@ -35,13 +36,28 @@ def drawn(length: int = 36, seed: int = 3) -> TensorDataset:
     return TensorDataset(inputs, (inputs.sum(1) > 0).long())
 
 
-def train(folder: Path, num_epochs: int = 1, *, changes: str = "refuse", resume: Any = "auto", **given: Any) -> Trainer:
+def train(
+    folder: Path,
+    num_epochs: int = 1,
+    *,
+    changes: str = "refuse",
+    resume: Any = "auto",
+    **given: Any,
+) -> Trainer:
     """A program with defaults for everything, some of it replaced."""
     data, size = given.pop("data", None) or drawn(), given.pop("batch_size", 8)
     size = None if isinstance(data, DataLoader) else size
-    parts = {"model": build_net(), "optimizer": adam, "loss_fn": F.cross_entropy, "progress": "silent", **given}
+    parts = {
+        "model": build_net(),
+        "optimizer": adam,
+        "loss_fn": F.cross_entropy,
+        "progress": "silent",
+        **given,
+    }
     kind = parts.pop("kind", Trainer)
-    trainer = kind(parts.pop("model"), parts.pop("optimizer"), parts.pop("loss_fn"), run_dir=folder, **parts)
+    trainer = kind(
+        parts.pop("model"), parts.pop("optimizer"), parts.pop("loss_fn"), run_dir=folder, **parts
+    )
     trainer.train(data, num_epochs, batch_size=size, changes=changes, resume=resume)
     return trainer
 
@@ -52,13 +68,21 @@ class Smoothed(Trainer):
 
 
 CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "lr": ("Another learning rate", {"optimizer": partial(torch.optim.Adam, lr=0.1)}, r"optimizer\.lr: 0\.01 -> 0\.1"),
+    "lr": (
+        "Another learning rate",
+        {"optimizer": partial(torch.optim.Adam, lr=0.1)},
+        r"optimizer\.lr: 0\.01 -> 0\.1",
+    ),
     "optimizer": (
         "Another optimizer, Adam before and SGD now",
         {"optimizer": sgd},
         r"optimizer: 'torch\.optim\.adam\.Adam' -> 'torch\.optim\.sgd\.SGD'\nYou can",
     ),
-    "loss": ("Another loss", {"loss_fn": F.multi_margin_loss}, r"loss: '.*cross_entropy' -> '.*multi_margin_loss'"),
+    "loss": (
+        "Another loss",
+        {"loss_fn": F.multi_margin_loss},
+        r"loss: '.*cross_entropy' -> '.*multi_margin_loss'",
+    ),
     "loss option": (
         "Another option of the loss",
         {"loss_fn": partial(F.cross_entropy, label_smoothing=0.1)},
@@ -74,9 +98,17 @@ CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
     "clipping": ("Another `clip_norm`", {"clip_norm": 1.0}, r"clip_norm: None -> 1\.0"),
     "precision": ("Another precision", {"precision": "bf16"}, r"precision: 'fp32' -> 'bf16'"),
     "seed": ("Another seed", {"seed": 5}, r"seed: 0 -> 5"),
-    "samples": ("Other data of the same length", {"data": drawn(seed=4)}, r"data\.samples: .*seed_everything\(0\)"),
+    "samples": (
+        "Other data of the same length",
+        {"data": drawn(seed=4)},
+        r"data\.samples: .*seed_everything\(0\)",
+    ),
     "length": ("More data", {"data": drawn(48)}, r"data\.length: 36 -> 48"),
-    "dropout": ("Another dropout", {"model": build_net(dropout=0.5)}, r"model\.3: 'Dropout\(p=0\.25, .*p=0\.5"),
+    "dropout": (
+        "Another dropout",
+        {"model": build_net(dropout=0.5)},
+        r"model\.3: 'Dropout\(p=0\.25, .*p=0\.5",
+    ),
     "schedule": (
         "A scheduler, where there was none",
         {"scheduler": partial(StepLR, step_size=1)},
@@ -88,7 +120,9 @@ CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.fixture
 def first(tmp_path: Path) -> Path:
     """A run that was stopped in its first epoch."""
-    trainer = Trainer(build_net(), adam, F.cross_entropy, run_dir=tmp_path / "first", progress="silent")
+    trainer = Trainer(
+        build_net(), adam, F.cross_entropy, run_dir=tmp_path / "first", progress="silent"
+    )
     trainer.train(drawn(), num_updates=3, batch_size=8)
     return tmp_path / "first"
 
@@ -108,9 +142,12 @@ def test_a_changed_program_is_refused_with_what_has_changed_and_the_ways_on(
 
 
 def test_a_model_whose_weights_do_not_fit_leaves_two_ways(first: Path, mistake: Mistakes) -> None:
-    wide = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.25), nn.Linear(32, 3))
+    wide = nn.Sequential(
+        nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.25), nn.Linear(32, 3)
+    )
     said = r"model\.0: 'Linear\(in_features=6, out_features=16, bias=True\)' -> .*=32(.|\n)*cannot continue"
-    options = r"affine=True, (bias=True, )?track_running_stats=True"  # as torch up to 2.11 says them, and newer ones
+    # as torch up to 2.11 says them, and newer ones
+    options = r"affine=True, (bias=True, )?track_running_stats=True"
     with mistake(SECTION, "A wider model", ConfigurationError, match=said, hide=options):
         train(first, model=wide)
 
@@ -119,7 +156,12 @@ def test_a_finished_run_whose_program_changed_is_not_nothing_to_train(
     first: Path, mistake: Mistakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(first)
-    with mistake(SECTION, "Another learning rate after the run is finished", ConfigurationError, match=r"lr: 0\.01"):
+    with mistake(
+        SECTION,
+        "Another learning rate after the run is finished",
+        ConfigurationError,
+        match=r"lr: 0\.01",
+    ):
         train(first, optimizer=partial(torch.optim.Adam, lr=0.1), progress="lines")
     assert "Nothing to train" not in capsys.readouterr().out
 
@@ -130,7 +172,9 @@ def test_resume_false_is_a_new_run_beside_it(first: Path) -> None:
 
 
 def test_an_unknown_answer_to_changes_is_refused(tmp_path: Path, mistake: Mistakes) -> None:
-    with mistake("Arguments", '`changes="yes"`', ConfigurationError, match=r"'refuse', or 'accept'"):
+    with mistake(
+        "Arguments", '`changes="yes"`', ConfigurationError, match=r"'refuse', or 'accept'"
+    ):
         train(tmp_path, changes="yes")
 
 
@@ -205,7 +249,9 @@ SAME: dict[str, Any] = {
     "partial": lambda: {"loss_fn": partial(F.cross_entropy, label_smoothing=0.1)},
     "closure": lambda: {"loss_fn": weighted(0.5)},
     "loss module": lambda: {"loss_fn": Focal(2.0)},
-    "weights of classes": lambda: {"loss_fn": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))},
+    "weights of classes": lambda: {
+        "loss_fn": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    },
     "own module, not seeded": lambda: {"model": Remembering()},
     "own step": lambda: {"kind": Smoothed},
     "augmentation": lambda: {"data": Noisy()},
@@ -214,7 +260,9 @@ SAME: dict[str, Any] = {
     "iterable": lambda: {"data": Counting()},
     "one cycle": lambda: {"scheduler": partial(OneCycleLR, max_lr=0.1, total_steps=100)},
     "plateau": lambda: {"scheduler": partial(ReduceLROnPlateau, patience=0)},
-    "function of the epoch": lambda: {"scheduler": partial(LambdaLR, lr_lambda=lambda epoch: 0.9**epoch)},
+    "function of the epoch": lambda: {
+        "scheduler": partial(LambdaLR, lr_lambda=lambda epoch: 0.9**epoch)
+    },
 }
 
 
@@ -229,7 +277,10 @@ def test_workers_limits_callbacks_and_what_is_shown_may_change(tmp_path: Path) -
     train(tmp_path, data=DataLoader(drawn(), 8, shuffle=True))
     loader = DataLoader(drawn(), 8, shuffle=True, num_workers=1)
     assert (
-        train(tmp_path, 2, data=loader, callbacks=[lambda trainer, metrics: None], progress="lines").progress.epoch == 2
+        train(
+            tmp_path, 2, data=loader, callbacks=[lambda trainer, metrics: None], progress="lines"
+        ).progress.epoch
+        == 2
     )
 
 
@@ -238,7 +289,12 @@ def test_a_learning_rate_that_a_schedule_or_a_callback_changed_is_no_change(tmp_
         trainer.optimizers["optimizer"].param_groups[0]["lr"] *= 0.5
 
     for num_epochs in (1, 2):
-        trainer = train(tmp_path, num_epochs, callbacks=[halve], scheduler=partial(StepLR, step_size=1, gamma=0.5))
+        trainer = train(
+            tmp_path,
+            num_epochs,
+            callbacks=[halve],
+            scheduler=partial(StepLR, step_size=1, gamma=0.5),
+        )
     assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.01 / 16)
 
 
@@ -246,7 +302,10 @@ def test_layers_that_another_version_of_torch_describes_in_other_words_are_no_ch
     old = {"torch": "2.9", "model.0": "Linear(in_features=6, out_features=3)", "model.1": "ReLU()"}
     new = {"torch": "2.13", "model.0": "Linear(6, 3, bias=True)", "model.1": "GELU()"}
     assert [change.key for change in program_changes(old, new)] == ["model.1"]
-    assert [change.key for change in program_changes(old | {"torch": "2.13"}, new)] == ["model.0", "model.1"]
+    assert [change.key for change in program_changes(old | {"torch": "2.13"}, new)] == [
+        "model.0",
+        "model.1",
+    ]
 
 
 def test_looking_at_samples_leaves_no_trace() -> None:
@@ -317,7 +376,9 @@ def test_other_data_leaves_out_the_rest_of_the_epoch_and_says_so(
 # A checkpoint that is named
 
 
-def test_a_checkpoint_that_is_named_is_compared_too(first: Path, tmp_path: Path, mistake: Mistakes) -> None:
+def test_a_checkpoint_that_is_named_is_compared_too(
+    first: Path, tmp_path: Path, mistake: Mistakes
+) -> None:
     (point,) = (first / "checkpoints").iterdir()
     new = partial(torch.optim.Adam, lr=0.1)
     what = "Going on from a checkpoint (`resume=path`) with another learning rate"
@@ -327,7 +388,9 @@ def test_a_checkpoint_that_is_named_is_compared_too(first: Path, tmp_path: Path,
     assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == 0.1
 
 
-def test_a_checkpoint_that_a_trainer_without_a_directory_saved_says_what_it_is(tmp_path: Path) -> None:
+def test_a_checkpoint_that_a_trainer_without_a_directory_saved_says_what_it_is(
+    tmp_path: Path,
+) -> None:
     trainer = train(None)  # type: ignore[arg-type]
     trainer.save(tmp_path / "point")
     with pytest.raises(ConfigurationError, match=r"optimizer: 'torch\.optim\.adam\.Adam'"):
@@ -365,5 +428,11 @@ def test_a_run_that_failed_before_its_first_resume_point_may_change(tmp_path: Pa
 def test_data_drawn_without_a_seed_is_noticed(tmp_path: Path, mistake: Mistakes) -> None:
     train(tmp_path, data=TensorDataset(torch.randn(36, 6), torch.zeros(36).long()))
     what = "Data that is drawn at every start, without a seed"
-    with mistake(SECTION, what, ConfigurationError, match=r"data\.samples.*seed_everything\(0\)", hide=SAMPLES):
+    with mistake(
+        SECTION,
+        what,
+        ConfigurationError,
+        match=r"data\.samples.*seed_everything\(0\)",
+        hide=SAMPLES,
+    ):
         train(tmp_path, 2, data=TensorDataset(torch.randn(36, 6), torch.zeros(36).long()))

@@ -1,4 +1,5 @@
-"""A loss may be finite and its gradient not, as of sqrt at 0: neither reaches the weights, nor a checkpoint."""
+"""A loss may be finite and its gradient not, as of sqrt at 0: neither reaches the weights, nor a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -25,11 +26,14 @@ BATCHES = [torch.full((4, 3), float(number)) for number in range(1, 7)]
 
 def batches(zero_at: int | None) -> list[torch.Tensor]:
     """Six batches, one of them of zeros: sqrt(0) is finite, its derivative is not."""
-    return [torch.zeros(4, 3) if number == zero_at else batch for number, batch in enumerate(BATCHES)]
+    return [
+        torch.zeros(4, 3) if number == zero_at else batch for number, batch in enumerate(BATCHES)
+    ]
 
 
 class Roots(Trainer):
-    """The loss is the mean of square roots of the model's outputs, which are 0 for a batch of zeros."""
+    """The loss is the mean of square roots of the model's outputs, which are 0 for a batch of
+    zeros."""
 
     def compute_loss(self, outputs, targets):
         return outputs.square().sum(1).sqrt().mean()
@@ -52,10 +56,14 @@ def trained_on(data: list[torch.Tensor], **options) -> nn.Module:
 
 
 @pytest.mark.parametrize("at", [0, 2, 5])
-@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"precision": "bf16"}], ids=["plain", "clipped", "bf16"])
+@pytest.mark.parametrize(
+    "options", [{}, {"clip_norm": 1.0}, {"precision": "bf16"}], ids=["plain", "clipped", "bf16"]
+)
 def test_a_nan_gradient_is_refused_in_its_own_update_and_the_weights_are_those_before(at, options):
     trainer = build(**options)
-    with pytest.raises(NonFiniteLossError, match=rf"gradient of 'weight' is not finite .* in update {at + 1} "):
+    with pytest.raises(
+        NonFiniteLossError, match=rf"gradient of 'weight' is not finite .* in update {at + 1} "
+    ):
         trainer.train(batches(at))
     clean = build(**options)
     if at:
@@ -123,7 +131,9 @@ def test_the_compiled_step_leaves_the_weights_as_they_are(traced, accumulate, up
     assert (trainer.run.compiled.choice, trainer.run.compiled.reason) == ("compiled", "")
     kept = batches(2)[:2] + batches(2)[2 + accumulate :]
     torch.testing.assert_close(trainer.model.weight, trained_on(kept, accumulate=accumulate).weight)
-    with pytest.raises(NonFiniteLossError, match=f"gradient of .* is not finite in update {update} "):
+    with pytest.raises(
+        NonFiniteLossError, match=f"gradient of .* is not finite in update {update} "
+    ):
         build(compile="step", accumulate=accumulate).train(batches(2))
 
 
@@ -134,10 +144,14 @@ def test_the_compiled_step_leaves_the_weights_as_they_are(traced, accumulate, up
 @pytest.mark.parametrize("options", [{}, {"compile": "step"}], ids=["eager", "compiled"])
 def test_a_scheduler_that_gives_no_finite_rate_is_refused_before_the_step(rate, options):
     def schedule(optimizer):
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1.0 if update < 3 else rate)
+        return torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda update: 1.0 if update < 3 else rate
+        )
 
     trainer = build(scheduler=Schedule(schedule, every="update"), **options)
-    with pytest.raises(NonFiniteLossError, match=rf"learning rate of optimizer 'optimizer' is {rate} in update 4 "):
+    with pytest.raises(
+        NonFiniteLossError, match=rf"learning rate of optimizer 'optimizer' is {rate} in update 4 "
+    ):
         trainer.train(batches(None))
     torch.testing.assert_close(trainer.model.weight, trained_on(batches(None)[:3]).weight)
 
@@ -169,14 +183,20 @@ def test_no_resume_point_is_written_with_a_weight_that_is_not_finite(tmp_path, g
     with pytest.raises((CheckpointError, NonFiniteLossError)):
         trainer.train(batches(None))
     assert saved_updates(tmp_path / "run") == [1, 2, 3]
-    mended = build(run_dir=tmp_path / "run", callbacks=[Checkpoints(every_updates=1, keep=9), NonFiniteGuard(guard)])
+    mended = build(
+        run_dir=tmp_path / "run",
+        callbacks=[Checkpoints(every_updates=1, keep=9), NonFiniteGuard(guard)],
+    )
     mended.train(batches(None), changes="accept")
     assert_same_model(mended.model, trained_on(batches(None)))
 
 
 def test_the_error_says_which_weight_and_what_to_do(tmp_path):
     trainer = build(run_dir=tmp_path / "run", callbacks=[Checkpoints(every_updates=1), Spoil(6)])
-    with pytest.raises(CheckpointError, match=r"update-00000006 was not saved, since weight 'weight' of model 'model'"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"update-00000006 was not saved, since weight 'weight' of model 'model'",
+    ):
         trainer.train(batches(None))
 
 
@@ -194,14 +214,18 @@ def test_no_kept_model_is_written_with_a_weight_that_is_not_finite(tmp_path):
 def test_a_resume_takes_the_newest_finite_point_and_says_so(tmp_path, caplog):
     """As of runs that an earlier version wrote, with NaN in the newest."""
     run = tmp_path / "run"
-    build(run_dir=run, callbacks=Checkpoints(every_updates=1, keep=9)).train(batches(None), num_updates=4)
+    build(run_dir=run, callbacks=Checkpoints(every_updates=1, keep=9)).train(
+        batches(None), num_updates=4
+    )
     newest = run / "checkpoints" / "update-00000004"
     checkpoint = read_checkpoint(newest)
     checkpoint.tree["models"]["model"]["weight"][0, 0] = math.nan
     write_checkpoint(newest, checkpoint.tree, checkpoint.meta)
     resumed = build(run_dir=run, callbacks=Checkpoints(every_updates=1, keep=9))
     resumed.train(batches(None), num_updates=6)
-    assert "update-00000004 is skipped: weight 'weight' of model 'model' is not finite" in caplog.text
+    assert (
+        "update-00000004 is skipped: weight 'weight' of model 'model' is not finite" in caplog.text
+    )
     assert_same_model(resumed.model, trained_on(batches(None)))
 
 
@@ -214,7 +238,12 @@ def test_masks_of_infinity_and_buffers_that_were_nan_before_are_saved(tmp_path):
             self.frozen = nn.Parameter(torch.tensor([math.inf]), requires_grad=False)
 
     model = Masked()
-    trainer = Roots(model, torch.optim.SGD(model.parameters(), 0.01), run_dir=tmp_path / "run", progress="silent")
+    trainer = Roots(
+        model,
+        torch.optim.SGD(model.parameters(), 0.01),
+        run_dir=tmp_path / "run",
+        progress="silent",
+    )
     trainer.train(batches(None))
     assert saved_updates(tmp_path / "run") == [6]
 
@@ -231,7 +260,9 @@ def test_a_running_mean_that_a_bad_batch_made_nan_is_not_saved(tmp_path):
         callbacks=[Checkpoints(every_updates=1, keep=9), NonFiniteGuard("skip")],
         progress="silent",
     )
-    with pytest.raises(CheckpointError, match=r"weight '1\.running_mean' of model 'model' is not finite"):
+    with pytest.raises(
+        CheckpointError, match=r"weight '1\.running_mean' of model 'model' is not finite"
+    ):
         trainer.train(data)
     assert saved_updates(tmp_path / "run") == [1, 2]
 
@@ -250,25 +281,33 @@ def fp16_trainer(factor: float, **options) -> Trainer:
 def test_a_run_of_which_fp16_skips_every_update_is_an_error_and_no_weight_has_changed():
     trainer = fp16_trainer(2.0**60)
     before = trainer.model.weight.clone()
-    with pytest.raises(NonFiniteLossError, match=r"Nothing was trained: all 6 updates .* epoch 3 .*overflowed in fp16"):
+    with pytest.raises(
+        NonFiniteLossError,
+        match=r"Nothing was trained: all 6 updates .* epoch 3 .*overflowed in fp16",
+    ):
         trainer.train(batches(None), num_epochs=3)
     assert torch.equal(trainer.model.weight, before)
 
 
 def test_a_loss_scale_below_one_ends_the_run_after_its_epoch():
     with pytest.raises(
-        NonFiniteLossError, match=r"Nothing was trained: all 18 updates .* epoch 1 .*scale is 0\.25 now"
+        NonFiniteLossError,
+        match=r"Nothing was trained: all 18 updates .* epoch 1 .*scale is 0\.25 now",
     ):
         fp16_trainer(2.0**60).train(batches(None) * 3, num_epochs=9)
 
 
-def test_a_short_first_epoch_in_which_the_loss_scale_is_found_is_said_and_training_goes_on(tmp_path, capsys):
+def test_a_short_first_epoch_in_which_the_loss_scale_is_found_is_said_and_training_goes_on(
+    tmp_path, capsys
+):
     trainer = fp16_trainer(64.0, run_dir=tmp_path / "run")
     trainer.run.progress_style = "lines"
     history = trainer.train(batches(None), num_epochs=3)
     assert history["skipped_updates"][0] == 6
     assert history["skipped_updates"][2] < 6
-    assert "All 6 updates of optimizer 'optimizer' in epoch 1 were skipped" in capsys.readouterr().out
+    assert (
+        "All 6 updates of optimizer 'optimizer' in epoch 1 were skipped" in capsys.readouterr().out
+    )
     (run,) = loopwright.runs(tmp_path)
     assert run.metrics("skipped_updates", by="epoch")["value"] == history["skipped_updates"]
 

@@ -1,4 +1,5 @@
-"""Losses and norms that are not finite never reach the weights, and finding them waits for no device."""
+"""Losses and norms that are not finite never reach the weights, and finding them waits for no
+device."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def poisoned(points: TensorDataset, at: int) -> list[tuple[torch.Tensor, torch.T
 
 def test_a_nan_loss_raises_before_the_weights_change(points):
     net, clean = build_linear(), build_linear()
-    with pytest.raises(NonFiniteLossError, match=r"loss of optimizer 'optimizer' is nan in update 4.*clip_norm"):
+    with pytest.raises(
+        NonFiniteLossError, match=r"loss of optimizer 'optimizer' is nan in update 4.*clip_norm"
+    ):
         Trainer(net, sgd(net), cross_entropy, progress="silent").train(poisoned(points, 3))
     Trainer(clean, sgd(clean), cross_entropy, progress="silent").train(poisoned(points, 3)[:3])
     assert_same_model(net, clean)
@@ -42,7 +45,9 @@ def test_skipping_leaves_out_the_update_with_the_nan_and_no_other(points, accumu
     guard = NonFiniteGuard("skip")
     data = poisoned(points, 4)
     kept = data[:4] + data[4 + accumulate :]
-    trainer = Trainer(net, optimizer, cross_entropy, callbacks=[guard], accumulate=accumulate, progress="silent")
+    trainer = Trainer(
+        net, optimizer, cross_entropy, callbacks=[guard], accumulate=accumulate, progress="silent"
+    )
     history = trainer.train(data)
     Trainer(clean, other, cross_entropy, accumulate=accumulate, progress="silent").train(kept)
     assert_same_model(net, clean)
@@ -58,7 +63,9 @@ def test_skipping_a_window_of_sums_forgets_what_it_counted(points):
 
     net, clean = build_linear(), build_linear()
     data = poisoned(points, 1)
-    Sums(net, sgd(net), callbacks=[NonFiniteGuard("skip")], accumulate=2, progress="silent").train(data)
+    Sums(net, sgd(net), callbacks=[NonFiniteGuard("skip")], accumulate=2, progress="silent").train(
+        data
+    )
     Sums(clean, sgd(clean), accumulate=2, progress="silent").train(data[2:])
     assert_same_model(net, clean)
 
@@ -73,7 +80,9 @@ def test_skipping_more_often_than_allowed_raises(points):
 
 def test_stopping_ends_training_without_the_bad_update(points):
     net, clean = build_linear(), build_linear()
-    trainer = Trainer(net, sgd(net), cross_entropy, callbacks=[NonFiniteGuard("stop")], progress="silent")
+    trainer = Trainer(
+        net, sgd(net), cross_entropy, callbacks=[NonFiniteGuard("stop")], progress="silent"
+    )
     trainer.train(poisoned(points, 3))
     Trainer(clean, sgd(clean), cross_entropy, progress="silent").train(poisoned(points, 3)[:3])
     assert_same_model(net, clean)
@@ -100,7 +109,9 @@ def test_an_infinite_gradient_is_refused_before_clipping_hides_it(points):
 
     for clipping in ({"clip_norm": 1.0}, {"clip_value": 1.0}):
         net = build_linear()
-        with pytest.raises(NonFiniteLossError, match=r"gradient of 'weight' is not finite .* in update 1 "):
+        with pytest.raises(
+            NonFiniteLossError, match=r"gradient of 'weight' is not finite .* in update 1 "
+        ):
             Bad(net, sgd(net), progress="silent", **clipping).train(points)
         assert_same_model(net, build_linear())
 
@@ -128,7 +139,13 @@ def test_training_goes_on_cleanly_after_an_exception_in_the_middle_of_a_window(p
 
     data = poisoned(points, 0)[1:]
     net, clean = build_linear(), build_linear()
-    trainer = Sums(net, torch.optim.SGD(net.parameters(), 0.1), callbacks=[Once()], accumulate=3, progress="silent")
+    trainer = Sums(
+        net,
+        torch.optim.SGD(net.parameters(), 0.1),
+        callbacks=[Once()],
+        accumulate=3,
+        progress="silent",
+    )
     with pytest.raises(RuntimeError, match="once"):
         trainer.train(data)
     trainer.train(list(data[6:]))

@@ -14,17 +14,19 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import Checkpoints
-from loopwright.doors.lifecycle import TrainerCallback
-from loopwright.doors.lifecycle.callbacks import SaveTrainingStateCallback
-from loopwright.doors.modular import Callback as ModularCallback
-from tests.doors.lifecycle.runs import build_trainer as build_lifecycle
-from tests.doors.lifecycle.runs import train as train_lifecycle
-from tests.doors.modular.programs import Config, MyTrainer
+from loopwright.interfaces.lifecycle import TrainerCallback
+from loopwright.interfaces.lifecycle.callbacks import SaveTrainingStateCallback
+from loopwright.interfaces.modular import Callback as ModularCallback
+from tests.interfaces.lifecycle.runs import build_trainer as build_lifecycle
+from tests.interfaces.lifecycle.runs import train as train_lifecycle
+from tests.interfaces.modular.programs import Config, MyTrainer
 from tests.loops import assert_same_model, build_net
 from tests.runs import KillAt, Killed, assert_same_run, cross_entropy
 
 MAKERS = {
-    "LambdaLR": lambda optimizer: LambdaLR(optimizer, lambda n: 1 / (1 + n)),  # sets a rate when it is made
+    "LambdaLR": lambda optimizer: LambdaLR(
+        optimizer, lambda n: 1 / (1 + n)
+    ),  # sets a rate when it is made
     "CosineAnnealingLR": lambda optimizer: CosineAnnealingLR(optimizer, T_max=4),
 }
 
@@ -52,13 +54,20 @@ class Given(Callback):
         self.schedulers[0].step()
 
 
-def train(run_dir: Path, points: TensorDataset, *callbacks: Callback, given: bool = False, epochs: int = 3) -> Trainer:
+def train(
+    run_dir: Path, points: TensorDataset, *callbacks: Callback, given: bool = False, epochs: int = 3
+) -> Trainer:
     net = build_net()
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     own = [Given(optimizer)] if given else []
     saving = Checkpoints(every_updates=1, asynchronous=False)
     trainer = Trainer(
-        net, optimizer, cross_entropy, run_dir=run_dir, callbacks=[*own, *callbacks, saving], progress="silent"
+        net,
+        optimizer,
+        cross_entropy,
+        run_dir=run_dir,
+        callbacks=[*own, *callbacks, saving],
+        progress="silent",
     )
     trainer.train(points, epochs, batch_size=8)
     return trainer
@@ -75,7 +84,9 @@ def test_a_scheduler_made_when_training_starts_continues(
     assert_same_run(train(tmp_path / "cut", points, AtStart(name)), whole)
 
 
-def test_a_scheduler_made_in_the_constructor_continues(points: TensorDataset, tmp_path: Path) -> None:
+def test_a_scheduler_made_in_the_constructor_continues(
+    points: TensorDataset, tmp_path: Path
+) -> None:
     whole = train(tmp_path / "whole", points, given=True)
     with pytest.raises(Killed):
         train(tmp_path / "cut", points, KillAt(7), given=True)
@@ -99,7 +110,9 @@ def test_a_new_call_of_train_has_the_scheduler_that_the_callback_makes_for_it(
     assert_same_run(resumed, whole)
 
 
-def test_a_callback_with_its_own_state_is_left_to_itself(points: TensorDataset, tmp_path: Path) -> None:
+def test_a_callback_with_its_own_state_is_left_to_itself(
+    points: TensorDataset, tmp_path: Path
+) -> None:
     class Own(AtStart):
         loaded: Any = None
 
@@ -117,7 +130,9 @@ def test_a_callback_with_its_own_state_is_left_to_itself(points: TensorDataset, 
     assert own.scheduler.last_epoch == 2  # of epochs 2 and 3
 
 
-def test_a_scheduler_that_is_made_too_late_is_named(points: TensorDataset, tmp_path: Path, capsys: Any) -> None:
+def test_a_scheduler_that_is_made_too_late_is_named(
+    points: TensorDataset, tmp_path: Path, capsys: Any
+) -> None:
     class Late(AtStart):
         def on_train_start(self, trainer: Any) -> None:
             pass
@@ -130,10 +145,14 @@ def test_a_scheduler_that_is_made_too_late_is_named(points: TensorDataset, tmp_p
         train(tmp_path, points, Late(), KillAt(7))
     net = build_net()
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    trainer = Trainer(net, optimizer, cross_entropy, run_dir=tmp_path, callbacks=Late(), progress="lines")
+    trainer = Trainer(
+        net, optimizer, cross_entropy, run_dir=tmp_path, callbacks=Late(), progress="lines"
+    )
     with pytest.raises(AttributeError):  # the epoch under way began in the earlier process
         trainer.train(points, 3, batch_size=8)
-    assert "the state of the scheduler Late.scheduler, which does not exist" in capsys.readouterr().out
+    assert (
+        "the state of the scheduler Late.scheduler, which does not exist" in capsys.readouterr().out
+    )
 
 
 def test_a_model_that_only_a_callback_holds_is_named_before_training(
@@ -146,15 +165,24 @@ def test_a_model_that_only_a_callback_holds_is_named_before_training(
             self.teacher = nn.Linear(2, 2).requires_grad_(False)
 
     Trainer(
-        build_net(), torch.optim.SGD, cross_entropy, run_dir=tmp_path, callbacks=Averaging(), progress="lines"
+        build_net(),
+        torch.optim.SGD,
+        cross_entropy,
+        run_dir=tmp_path,
+        callbacks=Averaging(),
+        progress="lines",
     ).train(points, 1, batch_size=8)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Checkpoints do not contain")]
+    lines = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("Checkpoints do not contain")
+    ]
     assert len(lines) == 1
     what = "A callback that trains or averages a model of its own, and has no `state_dict`"
     mistake.said("Checkpoints and resuming", what, lines[0])
 
 
-# Callbacks of doors
+# Callbacks of interfaces
 
 
 def test_a_scheduler_of_a_modular_callback_continues(tmp_path: Path) -> None:
@@ -166,7 +194,9 @@ def test_a_scheduler_of_a_modular_callback_continues(tmp_path: Path) -> None:
             self.scheduler.step()
 
     def fit(run_dir: Path, n_epochs: int) -> MyTrainer:
-        trainer = MyTrainer(Config(n_epochs=n_epochs, run_dir=run_dir, callbacks=[Own()]), build_net())
+        trainer = MyTrainer(
+            Config(n_epochs=n_epochs, run_dir=run_dir, callbacks=[Own()]), build_net()
+        )
         trainer.fit()
         return trainer
 
@@ -175,7 +205,9 @@ def test_a_scheduler_of_a_modular_callback_continues(tmp_path: Path) -> None:
     assert_same_model(fit(tmp_path / "cut", 4).model, whole.model)
 
 
-def test_a_scheduler_of_a_lifecycle_callback_continues(points: TensorDataset, tmp_path: Path) -> None:
+def test_a_scheduler_of_a_lifecycle_callback_continues(
+    points: TensorDataset, tmp_path: Path
+) -> None:
     class Own(TrainerCallback):
         def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
             self.scheduler = MAKERS["LambdaLR"](trainer.optimizer)

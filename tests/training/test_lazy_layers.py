@@ -28,11 +28,16 @@ def build_net() -> nn.Sequential:
 
 
 def build(
-    run_dir: Path | None, *callbacks: Any, makes_optimizer: bool = True, kind: type[Trainer] = Trainer
+    run_dir: Path | None,
+    *callbacks: Any,
+    makes_optimizer: bool = True,
+    kind: type[Trainer] = Trainer,
 ) -> Trainer:
     net = build_net()
     optimizer = adam if makes_optimizer else adam(net.parameters())
-    return kind(net, optimizer, nn.MSELoss(), run_dir=run_dir, callbacks=callbacks, progress="silent")
+    return kind(
+        net, optimizer, nn.MSELoss(), run_dir=run_dir, callbacks=callbacks, progress="silent"
+    )
 
 
 def loader() -> DataLoader[Any]:

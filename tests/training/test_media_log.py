@@ -1,4 +1,5 @@
-"""`trainer.log_image` and its siblings: where items belong in the run, who gets them, and what is said otherwise."""
+"""`trainer.log_image` and its siblings: where items belong in the run, who gets them, and what is
+said otherwise."""
 
 import doctest
 import os
@@ -31,7 +32,11 @@ class Seen(Callback):
         self.items.append(media)
 
     def places(self, name):
-        return [(item.update, item.step, item.epoch, item.samples) for item in self.items if item.name == name]
+        return [
+            (item.update, item.step, item.epoch, item.samples)
+            for item in self.items
+            if item.name == name
+        ]
 
 
 def build(*callbacks, kind=Trainer, model=None, **options):
@@ -83,7 +88,10 @@ def test_several_items_of_one_name_and_step_are_numbered(points):
     assert [item.position for item in seen.items if item.name == "eval_step"] == [0, 1, 2, 0, 1, 2]
     trainer.log_images("several", torch.rand(3, 3, 4, 4))
     trainer.log_image("several", torch.rand(3, 4, 4))
-    assert [(item.position, len(item.content.files)) for item in seen.items[-2:]] == [(0, 3), (3, 1)]
+    assert [(item.position, len(item.content.files)) for item in seen.items[-2:]] == [
+        (0, 3),
+        (3, 1),
+    ]
 
 
 def test_steps_that_are_only_tried_out_log_nothing(points):
@@ -98,7 +106,10 @@ def test_what_is_logged_before_training_waits_for_its_start(points, capsys):
     trainer = build(seen, progress="lines")
     trainer.log_text("notes", "begun")
     assert seen.items == []
-    assert "'notes' was logged before training: it will be recorded when training starts." in capsys.readouterr().out
+    assert (
+        "'notes' was logged before training: it will be recorded when training starts."
+        in capsys.readouterr().out
+    )
     trainer.train(head(points, 8))
     assert [(item.name, item.step) for item in seen.items] == [("notes", 0)]
 
@@ -109,13 +120,18 @@ def test_what_is_logged_after_training_reaches_the_run_directory(points, tmp_pat
     trainer.log_text("verdict", "good")
     trainer.log_image("last", torch.rand(3, 4, 4), caption="the end")
     items = RunView(tmp_path / "run").metrics.media()
-    assert {(item.name, item.step, item.caption) for item in items} == {("verdict", 2, None), ("last", 2, "the end")}
+    assert {(item.name, item.step, item.caption) for item in items} == {
+        ("verdict", 2, None),
+        ("last", 2, "the end"),
+    }
     assert RunView(tmp_path / "run").state == "finished"
     trainer.train(head(points, 16), batch_size=8)
     assert len(RunView(tmp_path / "run").metrics.media()) == 2
 
 
-def test_what_is_logged_at_the_start_and_the_end_of_each_call_is_recorded_and_the_lock_is_kept(points, tmp_path):
+def test_what_is_logged_at_the_start_and_the_end_of_each_call_is_recorded_and_the_lock_is_kept(
+    points, tmp_path
+):
     class Ends(Callback):
         held = []
         precedence = 9  # after the recorder
@@ -137,7 +153,12 @@ def test_what_is_logged_at_the_start_and_the_end_of_each_call_is_recorded_and_th
         for _ in range(2):
             trainer.train(head(points, 16), batch_size=8)
         items = RunView(tmp_path / kind.__name__).metrics.media()
-        assert sorted((item.name, item.step) for item in items) == [("end", 2), ("end", 4), ("start", 0), ("start", 2)]
+        assert sorted((item.name, item.step) for item in items) == [
+            ("end", 2),
+            ("end", 4),
+            ("start", 0),
+            ("start", 2),
+        ]
         assert not trainer.run.directory.is_locked
     assert Ends.held == [True] * 4
 
@@ -168,21 +189,36 @@ def test_the_examples_of_the_methods_run():
 
 def test_mistakes_in_media_are_answered_with_what_to_write(mistake):
     trainer = build(Seen())
-    with mistake("Arguments", "`log_image` with an image of -1 to 1", ConfigurationError, match="value_range"):
+    with mistake(
+        "Arguments", "`log_image` with an image of -1 to 1", ConfigurationError, match="value_range"
+    ):
         trainer.log_image("fake", torch.linspace(-1, 1, 48).reshape(3, 4, 4))
     with mistake("Arguments", "`log_image` with a batch", ConfigurationError, match="log_images"):
         trainer.log_image("fake", torch.rand(8, 3, 4, 4))
-    with mistake("Arguments", "`log_images` with one image", ConfigurationError, match="log_image for it"):
+    with mistake(
+        "Arguments", "`log_images` with one image", ConfigurationError, match="log_image for it"
+    ):
         trainer.log_images("fake", torch.rand(3, 4, 4))
-    with mistake("Arguments", "`log_image` with the image first", ConfigurationError, match="give a name first"):
+    with mistake(
+        "Arguments",
+        "`log_image` with the image first",
+        ConfigurationError,
+        match="give a name first",
+    ):
         trainer.log_image(torch.rand(3, 4, 4), "fake")
-    with mistake("Arguments", "`log_image(captions=...)`", CallError, match="did you mean `caption=`"):
+    with mistake(
+        "Arguments", "`log_image(captions=...)`", CallError, match="did you mean `caption=`"
+    ):
         trainer.log_image("fake", torch.rand(3, 4, 4), captions="x")
     with mistake("Arguments", "`log_text` with a dict", ConfigurationError, match="log_table"):
         trainer.log_text("fake", {"a": 1})
-    with mistake("Arguments", "`log` with an image", ConfigurationError, match=r"log_image\('img', ...\)"):
+    with mistake(
+        "Arguments", "`log` with an image", ConfigurationError, match=r"log_image\('img', ...\)"
+    ):
         trainer.log({"img": torch.rand(3, 4, 4)})
-    with mistake("Arguments", "`log` with a text", ConfigurationError, match=r"log_text\('note', ...\)"):
+    with mistake(
+        "Arguments", "`log` with a text", ConfigurationError, match=r"log_text\('note', ...\)"
+    ):
         trainer.log({"note": "better"})
 
 
@@ -191,7 +227,12 @@ def test_an_image_for_log_step_is_refused_where_it_is_called(points, mistake):
         def on_train_step_end(self, trainer, batch, result):
             trainer.log_step({"img": torch.rand(3, 4, 4)})
 
-    with mistake("Arguments", "`log_step` with an image", ConfigurationError, match=r"log_image\('img', ...\)"):
+    with mistake(
+        "Arguments",
+        "`log_step` with an image",
+        ConfigurationError,
+        match=r"log_image\('img', ...\)",
+    ):
         build(LogsPictures()).train(head(points, 8))
 
 
@@ -211,7 +252,10 @@ def test_nonfinite_values_are_said_once_for_each_name(points, capsys):
     capsys.readouterr()
     for _ in range(2):
         trainer.log_histogram("weights", torch.tensor([1.0, float("nan")]))
-    assert capsys.readouterr().out == "log_histogram('weights'): 1 of 2 values are NaN or infinite and not counted.\n"
+    assert (
+        capsys.readouterr().out
+        == "log_histogram('weights'): 1 of 2 values are NaN or infinite and not counted.\n"
+    )
 
 
 def test_training_with_a_record_of_everything_is_bit_for_bit_training_by_hand(points, tmp_path):
@@ -255,7 +299,9 @@ def test_a_killed_and_resumed_run_has_each_item_once(points, tmp_path, number):
         folder = tmp_path / name
         folder.mkdir()
         for dies in deaths:
-            ended = call_forked(partial(train_in_run, points, *([Dies(number)] if dies else [])), folder)
+            ended = call_forked(
+                partial(train_in_run, points, *([Dies(number)] if dies else [])), folder
+            )
             assert ended.code == (-signal.SIGKILL if dies else 0), ended.err
         found = RunView(folder / "run").metrics.media()
         items[name] = sorted((item.name, item.step, item.update, item.position) for item in found)
@@ -287,7 +333,9 @@ def train_one_name(points, *callbacks):
     trainer.train(head(points, 32), num_epochs=2, eval_data=head(points, 16), batch_size=8)
 
 
-def test_a_resumed_evaluation_replaces_its_own_items_and_not_those_of_the_step_before_it(points, tmp_path):
+def test_a_resumed_evaluation_replaces_its_own_items_and_not_those_of_the_step_before_it(
+    points, tmp_path
+):
     items = {}
     for name, callbacks in (("whole", [()]), ("killed", [(Dies(5),), ()])):
         (tmp_path / name).mkdir()
@@ -328,7 +376,8 @@ def test_the_log_of_a_trainer_without_listeners_costs_no_encoding(points, monkey
 
 
 class InterruptsEvaluation(Callback):
-    """Sends SIGINT in the second batch of the second evaluation; logs at the end of the steps, too."""
+    """Sends SIGINT in the second batch of the second evaluation; logs at the end of the steps,
+    too."""
 
     def __init__(self, interrupts):
         self.interrupts, self.number = interrupts, 0
@@ -347,7 +396,9 @@ def test_an_evaluation_that_was_interrupted_and_done_again_has_each_item_once(po
     for name, calls in (("whole", [False]), ("interrupted", [True, False])):
         (tmp_path / name).mkdir()
         for interrupts in calls:
-            ended = call_forked(partial(train_one_name, points, InterruptsEvaluation(interrupts)), tmp_path / name)
+            ended = call_forked(
+                partial(train_one_name, points, InterruptsEvaluation(interrupts)), tmp_path / name
+            )
             assert (ended.code == 0) is not interrupts, ended.err
         found = RunView(tmp_path / name / "run").metrics.media()
         items[name] = [(item.step, item.position, item.content) for item in found]

@@ -1,4 +1,5 @@
-"""When memory runs out: the step again in micro-batches, with the gradients, losses and counts of the whole."""
+"""When memory runs out: the step again in micro-batches, with the gradients, losses and counts of
+the whole."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Batches = list[tuple[Tensor, Tensor]]
 
 
 class Small(nn.Module):
-    """A model for which memory is enough for so many samples, and which knows how often it ran and how it failed."""
+    """A model for which memory is enough for so many samples, and which knows how often it ran and
+    how it failed."""
 
     def __init__(self, capacity: int, in_backward: bool = False) -> None:
         super().__init__()
@@ -52,7 +54,9 @@ class Counting(Trainer):
 
     def compute_loss(self, outputs: Any, targets: Any) -> Any:
         counted = targets != 2
-        return nn.functional.cross_entropy(outputs[counted], targets[counted], reduction="sum"), counted.sum()
+        return nn.functional.cross_entropy(
+            outputs[counted], targets[counted], reduction="sum"
+        ), counted.sum()
 
 
 class Recorder(Callback):
@@ -64,7 +68,9 @@ class Recorder(Callback):
         self.events.append(("start", len(batch[0])))
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        self.events.append(("end", len(batch[0]), trainer.run.window.size, trainer.run.window.is_last))
+        self.events.append(
+            ("end", len(batch[0]), trainer.run.window.size, trainer.run.window.is_last)
+        )
         self.results.append(result)
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
@@ -74,7 +80,9 @@ class Recorder(Callback):
         self.events.append("update")
 
 
-def run(capacity: int, batches: Batches, kind: type[Trainer] = Trainer, **options: Any) -> tuple[Trainer, Recorder]:
+def run(
+    capacity: int, batches: Batches, kind: type[Trainer] = Trainer, **options: Any
+) -> tuple[Trainer, Recorder]:
     recorder = Recorder()
     model = Small(capacity, in_backward=options.pop("in_backward", False))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -157,8 +165,8 @@ def test_it_is_announced_once(capsys):
     run(2, build_batches(8, 8, 8), progress="lines")
     said = [line for line in capsys.readouterr().out.splitlines() if "memory" in line]
     assert said == [
-        "Out of memory in update 1: each batch is now split into up to 4 micro-batches (of 2 instead of 8 samples). "
-        "The gradients stay the same."
+        "Out of memory in update 1: each batch is now split into up to 4 micro-batches (of 2 "
+        "instead of 8 samples). The gradients stay the same."
     ]
 
 
@@ -180,7 +188,9 @@ def test_named_metrics_of_a_step_are_averaged_over_its_samples():
 
     trainer, whole = (run(capacity, build_batches(8, 7), Named)[0] for capacity in (3, 8))
     for name in ("accuracy", "share"):
-        assert list(trainer.history.steps[name]) == pytest.approx(list(whole.history.steps[name]), abs=1e-12)
+        assert list(trainer.history.steps[name]) == pytest.approx(
+            list(whole.history.steps[name]), abs=1e-12
+        )
 
 
 class KilledError(Exception):
@@ -196,7 +206,10 @@ def test_a_resumed_run_takes_micro_batches_from_its_first_step(tmp_path):
     batches = build_batches(8, 8, 8)
     with pytest.raises(KilledError):
         run(
-            4, batches, run_dir=tmp_path / "run", callbacks=[Killer(), Checkpoints(every_updates=1, asynchronous=False)]
+            4,
+            batches,
+            run_dir=tmp_path / "run",
+            callbacks=[Killer(), Checkpoints(every_updates=1, asynchronous=False)],
         )
     resumed, _ = run(4, batches, run_dir=tmp_path / "run", callbacks=[Checkpoints(every_updates=1)])
     assert resumed.model.num_failures == 0
@@ -230,7 +243,9 @@ def test_memory_that_runs_out_inside_the_optimizer_step_is_not_a_step_to_take_ag
             raise torch.OutOfMemoryError("momentum does not fit")
 
     model = Small(8)
-    trainer = Trainer(model, Greedy(model.parameters(), 0.1), nn.functional.cross_entropy, progress="silent")
+    trainer = Trainer(
+        model, Greedy(model.parameters(), 0.1), nn.functional.cross_entropy, progress="silent"
+    )
     with pytest.raises(torch.OutOfMemoryError) as caught:
         trainer.train(build_batches(4), num_epochs=1)
     assert "optimizer step had already begun" in "".join(caught.value.__notes__)
@@ -251,7 +266,9 @@ def test_several_optimizers_that_are_updated_together_are_taken_in_micro_batches
         trainers.append(Together(model, loss_fn=nn.functional.cross_entropy, **options))
         trainers[-1].train(batches, num_epochs=2)
     assert [trainer.run.num_micro_batches for trainer in trainers] == [4, 1]
-    for param, whole in zip(trainers[0].model.parameters(), trainers[1].model.parameters(), strict=True):
+    for param, whole in zip(
+        trainers[0].model.parameters(), trainers[1].model.parameters(), strict=True
+    ):
         torch.testing.assert_close(param, whole, rtol=0, atol=1e-12)
     assert [update.num_updates for update in trainers[0].run.updates.by_name.values()] == [4, 4]
 
@@ -311,7 +328,11 @@ class Pair(NamedTuple):
 NESTED: dict[str, Any] = {
     "tensor": torch.arange(7),
     "tuple": (torch.arange(7), torch.ones(7, 2)),
-    "dict": {"x": torch.arange(7), "more": [torch.ones(7, 1), torch.zeros(7)], "scale": torch.tensor(2.0)},
+    "dict": {
+        "x": torch.arange(7),
+        "more": [torch.ones(7, 1), torch.zeros(7)],
+        "scale": torch.tensor(2.0),
+    },
     "named tuple": Pair(torch.arange(7), torch.ones(7)),
     "texts": {"x": torch.arange(7), "text": list("abcdefg"), "name": "train", "size": 3},
     "array": [torch.arange(7), np.arange(7)],
@@ -338,14 +359,20 @@ def test_more_micro_batches_than_samples_are_single_samples():
     assert [size for _, size in split(torch.arange(3), 3, 8)] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("batch", [object(), (torch.ones(4), object()), ["a", "b"], (torch.ones(4), torch.ones(3))])
+@pytest.mark.parametrize(
+    "batch", [object(), (torch.ones(4), object()), ["a", "b"], (torch.ones(4), torch.ones(3))]
+)
 def test_what_cannot_be_cut_says_why(batch):
     assert split_obstacle(batch, 4) is not None
 
 
 def test_outputs_of_micro_batches_are_joined_in_their_containers():
     joined = join(
-        [{"a": torch.ones(2), "b": (torch.tensor(1.0),)}, {"a": torch.zeros(1), "b": (torch.tensor(4.0),)}], [2, 1]
+        [
+            {"a": torch.ones(2), "b": (torch.tensor(1.0),)},
+            {"a": torch.zeros(1), "b": (torch.tensor(4.0),)},
+        ],
+        [2, 1],
     )
     assert torch.equal(joined["a"], torch.tensor([1.0, 1.0, 0.0]))
     assert torch.equal(joined["b"][0], torch.tensor(2.0))

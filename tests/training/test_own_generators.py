@@ -1,4 +1,5 @@
-"""Random numbers: a run draws its own, and the program goes on with its own as if nothing had been trained."""
+"""Random numbers: a run draws its own, and the program goes on with its own as if nothing had been
+trained."""
 
 from __future__ import annotations
 
@@ -26,12 +27,20 @@ from tests.forked import call_forked
 from tests.loops import assert_same_model
 from tests.runs import Killed, adam, assert_same_run, cross_entropy
 
-DATA = TensorDataset(torch.randn(16, 6, generator=torch.Generator().manual_seed(7)), torch.arange(16) % 3)
+DATA = TensorDataset(
+    torch.randn(16, 6, generator=torch.Generator().manual_seed(7)), torch.arange(16) % 3
+)
 
 
 def draw() -> list[float]:
     """The next numbers of every generator."""
-    return [torch.rand(()).item(), random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()]
+    return [
+        torch.rand(()).item(),
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.randn(),
+    ]
 
 
 def generators() -> list[Any]:
@@ -104,20 +113,30 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "setup": lambda folder: DrawingEverywhere().setup(),
     "train": lambda folder: train_twice(DrawingEverywhere()),
     "train without a seed": lambda folder: train_twice(DrawingEverywhere(seed=None)),
-    "train in a run directory": lambda folder: train_twice(DrawingEverywhere(run_dir=folder / "run")),
+    "train in a run directory": lambda folder: train_twice(
+        DrawingEverywhere(run_dir=folder / "run")
+    ),
     "evaluate": lambda folder: DrawingEverywhere().evaluate(DATA),
     "evaluate without a seed": lambda folder: DrawingEverywhere(seed=None).evaluate(DATA),
     "predict": lambda folder: DrawingEverywhere().predict(DATA),
-    "tune": lambda folder: DrawingEverywhere().tune(batch_size=4, seconds=0.001, only=["batch_size"]),
-    "find_learning_rate": lambda folder: find_learning_rate(DrawingEverywhere(), num_updates=3, batch_size=4),
-    "find_batch_size": lambda folder: find_batch_size(DrawingEverywhere(), DATA, num_updates=1, max_size=4),
+    "tune": lambda folder: DrawingEverywhere().tune(
+        batch_size=4, seconds=0.001, only=["batch_size"]
+    ),
+    "find_learning_rate": lambda folder: find_learning_rate(
+        DrawingEverywhere(), num_updates=3, batch_size=4
+    ),
+    "find_batch_size": lambda folder: find_batch_size(
+        DrawingEverywhere(), DATA, num_updates=1, max_size=4
+    ),
     "check_resume": lambda folder: check_resume(DrawingEverywhere, DATA, batch_size=4),
     "save and load": lambda folder: save_and_load(DrawingEverywhere(), folder),
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_after_every_call_the_generators_of_the_program_are_as_before(call: str, tmp_path: Path) -> None:
+def test_after_every_call_the_generators_of_the_program_are_as_before(
+    call: str, tmp_path: Path
+) -> None:
     random.gauss(0, 1), np.random.randn()  # of a pair: the second number waits
     before = generators()
     CALLS[call](tmp_path)
@@ -137,8 +156,12 @@ class Raising(Callback):
             os.kill(os.getpid(), self.error)
 
 
-@pytest.mark.parametrize("error", [ValueError("bad sample"), KeyboardInterrupt(), Killed(), signal.SIGTERM])
-def test_generators_are_as_before_after_an_exception_or_a_signal(error: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError("bad sample"), KeyboardInterrupt(), Killed(), signal.SIGTERM]
+)
+def test_generators_are_as_before_after_an_exception_or_a_signal(
+    error: Any, tmp_path: Path
+) -> None:
     before = generators()
     expected = type(error) if isinstance(error, BaseException) else SystemExit
     with pytest.raises(expected):
@@ -151,7 +174,13 @@ def test_federated_rounds_draw_the_clients_that_they_would_draw_without_training
         seed_everything(0)
         chosen = []
         for _ in range(4):
-            chosen.append([random.sample(range(100), 3), np.random.choice(100, 3).tolist(), torch.randperm(9).tolist()])
+            chosen.append(
+                [
+                    random.sample(range(100), 3),
+                    np.random.choice(100, 3).tolist(),
+                    torch.randperm(9).tolist(),
+                ]
+            )
             if trains:
                 Drawing().train(num_updates=1, batch_size=4)
         return chosen
@@ -166,7 +195,9 @@ def test_folds_with_a_seed_of_their_own_draw_their_own_numbers() -> None:
     for fold in range(3):
         folds.append(Drawing(seed=fold))
         folds[-1].train(num_epochs=1, batch_size=4)
-    assert all(one.steps[0] != other.steps[0] for at, one in enumerate(folds) for other in folds[:at])
+    assert all(
+        one.steps[0] != other.steps[0] for at, one in enumerate(folds) for other in folds[:at]
+    )
 
 
 def test_two_calls_are_one_long_call_whatever_the_program_draws_between_them() -> None:
@@ -199,7 +230,9 @@ def test_numbers_in_steps_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
     seed_everything(4)
     inputs, targets = DATA.tensors
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-    trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1), cross_entropy, progress="silent")
+    trainer = Trainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), cross_entropy, progress="silent"
+    )
     by_hand = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
     by_hand.load_state_dict(model.state_dict())
     optimizer = torch.optim.SGD(by_hand.parameters(), 0.1)
@@ -328,7 +361,8 @@ def test_a_run_of_an_earlier_version_continues_with_the_seed_that_it_has(
         trainer.train(num_epochs=num_epochs, batch_size=4)
         return trainer
 
-    whole = train(tmp_path / "whole", 2)  # of an earlier version: whatever `seed_everything` says, its seed is 0
+    # of an earlier version: whatever `seed_everything` says, its seed is 0
+    whole = train(tmp_path / "whole", 2)
     train(tmp_path / "cut", 1)
     manifest = tmp_path / "cut" / "run.json"
     content = json.loads(manifest.read_text())
@@ -349,7 +383,10 @@ def test_a_run_of_an_earlier_version_continues_with_the_seed_that_it_has(
     ],
 )
 def test_show_says_which_seed_and_from_where(
-    program: Callable[[], dict[str, Any]], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    program: Callable[[], dict[str, Any]],
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Drawing(run_dir=tmp_path, **program()).train(num_updates=1, batch_size=4)
     assert main(["show", str(tmp_path)]) == 0

@@ -32,14 +32,19 @@ class Watch(Callback):
 class Measuring(Trainer):
     def eval_step(self, batch):
         outputs = self.model(batch[0])
-        return {"loss": cross_entropy(outputs, batch[1]), "accuracy": (outputs.argmax(1) == batch[1]).float().mean()}
+        return {
+            "loss": cross_entropy(outputs, batch[1]),
+            "accuracy": (outputs.argmax(1) == batch[1]).float().mean(),
+        }
 
 
 def named_losses(outputs, targets):
     return {"fit": cross_entropy(outputs, targets), "size": outputs.square().mean()}
 
 
-def train(points, callback, trainer_class=Measuring, loss_fn=cross_entropy, eval_data=None, **options):
+def train(
+    points, callback, trainer_class=Measuring, loss_fn=cross_entropy, eval_data=None, **options
+):
     net = build_net()
     trainer = trainer_class(net, sgd, loss_fn, callbacks=[callback], progress="silent", **options)
     trainer.train(points, 2, eval_data=eval_data, batch_size=8)
@@ -64,7 +69,9 @@ def test_a_misspelt_metric_in_early_stopping_is_found_before_the_first_step(poin
 
 
 def test_watching_an_evaluation_without_data_says_to_pass_some(points):
-    with pytest.raises(ConfigurationError, match=r"watches 'eval_loss'.*Pass `eval_data=` to evaluate"):
+    with pytest.raises(
+        ConfigurationError, match=r"watches 'eval_loss'.*Pass `eval_data=` to evaluate"
+    ):
         train(points, Watch("eval_loss"))
 
 
@@ -76,7 +83,9 @@ def test_what_will_be_measured_may_be_watched(points, name):
 
 def test_a_schedule_watches_too(points):
     schedule = Schedule(ReduceLROnPlateau, metric="eval_acc")
-    with pytest.raises(ConfigurationError, match=r"Schedule watches 'eval_acc'.*Did you mean 'eval_accuracy'"):
+    with pytest.raises(
+        ConfigurationError, match=r"Schedule watches 'eval_acc'.*Did you mean 'eval_accuracy'"
+    ):
         train(points, Watch(), eval_data=points, scheduler=schedule)
 
 
@@ -98,7 +107,9 @@ def test_looking_does_not_change_a_batch_that_the_loss_writes_into():
     watch = Watch("loss", "eval_loss")
     trainer = Trainer(nn.Linear(3, 1), sgd, loss_fn, callbacks=[watch], progress="silent")
     trainer.train(batches, 1, eval_data=evaluated)
-    assert batches[0][1].tolist() == evaluated[0][1].tolist() == [[1.0], [1.0]], "written into once, by its own step"
+    assert batches[0][1].tolist() == evaluated[0][1].tolist() == [[1.0], [1.0]], (
+        "written into once, by its own step"
+    )
 
 
 def test_a_named_loss_may_be_watched_without_an_evaluation(points):
@@ -108,7 +119,8 @@ def test_a_named_loss_may_be_watched_without_an_evaluation(points):
 
 def test_a_misspelt_named_loss_is_found_without_an_evaluation(points):
     with pytest.raises(
-        ConfigurationError, match=r"watches 'fitt'.*it will measure: fit, loss, size.*Did you mean 'fit'"
+        ConfigurationError,
+        match=r"watches 'fitt'.*it will measure: fit, loss, size.*Did you mean 'fit'",
     ):
         train(points, Watch("fitt"), Trainer, named_losses)
 
@@ -133,7 +145,9 @@ def test_what_a_callback_promises_to_log_may_be_watched(points):
         def on_eval_end(self, trainer, data):
             trainer.log({"loss_twice": 2.0})
 
-    assert train(points, Adding("eval_loss_twice"), eval_data=points).history["eval_loss_twice"] == [2.0, 2.0]
+    assert train(points, Adding("eval_loss_twice"), eval_data=points).history[
+        "eval_loss_twice"
+    ] == [2.0, 2.0]
 
 
 def test_a_metric_that_a_callback_may_log_is_refused_with_the_method_that_names_it(points, mistake):
@@ -174,11 +188,16 @@ def test_looking_at_a_batch_leaves_the_generators_and_the_data_as_they_were():
         def on_update_end(self):
             before, state = torch.get_rng_state(), self.run.train_stream.state_dict()
             (batch,) = peek(self.run)
-            seen.append(torch.equal(before, torch.get_rng_state()) and state == self.run.train_stream.state_dict())
+            seen.append(
+                torch.equal(before, torch.get_rng_state())
+                and state == self.run.train_stream.state_dict()
+            )
             assert batch.size == SIZE
 
     model = nn.Linear(1, 1)
-    trainer = Looking(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), progress="silent")
+    trainer = Looking(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), progress="silent"
+    )
     trainer.train(Opening(Drawing), num_updates=3)
     assert seen == [True] * 3
 
@@ -186,13 +205,32 @@ def test_looking_at_a_batch_leaves_the_generators_and_the_data_as_they_were():
 @pytest.mark.parametrize(
     ("metric", "what"),
     [
-        ("loss", "`BestCheckpoint('loss', every_n_updates=2)`, which has a value only after epochs"),
-        ("eval_accuracy", "`BestCheckpoint('eval_accuracy', every_n_updates=2)`, which has a value only after epochs"),
+        (
+            "loss",
+            "`BestCheckpoint('loss', every_n_updates=2)`, which has a value only after epochs",
+        ),
+        (
+            "eval_accuracy",
+            "`BestCheckpoint('eval_accuracy', every_n_updates=2)`, which has a value only after "
+            "epochs",
+        ),
     ],
 )
-def test_a_metric_of_epochs_that_is_watched_by_updates_is_refused(points, tmp_path, mistake, metric, what):
-    with mistake("Arguments", what, ConfigurationError, match=f"{metric!r} every 2 updates, but .* only after epochs"):
-        train(points, BestCheckpoint(metric, "max", every_n_updates=2), eval_data=points, run_dir=tmp_path)
+def test_a_metric_of_epochs_that_is_watched_by_updates_is_refused(
+    points, tmp_path, mistake, metric, what
+):
+    with mistake(
+        "Arguments",
+        what,
+        ConfigurationError,
+        match=f"{metric!r} every 2 updates, but .* only after epochs",
+    ):
+        train(
+            points,
+            BestCheckpoint(metric, "max", every_n_updates=2),
+            eval_data=points,
+            run_dir=tmp_path,
+        )
 
 
 def test_a_metric_that_a_callback_logs_during_epochs_may_be_watched_by_updates(points, tmp_path):

@@ -1,4 +1,5 @@
-"""The same run whatever happens to it: stopped, killed, started again with fresh objects, one process."""
+"""The same run whatever happens to it: stopped, killed, started again with fresh objects, one
+process."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def whole_run(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("stop_at", "accumulate"), [*((n, 1) for n in (1, 4, 5, 6, 9, 10, 11, 14)), *((n, 2) for n in (1, 3, 5, 8))]
+    ("stop_at", "accumulate"),
+    [*((n, 1) for n in (1, 4, 5, 6, 9, 10, 11, 14)), *((n, 2) for n in (1, 3, 5, 8))],
 )
 def test_a_run_stopped_anywhere_and_continued_with_fresh_objects_is_the_same_run(
     points, tmp_path, whole_run, stop_at, accumulate
@@ -55,7 +57,9 @@ def test_a_run_stopped_anywhere_and_continued_with_fresh_objects_is_the_same_run
     second.train(points, 3, eval_data=points, batch_size=8)
     assert_same_run(second, whole)
     assert rows(second) == rows(whole)
-    assert torch.equal(second.run.generators.state()["torch"], whole.run.generators.state()["torch"])
+    assert torch.equal(
+        second.run.generators.state()["torch"], whole.run.generators.state()["torch"]
+    )
 
 
 @pytest.mark.parametrize("kill_at", [1, 3, 5, 7, 10, 13])
@@ -114,14 +118,17 @@ def test_a_plateau_schedule_goes_on_exactly(points, tmp_path):
     whole = build_trainer(None, scheduler=plateau)
     whole.train(points, 4, eval_data=points, batch_size=8)
     with pytest.raises(Killed):
-        build_trainer(tmp_path, [KillAt(12)], scheduler=plateau).train(points, 4, eval_data=points, batch_size=8)
+        build_trainer(tmp_path, [KillAt(12)], scheduler=plateau).train(
+            points, 4, eval_data=points, batch_size=8
+        )
     second = build_trainer(tmp_path, [KillAt(-1)], scheduler=plateau)
     second.train(points, 4, eval_data=points, batch_size=8)
     assert_same_run(second, whole)
 
 
 class KillAfterUpdate(Callback):
-    """Ends the program when an evaluation is about to begin, after the resume point of the last update."""
+    """Ends the program when an evaluation is about to begin, after the resume point of the last
+    update."""
 
     def __init__(self, update: int) -> None:
         self.update = update
@@ -132,12 +139,16 @@ class KillAfterUpdate(Callback):
 
 
 @pytest.mark.parametrize("limit", [{"num_updates": 7}, {"num_updates": 10}, {"num_epochs": 2}])
-def test_a_run_killed_between_its_last_update_and_its_evaluation_is_evaluated_when_resumed(points, tmp_path, limit):
+def test_a_run_killed_between_its_last_update_and_its_evaluation_is_evaluated_when_resumed(
+    points, tmp_path, limit
+):
     whole = build_trainer(tmp_path / "whole")
     whole.train(points, eval_data=points, batch_size=8, **limit)
     last = whole.progress.update
     with pytest.raises(Killed):
-        build_trainer(tmp_path / "cut", [KillAfterUpdate(last)]).train(points, eval_data=points, batch_size=8, **limit)
+        build_trainer(tmp_path / "cut", [KillAfterUpdate(last)]).train(
+            points, eval_data=points, batch_size=8, **limit
+        )
     second = build_trainer(tmp_path / "cut", [KillAfterUpdate(-1)])
     second.train(points, eval_data=points, batch_size=8, **limit)
     assert_same_run(second, whole)
@@ -171,7 +182,12 @@ def test_metrics_that_keep_their_own_state_go_on_exactly(points, tmp_path, kill_
     def build(run_dir: Path | None, callbacks=()) -> Trainer:
         saving = [Checkpoints(every_updates=1, asynchronous=False)] if run_dir else []
         return Measured(
-            build_net(), adam, cross_entropy, run_dir=run_dir, callbacks=[*callbacks, *saving], progress="silent"
+            build_net(),
+            adam,
+            cross_entropy,
+            run_dir=run_dir,
+            callbacks=[*callbacks, *saving],
+            progress="silent",
         )
 
     whole = build(None)
@@ -222,7 +238,13 @@ def run_program(run_dir: Path | str, callback: Callback) -> Trainer:
     data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
     callbacks = [callback, Checkpoints(every_updates=2)]
     trainer = Trainer(
-        build_net(), adam, cross_entropy, run_dir=run_dir, accumulate=2, progress="silent", callbacks=callbacks
+        build_net(),
+        adam,
+        cross_entropy,
+        run_dir=run_dir,
+        accumulate=2,
+        progress="silent",
+        callbacks=callbacks,
     )
     trainer.train(data, 4, eval_data=data, batch_size=8)
     return trainer

@@ -1,4 +1,5 @@
-"""Data that has state of its own is in the same order after an interruption at any moment of a run as without one."""
+"""Data that has state of its own is in the same order after an interruption at any moment of a run
+as without one."""
 
 from __future__ import annotations
 
@@ -129,7 +130,8 @@ KINDS: dict[str, Make] = {
 
 
 class Watching(Callback):
-    """Notes the samples of every step and evaluation, and sends SIGTERM at one moment of the run."""
+    """Notes the samples of every step and evaluation, and sends SIGTERM at one moment of the
+    run."""
 
     def __init__(self, seen: list[Any], moment: int | None, loader: Any) -> None:
         self.seen, self.moment, self.loader = seen, moment, loader
@@ -144,7 +146,9 @@ class Watching(Callback):
         self._pass()
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: Any) -> None:
-        self.seen.append((trainer.progress.step, batch[0][:, 0].tolist(), batch[1].flatten().tolist()))
+        self.seen.append(
+            (trainer.progress.step, batch[0][:, 0].tolist(), batch[1].flatten().tolist())
+        )
         if isinstance(getattr(self.loader, "sampler", None), Hard):
             self.loader.sampler.noted.append(int(batch[0][0, 0]))
 
@@ -177,9 +181,15 @@ def run(make: Make, run_dir: Path, moment: int | None) -> tuple[list[Any], int, 
     torch.manual_seed(0)
     loader, seen = make(), []
     watching = Watching(seen, moment, loader)
-    callbacks = [watching, EarlyStopping(patience=9)]  # which looks at an evaluation batch before the first step
+    # which looks at an evaluation batch before the first step
+    callbacks = [
+        watching,
+        EarlyStopping(patience=9),
+    ]
     sgd = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
-    trainer = Trainer(Net(), sgd, torch.nn.MSELoss(), callbacks=callbacks, run_dir=run_dir, progress="silent")
+    trainer = Trainer(
+        Net(), sgd, torch.nn.MSELoss(), callbacks=callbacks, run_dir=run_dir, progress="silent"
+    )
     try:
         trainer.train(loader, EPOCHS, eval_data=make())
     except Interrupted:
@@ -190,9 +200,12 @@ def run(make: Make, run_dir: Path, moment: int | None) -> tuple[list[Any], int, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_sees_the_same_samples_wherever_it_was_interrupted(kind: str, tmp_path: Path) -> None:
     expected, moments, whole = run(KINDS[kind], tmp_path / "whole", None)
-    assert len({str([values for _, values, _ in expected[at : at + 5]]) for at in (0, 5, 10)}) > 1  # epochs differ
+    # epochs differ
+    assert len({str([values for _, values, _ in expected[at : at + 5]]) for at in (0, 5, 10)}) > 1
     for moment in range(1, moments + 1):
         first, *_ = run(KINDS[kind], tmp_path / str(moment), moment)
         rest, _, resumed = run(KINDS[kind], tmp_path / str(moment), None)
         assert first + rest == expected, f"interrupted at moment {moment} of {moments}"
-        assert resumed.history.epochs == whole.history.epochs, f"interrupted at moment {moment} of {moments}"
+        assert resumed.history.epochs == whole.history.epochs, (
+            f"interrupted at moment {moment} of {moments}"
+        )

@@ -22,17 +22,21 @@ def test_a_finished_run_is_not_trained_again_and_says_so(points, tmp_path, capsy
     assert second.progress.update == 10
     assert_same_model(second.model, first.model)
     assert (
-        "is finished (2 epochs, 10 updates). Raise the limit of 2 epochs to continue, or pass resume=False"
-        in capsys.readouterr().out
+        "is finished (2 epochs, 10 updates). Raise the limit of 2 epochs to continue, or pass "
+        "resume=False" in capsys.readouterr().out
     )
 
 
-def test_a_finished_run_names_the_limit_that_ended_it_not_one_that_is_far_away(points, tmp_path, capsys):
+def test_a_finished_run_names_the_limit_that_ended_it_not_one_that_is_far_away(
+    points, tmp_path, capsys
+):
     build_trainer(tmp_path).train(points, 100, num_updates=7, batch_size=8)
     second = build_trainer(tmp_path)
     second.run.progress_style = "lines"
     second.train(points, 100, num_updates=7, batch_size=8)
-    assert "(1 epoch, 7 updates). Raise the limit of 7 updates to continue" in capsys.readouterr().out
+    assert (
+        "(1 epoch, 7 updates). Raise the limit of 7 updates to continue" in capsys.readouterr().out
+    )
 
 
 def test_raising_the_limit_of_a_finished_run_goes_on(points, tmp_path):
@@ -112,7 +116,10 @@ def test_a_loaded_trainer_trains_on_exactly(points, tmp_path, stop_at):
     second.load(tmp_path / "copied")
     second.train(points, num_updates=10 - stop_at, batch_size=8)
     assert_same_run(second, whole)
-    assert second.run.updates.by_name["optimizer"].state_dict() == whole.run.updates.by_name["optimizer"].state_dict()
+    assert (
+        second.run.updates.by_name["optimizer"].state_dict()
+        == whole.run.updates.by_name["optimizer"].state_dict()
+    )
 
 
 def test_a_loaded_trainer_may_train_on_other_data(points, tmp_path):
@@ -137,14 +144,17 @@ def test_a_saved_trainer_evaluates_the_same_when_loaded(points, tmp_path):
 
 def test_a_checkpoint_that_does_not_exist_is_refused_with_the_choices(points, tmp_path):
     with pytest.raises(
-        ConfigurationError, match=r"resume='.*nowhere' does not exist: pass a checkpoint directory, 'auto'"
+        ConfigurationError,
+        match=r"resume='.*nowhere' does not exist: pass a checkpoint directory, 'auto'",
     ):
         build_trainer(None).train(points, resume=tmp_path / "nowhere")
 
 
 def test_what_does_not_fit_a_checkpoint_is_listed_and_nothing_is_changed(points, tmp_path):
     build_trainer(None).save(tmp_path / "saved")
-    net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4))
+    net = nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4)
+    )
     before = net[0].weight.clone()
     trainer = Trainer(net, {"slow": adam}, cross_entropy, progress="silent")
     with pytest.raises(CheckpointError) as caught:
@@ -157,7 +167,9 @@ def test_what_does_not_fit_a_checkpoint_is_listed_and_nothing_is_changed(points,
     assert torch.equal(net[0].weight, before)
 
 
-def test_a_run_on_data_whose_position_is_unknown_is_refused_where_it_is_to_be_resumable(points, tmp_path):
+def test_a_run_on_data_whose_position_is_unknown_is_refused_where_it_is_to_be_resumable(
+    points, tmp_path
+):
     with pytest.raises(DataError, match="cannot be resumed exactly"):
         build_trainer(tmp_path).train(batch for batch in [points.tensors])
     assert not (tmp_path / "run.json").exists()

@@ -1,4 +1,5 @@
-"""What the start of a run prints, and the seeds with which the same program started again goes on."""
+"""What the start of a run prints, and the seeds with which the same program started again goes
+on."""
 
 from __future__ import annotations
 
@@ -28,10 +29,17 @@ def test_every_start_says_device_size_directory_and_place(
     monkeypatch.chdir(tmp_path)
     frozen = build_net()
     frozen[0].requires_grad_(False)
-    for given in ({}, {"model": build_net()}, {"run_dir": None}, {"model": frozen, "run_dir": "other"}):
+    for given in (
+        {},
+        {"model": build_net()},
+        {"run_dir": None},
+        {"model": frozen, "run_dir": "other"},
+    ):
         data = drawn()
         parts = {"model": build_net(), "run_dir": "runs/first", **given}
-        trainer = Trainer(parts["model"], adam, F.cross_entropy, run_dir=parts["run_dir"], progress="lines")
+        trainer = Trainer(
+            parts["model"], adam, F.cross_entropy, run_dir=parts["run_dir"], progress="lines"
+        )
         trainer.train(data, num_updates=5 + len(given), batch_size=8)
     lines = [line for line in capsys.readouterr().out.splitlines() if "parameters" in line]
     assert lines[0] == "New run in runs/first: cpu, 195 parameters."

@@ -1,4 +1,5 @@
-"""States whose hashes are right and whose content is wrong: refused by name, and the trainer stays as it was."""
+"""States whose hashes are right and whose content is wrong: refused by name, and the trainer stays
+as it was."""
 
 from __future__ import annotations
 
@@ -24,7 +25,19 @@ from tests.checkpoint.helpers import resign, same
 
 DATA = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64, torch.arange(16.0).reshape(16, 1))
 NUM_MUTATIONS = 100
-WRONG: tuple[Any, ...] = (None, "x", -1, 1.5, [], {}, [1, "x"], {"a": 1}, torch.zeros(3, 2), torch.zeros(()), True)
+WRONG: tuple[Any, ...] = (
+    None,
+    "x",
+    -1,
+    1.5,
+    [],
+    {},
+    [1, "x"],
+    {"a": 1},
+    torch.zeros(3, 2),
+    torch.zeros(()),
+    True,
+)
 
 
 class Fussy(Callback):
@@ -52,7 +65,12 @@ def build(seed: int = 0, optimizer: Any = torch.optim.Adam) -> Trainer:
         optimizer(model.parameters(), lr=0.01),
         nn.MSELoss(),
         scheduler=lambda given: torch.optim.lr_scheduler.StepLR(given, 2),
-        callbacks=[EMA(), EarlyStopping("loss", mode="min", patience=9), BestModel("loss", mode="min"), Fussy()],
+        callbacks=[
+            EMA(),
+            EarlyStopping("loss", mode="min", patience=9),
+            BestModel("loss", mode="min"),
+            Fussy(),
+        ],
         seed=seed,
         progress="silent",
     )
@@ -72,7 +90,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def places(tree: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The ways to everything in a tree."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    items = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for key, value in items:
         yield (*above, key)
         yield from places(value, (*above, key))
@@ -106,7 +130,8 @@ def assert_as_before(trainer: Trainer, before: Any) -> None:
 
 
 def refused(trainer: Trainer, path: Path, before: Any) -> str | None:
-    """What a load said; None where it went through, as it may: not every wrong number can be told from a right one."""
+    """What a load said; None where it went through, as it may: not every wrong number can be told
+    from a right one."""
     try:
         trainer.load(path)
     except LoopwrightError as error:
@@ -115,7 +140,9 @@ def refused(trainer: Trainer, path: Path, before: Any) -> str | None:
     return None
 
 
-def test_a_state_with_anything_wrong_in_it_is_refused_whole_or_can_be_trained_on(saved: Path, tmp_path: Path) -> None:
+def test_a_state_with_anything_wrong_in_it_is_refused_whole_or_can_be_trained_on(
+    saved: Path, tmp_path: Path
+) -> None:
     chance = random.Random(20261116)
     tree, trainer = read_checkpoint(saved).tree, train(build(1), 3)
     before, num_refused = state_of(trainer), 0
@@ -161,17 +188,37 @@ def replaced(tree: Any, value: Any, *way: Any) -> Any:
 
 ADAM = ("optimizers", "optimizer")
 CASES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
-    "a weight that is text": (("models", "model", "0.weight"), "x", r"models: model: 0.weight is a tensor"),
+    "a weight that is text": (
+        ("models", "model", "0.weight"),
+        "x",
+        r"models: model: 0.weight is a tensor",
+    ),
     "a weight of whole numbers": (
         ("models", "model", "0.weight"),
         torch.zeros(3, 4, dtype=torch.int64),
         r"0.weight is torch.float32, the checkpoint's torch.int64",
     ),
-    "an average of another shape": ((*ADAM, "state", 0, "exp_avg"), torch.zeros(2), r"exp_avg of parameter 0"),
-    "a learning rate that is text": ((*ADAM, "param_groups", 0, "lr"), "fast", r"of a group, lr is 0.01"),
-    "a schedule that is text": (("schedules", "scheduler", "last_epoch"), "x", r"scheduler: last_epoch is"),
+    "an average of another shape": (
+        (*ADAM, "state", 0, "exp_avg"),
+        torch.zeros(2),
+        r"exp_avg of parameter 0",
+    ),
+    "a learning rate that is text": (
+        (*ADAM, "param_groups", 0, "lr"),
+        "fast",
+        r"of a group, lr is 0.01",
+    ),
+    "a schedule that is text": (
+        ("schedules", "scheduler", "last_epoch"),
+        "x",
+        r"scheduler: last_epoch is",
+    ),
     "a counter below zero": (("progress", "update"), -1, r"progress: update is -1"),
-    "a history that is a number": (("history",), 3, r"history is 3 \(int\) instead of a table of epochs, steps"),
+    "a history that is a number": (
+        ("history",),
+        3,
+        r"history is 3 \(int\) instead of a table of epochs, steps",
+    ),
     "generators that are text": (("rng",), "x", r"rng is .x. "),
     "a user's callback that cannot read its state": (
         ("callbacks", "Fussy"),
@@ -182,7 +229,9 @@ CASES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_wrong_is_named_and_nothing_is_changed(case: str, saved: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_named_and_nothing_is_changed(
+    case: str, saved: Path, tmp_path: Path
+) -> None:
     way, value, said = CASES[case]
     write_checkpoint(tmp_path / "wrong", replaced(read_checkpoint(saved).tree, value, *way))
     trainer = train(build(1), 3)
@@ -192,18 +241,24 @@ def test_what_is_wrong_is_named_and_nothing_is_changed(case: str, saved: Path, t
     assert_as_before(trainer, before)
 
 
-def test_the_state_of_another_optimizer_is_refused(saved: Path, mistake: Any, tmp_path: Path) -> None:
+def test_the_state_of_another_optimizer_is_refused(
+    saved: Path, mistake: Any, tmp_path: Path
+) -> None:
     trainer = train(build(1, torch.optim.SGD), 3)
     before = state_of(trainer)
     shutil.copytree(saved, tmp_path / "saved")
     what = "`trainer.load(path)` of a run with Adam into a trainer with SGD"
-    with mistake("Checkpoints and resuming", what, CheckpointError, match="momentum, dampening of a group"):
+    with mistake(
+        "Checkpoints and resuming", what, CheckpointError, match="momentum, dampening of a group"
+    ):
         trainer.load(tmp_path / "saved")
     assert_as_before(trainer, before)
 
 
 def test_a_resume_that_is_refused_leaves_the_trainer_as_it_was(saved: Path, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "wrong", without(read_checkpoint(saved).tree, *ADAM, "state", 0, "exp_avg"))
+    write_checkpoint(
+        tmp_path / "wrong", without(read_checkpoint(saved).tree, *ADAM, "state", 0, "exp_avg")
+    )
     trainer = train(build(), 3)
     before = state_of(trainer)
     with pytest.raises(CheckpointError, match="the state of parameter 0 has no exp_avg"):
@@ -212,7 +267,10 @@ def test_a_resume_that_is_refused_leaves_the_trainer_as_it_was(saved: Path, tmp_
 
 
 def test_a_sound_state_is_taken_after_a_wrong_one_was_refused(saved: Path, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "wrong", replaced(read_checkpoint(saved).tree, {"seen": ["x"]}, "callbacks", "Fussy"))
+    write_checkpoint(
+        tmp_path / "wrong",
+        replaced(read_checkpoint(saved).tree, {"seen": ["x"]}, "callbacks", "Fussy"),
+    )
     trainer, whole = train(build(), 3), train(build(), 6)
     with pytest.raises(CheckpointError):
         trainer.load(tmp_path / "wrong")
@@ -237,20 +295,28 @@ def test_a_model_that_refuses_its_own_state_is_put_back(tmp_path: Path) -> None:
     def picky(seed: int) -> Trainer:
         torch.manual_seed(seed)
         model = Picky(4, 1)
-        return train(Trainer(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), progress="silent"), 3)
+        return train(
+            Trainer(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), progress="silent"), 3
+        )
 
     picky(0).save(tmp_path / "saved")
-    tree = replaced(read_checkpoint(tmp_path / "saved").tree, {"version": 2}, "models", "model", "_extra_state")
+    tree = replaced(
+        read_checkpoint(tmp_path / "saved").tree, {"version": 2}, "models", "model", "_extra_state"
+    )
     write_checkpoint(tmp_path / "wrong", tree)
     trainer = picky(1)
     before = state_of(trainer)
-    with pytest.raises(CheckpointError, match="models failed with ValueError: this is of another version"):
+    with pytest.raises(
+        CheckpointError, match="models failed with ValueError: this is of another version"
+    ):
         trainer.load(tmp_path / "wrong")
     assert_as_before(trainer, before)
 
 
 @pytest.mark.parametrize("name", ["state.json", "manifest.json"])
-def test_a_key_that_is_there_twice_is_refused(name: str, saved: Path, mistake: Any, tmp_path: Path) -> None:
+def test_a_key_that_is_there_twice_is_refused(
+    name: str, saved: Path, mistake: Any, tmp_path: Path
+) -> None:
     copied = shutil.copytree(saved, tmp_path / "copied")
     text = (copied / name).read_bytes()
     doubled = b'{"models": 1, "format": 1, ' + text.strip()[1:]
@@ -258,20 +324,27 @@ def test_a_key_that_is_there_twice_is_refused(name: str, saved: Path, mistake: A
         resign(copied, files={name: doubled})
     else:
         (copied / name).write_bytes(doubled)
-    with mistake("Checkpoints and resuming", f"a key twice in a checkpoint's `{name}`", CheckpointError, match="twice"):
+    with mistake(
+        "Checkpoints and resuming",
+        f"a key twice in a checkpoint's `{name}`",
+        CheckpointError,
+        match="twice",
+    ):
         build().load(copied)
 
 
-def test_the_simple_door_refuses_a_wrong_state_whole(tmp_path: Path) -> None:
+def test_the_simple_interface_refuses_a_wrong_state_whole(tmp_path: Path) -> None:
     from torch.utils.data import DataLoader
 
-    from loopwright.doors.simple import Trainer as Simple
+    from loopwright.interfaces.simple import Trainer as Simple
 
     def simple(seed: int) -> Simple:
         torch.manual_seed(seed)
         model = nn.Linear(4, 1)
         trainer = Simple(model, torch.optim.Adam(model.parameters()), nn.MSELoss())
-        trainer.train(DataLoader(DATA, batch_size=4, shuffle=True), 1, save_dir=tmp_path / f"{seed}")
+        trainer.train(
+            DataLoader(DATA, batch_size=4, shuffle=True), 1, save_dir=tmp_path / f"{seed}"
+        )
         return trainer
 
     simple(0)
@@ -279,7 +352,11 @@ def test_the_simple_door_refuses_a_wrong_state_whole(tmp_path: Path) -> None:
     trainer = simple(1)
     before = state_of(trainer._engine)
     for number, wrong in enumerate(
-        [replaced(tree, "x", "progress"), replaced(tree, [1], "simple", "run", "rows"), without(tree, "rng")]
+        [
+            replaced(tree, "x", "progress"),
+            replaced(tree, [1], "simple", "run", "rows"),
+            without(tree, "rng"),
+        ]
     ):
         write_checkpoint(tmp_path / f"wrong-{number}", wrong)
         with pytest.raises(CheckpointError, match="nothing was loaded"):

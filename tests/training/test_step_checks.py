@@ -1,4 +1,5 @@
-"""Steps of one's own: those that train nothing, or the wrong thing, are errors; optimizer steps in them are noticed."""
+"""Steps of one's own: those that train nothing, or the wrong thing, are errors; optimizer steps in
+them are noticed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from torch.utils.data import TensorDataset
 from loopwright import ConfigurationError, NonFiniteLossError, StepResult, Trainer
 from loopwright.callbacks import NonFiniteGuard
 from tests.distributed.ranks import run_ranks
-from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
+from tests.loops import (
+    assert_same_model,
+    assert_same_optimizer,
+    build_linear,
+    build_net,
+    train_by_hand,
+)
 from tests.training.own_steps import SECTION, Own, cross_entropy, own, sgd
 
 # Nothing is trained
@@ -24,14 +31,23 @@ class Returning(Own):
         return self.loss(batch)
 
 
-def test_a_loss_that_is_returned_and_never_given_to_update_is_an_error_before_the_second_step(points, mistake):
+def test_a_loss_that_is_returned_and_never_given_to_update_is_an_error_before_the_second_step(
+    points, mistake
+):
     trainer = own(Returning)
-    with mistake(SECTION, "`train_step` returns the loss and never calls `update`", ConfigurationError, match="update"):
+    with mistake(
+        SECTION,
+        "`train_step` returns the loss and never calls `update`",
+        ConfigurationError,
+        match="update",
+    ):
         trainer.train(points, 3, batch_size=8)
     assert trainer.begun == 1
 
 
-@pytest.mark.parametrize("wrap", [lambda loss: {"loss": loss}, lambda loss: StepResult(metrics={"ce": loss})])
+@pytest.mark.parametrize(
+    "wrap", [lambda loss: {"loss": loss}, lambda loss: StepResult(metrics={"ce": loss})]
+)
 def test_a_graph_is_found_in_a_dict_and_in_a_result(points, wrap):
     class Wrapped(Own):
         def train_step(self, batch):
@@ -59,7 +75,9 @@ def test_backward_without_a_step_is_an_error_that_names_update(points, mistake):
 
     trainer = own(Backward)
     what = "`loss.backward()` in `train_step`, and no `optimizer.step()`"
-    with mistake(SECTION, what, ConfigurationError, match=r"called backward\(\).*self\.update\(loss\)"):
+    with mistake(
+        SECTION, what, ConfigurationError, match=r"called backward\(\).*self\.update\(loss\)"
+    ):
         trainer.train(points, 3, batch_size=8)
     assert trainer.begun == 1
 
@@ -70,7 +88,12 @@ def test_an_epoch_without_any_update_is_an_error_where_no_graph_was_returned(poi
             return self.loss(batch).item()
 
     trainer = own(Measuring)
-    with mistake(SECTION, "`train_step` that never updates and returns a number", ConfigurationError, match="5 steps"):
+    with mistake(
+        SECTION,
+        "`train_step` that never updates and returns a number",
+        ConfigurationError,
+        match="5 steps",
+    ):
         trainer.train(points, 3, batch_size=8)
     assert trainer.begun == 5
 
@@ -93,7 +116,9 @@ def test_an_epoch_of_which_the_guard_skips_every_update_is_an_error(points):
             self.update(loss)
             return loss
 
-    with pytest.raises(NonFiniteLossError, match="Nothing was trained: all 5 updates of optimizer 'optimizer'"):
+    with pytest.raises(
+        NonFiniteLossError, match="Nothing was trained: all 5 updates of optimizer 'optimizer'"
+    ):
         own(Nans, callbacks=[NonFiniteGuard("skip")]).train(points, 1, batch_size=8)
 
 
@@ -104,9 +129,18 @@ def test_a_loss_of_another_optimizer_is_an_error_before_the_first_step(points, m
             self.update(loss, "second")
             return loss
 
-    trainer = Swapped({"first": build_net(), "second": build_net()}, {"first": sgd, "second": sgd}, progress="silent")
+    trainer = Swapped(
+        {"first": build_net(), "second": build_net()},
+        {"first": sgd, "second": sgd},
+        progress="silent",
+    )
     what = "`update(loss, optimizer)` with the loss of another optimizer"
-    with mistake(SECTION, what, ConfigurationError, match=r"'second'.*none of its 6 parameters has a gradient"):
+    with mistake(
+        SECTION,
+        what,
+        ConfigurationError,
+        match=r"'second'.*none of its 6 parameters has a gradient",
+    ):
         trainer.train(points, 1, batch_size=8)
 
 
@@ -114,7 +148,9 @@ def test_an_optimizer_of_frozen_parameters_alone_is_refused(points, mistake):
     net = build_net()
     net[0].requires_grad_(False)
     trainer = Trainer(net, sgd(net[0].parameters()), cross_entropy, progress="silent")
-    with mistake(SECTION, "an optimizer whose parameters are all frozen", ConfigurationError, match="frozen"):
+    with mistake(
+        SECTION, "an optimizer whose parameters are all frozen", ConfigurationError, match="frozen"
+    ):
         trainer.train(points, 1, batch_size=8)
 
 
@@ -160,7 +196,9 @@ def test_a_scheduler_stepped_by_hand_is_not_stepped_again(points):
 def test_an_optimizer_is_free_again_after_training(points):
     net = build_net()
     optimizer = sgd(net.parameters())
-    Trainer(net, optimizer, cross_entropy, clip_norm=1.0, progress="silent").train(points, 1, batch_size=8)
+    Trainer(net, optimizer, cross_entropy, clip_norm=1.0, progress="silent").train(
+        points, 1, batch_size=8
+    )
     before = net[0].weight.detach().clone()
     cross_entropy(net(points.tensors[0]), points.tensors[1]).backward()
     optimizer.step()
@@ -176,7 +214,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("what", "options"), REFUSED.items(), ids=REFUSED.keys())
-def test_a_step_of_ones_own_is_refused_before_it_is_taken_where_it_would_be_wrong(points, mistake, what, options):
+def test_a_step_of_ones_own_is_refused_before_it_is_taken_where_it_would_be_wrong(
+    points, mistake, what, options
+):
     net = build_net()
     before = net[0].weight.detach().clone()
     with mistake(SECTION, what, ConfigurationError, match=r"called step\(\)"):
@@ -192,7 +232,12 @@ def test_a_step_of_ones_own_beside_update_is_refused(points, mistake):
             self.optimizer.step()
             return loss
 
-    with mistake(SECTION, "`update` and `optimizer.step()` in one `train_step`", ConfigurationError, match="twice"):
+    with mistake(
+        SECTION,
+        "`update` and `optimizer.step()` in one `train_step`",
+        ConfigurationError,
+        match="twice",
+    ):
         own(Twice).train(points, 1, batch_size=8)
 
 
@@ -214,7 +259,9 @@ def step_alone(rank: int, points: TensorDataset) -> str:
 
 def test_a_step_of_ones_own_on_several_processes_is_refused(points, mistake):
     for said in run_ranks(step_alone, 2, points):
-        mistake.said("Several processes", "`loss.backward(); optimizer.step()` in `train_step`", said)
+        mistake.said(
+            "Several processes", "`loss.backward(); optimizer.step()` in `train_step`", said
+        )
 
 
 # Evaluations
@@ -231,7 +278,10 @@ def test_an_update_in_an_evaluation_is_refused_and_changes_nothing(points, mista
     net = build_net()
     trainer = OnTestData(net, sgd, cross_entropy, progress="silent")
     with mistake(
-        SECTION, "`self.update(loss)` in `eval_step`", ConfigurationError, match="train on the evaluation data"
+        SECTION,
+        "`self.update(loss)` in `eval_step`",
+        ConfigurationError,
+        match="train on the evaluation data",
     ):
         trainer.train(points, 1, points, batch_size=8)
     trained, before = trainer.progress.update, net[0].weight.detach().clone()
@@ -280,7 +330,9 @@ def test_an_eval_step_that_returns_nothing_is_an_error_at_the_first_batch(points
             self.measured += 1
 
     trainer = Silent(build_net(), sgd, cross_entropy, progress="silent")
-    with mistake(SECTION, "`eval_step` that returns None", ConfigurationError, match="measured nothing"):
+    with mistake(
+        SECTION, "`eval_step` that returns None", ConfigurationError, match="measured nothing"
+    ):
         trainer.train(points, 1, points, batch_size=8)
     assert trainer.measured == 1
 

@@ -13,7 +13,13 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from loopwright import Callback, ConfigurationError, Schedule, Trainer
-from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
+from tests.loops import (
+    assert_same_model,
+    assert_same_optimizer,
+    build_linear,
+    build_net,
+    train_by_hand,
+)
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -66,7 +72,9 @@ def test_updates_are_windows_and_not_batches(points):
 
 
 def test_a_limit_in_samples_cuts_a_window_short(points):
-    ours, theirs = (Trainer(build_linear(), sgd, cross_entropy, accumulate=n, progress="silent") for n in (3, 1))
+    ours, theirs = (
+        Trainer(build_linear(), sgd, cross_entropy, accumulate=n, progress="silent") for n in (3, 1)
+    )
     ours.train(points, batch_size=8, num_samples=12)
     assert where(ours) == (0, 2, 1, 12)
     theirs.train(points, batch_size=12, num_samples=12)
@@ -108,7 +116,13 @@ def test_stopping_is_forgotten_by_the_next_call(points):
 
 @pytest.mark.parametrize(
     "limit",
-    [{"num_epochs": -1}, {"num_updates": 2.5}, {"num_samples": "many"}, {"max_time": -0.1}, {"num_epochs": 1.0}],
+    [
+        {"num_epochs": -1},
+        {"num_updates": 2.5},
+        {"num_samples": "many"},
+        {"max_time": -0.1},
+        {"num_epochs": 1.0},
+    ],
 )
 def test_a_limit_that_is_no_number_of_things_is_refused(points, limit):
     (name,) = limit
@@ -131,7 +145,11 @@ def test_every_sample_is_seen_once_an_epoch_however_the_run_is_cut(batch_size, a
 
     data = TensorDataset(torch.arange(37.0).unsqueeze(1))
     trainer = Looking(
-        nn.Linear(1, 1), sgd, lambda outputs: outputs.mean() * 0, accumulate=accumulate, progress="silent"
+        nn.Linear(1, 1),
+        sgd,
+        lambda outputs: outputs.mean() * 0,
+        accumulate=accumulate,
+        progress="silent",
     )
     done = 0
     for cut in cuts:
@@ -177,7 +195,11 @@ def test_two_calls_are_one_long_call(points, first, second, accumulate):
     assert_same_model(cut.model, whole.model)
     assert_same_optimizer(cut.optimizers["optimizer"], whole.optimizers["optimizer"])
     assert cut.history.epochs == whole.history.epochs
-    assert cut.history.steps["loss"].state_dict()["values"].equal(whole.history.steps["loss"].state_dict()["values"])
+    assert (
+        cut.history.steps["loss"]
+        .state_dict()["values"]
+        .equal(whole.history.steps["loss"].state_dict()["values"])
+    )
     assert where(cut) == where(whole)
     assert torch.equal(cut.run.generators.state()["torch"], whole.run.generators.state()["torch"])
 

@@ -30,7 +30,8 @@ bce = nn.functional.binary_cross_entropy_with_logits
 
 
 class Gan(Trainer):
-    """The discriminator first, on a detached fake; then the generator, through the discriminator."""
+    """The discriminator first, on a detached fake; then the generator, through the
+    discriminator."""
 
     def configure_models(self):
         torch.manual_seed(1)
@@ -53,7 +54,9 @@ class Gan(Trainer):
         return {"g_loss": g_loss, "d_loss": d_loss}
 
 
-def gan_by_hand(data: TensorDataset, epochs: int, autocast: bool = False) -> tuple[nn.Module, nn.Module]:
+def gan_by_hand(
+    data: TensorDataset, epochs: int, autocast: bool = False
+) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(1)
     generator = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
     discriminator = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -65,7 +68,9 @@ def gan_by_hand(data: TensorDataset, epochs: int, autocast: bool = False) -> tup
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 fake = generator(torch.randn(len(real), 4))
                 judged, unmasked = discriminator(real), discriminator(fake.detach())
-                d_loss = bce(judged, torch.ones_like(judged)) + bce(unmasked, torch.zeros_like(unmasked))
+                d_loss = bce(judged, torch.ones_like(judged)) + bce(
+                    unmasked, torch.zeros_like(unmasked)
+                )
             d_loss.backward()
             d_opt.step()
             d_opt.zero_grad()
@@ -127,11 +132,16 @@ def test_accumulation_never_mixes_the_gradients_of_two_optimizers(reals):
             real = batch[0]
             fake = self.generator(torch.randn(len(real), 4))
             judged, unmasked = self.discriminator(real), self.discriminator(fake.detach())
-            d_loss = bce(judged, torch.ones_like(judged)) + bce(unmasked, torch.zeros_like(unmasked))
+            d_loss = bce(judged, torch.ones_like(judged)) + bce(
+                unmasked, torch.zeros_like(unmasked)
+            )
             self.update(d_loss, "discriminator_optimizer")
             return d_loss
 
-    both, alone = Recording(accumulate=3, progress="silent"), WithoutGenerator(accumulate=3, progress="silent")
+    both, alone = (
+        Recording(accumulate=3, progress="silent"),
+        WithoutGenerator(accumulate=3, progress="silent"),
+    )
     both.train(reals, num_updates=1, batch_size=8)
     alone.train(reals, num_updates=1, batch_size=8)
     for grad, other in zip(both.grads, alone.grads, strict=True):
@@ -151,7 +161,10 @@ def test_each_optimizer_counts_its_own_updates(reals):
     trainer.train(reals, num_updates=3, batch_size=8)
     updates = trainer.run.updates.by_name
     assert trainer.progress.update == 3
-    assert (updates["generator_optimizer"].num_updates, updates["discriminator_optimizer"].num_updates) == (3, 6)
+    assert (
+        updates["generator_optimizer"].num_updates,
+        updates["discriminator_optimizer"].num_updates,
+    ) == (3, 6)
 
 
 def test_update_without_a_name_is_refused_when_there_are_several_optimizers(reals):
@@ -159,7 +172,9 @@ def test_update_without_a_name_is_refused_when_there_are_several_optimizers(real
         def train_step(self, batch):
             self.update(self.discriminator(batch[0]).mean())
 
-    with pytest.raises(ConfigurationError, match=r"ambiguous.*generator_optimizer, discriminator_optimizer"):
+    with pytest.raises(
+        ConfigurationError, match=r"ambiguous.*generator_optimizer, discriminator_optimizer"
+    ):
         Vague(progress="silent").train(reals)
 
 
@@ -169,7 +184,9 @@ def test_update_with_a_stranger_names_the_optimizers_there_are(reals):
             loss = self.discriminator(batch[0]).mean()
             self.update(loss, torch.optim.SGD(self.discriminator.parameters(), 0.1))
 
-    with pytest.raises(ConfigurationError, match=r"not one of this trainer's optimizers \(generator_optimizer"):
+    with pytest.raises(
+        ConfigurationError, match=r"not one of this trainer's optimizers \(generator_optimizer"
+    ):
         Strange(progress="silent").train(reals)
 
 
@@ -193,7 +210,9 @@ def test_a_step_that_multiplies_matrices_is_taken_outside_of_autocast(points):
         return torch.optim.Muon([net.weight], lr=0.02)
 
     ours, theirs = build_linear(), build_linear()
-    Trainer(ours, muon(ours), cross_entropy, precision="fp16", progress="silent").train(points, 2, batch_size=8)
+    Trainer(ours, muon(ours), cross_entropy, precision="fp16", progress="silent").train(
+        points, 2, batch_size=8
+    )
     scaler = torch.amp.GradScaler("cpu")
     train_by_hand(theirs, muon(theirs), points, epochs=2, autocast=torch.float16, scaler=scaler)
     assert_same_model(ours, theirs)
@@ -210,7 +229,9 @@ def test_a_schedule_per_update_is_the_hand_written_one(points):
     ours, theirs = build_net(), build_net()
     optimizer, other = sgd(ours), sgd(theirs)
     cycle = partial(OneCycleLR, max_lr=0.3, total_steps=10)
-    Trainer(ours, optimizer, cross_entropy, scheduler=cycle, progress="silent").train(points, 2, batch_size=8)
+    Trainer(ours, optimizer, cross_entropy, scheduler=cycle, progress="silent").train(
+        points, 2, batch_size=8
+    )
     train_by_hand(theirs, other, points, epochs=2, every_update=cycle(other))
     assert_same_model(ours, theirs)
     assert_same_optimizer(optimizer, other)
@@ -220,7 +241,9 @@ def test_a_schedule_per_epoch_is_the_hand_written_one(points):
     ours, theirs = build_net(), build_net()
     optimizer, other = sgd(ours), sgd(theirs)
     scheduler = StepLR(optimizer, 1, gamma=0.5)
-    Trainer(ours, optimizer, cross_entropy, scheduler=scheduler, progress="silent").train(points, 3, batch_size=8)
+    Trainer(ours, optimizer, cross_entropy, scheduler=scheduler, progress="silent").train(
+        points, 3, batch_size=8
+    )
     train_by_hand(theirs, other, points, epochs=3, every_epoch=StepLR(other, 1, gamma=0.5))
     assert_same_model(ours, theirs)
     assert optimizer.param_groups[0]["lr"] == 0.0125
@@ -230,9 +253,13 @@ def test_the_cadence_of_any_schedule_can_be_chosen(points):
     ours, theirs = build_net(), build_net()
     optimizer, other = sgd(ours), sgd(theirs)
     schedule = Schedule(partial(ExponentialLR, gamma=0.9), every="update")
-    trainer = Trainer(ours, optimizer, cross_entropy, scheduler=schedule, accumulate=2, progress="silent")
+    trainer = Trainer(
+        ours, optimizer, cross_entropy, scheduler=schedule, accumulate=2, progress="silent"
+    )
     trainer.train(points, 2, batch_size=8)
-    train_by_hand(theirs, other, points, epochs=2, accumulate=2, every_update=ExponentialLR(other, gamma=0.9))
+    train_by_hand(
+        theirs, other, points, epochs=2, accumulate=2, every_update=ExponentialLR(other, gamma=0.9)
+    )
     assert_same_model(ours, theirs)
 
 
@@ -294,7 +321,9 @@ def test_each_optimizer_has_its_own_schedule(reals):
 def test_lbfgs_is_refused_by_the_default_step():
     net = build_linear()
     with pytest.raises(ConfigurationError, match=r"LBFGS.*override `train_step`"):
-        Trainer(net, torch.optim.LBFGS(net.parameters()), cross_entropy, progress="silent").train([])
+        Trainer(net, torch.optim.LBFGS(net.parameters()), cross_entropy, progress="silent").train(
+            []
+        )
 
 
 def test_lbfgs_trains_with_a_step_of_ones_own(points):
@@ -335,7 +364,9 @@ class Unfreezing(Callback):
     def on_update_end(self, trainer):
         if trainer.progress.update == 2:
             trainer.model[0].requires_grad_()
-            trainer.optimizers["optimizer"].add_param_group({"params": list(trainer.model[0].parameters()), "lr": 0.05})
+            trainer.optimizers["optimizer"].add_param_group(
+                {"params": list(trainer.model[0].parameters()), "lr": 0.05}
+            )
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
@@ -343,7 +374,9 @@ def test_parameters_added_in_the_middle_of_an_epoch_are_trained_from_there(point
     ours, theirs = build_net(dropout=0.0), build_net(dropout=0.0)
     ours[0].requires_grad_(not is_frozen)
     optimizer = torch.optim.SGD(ours[4].parameters(), lr=0.1)
-    Trainer(ours, optimizer, cross_entropy, callbacks=[Unfreezing()], progress="silent").train(points, 2, batch_size=8)
+    Trainer(ours, optimizer, cross_entropy, callbacks=[Unfreezing()], progress="silent").train(
+        points, 2, batch_size=8
+    )
     optimizer, number = torch.optim.SGD(theirs[4].parameters(), lr=0.1), 0
     for epoch in range(2):
         for inputs, targets in batches(points, 8, epoch):

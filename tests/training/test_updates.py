@@ -1,4 +1,5 @@
-"""One loss for several optimizers: one backward pass, then each is clipped, stepped, scheduled and zeroed."""
+"""One loss for several optimizers: one backward pass, then each is clipped, stepped, scheduled and
+zeroed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from loopwright.callbacks import GradientNormLog, NonFiniteGuard, TrainTime
 from loopwright.training.update import OptimizerUpdate
 from loopwright.training.updates import Updates
 from loopwright.training.window import Window
-from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
+from tests.loops import (
+    assert_same_model,
+    assert_same_optimizer,
+    build_linear,
+    build_net,
+    train_by_hand,
+)
 
 cross_entropy = nn.functional.cross_entropy
 
@@ -24,7 +31,10 @@ def muon_and_adamw(net: nn.Module) -> dict[str, torch.optim.Optimizer]:
     """Muon for the matrices of a network, AdamW for everything else."""
     matrices = [p for p in net.parameters() if p.ndim == 2]
     others = [p for p in net.parameters() if p.ndim != 2]
-    return {"muon": torch.optim.Muon(matrices, lr=0.02), "adamw": torch.optim.AdamW(others, lr=0.01)}
+    return {
+        "muon": torch.optim.Muon(matrices, lr=0.02),
+        "adamw": torch.optim.AdamW(others, lr=0.01),
+    }
 
 
 def two_sgd(net: nn.Module) -> dict[str, torch.optim.Optimizer]:
@@ -71,7 +81,9 @@ def test_muon_and_adamw_on_one_model_are_the_hand_written_loop(points, options, 
     ours, theirs = build_net(), build_net()
     own, other = muon_and_adamw(ours), muon_and_adamw(theirs)
     trainer = train(ours, own, points, kind, **options)
-    by_hand = BY_HAND.get(options.get("precision"), {}) | {k: v for k, v in options.items() if k != "precision"}
+    by_hand = BY_HAND.get(options.get("precision"), {}) | {
+        k: v for k, v in options.items() if k != "precision"
+    }
     scaler = torch.amp.GradScaler("cpu") if options.get("precision") == "fp16" else None
     train_by_hand(theirs, list(other.values()), points, epochs=2, scaler=scaler, **by_hand)
     assert_same_model(ours, theirs)
@@ -102,11 +114,17 @@ class Sums(Trainer):
 
     def compute_loss(self, outputs, targets):
         is_counted = targets != 2
-        return cross_entropy(outputs[is_counted], targets[is_counted], reduction="sum"), is_counted.sum()
+        return cross_entropy(
+            outputs[is_counted], targets[is_counted], reduction="sum"
+        ), is_counted.sum()
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "clip_norm": 0.1}], ids=["plain", "accumulated"])
-def test_two_optimizers_with_the_same_settings_are_one_of_all_parameters_for_counted_sums(points, options):
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": 2, "clip_norm": 0.1}], ids=["plain", "accumulated"]
+)
+def test_two_optimizers_with_the_same_settings_are_one_of_all_parameters_for_counted_sums(
+    points, options
+):
     ours, theirs = build_net(), build_net()
     train(ours, two_sgd(ours), points, Sums, None, **options)
     train(theirs, one_sgd(theirs.parameters()), points, Sums, None, **options)
@@ -146,7 +164,9 @@ def test_all_optimizers_have_their_event_before_the_first_of_them_is_stepped(poi
 
     start = net.bias.detach().clone()
     optimizers = two_sgd(net)
-    Watching(net, optimizers, cross_entropy, progress="silent").train(points, num_updates=1, batch_size=8)
+    Watching(net, optimizers, cross_entropy, progress="silent").train(
+        points, num_updates=1, batch_size=8
+    )
     assert [event[:2] for event in seen] == [("vectors", True), ("matrices", True)]
     assert all(torch.equal(bias, start) for _, _, bias in seen)
     assert net.weight.grad is net.bias.grad is None
@@ -171,7 +191,11 @@ def test_gradients_go_to_the_parameters_of_the_optimizers_named_and_to_no_others
             return loss
 
     Three(model, progress="silent").train(points, num_updates=1, batch_size=8)
-    assert seen == [("b", [True, True, False]), ("a", [True, True, False]), ("c", [False, False, True])]
+    assert seen == [
+        ("b", [True, True, False]),
+        ("a", [True, True, False]),
+        ("c", [False, False, True]),
+    ]
     assert [param.tolist() for param in model] == [[0.5] * 3, [0.5] * 3, [0.0] * 3]
 
 
@@ -240,15 +264,23 @@ class HalfBad(Trainer):
 
     def forward(self, inputs):
         bad = self.progress.update == 1
-        return inputs @ self.model.weight.T + (Exploding.apply(self.model.bias) if bad else self.model.bias)
+        return inputs @ self.model.weight.T + (
+            Exploding.apply(self.model.bias) if bad else self.model.bias
+        )
 
 
-@pytest.mark.parametrize("options", [{"precision": "fp16"}, {"clip_norm": 0.5}], ids=["scaler", "norm"])
+@pytest.mark.parametrize(
+    "options", [{"precision": "fp16"}, {"clip_norm": 0.5}], ids=["scaler", "norm"]
+)
 def test_if_the_gradients_of_one_optimizer_are_not_finite_none_of_them_is_stepped(points, options):
     nets, guard = (build_linear(), build_linear()), NonFiniteGuard("skip")
     options |= {"progress": "silent", "callbacks": [guard]}
-    HalfBad(nets[0], two_sgd(nets[0]), cross_entropy, **options).train(points, num_updates=1, batch_size=8)
-    HalfBad(nets[1], two_sgd(nets[1]), cross_entropy, **options).train(points, num_updates=2, batch_size=8)
+    HalfBad(nets[0], two_sgd(nets[0]), cross_entropy, **options).train(
+        points, num_updates=1, batch_size=8
+    )
+    HalfBad(nets[1], two_sgd(nets[1]), cross_entropy, **options).train(
+        points, num_updates=2, batch_size=8
+    )
     assert_same_model(*nets)
     assert not torch.equal(nets[0].weight, build_linear().weight)
     assert guard.num_skipped == ("precision" not in options)
@@ -257,7 +289,9 @@ def test_if_the_gradients_of_one_optimizer_are_not_finite_none_of_them_is_steppe
 def test_a_loss_that_is_not_finite_names_the_optimizers_and_changes_none_of_them(points):
     net = build_linear()
     data = [(points.tensors[0] * math.nan, points.tensors[1])]
-    with pytest.raises(NonFiniteLossError, match="loss of the optimizers 'vectors', 'matrices' is nan"):
+    with pytest.raises(
+        NonFiniteLossError, match="loss of the optimizers 'vectors', 'matrices' is nan"
+    ):
         Trainer(net, two_sgd(net), cross_entropy, progress="silent").train(data)
     assert_same_model(net, build_linear())
 
@@ -279,7 +313,8 @@ def test_fused_optimizers_leave_out_a_bad_update_together_without_reading_the_de
     assert not seen
     updates.check()
     assert seen == [
-        "a loss, gradient or gradient norm of the optimizers '0', '1' since the last log point is not finite"
+        "a loss, gradient or gradient norm of the optimizers '0', '1' since the last log point is "
+        "not finite"
     ]
     updates.update(params[0].sum() + params[1].sum(), ["0", "1"])
     assert [param.tolist() for param in params] == [pytest.approx([0.899, 0.899])] * 2
@@ -293,17 +328,26 @@ def test_the_norm_of_each_optimizers_gradients_is_logged_whether_they_are_clippe
     for clip_norm in (None, 1e-3):
         net = build_linear()
         trainer = Trainer(
-            net, two_sgd(net), cross_entropy, callbacks=[GradientNormLog()], clip_norm=clip_norm, progress="silent"
+            net,
+            two_sgd(net),
+            cross_entropy,
+            callbacks=[GradientNormLog()],
+            clip_norm=clip_norm,
+            progress="silent",
         )
         history = trainer.train(points, num_updates=1, batch_size=8)
-        logged.append([history.steps[f"grad_norm/{name}"].values[0] for name in ("vectors", "matrices")])
+        logged.append(
+            [history.steps[f"grad_norm/{name}"].values[0] for name in ("vectors", "matrices")]
+        )
     assert logged[0] == logged[1]
     assert logged[0][0] != logged[0][1]
 
 
 def test_the_time_of_backward_passes_and_updates_is_measured(points):
     net = build_net()
-    trainer = Trainer(net, two_sgd(net), cross_entropy, callbacks=[TrainTime(every_n_epochs=1)], progress="silent")
+    trainer = Trainer(
+        net, two_sgd(net), cross_entropy, callbacks=[TrainTime(every_n_epochs=1)], progress="silent"
+    )
     history = trainer.train(points, 1, batch_size=8)
     assert history.last("backward_seconds") > 0
     assert history.last("update_seconds") > 0

@@ -40,8 +40,14 @@ WRONG = {
         ["vectors", "matrix"],
         r"'matrix' is not one of this trainer's optimizers \(vectors, matrices\)",
     ),
-    "an optimizer named twice for one loss": (["vectors", "vectors"], r"names optimizer 'vectors' twice"),
-    "`self.update(loss, [])`": ([], r"names no optimizer: name those that the loss is for \(vectors, matrices\)"),
+    "an optimizer named twice for one loss": (
+        ["vectors", "vectors"],
+        r"names optimizer 'vectors' twice",
+    ),
+    "`self.update(loss, [])`": (
+        [],
+        r"names no optimizer: name those that the loss is for \(vectors, matrices\)",
+    ),
     "a list of optimizers in another list": (
         [["vectors", "matrices"]],
         r"\['vectors', 'matrices'\] is not one of this",
@@ -64,14 +70,19 @@ def test_an_optimizer_that_the_loss_does_not_reach_is_refused(points, mistake):
 
     net = build_linear()
     with mistake(
-        SECTION, "a loss that reaches one of two optimizers", ConfigurationError, match="'vectors' cannot be updated"
+        SECTION,
+        "a loss that reaches one of two optimizers",
+        ConfigurationError,
+        match="'vectors' cannot be updated",
     ):
         Partial(net, two_sgd(net), cross_entropy, progress="silent").train(points)
     assert_same_model(net, build_linear())
 
 
 @pytest.mark.parametrize("retain_graph", [False, True])
-def test_the_second_of_two_updates_with_one_loss_says_that_one_update_does_both(points, retain_graph):
+def test_the_second_of_two_updates_with_one_loss_says_that_one_update_does_both(
+    points, retain_graph
+):
     class Twice(Trainer):
         def train_step(self, batch):
             loss = cross_entropy(self.model(batch[0]), batch[1])
@@ -81,12 +92,20 @@ def test_the_second_of_two_updates_with_one_loss_says_that_one_update_does_both(
     net = build_net()
     with pytest.raises(RuntimeError, match=r"a second time|by an inplace operation") as caught:
         Twice(net, two_sgd(net), progress="silent").train(points)
-    assert "update them together: `self.update(loss, ['vectors', 'matrices'])`" in caught.value.__notes__[-1]
+    assert (
+        "update them together: `self.update(loss, ['vectors', 'matrices'])`"
+        in caught.value.__notes__[-1]
+    )
 
 
 def test_optimizers_that_hold_the_same_parameters_are_refused(points, mistake):
     net, factory = build_linear(), partial(torch.optim.SGD, lr=0.1)
-    with mistake(SECTION, "a dict of factories for one model", ConfigurationError, match="2 of their 2 parameters"):
+    with mistake(
+        SECTION,
+        "a dict of factories for one model",
+        ConfigurationError,
+        match="2 of their 2 parameters",
+    ):
         Trainer(net, {"a": factory, "b": factory}, cross_entropy, progress="silent").train(points)
     assert_same_model(net, build_linear())
 
@@ -94,9 +113,16 @@ def test_optimizers_that_hold_the_same_parameters_are_refused(points, mistake):
 def test_optimizers_that_are_together_in_some_steps_of_a_window_only_are_refused(points, mistake):
     both = ["vectors", "matrices"]
     what = "optimizers updated together in some steps of an accumulation window only"
-    with mistake(SECTION, what, ConfigurationError, match="'vectors', 'matrices' were together updated in the steps"):
+    with mistake(
+        SECTION,
+        what,
+        ConfigurationError,
+        match="'vectors', 'matrices' were together updated in the steps",
+    ):
         step_with([both], both)(points, accumulate=2)
-    with pytest.raises(ConfigurationError, match=r"together updated in step 2, but not in the steps before"):
+    with pytest.raises(
+        ConfigurationError, match=r"together updated in step 2, but not in the steps before"
+    ):
         step_with(both, [both])(points, accumulate=2)
 
 
@@ -105,5 +131,7 @@ def test_the_default_step_refuses_an_optimizer_of_another_model(points, mistake)
     optimizers = {name: one_sgd(model.parameters()) for name, model in models.items()}
     trainer = Trainer(models, optimizers, cross_entropy, progress="silent")
     what = "two models with an optimizer each, and the default step"
-    with mistake(SECTION, what, ConfigurationError, match=r"'teacher' holds none of its parameters. Override"):
+    with mistake(
+        SECTION, what, ConfigurationError, match=r"'teacher' holds none of its parameters. Override"
+    ):
         trainer.train(points)

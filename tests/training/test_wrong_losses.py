@@ -1,4 +1,5 @@
-"""Losses that cannot be trained, accumulation that would go wrong, arguments that are no amounts: all are refused."""
+"""Losses that cannot be trained, accumulation that would go wrong, arguments that are no amounts:
+all are refused."""
 
 from __future__ import annotations
 
@@ -17,12 +18,21 @@ from tests.training.own_steps import SECTION, Own, cross_entropy, own, sgd
 # Losses that cannot be trained
 
 LOSSES = {
-    "a loss made a number by `.item()`": (lambda loss: loss.item(), r"is a float \(.*without `\.item\(\)`"),
-    "a loss without its graph (`.detach()`)": (lambda loss: loss.detach(), r"has no graph.*torch\.no_grad"),
+    "a loss made a number by `.item()`": (
+        lambda loss: loss.item(),
+        r"is a float \(.*without `\.item\(\)`",
+    ),
+    "a loss without its graph (`.detach()`)": (
+        lambda loss: loss.detach(),
+        r"has no graph.*torch\.no_grad",
+    ),
     "a complex loss": (lambda loss: loss.to(torch.complex64), r"is complex \(torch\.complex64\)"),
     "a loss that was not reduced": (lambda loss: loss.expand(3), r"has shape \(3,\): reduce it"),
     "None in place of a loss": (lambda loss: None, "is None: check"),
-    "a dict in place of a loss": (lambda loss: {"loss": loss}, r"is a dict \(loss\): return one tensor"),
+    "a dict in place of a loss": (
+        lambda loss: {"loss": loss},
+        r"is a dict \(loss\): return one tensor",
+    ),
 }
 
 
@@ -36,7 +46,13 @@ def test_a_loss_that_cannot_be_trained_is_named(points, mistake, what, case, gua
             self.update(change(self.loss(batch)))
 
     trainer = own(Wrong, callbacks=[NonFiniteGuard(guard)])
-    with mistake(SECTION, what, ConfigurationError, match="`train_step` " + match, hide=r"(?<=float \()[\d.]+"):
+    with mistake(
+        SECTION,
+        what,
+        ConfigurationError,
+        match="`train_step` " + match,
+        hide=r"(?<=float \()[\d.]+",
+    ):
         trainer.train(points, 1, batch_size=8)
 
 
@@ -109,7 +125,12 @@ def test_an_optimizer_updated_in_every_second_step_of_a_window_is_refused(points
             return self.progress.step % 2 == 0
 
     what = "`accumulate=2` and an optimizer updated in every second step"
-    with mistake(SECTION, what, ConfigurationError, match=r"'second_optimizer'.*not in step 2.*progress\.update"):
+    with mistake(
+        SECTION,
+        what,
+        ConfigurationError,
+        match=r"'second_optimizer'.*not in step 2.*progress\.update",
+    ):
         EverySecond(accumulate=2, progress="silent").train(points, 1, batch_size=4)
 
 
@@ -118,7 +139,9 @@ def test_an_optimizer_updated_in_the_last_step_of_a_window_alone_is_refused(poin
         def is_due(self):
             return self.progress.step % 2 == 1
 
-    with pytest.raises(ConfigurationError, match="updated in step 2, but not in the steps before it"):
+    with pytest.raises(
+        ConfigurationError, match="updated in step 2, but not in the steps before it"
+    ):
         EveryOdd(accumulate=2, progress="silent").train(points, 1, batch_size=4)
 
 
@@ -161,11 +184,18 @@ class Sharing(Pair):
 
 
 def test_a_parameter_of_two_optimizers_is_refused_where_gradients_are_accumulated(points, mistake):
-    with mistake(SECTION, "`accumulate=2` and a parameter of two optimizers", ConfigurationError, match="first.weight"):
+    with mistake(
+        SECTION,
+        "`accumulate=2` and a parameter of two optimizers",
+        ConfigurationError,
+        match="first.weight",
+    ):
         Sharing(accumulate=2, progress="silent").train(points, 1, batch_size=8)
 
 
-def test_a_parameter_of_two_optimizers_gets_the_gradients_of_each_apart_without_accumulation(points):
+def test_a_parameter_of_two_optimizers_gets_the_gradients_of_each_apart_without_accumulation(
+    points,
+):
     trainer = Sharing(progress="silent")
     trainer.train(points, 1, batch_size=8)
     first, second = build_linear(1), build_linear(2)
@@ -196,14 +226,18 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize(("what", "options"), ARGUMENTS.items(), ids=ARGUMENTS.keys())
-def test_a_setting_that_would_train_the_wrong_way_is_refused_at_construction(mistake, what, options):
+def test_a_setting_that_would_train_the_wrong_way_is_refused_at_construction(
+    mistake, what, options
+):
     with mistake("Arguments", what, ConfigurationError, match=r"\w+=.*: use"):
         Trainer(build_net(), sgd, cross_entropy, **options)
 
 
 def test_an_infinite_norm_measures_and_clips_nothing(points):
     ours, theirs = build_net(), build_net()
-    Trainer(ours, sgd(ours.parameters()), cross_entropy, clip_norm=inf, progress="silent").train(points, batch_size=8)
+    Trainer(ours, sgd(ours.parameters()), cross_entropy, clip_norm=inf, progress="silent").train(
+        points, batch_size=8
+    )
     train_by_hand(theirs, sgd(theirs.parameters()), points)
     assert_same_model(ours, theirs)
 
@@ -235,7 +269,9 @@ def test_a_setting_assigned_between_two_calls_is_used_and_checked(points):
     }.items(),
 )
 def test_options_of_an_optimizer_that_are_no_numbers_are_refused(points, mistake, what, options):
-    trainer = Trainer(build_net(), partial(torch.optim.SGD, **options), cross_entropy, progress="silent")
+    trainer = Trainer(
+        build_net(), partial(torch.optim.SGD, **options), cross_entropy, progress="silent"
+    )
     with mistake("Arguments", what, ConfigurationError, match="use a finite number"):
         trainer.train(points, batch_size=8)
 
@@ -260,4 +296,6 @@ LIMITS = {
 @pytest.mark.parametrize(("what", "limit"), LIMITS.items(), ids=LIMITS.keys())
 def test_a_limit_that_is_no_amount_is_refused(points, mistake, what, limit):
     with mistake("Arguments", what, ConfigurationError, match="0 or more|a whole number"):
-        Trainer(build_net(), sgd, cross_entropy, progress="silent").train(points, batch_size=8, **limit)
+        Trainer(build_net(), sgd, cross_entropy, progress="silent").train(
+            points, batch_size=8, **limit
+        )

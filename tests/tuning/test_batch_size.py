@@ -1,4 +1,5 @@
-"""The search for the largest batch: what it tries, what it takes for too much, and that it leaves no trace."""
+"""The search for the largest batch: what it tries, what it takes for too much, and that it leaves
+no trace."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from tests.loops import build_linear
 
 ERRORS = {
     "an accelerator": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-    "the machine": RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
+    "the machine": RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"
+    ),
 }
 
 
@@ -102,7 +105,9 @@ def test_every_size_that_fits_has_a_speed_and_all_batches_are_full(many):
             return super().train_step(batch)
 
     factory = partial(torch.optim.SGD, lr=0.05)
-    trainer = Watched(build_linear(), factory, nn.functional.cross_entropy, progress="silent", accumulate=3)
+    trainer = Watched(
+        build_linear(), factory, nn.functional.cross_entropy, progress="silent", accumulate=3
+    )
     scan = find_batch_size(trainer, many, start=64, max_size=128, num_updates=5)
     assert sizes == [64] * 5 + [128] * 5
     assert all(trial.samples_per_second > 0 for trial in scan.trials)
@@ -135,7 +140,9 @@ def test_suggestion_is_the_smallest_size_that_is_about_as_fast_as_the_fastest():
     assert scan.to_dict()["trials"][0]["samples_per_second"] == 100.0
 
 
-@pytest.mark.parametrize("make", [lambda data: DataLoader(data, 4), list], ids=["a loader", "a list of batches"])
+@pytest.mark.parametrize(
+    "make", [lambda data: DataLoader(data, 4), list], ids=["a loader", "a list of batches"]
+)
 def test_data_with_batches_of_its_own_is_refused(many, make):
     with pytest.raises(ConfigurationError, match="pass the data set itself"):
         find_batch_size(make_trainer(build_linear()), make(many))
@@ -155,7 +162,11 @@ def test_bytes_for_the_backward_pass_grow_with_the_batch_and_leave_out_weights()
         with saved.counting():
             model(torch.randn(size, 6)).sum()
         totals.append(saved.total)
-    assert totals == [10 * 56 * 4, 20 * 56 * 4]  # the inputs of both layers; tanh keeps what the second one gets
+    # the inputs of both layers; tanh keeps what the second one gets
+    assert totals == [
+        10 * 56 * 4,
+        20 * 56 * 4,
+    ]
 
 
 def test_only_errors_about_memory_are_taken_for_such():

@@ -1,4 +1,5 @@
-"""The range test of the learning rate: what it measures, what it suggests, and that it leaves no trace."""
+"""The range test of the learning rate: what it measures, what it suggests, and that it leaves no
+trace."""
 
 from __future__ import annotations
 
@@ -24,8 +25,13 @@ from tests.loops import assert_same_model, batches, build_linear, build_net
 
 
 def make_trainer(model: nn.Module | None = None, **options) -> Trainer:
-    options = {"optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9), "progress": "silent"} | options
-    return Trainer(build_net() if model is None else model, loss_fn=nn.functional.cross_entropy, **options)
+    options = {
+        "optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        "progress": "silent",
+    } | options
+    return Trainer(
+        build_net() if model is None else model, loss_fn=nn.functional.cross_entropy, **options
+    )
 
 
 def test_losses_are_those_of_a_loop_with_growing_rates(points):
@@ -53,7 +59,9 @@ def test_losses_are_those_of_a_loop_with_growing_rates(points):
 
 
 def test_an_update_of_several_batches_has_one_loss(points):
-    scan = find_learning_rate(make_trainer(accumulate=2), points, num_updates=5, batch_size=8, stop_factor=1e9)
+    scan = find_learning_rate(
+        make_trainer(accumulate=2), points, num_updates=5, batch_size=8, stop_factor=1e9
+    )
     assert len(scan.losses) == 5
 
 
@@ -77,7 +85,9 @@ def everything(trainer: Trainer, data) -> dict:
     return snapshot(
         {
             "state": capture(trainer.run),
-            "seen": {key: str(value) for key, value in flatten(unsaved_state(trainer, data)).items()},
+            "seen": {
+                key: str(value) for key, value in flatten(unsaved_state(trainer, data)).items()
+            },
             "modes": {name: module.training for name, module in trainer.model.named_modules()},
             "grads": {name: param.grad for name, param in trainer.model.named_parameters()},
             "rng": rng_state(),
@@ -88,7 +98,11 @@ def everything(trainer: Trainer, data) -> dict:
 def flatten(tree, prefix: str = "") -> dict[str, object]:
     if not isinstance(tree, dict):
         return {prefix: tree}
-    return {key: value for name, item in tree.items() for key, value in flatten(item, f"{prefix}/{name}").items()}
+    return {
+        key: value
+        for name, item in tree.items()
+        for key, value in flatten(item, f"{prefix}/{name}").items()
+    }
 
 
 @pytest.mark.parametrize("updates_before", [0, 7])
@@ -128,7 +142,9 @@ def test_nothing_is_written_and_callbacks_hear_nothing(points, tmp_path):
             self.heard += 1
 
     loud = Loud()
-    find_learning_rate(make_trainer(callbacks=[loud], run_dir=tmp_path / "run"), points, num_updates=5)
+    find_learning_rate(
+        make_trainer(callbacks=[loud], run_dir=tmp_path / "run"), points, num_updates=5
+    )
     assert loud.heard == 0
     assert not (tmp_path / "run").exists()
 
@@ -152,8 +168,13 @@ def test_groups_keep_their_proportions(points):
             return super().train_step(batch)
 
     model = build_net()
-    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[4].parameters(), "lr": 0.025}]
-    trainer = Watched(model, torch.optim.SGD(groups), nn.functional.cross_entropy, progress="silent")
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.1},
+        {"params": model[4].parameters(), "lr": 0.025},
+    ]
+    trainer = Watched(
+        model, torch.optim.SGD(groups), nn.functional.cross_entropy, progress="silent"
+    )
     find_learning_rate(trainer, points, lowest=1e-4, highest=1e-2, num_updates=3, batch_size=8)
     assert seen == [pytest.approx([rate, rate / 4]) for rate in (1e-4, 1e-3, 1e-2)]
     assert [group["lr"] for group in trainer.optimizers["optimizer"].param_groups] == [0.1, 0.025]
@@ -161,11 +182,16 @@ def test_groups_keep_their_proportions(points):
 
 def test_it_ends_when_the_loss_rises_and_suggests_a_rate_below_that():
     data = TensorDataset(torch.linspace(-1, 1, 64)[:, None], torch.linspace(-3, 3, 64)[:, None])
-    trainer = Trainer(nn.Linear(1, 1), partial(torch.optim.SGD, lr=1.0), nn.MSELoss(), progress="silent")
-    scan = find_learning_rate(trainer, data, lowest=1e-4, highest=1e3, num_updates=100, batch_size=64)
+    trainer = Trainer(
+        nn.Linear(1, 1), partial(torch.optim.SGD, lr=1.0), nn.MSELoss(), progress="silent"
+    )
+    scan = find_learning_rate(
+        trainer, data, lowest=1e-4, highest=1e3, num_updates=100, batch_size=64
+    )
     assert "rose to more than 4 times its lowest" in scan.reason
     assert len(scan.losses) < 100
-    diverges = 1 / (data.tensors[0] ** 2).mean().item()  # where gradient descent on this parabola begins to
+    # where gradient descent on this parabola begins to
+    diverges = 1 / (data.tensors[0] ** 2).mean().item()
     assert 1e-3 < scan.suggestion < diverges
     assert 1e-3 < scan.valley < diverges
 
@@ -195,8 +221,13 @@ def test_a_loss_that_never_falls_suggests_nothing():
 def test_suggestion_is_where_the_loss_falls_fastest_also_with_noise():
     rates = tuple(10.0 ** (-6 + number / 20) for number in range(120))  # to 1
     noise = torch.randn(120, generator=torch.Generator().manual_seed(0)).tolist()
-    curve = [4 - 3 / (1 + math.exp(-4 * (math.log10(rate) + 3))) + max(rate - 0.3, 0) * 20 for rate in rates]
-    scan = LearningRateScan(rates, tuple(c + 0.4 * n for c, n in zip(curve, noise, strict=True)), "")
+    curve = [
+        4 - 3 / (1 + math.exp(-4 * (math.log10(rate) + 3))) + max(rate - 0.3, 0) * 20
+        for rate in rates
+    ]
+    scan = LearningRateScan(
+        rates, tuple(c + 0.4 * n for c, n in zip(curve, noise, strict=True)), ""
+    )
     assert 3e-4 < scan.suggestion < 3e-3  # it falls fastest at 1e-3
     assert 3e-4 < scan.valley < 3e-3
     assert scan.to_dict()["suggestion"] == scan.suggestion
@@ -255,7 +286,9 @@ def test_with_several_optimizers_one_has_to_be_named(points):
             self.fast = torch.optim.SGD(self.second.parameters(), lr=0.1)
 
         def train_step(self, batch):
-            loss = nn.functional.cross_entropy(self.first(batch[0]) + self.second(batch[0]), batch[1])
+            loss = nn.functional.cross_entropy(
+                self.first(batch[0]) + self.second(batch[0]), batch[1]
+            )
             self.update(loss, self.slow, retain_graph=True)
             self.update(loss, self.fast)
             return loss
@@ -266,4 +299,6 @@ def test_with_several_optimizers_one_has_to_be_named(points):
 
 def test_a_loader_with_workers_of_its_own_is_scanned_and_ended(points):
     loader = DataLoader(points, 8, shuffle=True)
-    assert len(find_learning_rate(make_trainer(), loader, num_updates=6, stop_factor=1e9).losses) == 6
+    assert (
+        len(find_learning_rate(make_trainer(), loader, num_updates=6, stop_factor=1e9).losses) == 6
+    )

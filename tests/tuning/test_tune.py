@@ -1,4 +1,5 @@
-"""`Trainer.tune`: which settings are tried, in which order, and what is printed; counted and not timed."""
+"""`Trainer.tune`: which settings are tried, in which order, and what is printed; counted and not
+timed."""
 
 from __future__ import annotations
 
@@ -49,13 +50,17 @@ def test_every_setting_of_a_data_set_is_tried_and_then_what_is_worth_it():
 
 
 def test_a_try_trains_with_its_setting():
-    """Of each try: threads, autocast, memory format, implementation of the optimizer, size of the batch."""
+    """Of each try: threads, autocast, memory format, implementation of the optimizer, size of the
+    batch."""
     seen = []
 
     class Looking(Trainer):
         def train_step(self, batch: Any) -> Any:
             group, weight = self.optimizers["optimizer"].param_groups[0], self.model.conv.weight
-            is_last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+            is_last = (
+                weight.is_contiguous(memory_format=torch.channels_last)
+                and not weight.is_contiguous()
+            )
             is_bf16, threads = torch.is_autocast_enabled("cpu"), torch.get_num_threads()
             seen.append((len(batch[0]), threads, is_bf16, is_last, bool(group["fused"])))
             return super().train_step(batch)
@@ -64,7 +69,9 @@ def test_a_try_trains_with_its_setting():
     data = TensorDataset(torch.randn(64, 3, 5, 5), torch.zeros(64).long())
     trainer = Looking(model, own_optimizer(model), cross_entropy, progress="silent")
     before = model.conv.weight.stride()
-    trainer.tune(data, batch_size=8, only=["batch_size", "threads", "precision", "channels_last", "fused"])
+    trainer.tune(
+        data, batch_size=8, only=["batch_size", "threads", "precision", "channels_last", "fused"]
+    )
     present = (8, 1, False, False, False)
     assert {
         present,
@@ -93,7 +100,9 @@ def test_turns_alternate_with_the_present_settings(monkeypatch):
 
 
 def test_batches_are_doubled_while_they_are_faster_up_to_the_data_set(hand_clock):
-    tuning = hand_clock.trainer(per_step=1e-3, per_sample=1e-5).tune(Samples(64), batch_size=8, only=["batch_size"])
+    tuning = hand_clock.trainer(per_step=1e-3, per_sample=1e-5).tune(
+        Samples(64), batch_size=8, only=["batch_size"]
+    )
     assert tried(tuning) == ["batch size 16", "batch size 32", "batch size 64"]
     ratios = [size / (1.0 + 0.01 * size) / (8 / 1.08) for size in (16, 32, 64)]
     assert [row.ratio for row in tuning.rows] == pytest.approx(ratios)
@@ -102,7 +111,9 @@ def test_batches_are_doubled_while_they_are_faster_up_to_the_data_set(hand_clock
 
 
 def test_batches_are_not_doubled_further_once_they_are_no_faster(hand_clock):
-    tuning = hand_clock.trainer(per_step=0.0, per_sample=1e-5).tune(Samples(100), batch_size=8, only=["batch_size"])
+    tuning = hand_clock.trainer(per_step=0.0, per_sample=1e-5).tune(
+        Samples(100), batch_size=8, only=["batch_size"]
+    )
     assert tried(tuning) == ["batch size 16"]
     assert tuning.rows[0].verdict == "no difference"
     assert tuning.suggestion == {}
@@ -113,12 +124,19 @@ def test_what_is_worth_it_is_tried_together_and_apart_from_what_changes_the_numb
     """Twice the threads take half the time, in a model whose time is by step."""
     trainer = hand_clock.trainer(per_step=1e-3, per_sample=0.0, is_threaded=True)
     tuning = trainer.tune(Samples(16), batch_size=8, only=["threads", "batch_size", "fused"])
-    assert tried(tuning) == ["2 threads", "batch size 16", "fused optimizer", "2 threads, batch size 16"]
+    assert tried(tuning) == [
+        "2 threads",
+        "batch size 16",
+        "fused optimizer",
+        "2 threads, batch size 16",
+    ]
     assert [row.ratio for row in tuning.rows] == pytest.approx([2, 2, 1, 4])
     assert tuning.suggestion == {"threads": 2, "batch_size": 16}
     assert dict(tuning.best_of_same_numbers.settings) == {"threads": 2}
     text = str(tuning)
-    assert text.index("torch.set_num_threads(2)") < text.index("Faster still, 4.00 ± 0.00 times as fast, but")
+    assert text.index("torch.set_num_threads(2)") < text.index(
+        "Faster still, 4.00 ± 0.00 times as fast, but"
+    )
 
 
 def test_the_time_of_all_tries_is_bounded(hand_clock):
@@ -133,13 +151,17 @@ def test_the_time_of_all_tries_is_bounded(hand_clock):
 def test_progress_is_shown_as_the_tries_end(capsys):
     build(progress="lines").tune(Samples(), batch_size=8, only=["fused", "channels_last"])
     first, header, present, row, blank, *rest = capsys.readouterr().out.splitlines()
-    assert first.startswith("Trying 1 setting on cpu with 2 cores: about 8 s; at most 30 s. Ctrl-C stops early")
+    assert first.startswith(
+        "Trying 1 setting on cpu with 2 cores: about 8 s; at most 30 s. Ctrl-C stops early"
+    )
     assert header.split() == ["tried", "samples/s", "ratio", "worth", "it"]
     assert present.split()[:2] == ["current", "settings"]
     assert row.startswith("fused optimizer")
     assert blank == ""
     assert rest[0] == "Current settings: 0 workers, batch size 8, not compiled, fp32, 1 thread."
-    assert rest[1].startswith("Not tried: channels-last, because the model has no four-dimensional weights")
+    assert rest[1].startswith(
+        "Not tried: channels-last, because the model has no four-dimensional weights"
+    )
 
 
 def test_a_silent_trainer_prints_nothing(capsys):
@@ -149,11 +171,20 @@ def test_a_silent_trainer_prints_nothing(capsys):
 
 def test_mistakes(mistake):
     trainer = build()
-    with mistake("Arguments", '`trainer.tune(data, only=["worker"])`', ConfigurationError, match="does not know"):
+    with mistake(
+        "Arguments",
+        '`trainer.tune(data, only=["worker"])`',
+        ConfigurationError,
+        match="does not know",
+    ):
         trainer.tune(Samples(), only=["worker"])
-    with mistake("Arguments", "`trainer.tune(data, seconds=0)`", ConfigurationError, match="above 0"):
+    with mistake(
+        "Arguments", "`trainer.tune(data, seconds=0)`", ConfigurationError, match="above 0"
+    ):
         trainer.tune(Samples(), seconds=0)
-    with mistake("Data", "`trainer.tune` with a generator", ConfigurationError, match="can be read only once"):
+    with mistake(
+        "Data", "`trainer.tune` with a generator", ConfigurationError, match="can be read only once"
+    ):
         trainer.tune(batch for batch in [(torch.zeros(4, 6), torch.zeros(4).long())])
 
 
@@ -185,14 +216,26 @@ def test_a_step_that_stays_eager_beside_other_settings_is_not_part_of_the_row(mo
             return super().train_step(batch)
 
     model, compare = build_net(), Tuner._compare
-    monkeypatch.setattr(Tuner, "_compare", lambda self, settings: compare(self, {**settings, "compile": "step"}))
-    (row,) = Own(model, own_optimizer(model), cross_entropy, progress="silent").tune(Samples(), only=["fused"]).rows
+    monkeypatch.setattr(
+        Tuner, "_compare", lambda self, settings: compare(self, {**settings, "compile": "step"})
+    )
+    (row,) = (
+        Own(model, own_optimizer(model), cross_entropy, progress="silent")
+        .tune(Samples(), only=["fused"])
+        .rows
+    )
     assert row.settings == {"fused": True}
-    assert row.note.startswith("same numbers, to rounding; not compiled: `train_step` is overridden")
+    assert row.note.startswith(
+        "same numbers, to rounding; not compiled: `train_step` is overridden"
+    )
 
 
-def test_a_part_that_torch_left_as_it_is_is_not_said_to_be_compiled(points, monkeypatch, hand_clock):
+def test_a_part_that_torch_left_as_it_is_is_not_said_to_be_compiled(
+    points, monkeypatch, hand_clock
+):
     monkeypatch.setattr("loopwright.tuning.tune_settings.compile_in_place", lambda module: None)
     trainer = hand_clock.trainer(per_step=1e-3, per_sample=0.0)
-    (row,) = Tuner(trainer, points, batch_size=8, only=["compile"], compile_choices=["model"]).run().rows
+    (row,) = (
+        Tuner(trainer, points, batch_size=8, only=["compile"], compile_choices=["model"]).run().rows
+    )
     assert row.note.endswith("compiling took no time: torch seems to have compiled nothing")

@@ -1,4 +1,5 @@
-"""`Trainer.tune`: settings that do not work are rows, and every kind of data is read as it can be."""
+"""`Trainer.tune`: settings that do not work are rows, and every kind of data is read as it can
+be."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_memory_that_runs_out_whatever_the_size_is_a_row():
                 raise MemoryError
             return super().forward(x)
 
-    assert only_row(build(Hungry(6, 3)).tune(Samples(), only=["precision"])).note == "memory ran out"
+    assert (
+        only_row(build(Hungry(6, 3)).tune(Samples(), only=["precision"])).note == "memory ran out"
+    )
 
 
 def test_a_batch_that_would_not_fit_is_not_tried_on_the_cpu(monkeypatch):
@@ -92,7 +95,11 @@ def test_a_step_that_cannot_be_compiled_says_why():
 
     model = build_net()
     trainer = Own(model, own_optimizer(model), cross_entropy, progress="silent")
-    (row,) = Tuner(trainer, Samples(), batch_size=8, only=["compile"], compile_choices=["step"]).run().rows
+    (row,) = (
+        Tuner(trainer, Samples(), batch_size=8, only=["compile"], compile_choices=["step"])
+        .run()
+        .rows
+    )
     assert row.note.startswith("not compiled: `train_step` is overridden")
 
 
@@ -134,7 +141,9 @@ def test_a_loader_with_workers_is_tried_without():
 
 
 def test_a_batch_sampler_of_its_own_stays():
-    sampler = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(range(40)), 8, drop_last=False)
+    sampler = torch.utils.data.BatchSampler(
+        torch.utils.data.SequentialSampler(range(40)), 8, drop_last=False
+    )
 
     class Own(torch.utils.data.BatchSampler):
         pass
@@ -151,7 +160,9 @@ class Endless(IterableDataset[tuple[Tensor, Tensor]]):
             yield torch.zeros(6), torch.tensor(0)
 
 
-@pytest.mark.parametrize("data", [Endless(), DataLoader(Endless(), batch_size=32)], ids=["data set", "loader"])
+@pytest.mark.parametrize(
+    "data", [Endless(), DataLoader(Endless(), batch_size=32)], ids=["data set", "loader"]
+)
 def test_an_iterable_data_set_is_read_in_other_batches_and_by_no_more_workers(data):
     tuning = build().tune(data, only=["workers", "batch_size"])
     assert tried(tuning)[:1] == ["batch size 64"]
@@ -159,7 +170,9 @@ def test_an_iterable_data_set_is_read_in_other_batches_and_by_no_more_workers(da
 
 
 def test_a_list_of_batches_stays_as_it_is(points):
-    batches = [(points.tensors[0][at : at + 8], points.tensors[1][at : at + 8]) for at in range(0, 32, 8)]
+    batches = [
+        (points.tensors[0][at : at + 8], points.tensors[1][at : at + 8]) for at in range(0, 32, 8)
+    ]
     tuning = build().tune(batches, only=["workers", "batch_size", "fused"])
     assert tried(tuning) == ["fused optimizer"]
     reason = "a list already has batches: pass the data set itself"
@@ -199,5 +212,7 @@ def test_the_data_of_the_trainer_is_the_default():
             return Samples(), None
 
     model = build_net()
-    tuning = WithData(model, own_optimizer(model), cross_entropy, progress="silent").tune(only=["fused"])
+    tuning = WithData(model, own_optimizer(model), cross_entropy, progress="silent").tune(
+        only=["fused"]
+    )
     assert tuning.present["batch_size"] == 32

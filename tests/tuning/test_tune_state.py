@@ -110,7 +110,9 @@ def test_compiled_parts_are_called_in_their_tries_only(points, monkeypatch):
 
     monkeypatch.setattr("loopwright.tuning.tune_settings.compile_in_place", note)
     model = nn.Sequential(Block(), Block(), nn.Linear(6, 3))
-    tuner = Tuner(build(model), points, batch_size=8, only=["compile"], compile_choices=["model", "blocks"])
+    tuner = Tuner(
+        build(model), points, batch_size=8, only=["compile"], compile_choices=["model", "blocks"]
+    )
     tuning = tuner.run()
     assert tried(tuning) == ['compile="model"', 'compile="blocks"']
     updates = (2 + 2) * tune.MIN_TURNS
@@ -147,7 +149,9 @@ def test_ctrl_c_gives_what_is_known_so_far():
     trainer, model = build(), build_net()
     turn = 4 * 8  # samples
     at = turn * (1 + tune.MIN_TURNS + 2 * tune.MIN_TURNS + 1) + 5  # in the second try
-    tuning = trainer.tune(Interrupting(48, at, signal.SIGINT), batch_size=8, only=["fused", "precision"])
+    tuning = trainer.tune(
+        Interrupting(48, at, signal.SIGINT), batch_size=8, only=["fused", "precision"]
+    )
     assert tried(tuning) == ["fused optimizer"]
     assert not tuning.is_complete
     assert "Stopped early" in str(tuning)

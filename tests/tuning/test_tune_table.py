@@ -41,7 +41,12 @@ def test_the_noise_of_the_present_settings_counts_where_the_tried_ones_had_luck(
 
 @pytest.mark.parametrize(
     ("speed", "verdict"),
-    [(100 * (1 + LEAST_GAIN) - 1, "no difference"), (104, "faster"), (96, "slower"), (98, "no difference")],
+    [
+        (100 * (1 + LEAST_GAIN) - 1, "no difference"),
+        (104, "faster"),
+        (96, "slower"),
+        (98, "no difference"),
+    ],
 )
 def test_a_small_difference_is_not_worth_a_line(speed, verdict):
     assert judged({"threads": 2}, [(100, speed)] * 3).verdict == verdict
@@ -59,7 +64,9 @@ def test_the_fastest_is_chosen_or_one_as_fast_that_changes_less():
     assert chosen([fused, row(1.32, precision="bf16")]) is fused
     faster = row(1.6, precision="bf16")
     assert chosen([fused, faster]) is faster
-    assert chosen([row(1.9, batch_size=64), row(1.91, batch_size=128)]).settings == {"batch_size": 64}
+    assert chosen([row(1.9, batch_size=64), row(1.91, batch_size=128)]).settings == {
+        "batch_size": 64
+    }
     assert chosen([row(0.5, verdict="slower", threads=2), TuningRow({"threads": 4})]) is None
 
 
@@ -101,7 +108,12 @@ def test_the_lines_are_code_that_runs_and_does_what_it_says(settings, is_loader)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, 1))
     data = TensorDataset(torch.randn(32, 1, 3, 3), torch.randn(32, 1))
-    names: dict[str, Any] = {"torch": torch, "Trainer": Trainer, "DataLoader": DataLoader, "model": model}
+    names: dict[str, Any] = {
+        "torch": torch,
+        "Trainer": Trainer,
+        "DataLoader": DataLoader,
+        "model": model,
+    }
     names |= {"data": data, "loss": nn.MSELoss(), "optimizer": torch.optim.Adam(model.parameters())}
     there = {
         "torch.optim.Adam(...": "torch.optim.Adam(model.parameters()",
@@ -151,7 +163,14 @@ def test_the_table_and_what_follows_it():
         TuningRow({"precision": "bf16"}, note="RuntimeError: not implemented"),
         row(2.4, 0.05, threads=2, batch_size=64),
     )
-    present = {"workers": 0, "batch_size": 32, "compile": None, "precision": "fp32", "threads": 1, "fused": False}
+    present = {
+        "workers": 0,
+        "batch_size": 32,
+        "compile": None,
+        "precision": "fp32",
+        "threads": 1,
+        "fused": False,
+    }
     tuning = Tuning(present, 100.0, rows, {"pin_memory": "there is no GPU to copy batches to"})
     assert str(tuning).splitlines() == [
         "tried              samples/s        ratio  worth it",
@@ -169,8 +188,8 @@ def test_the_table_and_what_follows_it():
         "Faster still, 2.40 ± 0.05 times as fast, but the numbers change:",
         "    torch.set_num_threads(2)",
         "    trainer.train(..., batch_size=64)",
-        "Larger batches mean fewer updates per epoch, which may need another learning rate. Compare the losses of a "
-        "run before you adopt this.",
+        "Larger batches mean fewer updates per epoch, which may need another learning rate. "
+        "Compare the losses of a run before you adopt this.",
     ]
     assert repr(tuning) == "Tuning(5 tried, suggestion={'threads': 2, 'batch_size': 64})"
     assert tuning.to_dict()["rows"][1]["settings"] == {"threads": 2}

@@ -1,7 +1,9 @@
-"""Uses of the public interface, right and wrong, as a type checker sees them; the program is never run.
+"""Uses of the public interface, right and wrong, as a type checker sees them; the program is never
+run.
 
-A wrong line has `type: ignore` with its error. In strict mode mypy complains where it finds no such error, so that a
-mistake which it accepts is found as well as a right line which it refuses. `make lint` checks this file, too.
+A wrong line has `type: ignore` with its error. In strict mode mypy complains where it finds no such
+error, so that a mistake which it accepts is found as well as a right line which it refuses.
+`make lint` checks this file, too.
 """
 
 from __future__ import annotations
@@ -17,9 +19,19 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import loopwright
-from loopwright import Callback, History, Schedule, StepResult, StepRow, Trainer, callbacks, schedules, tuning
+from loopwright import (
+    Callback,
+    History,
+    Schedule,
+    StepResult,
+    StepRow,
+    Trainer,
+    callbacks,
+    schedules,
+    tuning,
+)
 from loopwright.data import BatchTransform
-from loopwright.doors import adversarial, configured, lifecycle, modular, simple
+from loopwright.interfaces import adversarial, configured, lifecycle, modular, simple
 
 x = torch.ones(8, 2)
 data = TensorDataset(x, x[:, :1])
@@ -74,14 +86,41 @@ class OwnLosses(adversarial.Trainer):
 
 # Right
 
-trainer = Trainer(model, sgd, nn.MSELoss(), callbacks=[Printer(), Printer, stop_early], precision="bf16")
-Trainer(model, partial(torch.optim.AdamW, lr=1e-3), nn.functional.mse_loss, callbacks=Printer(), progress="silent")
-Trainer({"a": model, "b": model}, {"a": sgd, "b": torch.optim.Adam}, callbacks=stop_early, run_dir=Path("run"))
+trainer = Trainer(
+    model, sgd, nn.MSELoss(), callbacks=[Printer(), Printer, stop_early], precision="bf16"
+)
+Trainer(
+    model,
+    partial(torch.optim.AdamW, lr=1e-3),
+    nn.functional.mse_loss,
+    callbacks=Printer(),
+    progress="silent",
+)
+Trainer(
+    {"a": model, "b": model},
+    {"a": sgd, "b": torch.optim.Adam},
+    callbacks=stop_early,
+    run_dir=Path("run"),
+)
 Trainer(model, sgd, nn.MSELoss(), compile="step", metrics="accuracy")
 Trainer(model, sgd, nn.MSELoss(), metrics={"mae": nn.functional.l1_loss, "huber": nn.HuberLoss()})
-Trainer(model, sgd, nn.MSELoss(), scheduler=schedules.WarmupCosine(warmup_updates=10), device="cuda:1", seed=None)
-Trainer(model, sgd, nn.MSELoss(), scheduler=Schedule(partial(torch.optim.lr_scheduler.StepLR, step_size=3), "update"))
-history: History = trainer.train(data, 3, data, batch_size=4, max_time="1h30m", resume=False, changes="accept")
+Trainer(
+    model,
+    sgd,
+    nn.MSELoss(),
+    scheduler=schedules.WarmupCosine(warmup_updates=10),
+    device="cuda:1",
+    seed=None,
+)
+Trainer(
+    model,
+    sgd,
+    nn.MSELoss(),
+    scheduler=Schedule(partial(torch.optim.lr_scheduler.StepLR, step_size=3), "update"),
+)
+history: History = trainer.train(
+    data, 3, data, batch_size=4, max_time="1h30m", resume=False, changes="accept"
+)
 trainer.train((x, x), num_updates=10, max_time=timedelta(hours=1), resume="checkpoints/3")
 trainer.train(loader, num_samples=100, resume="auto", changes="refuse")
 trainer.train({"inputs": x, "targets": x}, eval_data=[(x, x)])

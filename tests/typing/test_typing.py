@@ -1,4 +1,5 @@
-"""The types of the public interface: mypy and pyright accept right programs and refuse wrong ones."""
+"""The types of the public interface: mypy and pyright accept right programs and refuse wrong
+ones."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import loopwright
 
 BIN = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 CONSUMER = Path(__file__).with_name("consumer.py")
-# Of Loopwright the signatures are read, and of torch nothing: half a minute becomes three seconds. `make lint` has all.
+# Of Loopwright the signatures are read, and of torch nothing: half a minute becomes three seconds.
+# `make lint` has all.
 SETTINGS = """
 [mypy]
 strict = true
@@ -30,7 +32,14 @@ follow_imports = skip
 def errors_of(program: Path, folder: Path) -> list[str]:
     settings = folder / "mypy.ini"
     settings.write_text(SETTINGS.format(source=Path(loopwright.__file__).parents[1]))
-    options = ("--config-file", settings, "--cache-dir", folder / "cache", "--no-error-summary", "--hide-error-context")
+    options = (
+        "--config-file",
+        settings,
+        "--cache-dir",
+        folder / "cache",
+        "--no-error-summary",
+        "--hide-error-context",
+    )
     command = [sys.executable, "-m", "mypy", *map(str, options), str(program)]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder).stdout.splitlines()
 
@@ -54,7 +63,8 @@ def test_mypy_refuses_each_wrong_line_of_a_program_and_no_other(tmp_path):
 
 @pytest.mark.skipif(
     shutil.which("pyright", path=BIN) is None,
-    reason="pyright is not installed here: its package fetches the program from npm when it is first run",
+    reason="pyright is not installed here: its package fetches the program from npm when it is "
+    "first run",
 )
 def test_pyright_refuses_each_wrong_line_of_a_program_and_no_other(tmp_path):
     program, wrong = program_of(tmp_path)
@@ -65,7 +75,11 @@ def test_pyright_refuses_each_wrong_line_of_a_program_and_no_other(tmp_path):
     }
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [shutil.which("pyright", path=BIN), "--outputjson", "--pythonpath", sys.executable]
-    answer = json.loads(subprocess.run(command, capture_output=True, text=True, cwd=tmp_path).stdout)
+    answer = json.loads(
+        subprocess.run(command, capture_output=True, text=True, cwd=tmp_path).stdout
+    )
     assert answer["summary"]["filesAnalyzed"] == 1
     lines = program.read_text().splitlines()
-    assert {lines[error["range"]["start"]["line"]] for error in answer["generalDiagnostics"]} ^ wrong == set()
+    assert {
+        lines[error["range"]["start"]["line"]] for error in answer["generalDiagnostics"]
+    } ^ wrong == set()

@@ -14,10 +14,18 @@ model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
-def report(trainer, metrics):  # a function is called after every epoch; a `Callback` has every event
+def report(
+    trainer, metrics
+):  # a function is called after every epoch; a `Callback` has every event
     print(f"epoch {trainer.progress.epoch}: {metrics['eval_loss']:.4f}")
 
 
-trainer = Trainer(model, optimizer, nn.MSELoss(), callbacks=[report, BestModel("eval_loss")], run_dir="runs/ignite")
+trainer = Trainer(
+    model,
+    optimizer,
+    nn.MSELoss(),
+    callbacks=[report, BestModel("eval_loss")],
+    run_dir="runs/ignite",
+)
 history = trainer.train(DataLoader(train_data, batch_size=32), num_epochs=5, eval_data=eval_data)
 print(f"eval loss {history.last('eval_loss'):.6f}")

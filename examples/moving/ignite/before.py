@@ -22,7 +22,9 @@ def evaluate(engine):
     print(f"epoch {engine.state.epoch}: {evaluator.state.metrics['loss']:.4f}")
 
 
-checkpoint = ModelCheckpoint("best", score_function=lambda engine: -engine.state.metrics["loss"], require_empty=False)
+checkpoint = ModelCheckpoint(
+    "best", score_function=lambda engine: -engine.state.metrics["loss"], require_empty=False
+)
 evaluator.add_event_handler(Events.COMPLETED, checkpoint, {"model": model})
 trainer.run(DataLoader(train_data, batch_size=32), max_epochs=5)
 print(f"eval loss {evaluator.state.metrics['loss']:.6f}")

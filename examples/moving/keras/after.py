@@ -9,10 +9,11 @@ from loopwright.callbacks import BestModel, EarlyStopping
 generator = np.random.default_rng(0)
 x = generator.normal(size=(400, 10)).astype("float32")
 y = x.sum(axis=1, keepdims=True)
+# the same weights in both programs
 first, second = (
     generator.normal(size=(10, 32)) / 4,
     generator.normal(size=(32, 1)) / 4,
-)  # the same weights in both programs
+)
 
 model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
 with torch.no_grad():
@@ -28,6 +29,8 @@ trainer = Trainer(
     run_dir="runs/keras",
 )
 # `trainer.train((x[:320], y[:320]), ...)` shuffles, as `fit` does by default
-in_order = DataLoader(TensorDataset(torch.from_numpy(x[:320]), torch.from_numpy(y[:320])), batch_size=32)
+in_order = DataLoader(
+    TensorDataset(torch.from_numpy(x[:320]), torch.from_numpy(y[:320])), batch_size=32
+)
 history = trainer.train(in_order, num_epochs=5, eval_data=(x[320:], y[320:]))
 print(f"eval loss {history['eval_loss'][-1]:.6f}")

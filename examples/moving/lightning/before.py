@@ -34,7 +34,12 @@ torch.manual_seed(0)
 trainer = L.Trainer(
     max_epochs=5,
     gradient_clip_val=1.0,
-    callbacks=[ModelCheckpoint(monitor="val_loss", filename="best"), EarlyStopping("val_loss", patience=3)],
+    callbacks=[
+        ModelCheckpoint(monitor="val_loss", filename="best"),
+        EarlyStopping("val_loss", patience=3),
+    ],
 )
-trainer.fit(Regression(), DataLoader(train_data, batch_size=32), DataLoader(eval_data, batch_size=32))
+trainer.fit(
+    Regression(), DataLoader(train_data, batch_size=32), DataLoader(eval_data, batch_size=32)
+)
 print(f"eval loss {trainer.callback_metrics['val_loss'].item():.6f}")

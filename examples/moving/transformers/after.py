@@ -23,7 +23,8 @@ class Net(nn.Module):
 torch.manual_seed(0)
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-trainer = Trainer(model, optimizer, clip_norm=1.0, run_dir="runs/output")  # the model returns its loss
+# the model returns its loss
+trainer = Trainer(model, optimizer, clip_norm=1.0, run_dir="runs/output")
 eval_batches = {"inputs": x[320:], "labels": y[320:]}
 
 
@@ -32,5 +33,7 @@ def collate(samples):
     return {"inputs": torch.stack(inputs), "labels": torch.stack(labels)}
 
 
-history = trainer.train(DataLoader(train_data, batch_size=32, collate_fn=collate), num_epochs=5, eval_data=eval_batches)
+history = trainer.train(
+    DataLoader(train_data, batch_size=32, collate_fn=collate), num_epochs=5, eval_data=eval_batches
+)
 print(f"eval loss {history.last('eval_loss'):.6f}")

@@ -21,7 +21,8 @@ class Net(nn.Module):
 
 class InOrder(Trainer):
     def _get_train_sampler(self, *_):
-        return SequentialSampler(self.train_dataset)  # only so that both programs see the same batches
+        # only so that both programs see the same batches
+        return SequentialSampler(self.train_dataset)
 
 
 def collate(samples):

@@ -1,8 +1,8 @@
 """Every private name of torch and torchmetrics that this package uses, each under a plain name.
 
-A release that moves or removes one of them is answered here and nowhere else. "Since" names the first release of torch
-that has it, as far as we know; the oldest one supported, 2.11, has them all. What `import torch` and `torch.utils.data`
-do not import is imported at the call.
+A release that moves or removes one of them is answered here and nowhere else. "Since" names the
+first release of torch that has it, as far as we know; the oldest one supported, 2.11, has them all.
+What `import torch` and `torch.utils.data` do not import is imported at the call.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .._version import OLDEST_TORCH, __version__
 if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
     oldest = ".".join(map(str, OLDEST_TORCH))
     raise ImportError(
-        f"Loopwright {__version__} needs torch {oldest} or newer, and here is torch {torch.__version__}: "
-        f"pip install 'torch>={oldest}'."
+        f"Loopwright {__version__} needs torch {oldest} or newer, and here is torch "
+        f"{torch.__version__}: pip install 'torch>={oldest}'."
     )
 
 # Operations on lists of tensors, one kernel for many of them
@@ -48,7 +48,8 @@ _ones: dict[torch.device, Tensor] = {}
 
 
 def note_nonfinite(flag: Tensor, tensors: list[Tensor]) -> None:
-    """Set a flag, a tensor of one number, where a value on its device is not finite; waits for nothing. Since 1.6.
+    """Set a flag, a tensor of one number, where a value on its device is not finite; waits for
+    nothing. Since 1.6.
 
     It is the kernel of loss scaling with a scale of 1, so values keep their bits.
     """
@@ -57,7 +58,10 @@ def note_nonfinite(flag: Tensor, tensors: list[Tensor]) -> None:
         one = _ones[flag.device] = torch.ones((), device=flag.device)
     try:
         torch._amp_foreach_non_finite_check_and_unscale_(tensors, flag, one)
-    except (NotImplementedError, RuntimeError):  # sparse, complex, of a graph, or on a device without the kernel
+    except (
+        NotImplementedError,
+        RuntimeError,
+    ):  # sparse, complex, of a graph, or on a device without the kernel
         for tensor in tensors:
             values = _sparse_values(tensor.detach()) if tensor.is_sparse else tensor.detach()
             is_bad = ~(values if values.dtype.itemsize > 1 else values.float()).isfinite().all()
@@ -84,12 +88,14 @@ def version_of(tensor: Tensor) -> int:
 
 
 def _sparse_values(tensor: Tensor) -> Tensor:
-    """The stored values of a sparse tensor, coalesced or not; `Tensor.values` takes only a coalesced one. Since 0.4."""
+    """The stored values of a sparse tensor, coalesced or not; `Tensor.values` takes only a
+    coalesced one. Since 0.4."""
     return tensor._values()
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The table of a module's own parameters, to put others in their place without `__setattr__`. Since 0.1."""
+    """The table of a module's own parameters, to put others in their place without `__setattr__`.
+    Since 0.1."""
     return module._parameters
 
 
@@ -99,16 +105,19 @@ def has_load_hooks(module: nn.Module) -> bool:
 
 
 LOADING_METHODS = ("_load_from_state_dict", "load_state_dict", "set_extra_state")
-"""Methods that a module overrides to load its state dict in its own way. Since 0.4; `set_extra_state` since 1.10."""
+"""Methods that a module overrides to load its state dict in its own way. Since 0.4;
+`set_extra_state` since 1.10."""
 
 
 def state_dict_metadata(state: object) -> Any:
-    """The versions of modules that a state dict carries as an attribute; None without. Since 0.4.1."""
+    """The versions of modules that a state dict carries as an attribute; None without. Since
+    0.4.1."""
     return getattr(state, "_metadata", None)
 
 
 def set_state_dict_metadata(state: object, metadata: object) -> None:
-    """Give a copy of a state dict the versions of modules, which `load_state_dict` reads. Since 0.4.1."""
+    """Give a copy of a state dict the versions of modules, which `load_state_dict` reads. Since
+    0.4.1."""
     state._metadata = metadata  # type: ignore[attr-defined]
 
 
@@ -118,11 +127,14 @@ def has_several_gradient_hooks(param: nn.Parameter) -> bool:
 
 
 def watch_operators(look: Callable[[tuple[Any, ...], Any], None]) -> AbstractContextManager[Any]:
-    """Context in which a function sees the arguments and the result of every operator. Since 1.13."""
+    """Context in which a function sees the arguments and the result of every operator. Since
+    1.13."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             result = func(*args, **(kwargs or {}))
             look(args, result)
             return result
@@ -132,10 +144,14 @@ def watch_operators(look: Callable[[tuple[Any, ...], Any], None]) -> AbstractCon
 
 @contextmanager
 def watch_clipping(look: Callable[[str], None]) -> Iterator[None]:
-    """Context in which a function is called with the name of each clipping that finds no gradients. Since 2.6."""
+    """Context in which a function is called with the name of each clipping that finds no gradients.
+    Since 2.6."""
     from torch.nn.utils import clip_grad
 
-    names = {"_get_total_norm": "clip_grad_norm_", "_group_tensors_by_device_and_dtype": "clip_grad_value_"}
+    names = {
+        "_get_total_norm": "clip_grad_norm_",
+        "_group_tensors_by_device_and_dtype": "clip_grad_value_",
+    }
     own = {name: getattr(clip_grad, name) for name in names}
 
     def watched(name: str) -> Callable[..., Any]:
@@ -159,7 +175,8 @@ def watch_clipping(look: Callable[[str], None]) -> Iterator[None]:
 
 
 def supports_found_inf(optimizer: Optimizer) -> bool:
-    """Whether `step` leaves itself out where the tensor `found_inf` says so (fused optimizers). Since 1.13."""
+    """Whether `step` leaves itself out where the tensor `found_inf` says so (fused optimizers).
+    Since 1.13."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
@@ -169,7 +186,8 @@ def mark_stepped(optimizer: Any) -> None:
 
 
 def closed_form_of(scheduler: object) -> Callable[[], list[Any]] | None:
-    """The learning rates at a scheduler's position, where they do not depend on the steps before. Since 1.4."""
+    """The learning rates at a scheduler's position, where they do not depend on the steps before.
+    Since 1.4."""
     return getattr(scheduler, "_get_closed_form_lr", None)
 
 
@@ -191,7 +209,8 @@ def overflow_flags(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> list[T
 
 
 def iterates_as_torch(loader: object) -> bool:
-    """Whether an object is a DataLoader whose class changed nothing about its iteration. Since 1.7."""
+    """Whether an object is a DataLoader whose class changed nothing about its iteration. Since
+    1.7."""
     if not isinstance(loader, DataLoader):
         return False
     kind = type(loader)
@@ -199,7 +218,8 @@ def iterates_as_torch(loader: object) -> bool:
 
 
 def draws_each_sample_once(sampler: RandomSampler) -> bool:
-    """Whether a sampler is a permutation of the data set: no replacement and no number of its own. Since 1.0."""
+    """Whether a sampler is a permutation of the data set: no replacement and no number of its own.
+    Since 1.0."""
     return not sampler.replacement and sampler._num_samples is None
 
 
@@ -236,16 +256,20 @@ class PolledBatches(_MultiProcessingDataLoaderIter):
 
 
 def awaited_worker(frame: FrameType) -> Any:
-    """The worker process whose batch a loader's iterator needs next; None for a frame of anything else. Since 1.0."""
+    """The worker process whose batch a loader's iterator needs next; None for a frame of anything
+    else. Since 1.0."""
     batches: Any = frame.f_locals.get("self")
-    if not issubclass(type(batches), _MultiProcessingDataLoaderIter) or not hasattr(batches, "_task_info"):
+    if not issubclass(type(batches), _MultiProcessingDataLoaderIter) or not hasattr(
+        batches, "_task_info"
+    ):
         return None  # or of one that is still starting its workers
     task = batches._task_info.get(batches._rcvd_idx)
     return None if task is None else batches._workers[task[0]]
 
 
 def expect_killed_workers(batches: Any) -> None:
-    """Let the end of a loader's workers be no error any more, which torch's handler of SIGCHLD raises. Since 1.0."""
+    """Let the end of a loader's workers be no error any more, which torch's handler of SIGCHLD
+    raises. Since 1.0."""
     from torch.utils.data._utils import signal_handling as torchs
 
     handling: Any = torchs
@@ -260,13 +284,16 @@ _WORKER_ENDED = re.compile(
 
 
 def ended_worker(error: BaseException | None) -> tuple[int, int | None] | None:
-    """The process id of a worker that torch found dead, and its exit code where torch says it. Since 1.0."""
+    """The process id of a worker that torch found dead, and its exit code where torch says it.
+    Since 1.0."""
     found = _WORKER_ENDED.match(str(error)) if isinstance(error, RuntimeError) else None
     if error is None or found is None:
         return None
     if found["signal"] or found["code"]:
         by_name = {signal.strsignal(number): -number for number in signal.valid_signals()}
-        return int(found[1]), by_name.get(found["signal"]) if found["signal"] else int(found["code"])
+        return int(found[1]), by_name.get(found["signal"]) if found["signal"] else int(
+            found["code"]
+        )
     return ended_worker(error.__cause__) or (int(found[1]), None)
 
 
@@ -284,8 +311,11 @@ def shut_down_workers(batches: Any) -> None:
 
 
 @contextmanager
-def worker_signal_handlers(wrap: Callable[[Callable[[], None]], Callable[[], None]]) -> Iterator[None]:
-    """Meanwhile, let workers set their signal handlers by `wrap(torch's own function)`. Since 1.1."""
+def worker_signal_handlers(
+    wrap: Callable[[Callable[[], None]], Callable[[], None]],
+) -> Iterator[None]:
+    """Meanwhile, let workers set their signal handlers by `wrap(torch's own function)`. Since
+    1.1."""
     from torch.utils.data._utils import signal_handling as torchs
 
     handling: Any = torchs  # which exports nothing that has a type
@@ -298,11 +328,14 @@ def worker_signal_handlers(wrap: Callable[[Callable[[], None]], Callable[[], Non
 
 
 def collates_as_torch() -> bool:
-    """Whether `default_collate` handles tensors and containers as torch does: the user extended neither. Since 2.0."""
+    """Whether `default_collate` handles tensors and containers as torch does: the user extended
+    neither. Since 2.0."""
     from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
     containers: tuple[object, ...] = ((), [], {})
-    extended = any(isinstance(container, kind) for kind in default_collate_fn_map for container in containers)
+    extended = any(
+        isinstance(container, kind) for kind in default_collate_fn_map for container in containers
+    )
     return default_collate_fn_map.get(Tensor) is collate_tensor_fn and not extended
 
 
@@ -367,7 +400,8 @@ class CountedMetric(Protocol):
 
 @runtime_checkable
 class MergeableMetric(CountedMetric, Protocol):
-    """A metric that says how the states of several ranks become one, as those of torchmetrics do."""
+    """A metric that says how the states of several ranks become one, as those of torchmetrics
+    do."""
 
     _computed: Any
     _to_sync: bool
@@ -376,7 +410,8 @@ class MergeableMetric(CountedMetric, Protocol):
 
 @runtime_checkable
 class PersistentMetric(Protocol):
-    """A metric of torchmetrics, which leaves its state out of its state dict until `persistent(True)`."""
+    """A metric of torchmetrics, which leaves its state out of its state dict until
+    `persistent(True)`."""
 
     _update_count: int
 
@@ -394,7 +429,8 @@ def set_update_count(metric: CountedMetric | PersistentMetric, count: int) -> No
 
 
 def reductions_of(metric: MergeableMetric) -> Mapping[str, Callable[[Any], Any] | None]:
-    """The functions that reduce the stacked states of several ranks to one, by the name of the state."""
+    """The functions that reduce the stacked states of several ranks to one, by the name of the
+    state."""
     return metric._reductions
 
 

@@ -1,4 +1,5 @@
-"""Private names of torch's process groups, device meshes and FSDP2; see the package for the rules."""
+"""Private names of torch's process groups, device meshes and FSDP2; see the package for the
+rules."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def default_store() -> Any:
 
 
 def start_fake_group(world: int) -> None:
-    """Initialise `torch.distributed` as rank 0 of pretended ranks; collectives return at once. Since 2.0."""
+    """Initialise `torch.distributed` as rank 0 of pretended ranks; collectives return at once.
+    Since 2.0."""
     import torch.distributed as dist
     from torch.testing._internal.distributed import fake_pg  # noqa: F401  (makes the backend known)
 
@@ -41,11 +43,14 @@ def group_named(name: str) -> Any:
 
 @contextmanager
 def dispatching(see: Callable[[Any, Any, Any, Any], Any]) -> Iterator[None]:
-    """Meanwhile, call `see(operator, types, args, kwargs)` in place of every operator of torch. Since 1.13."""
+    """Meanwhile, call `see(operator, types, args, kwargs)` in place of every operator of torch.
+    Since 1.13."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             return see(func, types, args, kwargs or {})
 
     with Mode():  # type: ignore[no-untyped-call]
@@ -58,7 +63,8 @@ def storage_key(tensor: Tensor) -> int:
 
 
 def checkpoint_activations(module: nn.Module) -> None:
-    """Let a module recompute its activations in the backward pass; it stays the object that it is. Since 2.0."""
+    """Let a module recompute its activations in the backward pass; it stays the object that it is.
+    Since 2.0."""
     from torch.distributed._composable.checkpoint_activation import checkpoint
 
     checkpoint(module)
@@ -68,7 +74,8 @@ def checkpoint_activations(module: nn.Module) -> None:
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh that another one is a part of; the mesh itself where it is none. Since 2.10 or 2.11."""
+    """The mesh that another one is a part of; the mesh itself where it is none. Since 2.10 or
+    2.11."""
     return mesh._get_root_mesh()
 
 
@@ -80,17 +87,24 @@ def local_shape_and_offset(shape: Any, mesh: DeviceMesh, placements: Any) -> tup
 
 
 def local_shape_at(
-    shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
+    shape: tuple[int, ...],
+    mesh_shape: tuple[int, ...],
+    coordinate: tuple[int, ...],
+    placements: tuple[Any, ...],
 ) -> tuple[int, ...]:
-    """The shape of the part of a tensor that the rank at a coordinate of the mesh holds. Since 2.6."""
+    """The shape of the part of a tensor that the rank at a coordinate of the mesh holds. Since
+    2.6."""
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-    local, _ = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements, True)
+    local, _ = _compute_local_shape_and_global_offset(
+        shape, mesh_shape, list(coordinate), placements, True
+    )
     return tuple(map(int, local))
 
 
 def clear_mesh_caches() -> None:
-    """Empty the caches of sharding decisions, which take a mesh of the same sizes for the same mesh. Since 2.6."""
+    """Empty the caches of sharding decisions, which take a mesh of the same sizes for the same
+    mesh. Since 2.6."""
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor import _redistribute, debug
 
@@ -98,13 +112,16 @@ def clear_mesh_caches() -> None:
         _redistribute._gen_transform_infos.cache_clear()
 
 
-# FSDP2: while a sharded module computes, full parameters take the place of the shards that an optimizer holds
+# FSDP2: while a sharded module computes, full parameters take the place of the shards that an
+# optimizer holds
 
 
 def sharded_parameters(module: Any) -> Iterator[Any]:
-    """What FSDP2 keeps for each parameter of a module that it shards; `sharded_param` is the optimizer's. Since 2.4."""
+    """What FSDP2 keeps for each parameter of a module that it shards; `sharded_param` is the
+    optimizer's. Since 2.4."""
     state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # newer ones have several
+    # newer ones have several
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
     for group in groups:
         if group is not None:
             yield from group.fsdp_params

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 class BestMetric(Watching):
     """Logs the best value of a metric so far as `best_<metric>`, and other metrics at that moment.
 
-    A metric of the evaluation that ends an epoch is known only after the epoch's row is written: its best is added to
-    the row in the history, not to the metrics file.
+    A metric of the evaluation that ends an epoch is known only after the epoch's row is written:
+    its best is added to the row in the history, not to the metrics file.
 
     Args:
         metric: The metric to watch.
-        mode: "min" or "max" for the values that are better. "auto" decides by the losses that steps return and by
-            the metric's name; if the name does not tell, that is an error before the first step.
+        mode: "min" or "max" for the values that are better. "auto" decides by the losses that steps
+            return and by the metric's name; if the name does not tell, that is an error before the
+            first step.
         also: Metrics whose values at that moment are logged as `<name>_at_best_<metric>`.
         every_n_epochs: Look at the metric every n epochs; one of the three intervals may be given.
         every_n_updates: Look at the metric every n updates.
@@ -77,7 +78,8 @@ class BestMetric(Watching):
             trainer.log(self._values())
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Add the best value to the epoch's own row, where a callback has logged the metric by then."""
+        """Add the best value to the epoch's own row, where a callback has logged the metric by
+        then."""
         metrics = logged_metrics(trainer)
         if self.interval.is_due_after_epoch(trainer.progress.epoch + 1) and self.metric in metrics:
             self._note(trainer, metrics[self.metric], metrics, epoch=trainer.progress.epoch + 1)
@@ -85,9 +87,13 @@ class BestMetric(Watching):
 
     def on_train_end(self, trainer: Trainer) -> None:
         if self.best is not None:
-            trainer.run.say(f"Best {self.metric}: {self.best:.6g} after {self.interval.unit} {self.best_at}")
+            trainer.run.say(
+                f"Best {self.metric}: {self.best:.6g} after {self.interval.unit} {self.best_at}"
+            )
 
-    def _note(self, trainer: Trainer, value: float, metrics: Mapping[str, float], epoch: int | None = None) -> None:
+    def _note(
+        self, trainer: Trainer, value: float, metrics: Mapping[str, float], epoch: int | None = None
+    ) -> None:
         if is_better(value, self.best, self.mode):
             self.best = value
             self.best_at = self.interval.now(trainer.progress) if epoch is None else epoch
@@ -99,7 +105,9 @@ class BestMetric(Watching):
 
     def _named(self, others: Mapping[str, float]) -> dict[str, float]:
         best = float("nan") if self.best is None else self.best
-        return {self._name: best} | {f"{name}_at_best_{self.metric}": v for name, v in others.items()}
+        return {self._name: best} | {
+            f"{name}_at_best_{self.metric}": v for name, v in others.items()
+        }
 
     def _values(self) -> dict[str, float]:
         return self._named(self.others)
@@ -108,23 +116,31 @@ class BestMetric(Watching):
         return {"best": self.best, "best_at": self.best_at, "others": dict(self.others)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.best_at, self.others = state["best"], state["best_at"], dict(state["others"])
+        self.best, self.best_at, self.others = (
+            state["best"],
+            state["best_at"],
+            dict(state["others"]),
+        )
 
 
 class BestCheckpoint(Watching):
-    """Keeps the weights that had the best value of a metric, in the folder `kept` of the run directory.
+    """Keeps the weights that had the best value of a metric, in the folder `kept` of the run
+    directory.
 
     Args:
         metric: The metric to watch.
-        mode: "min" or "max" for the values that are better. "auto" decides by the losses that steps return and by
-            the metric's name; if the name does not tell, that is an error before the first step.
-        tolerances: For each of these numbers, keep also the best weights that early stopping with this patience
-            would have left: with 5, the best until the metric did not improve six times in a row.
+        mode: "min" or "max" for the values that are better. "auto" decides by the losses that steps
+            return and by the metric's name; if the name does not tell, that is an error before the
+            first step.
+        tolerances: For each of these numbers, keep also the best weights that early stopping with
+            this patience would have left: with 5, the best until the metric did not improve six
+                times in a row.
         min_delta: An improvement is better than the best value so far by more than this.
         every_n_epochs: Look at the metric every n epochs; one of the three intervals may be given.
         every_n_updates: Look at the metric every n updates.
         every_n_samples: Look at the metric every n samples, after the update that reaches them.
-        on_error: "raise" ends training at the next step after a failed write; "warn" only reports it.
+        on_error: "raise" ends training at the next step after a failed write; "warn" only reports
+            it.
 
     Example:
         >>> from loopwright.callbacks import BestCheckpoint
@@ -152,7 +168,9 @@ class BestCheckpoint(Watching):
             every_n_samples=every_n_samples,
         )
         if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in tolerances):
-            raise ConfigurationError(f"BestCheckpoint(tolerances={list(tolerances)}): use whole numbers, 0 or more.")
+            raise ConfigurationError(
+                f"BestCheckpoint(tolerances={list(tolerances)}): use whole numbers, 0 or more."
+            )
         if not min_delta >= 0:
             raise ConfigurationError(f"BestCheckpoint(min_delta={min_delta!r}): use 0 or more.")
         self.tolerances = tuple(tolerances)
@@ -166,7 +184,9 @@ class BestCheckpoint(Watching):
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
         if trainer.run.directory is None:
-            raise ConfigurationError("BestCheckpoint needs a directory to write to: pass `run_dir=` to the trainer.")
+            raise ConfigurationError(
+                "BestCheckpoint needs a directory to write to: pass `run_dir=` to the trainer."
+            )
         self._check_alone(trainer)
         self._open(trainer, trainer.run.directory)
         if trainer.runtime.is_main:
@@ -182,13 +202,18 @@ class BestCheckpoint(Watching):
             self._kept[tolerance] = open_kept(trainer, run, policy, self.on_error)
 
     def _check_alone(self, trainer: Trainer) -> None:
-        """Refuse two callbacks that keep models by one metric: each would remove the models of the other."""
+        """Refuse two callbacks that keep models by one metric: each would remove the models of the
+        other."""
         for other in trainer.run.callbacks:
-            is_twin = isinstance(other, BestCheckpoint) and other is not self and other.metric == self.metric
+            is_twin = (
+                isinstance(other, BestCheckpoint)
+                and other is not self
+                and other.metric == self.metric
+            )
             if is_twin or (isinstance(other, BestModel) and other.metric == self.metric):
                 raise ConfigurationError(
-                    f"{type(other).__name__} and BestCheckpoint both keep the best models by {self.metric!r}: pass one "
-                    "of them."
+                    f"{type(other).__name__} and BestCheckpoint both keep the best models by "
+                    f"{self.metric!r}: pass one of them."
                 )
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
@@ -197,7 +222,8 @@ class BestCheckpoint(Watching):
             self.num_bad += 1
             self.most_bad = max(self.most_bad, self.num_bad)
             return
-        self.best, self.num_bad = (value if value == value else None), 0
+        self.best = value if value == value else None
+        self.num_bad = 0
         trainer.run.note("best", f"{self.metric} {value:.6g}", metric=self.metric, value=value)
         for tolerance, kept in self._kept.items():
             if tolerance is None or self.most_bad <= tolerance:
@@ -233,7 +259,9 @@ class BestCheckpoint(Watching):
         for kept in self._kept.values():
             finish_writing(trainer, kept.writer)
 
-    def _save(self, trainer: Trainer, kept: KeptModels, value: float, metrics: Mapping[str, float]) -> None:
+    def _save(
+        self, trainer: Trainer, kept: KeptModels, value: float, metrics: Mapping[str, float]
+    ) -> None:
         from ..checkpoint import update_name
         from ..checkpoint.kept import metric_label
 
@@ -254,4 +282,6 @@ class BestCheckpoint(Watching):
         return {"best": self.best, "num_bad": self.num_bad, "most_bad": self.most_bad}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.num_bad, self.most_bad = state["best"], state["num_bad"], state["most_bad"]
+        self.best = state["best"]
+        self.num_bad = state["num_bad"]
+        self.most_bad = state["most_bad"]

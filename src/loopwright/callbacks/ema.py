@@ -1,4 +1,5 @@
-"""Exponential moving averages of the weights: kept beside the model, evaluated and saved under their own names."""
+"""Exponential moving averages of the weights: kept beside the model, evaluated and saved under
+their own names."""
 
 from __future__ import annotations
 
@@ -25,15 +26,19 @@ LOW_PRECISION = (torch.float16, torch.bfloat16)
 class EMA(Callback):
     """Exponential moving averages of the weights.
 
-    After every update, `average = decay * average + (1 - decay) * weights`. Buffers, such as the statistics of batch
-    norm, are copied, not averaged. `with ema.weights(trainer): ...` runs code with the averages in place of the
-    weights, for example `trainer.export(path)`; with several decays, `ema.weights(trainer, decay=0.99)`.
+    After every update, `average = decay * average + (1 - decay) * weights`. Buffers, such as the
+    statistics of batch norm, are copied, not averaged. `with ema.weights(trainer): ...` runs code
+    with the averages in place of the weights, for example `trainer.export(path)`; with several
+    decays, `ema.weights(trainer, decay=0.99)`.
 
     Args:
-        decay: A number from 0 to 1 (exclusive), or several; several averages are called `ema_0.99` and so on.
+        decay: A number from 0 to 1 (exclusive), or several; several averages are called `ema_0.99`
+            and so on.
         model: The name of one of the trainer's models; all by default.
-        warmup: Whether the first updates weigh more: after n updates the decay is at most (1 + n) / (10 + n).
-        evaluate: Whether to repeat every evaluation with the averages; its metrics are called `ema_loss` and so on.
+        warmup: Whether the first updates weigh more: after n updates the decay is at most (1 + n) /
+            (10 + n).
+        evaluate: Whether to repeat every evaluation with the averages; its metrics are called
+            `ema_loss` and so on.
         name: The prefix of these metrics; for several EMA callbacks in one run.
 
     >>> import torch
@@ -60,12 +65,19 @@ class EMA(Callback):
         name: str = "ema",
     ) -> None:
         decays = list(decay) if isinstance(decay, Sequence) else [decay]
-        if not decays or len(set(decays)) < len(decays) or not all(0 <= number < 1 for number in decays):
+        if (
+            not decays
+            or len(set(decays)) < len(decays)
+            or not all(0 <= number < 1 for number in decays)
+        ):
             raise ConfigurationError(
-                f"EMA(decay={decay!r}): use a number from 0 to 1, such as 0.999, or a list of such numbers."
+                f"EMA(decay={decay!r}): use a number from 0 to 1, such as 0.999, or a list of "
+                "such numbers."
             )
         self.decay = decay
-        self.decays = {name if len(decays) == 1 else f"{name}_{number:g}": number for number in decays}
+        self.decays = {
+            name if len(decays) == 1 else f"{name}_{number:g}": number for number in decays
+        }
         self.model = model
         self.warmup = warmup
         self.evaluate = evaluate
@@ -77,19 +89,27 @@ class EMA(Callback):
 
     @property
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """The averaged state dict of each model, of the first decay; the tensors change with every update."""
+        """The averaged state dict of each model, of the first decay; the tensors change with every
+        update."""
         return self.states[next(iter(self.decays))]
 
     @property
     def states(self) -> dict[str, dict[str, dict[str, Tensor]]]:
         """The averaged state dicts by the name of the average and the name of the model."""
         if self._averages:
-            return {p: {name: a.state_dict() for name, a in own.items()} for p, own in self._averages.items()}
-        return {p: {name: dict(state) for name, state in self._loaded.get(p, {}).items()} for p in self.decays}
+            return {
+                p: {name: a.state_dict() for name, a in own.items()}
+                for p, own in self._averages.items()
+            }
+        return {
+            p: {name: dict(state) for name, state in self._loaded.get(p, {}).items()}
+            for p in self.decays
+        }
 
     @contextmanager
     def weights(self, trainer: Trainer, *, decay: float | None = None) -> Iterator[None]:
-        """Context with the averages in place of the models' weights, which are restored afterwards."""
+        """Context with the averages in place of the models' weights, which are restored
+        afterwards."""
         with self._in_place(trainer, self._prefix_of(decay)):
             yield
 
@@ -99,15 +119,19 @@ class EMA(Callback):
         found = [prefix for prefix, number in self.decays.items() if number == decay]
         if not found:
             raise ConfigurationError(
-                f"EMA.weights(decay={decay}): choose one of {', '.join(map(str, self.decays.values()))}."
+                f"EMA.weights(decay={decay}): choose one of "
+                f"{', '.join(map(str, self.decays.values()))}."
             )
         return found[0]
 
     @contextmanager
     def _in_place(self, trainer: Trainer, prefix: str) -> Iterator[None]:
         self._prepare(trainer)
-        kept = [pair for average in self._averages[prefix].values() for pair in average.put_in_place()]
-        was_in_place, self.is_in_place = self.is_in_place, True
+        kept = [
+            pair for average in self._averages[prefix].values() for pair in average.put_in_place()
+        ]
+        was_in_place = self.is_in_place
+        self.is_in_place = True
         try:
             yield
         finally:
@@ -122,7 +146,11 @@ class EMA(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         for other in trainer.run.callbacks:
-            if isinstance(other, EMA) and other is not self and other.decays.keys() & self.decays.keys():
+            if (
+                isinstance(other, EMA)
+                and other is not self
+                and other.decays.keys() & self.decays.keys()
+            ):
                 raise ConfigurationError(
                     f"Two EMA callbacks are both named {self.prefix!r}: give each its own, as in "
                     f"EMA({self.decay}, name='ema_slow')."
@@ -132,7 +160,8 @@ class EMA(Callback):
         self._follow_buffers()
 
     def _warn_of_kept(self, trainer: Trainer) -> None:
-        """Print a line if a callback keeps models by a metric of the averages: it keeps the model's own weights."""
+        """Print a line if a callback keeps models by a metric of the averages: it keeps the model's
+        own weights."""
         from .best import BestCheckpoint
         from .checkpoints import BestModel
 
@@ -140,9 +169,9 @@ class EMA(Callback):
         for other in trainer.run.callbacks:
             if isinstance(other, (BestModel, BestCheckpoint)) and other.metric.startswith(starts):
                 trainer.run.say(
-                    f"{type(other).__name__} keeps the model's own weights, but compares them by {other.metric!r}, "
-                    "which is measured with the averaged weights. To save the averaged weights, use `with "
-                    "ema.weights(trainer): trainer.export(path)`."
+                    f"{type(other).__name__} keeps the model's own weights, but compares them by "
+                    f"{other.metric!r}, which is measured with the averaged weights. To save the "
+                    "averaged weights, use `with ema.weights(trainer): trainer.export(path)`."
                 )
 
     def on_loop_end(self, trainer: Trainer) -> None:
@@ -178,8 +207,8 @@ class EMA(Callback):
                 measured = trainer.evaluate(data)
         except DataError as error:
             error.add_note(
-                "EMA evaluates the same data a second time: pass a data set, a loader or a list instead of an "
-                "iterator, which can be used only once, or pass EMA(evaluate=False)."
+                "EMA evaluates the same data a second time: pass a data set, a loader or a list "
+                "instead of an iterator, which can be used only once, or pass EMA(evaluate=False)."
             )
             raise
         trainer.log({f"{prefix}_{name}": value for name, value in measured.items()})
@@ -194,11 +223,16 @@ class EMA(Callback):
             self._load_kept()
 
     def _prepare(self, trainer: Trainer) -> None:
-        """Create the averages of this trainer's models, from the loaded state or from the current weights."""
+        """Create the averages of this trainer's models, from the loaded state or from the current
+        weights."""
         models = self._models_of(trainer)
         known = self._averages.get(next(iter(self.decays)), {})
-        if any(name not in known or known[name].model is not model for name, model in models.items()):
-            self._averages = {p: {name: Average(model) for name, model in models.items()} for p in self.decays}
+        if any(
+            name not in known or known[name].model is not model for name, model in models.items()
+        ):
+            self._averages = {
+                p: {name: Average(model) for name, model in models.items()} for p in self.decays
+            }
             self._load_kept()
 
     def _all(self) -> Iterator[Average]:
@@ -206,7 +240,8 @@ class EMA(Callback):
             yield from averages.values()
 
     def _load_kept(self) -> None:
-        """Load the kept state; an average that it does not contain begins with the current weights."""
+        """Load the kept state; an average that it does not contain begins with the current
+        weights."""
         for prefix, models in self._loaded.items():
             for name, saved in models.items():
                 if name in self._averages.get(prefix, {}):
@@ -220,17 +255,21 @@ class EMA(Callback):
             near = difflib.get_close_matches(self.model, trainer.models, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigurationError(
-                f"EMA(model={self.model!r}): the trainer's models are {', '.join(trainer.models)}.{hint}"
+                f"EMA(model={self.model!r}): the trainer's models are "
+                f"{', '.join(trainer.models)}.{hint}"
             )
         return {self.model: trainer.models[self.model]}
 
 
-Groups = list[tuple[list[Tensor], list[Tensor]]]  # parameters and their averages that one fused kernel takes
+# parameters and their averages that one fused kernel takes
+Groups = list[tuple[list[Tensor], list[Tensor]]]
 
 
 def averaged_parameters(model: nn.Module) -> list[Tensor]:
     """The parameters of a model that are averaged: floating-point and complex ones."""
-    return [param for param in model.parameters() if param.is_floating_point() or param.is_complex()]
+    return [
+        param for param in model.parameters() if param.is_floating_point() or param.is_complex()
+    ]
 
 
 def paired_groups(params: Sequence[Tensor], averages: Sequence[Tensor]) -> Groups:
@@ -240,7 +279,8 @@ def paired_groups(params: Sequence[Tensor], averages: Sequence[Tensor]) -> Group
 
 @torch.no_grad()
 def move_averages(groups: Groups, weight: float) -> None:
-    """Move averages towards the parameters by this fraction of the distance; every average of weights is made here."""
+    """Move averages towards the parameters by this fraction of the distance; every average of
+    weights is made here."""
     for params, averages in groups:
         current = [
             param if param.dtype == average.dtype else param.to(average.dtype)
@@ -252,8 +292,8 @@ def move_averages(groups: Groups, weight: float) -> None:
 class Average:
     """The averaged parameters of one model.
 
-    During training the model's own buffers are used; `keep_buffers` copies them at the end, since other weights may be
-    loaded into the model afterwards.
+    During training the model's own buffers are used; `keep_buffers` copies them at the end, since
+    other weights may be loaded into the model afterwards.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -269,11 +309,14 @@ class Average:
         self.buffers = {}
 
     def keep_buffers(self) -> None:
-        self.buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
+        self.buffers = {
+            name: buffer.detach().clone() for name, buffer in self.model.named_buffers()
+        }
 
     @torch.no_grad()
     def put_in_place(self) -> list[tuple[Tensor, Tensor]]:
-        """Overwrite the model's tensors; return pairs of tensor and previous value, for `_put_back`."""
+        """Overwrite the model's tensors; return pairs of tensor and previous value, for
+        `_put_back`."""
         own = dict(self.model.named_buffers())
         targets = [*self._params, *(own[name] for name in self.buffers)]
         kept = [(target, target.detach().clone()) for target in targets]
@@ -298,19 +341,25 @@ class Average:
         buffers = dict(self.model.named_buffers())
         for key, value in self.model.state_dict(keep_vars=True).items():
             if key not in saved:
-                raise CheckpointError(f"The averages of {name!r} have no {key}: they belong to another model.")
+                raise CheckpointError(
+                    f"The averages of {name!r} have no {key}: they belong to another model."
+                )
             if id(value) in averages:
                 restore_into(averages[id(value)], saved[key])
             elif key in buffers:
                 self.buffers[key] = saved[key].to(value.device)
 
     def _by_param(self) -> dict[int, Tensor]:
-        return {id(param): average for param, average in zip(self._params, self._averages, strict=True)}
+        return {
+            id(param): average for param, average in zip(self._params, self._averages, strict=True)
+        }
 
 
 def _for_averaging(param: Tensor) -> Tensor:
     """Return a copy of the parameter, in float32 if its precision is too low for small steps."""
-    return param.detach().to(torch.float32 if param.dtype in LOW_PRECISION else param.dtype, copy=True)
+    return param.detach().to(
+        torch.float32 if param.dtype in LOW_PRECISION else param.dtype, copy=True
+    )
 
 
 @torch.no_grad()
@@ -321,4 +370,6 @@ def _put_back(kept: list[tuple[Tensor, Tensor]]) -> None:
 
 def _is_averaged(trainer: Trainer) -> bool:
     """Whether averages are in place already, so that the current evaluation is one of averages."""
-    return any(isinstance(callback, EMA) and callback.is_in_place for callback in trainer.run.callbacks)
+    return any(
+        isinstance(callback, EMA) and callback.is_in_place for callback in trainer.run.callbacks
+    )

@@ -1,4 +1,5 @@
-"""What is shown of a run: the moment of it, and the table of its epochs, in columns and in lines."""
+"""What is shown of a run: the moment of it, and the table of its epochs, in columns and in
+lines."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ FACTS = ("time", "samples/s", "left")
 
 
 class Bar(NamedTuple):
-    """One bar of the display: what it counts, how far that is, and the seconds that it still takes."""
+    """One bar of the display: what it counts, how far that is, and the seconds that it still
+    takes."""
 
     label: str
     done: float
@@ -64,8 +66,9 @@ class EpochTable:
     """The lines of one epoch after another, in columns that stay where they are.
 
     Args:
-        columns: The metrics to show, also by patterns as "eval_*", and "time", "samples/s" or "left". Without them: on
-            a terminal as many metrics as fit, the most important ones first; in lines all.
+        columns: The metrics to show, also by patterns as "eval_*", and "time", "samples/s" or
+            "left". Without them: on a terminal as many metrics as fit, the most important ones
+            first; in lines all.
     """
 
     def __init__(self, columns: Sequence[str] | None = None) -> None:
@@ -76,7 +79,8 @@ class EpochTable:
         self._widths: dict[str, int] = {}
 
     def rows(self, epoch: EpochFacts, width: int) -> list[str]:
-        """The line of an epoch on a terminal of this width; before it the heading, where columns are new."""
+        """The line of an epoch on a terminal of this width; before it the heading, where columns
+        are new."""
         self.has_rows = True
         columns = self._chosen(epoch, FACTS[:2])
         if self.columns is None:
@@ -84,7 +88,10 @@ class EpochTable:
         heads = {name: _broken(name) for name in columns}
         widths = {name: max(_number_width(name), *map(len, heads[name])) for name in columns}
         number = max(len(epoch.number), len("epoch"))
-        cells = [epoch.number.rjust(number), *(epoch.text(name).rjust(widths[name]) for name in columns)]
+        cells = [
+            epoch.number.rjust(number),
+            *(epoch.text(name).rjust(widths[name]) for name in columns),
+        ]
         line = GAP.join(cells).rstrip()
         if columns == self._heading:
             return [line]
@@ -112,7 +119,11 @@ class EpochTable:
 
     def unknown(self, epoch: EpochFacts) -> list[str]:
         """Columns that were asked for by name and are no metrics of this epoch."""
-        return [name for name in self.columns or () if not _is_pattern(name) and name not in (*epoch.metrics, *FACTS)]
+        return [
+            name
+            for name in self.columns or ()
+            if not _is_pattern(name) and name not in (*epoch.metrics, *FACTS)
+        ]
 
     def _chosen(self, epoch: EpochFacts, facts: Sequence[str]) -> list[str]:
         if self.columns is None:
@@ -124,12 +135,19 @@ class EpochTable:
         return list(dict.fromkeys(found))
 
     def _fitting(self, columns: list[str], epoch: EpochFacts, width: int) -> list[str]:
-        """As many columns as fit: of metrics the most important ones, of an evaluation and of training in turn."""
+        """As many columns as fit: of metrics the most important ones, of an evaluation and of
+        training in turn."""
         facts = [name for name in columns if name not in epoch.metrics]
-        important = by_importance((name for name in columns if name in epoch.metrics), epoch.eval_keys)
+        important = by_importance(
+            (name for name in columns if name in epoch.metrics), epoch.eval_keys
+        )
         if "loss" in important:
             important.insert(1, important.pop(important.index("loss")))
-        space = width - max(len(epoch.number), len("epoch")) - sum(len(GAP) + _number_width(name) for name in facts)
+        space = (
+            width
+            - max(len(epoch.number), len("epoch"))
+            - sum(len(GAP) + _number_width(name) for name in facts)
+        )
         fitting = set(facts)
         for name in important:
             space -= len(GAP) + max(_number_width(name), *map(len, _broken(name)))
@@ -151,7 +169,11 @@ def line_of(moment: Moment) -> str:
         parts += [f"{moment.evaluation.label} batch {count_text(moment.evaluation)}"]
     now = moment.evaluation or moment.epoch
     parts += [] if now.left is None else [f"{clock_text(now.left)} left"]
-    parts += [] if moment.run is None or moment.run.left is None else [f"run {clock_text(moment.run.left)} left"]
+    parts += (
+        []
+        if moment.run is None or moment.run.left is None
+        else [f"run {clock_text(moment.run.left)} left"]
+    )
     return GAP.join(parts)
 
 
@@ -198,7 +220,8 @@ def _number_width(name: str) -> int:
 
 
 def _broken(name: str) -> list[str]:
-    """A long name in lines of at most `HEADING` characters, broken after its signs where possible."""
+    """A long name in lines of at most `HEADING` characters, broken after its signs where
+    possible."""
     lines = [""]
     for part in re.findall(r"[^_/.\-\s]*[_/.\-\s]?", name):
         if lines[-1] and len(lines[-1]) + len(part) > HEADING:

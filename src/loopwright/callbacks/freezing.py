@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 class Freeze(Callback):
     """Freezes parts of the models, for the whole run or for the first `until_epoch` epochs.
 
-    The optimizer must contain parameters that are unfrozen later: build it from all parameters, or pass a factory.
+    The optimizer must contain parameters that are unfrozen later: build it from all parameters, or
+    pass a factory.
 
     Args:
-        parts: A part or a list of parts. A part is a module, or the name of a module or parameter; names may be
-            patterns with `*`, `?` and `[...]`: "backbone", "layers.[0-3]", "*.bias". With several models, the model's
-            name may come first: "encoder.layers.0".
+        parts: A part or a list of parts. A part is a module, or the name of a module or parameter;
+            names may be patterns with `*`, `?` and `[...]`: "backbone", "layers.[0-3]", "*.bias".
+            With several models, the model's name may come first: "encoder.layers.0".
         *more: More parts.
         until_epoch: The number of epochs after which the parts are unfrozen; None means never.
-        norm_in_eval: Whether batch norms inside frozen parts are in eval mode: they use their running statistics and do
-            not update them.
+        norm_in_eval: Whether batch norms inside frozen parts are in eval mode: they use their
+            running statistics and do not update them.
 
     >>> from loopwright.callbacks import Freeze
     >>> callback = Freeze("backbone", "*.bias", until_epoch=2)
@@ -45,9 +46,13 @@ class Freeze(Callback):
     ) -> None:
         self.parts = (*([parts] if isinstance(parts, (str, nn.Module)) else parts), *more)
         if not self.parts:
-            raise ConfigurationError("Freeze() has nothing to freeze: pass modules, names or patterns.")
+            raise ConfigurationError(
+                "Freeze() has nothing to freeze: pass modules, names or patterns."
+            )
         if until_epoch is not None and (not isinstance(until_epoch, int) or until_epoch < 0):
-            raise ConfigurationError(f"Freeze(until_epoch={until_epoch!r}): use a number of epochs, or None.")
+            raise ConfigurationError(
+                f"Freeze(until_epoch={until_epoch!r}): use a number of epochs, or None."
+            )
         self.until_epoch = until_epoch
         self.norm_in_eval = norm_in_eval
         self.is_frozen = False
@@ -60,11 +65,13 @@ class Freeze(Callback):
         self._apply(trainer)
         if not any(True for _ in trainer.parameters()):
             raise ConfigurationError(
-                f"Freeze({', '.join(map(label_of, self.parts))}) leaves nothing to train: name fewer parts."
+                f"Freeze({', '.join(map(label_of, self.parts))}) leaves nothing to train: name "
+                "fewer parts."
             )
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        """Apply again in every epoch, since `model.train()` in user code puts batch norms back into train mode."""
+        """Apply again in every epoch, since `model.train()` in user code puts batch norms back into
+        train mode."""
         if self.is_frozen:
             self._apply(trainer)
 
@@ -76,24 +83,38 @@ class Freeze(Callback):
         self.is_frozen = self.until_epoch is None or trainer.progress.epoch < self.until_epoch
         others = [c for c in trainer.run.callbacks if isinstance(c, Freeze) and c is not self]
         for param in self._found.params.values():
-            param.requires_grad_(not self.is_frozen and not any(other.holds(param) for other in others))
+            param.requires_grad_(
+                not self.is_frozen and not any(other.holds(param) for other in others)
+            )
         if self.norm_in_eval:
             for norm in self._found.norms.values():
-                norm.training = not self.is_frozen and not any(other.holds(norm) for other in others)
+                norm.training = not self.is_frozen and not any(
+                    other.holds(norm) for other in others
+                )
         trainer.run.updates.refresh(trainer.modules.values())
 
     def _check_held(self, trainer: Trainer) -> None:
-        held = {id(p) for o in trainer.optimizers.values() for group in o.param_groups for p in group["params"]}
+        held = {
+            id(p)
+            for o in trainer.optimizers.values()
+            for group in o.param_groups
+            for p in group["params"]
+        }
         missing = sum(key not in held for key in self._found.params)
         if missing:
             raise ConfigurationError(
-                f"Freeze(until_epoch={self.until_epoch}) will unfreeze {missing} parameters that no optimizer holds: "
-                "build the optimizer from all parameters of the model, or pass it as a factory such as "
-                "`partial(torch.optim.Adam, lr=1e-3)`."
+                f"Freeze(until_epoch={self.until_epoch}) will unfreeze {missing} parameters that "
+                "no optimizer holds: build the optimizer from all parameters of the model, or "
+                "pass it as a factory such as `partial(torch.optim.Adam, lr=1e-3)`."
             )
 
 
-def freeze(model: nn.Module, parts: str | nn.Module | Iterable[str | nn.Module], *, norm_in_eval: bool = True) -> None:
+def freeze(
+    model: nn.Module,
+    parts: str | nn.Module | Iterable[str | nn.Module],
+    *,
+    norm_in_eval: bool = True,
+) -> None:
     """Freeze parts of a model now.
 
     Args:
@@ -129,7 +150,13 @@ def unfreeze(model: nn.Module, parts: str | nn.Module | Iterable[str | nn.Module
     _switch(model, parts, trains=True, norms=True)
 
 
-def _switch(model: nn.Module, parts: str | nn.Module | Iterable[str | nn.Module], *, trains: bool, norms: bool) -> None:
+def _switch(
+    model: nn.Module,
+    parts: str | nn.Module | Iterable[str | nn.Module],
+    *,
+    trains: bool,
+    norms: bool,
+) -> None:
     listed = [parts] if isinstance(parts, (str, nn.Module)) else list(parts)
     found = find_parts({"model": model}, listed)
     for param in found.params.values():

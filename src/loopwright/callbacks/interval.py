@@ -1,4 +1,5 @@
-"""Intervals of n epochs, updates or samples, and the base classes of callbacks that act at intervals."""
+"""Intervals of n epochs, updates or samples, and the base classes of callbacks that act at
+intervals."""
 
 from __future__ import annotations
 
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
 
 
 def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:
-    """The value of the metric that a callback watches, or an error that names the metrics there are."""
+    """The value of the metric that a callback watches, or an error that names the metrics there
+    are."""
     if name not in metrics:
-        raise ConfigurationError(f"{watcher} watches {name!r}, but this epoch measured only {', '.join(metrics)}.")
+        raise ConfigurationError(
+            f"{watcher} watches {name!r}, but this epoch measured only {', '.join(metrics)}."
+        )
     return metrics[name]
 
 
@@ -36,8 +40,8 @@ Unit = Literal["epoch", "update", "sample"]
 class Interval:
     """Every n epochs, updates or samples; every epoch by default.
 
-    An interval in samples is due at the first update at or past each multiple of n. It has no state to save, since a
-    run is resumed between two updates.
+    An interval in samples is due at the first update at or past each multiple of n. It has no state
+    to save, since a run is resumed between two updates.
 
     Args:
         owner: The name of the callback, for messages.
@@ -52,7 +56,9 @@ class Interval:
     True
     """
 
-    def __init__(self, owner: str, epochs: int | None, updates: int | None, samples: int | None) -> None:
+    def __init__(
+        self, owner: str, epochs: int | None, updates: int | None, samples: int | None
+    ) -> None:
         given: dict[Unit, int] = {}
         for unit, n in zip(_UNITS, (epochs, updates, samples), strict=True):
             if n is not None:
@@ -62,7 +68,9 @@ class Interval:
             raise ConfigurationError(f"{owner}({named}): use only one of them.")
         for unit, n in given.items():
             if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-                raise ConfigurationError(f"{owner}(every_n_{unit}s={n!r}): use a whole number, 1 or more.")
+                raise ConfigurationError(
+                    f"{owner}(every_n_{unit}s={n!r}): use a whole number, 1 or more."
+                )
         self.unit: Unit = next(iter(given)) if given else "epoch"
         self.n = given.get(self.unit, 1)
         self._seen = 0
@@ -75,7 +83,8 @@ class Interval:
         """Whether the interval is due after an update; called once for each update."""
         if self.unit == "update":
             return progress.update % self.n == 0
-        seen, self._seen = self._seen, progress.sample
+        seen = self._seen
+        self._seen = progress.sample
         return self.unit == "sample" and progress.sample // self.n > seen // self.n
 
     def is_due_after_epoch(self, num_epochs: int) -> bool:
@@ -91,10 +100,12 @@ _UNITS: tuple[Unit, ...] = ("epoch", "update", "sample")
 
 
 class Periodic(Callback):
-    """Base class of callbacks that measure and log values every n epochs, updates or samples. Override `measure`.
+    """Base class of callbacks that measure and log values every n epochs, updates or samples.
+    Override `measure`.
 
-    A value measured after an update is a metric of the update's last step, and the last value is part of the epoch's
-    row. A value measured after an epoch is part of the row only. With an interval in epochs, updates cost nothing.
+    A value measured after an update is a metric of the update's last step, and the last value is
+    part of the epoch's row. A value measured after an epoch is part of the row only. With an
+    interval in epochs, updates cost nothing.
 
     Args:
         every_n_epochs: Measure every n epochs; one of the three intervals may be given.
@@ -110,7 +121,9 @@ class Periodic(Callback):
         100
     """
 
-    prefix = ""  # of the names of its metrics, where two callbacks of a kind could use the same names
+    prefix = (
+        ""  # of the names of its metrics, where two callbacks of a kind could use the same names
+    )
 
     def __init__(
         self,
@@ -119,9 +132,13 @@ class Periodic(Callback):
         every_n_updates: int | None = None,
         every_n_samples: int | None = None,
     ) -> None:
-        self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
+        self.interval = Interval(
+            type(self).__name__, every_n_epochs, every_n_updates, every_n_samples
+        )
         is_by_epoch = self.interval.unit == "epoch"
-        self.ignored_events = ("on_update_end", "on_rewind") if is_by_epoch else ("on_train_epoch_end",)
+        self.ignored_events = (
+            ("on_update_end", "on_rewind") if is_by_epoch else ("on_train_epoch_end",)
+        )
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
         """The values to log now."""
@@ -146,7 +163,8 @@ class Periodic(Callback):
         self.interval.begin(trainer.progress)
 
     def on_update_end(self, trainer: Trainer) -> None:
-        """Measure if it is due; a stop by a signal waits, so that a resumed run does not lack the values."""
+        """Measure if it is due; a stop by a signal waits, so that a resumed run does not lack the
+        values."""
         if self.interval.is_due_after_update(trainer.progress):
             with trainer.run.signals.deferred():
                 self.fire(trainer)
@@ -156,22 +174,25 @@ class Periodic(Callback):
             self.fire(trainer)
 
     def _warn_of_same_names(self, trainer: Trainer) -> None:
-        """Print a line where two callbacks log under the same names: the value of the later one stays."""
+        """Print a line where two callbacks log under the same names: the value of the later one
+        stays."""
         callbacks = trainer.run.callbacks
         for other in callbacks[: callbacks.index(self)]:
             if self.prefix and isinstance(other, Periodic) and other.prefix == self.prefix:
                 trainer.run.say(
-                    f"{type(other).__name__} and {type(self).__name__} log under the same names ({self.prefix}). When "
-                    "both log at the same step, only the value of the later one is kept. Give one of them another "
-                    "`prefix`, or remove one of them."
+                    f"{type(other).__name__} and {type(self).__name__} log under the same names "
+                    f"({self.prefix}). When both log at the same step, only the value of the "
+                    "later one is kept. Give one of them another `prefix`, or remove one of them."
                 )
 
 
 class Watching(Callback):
-    """Base class of callbacks that look at one metric every n epochs, updates or samples. Override `look`.
+    """Base class of callbacks that look at one metric every n epochs, updates or samples. Override
+    `look`.
 
-    After epochs it can be any metric of the epoch's row; after updates or samples, one that a callback has logged in
-    this epoch by then, such as `test_loss` of an `OfflineLoss` with the same interval.
+    After epochs it can be any metric of the epoch's row; after updates or samples, one that a
+    callback has logged in this epoch by then, such as `test_loss` of an `OfflineLoss` with the same
+    interval.
 
     Args:
         metric: The name of the metric.
@@ -202,7 +223,9 @@ class Watching(Callback):
     ) -> None:
         self.metric = metric
         self.watched = WatchedMetric(metric, mode, type(self).__name__)
-        self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
+        self.interval = Interval(
+            type(self).__name__, every_n_epochs, every_n_updates, every_n_samples
+        )
         is_by_epoch = self.interval.unit == "epoch"
         self.ignored_events = ("on_update_end", "on_rewind") if is_by_epoch else ("on_epoch_end",)
 
@@ -238,6 +261,7 @@ class Watching(Callback):
 
 
 def logged_metrics(trainer: Trainer) -> dict[str, float]:
-    """The metrics that callbacks have logged for the epoch under way, each with its latest value."""
+    """The metrics that callbacks have logged for the epoch under way, each with its latest
+    value."""
     logged: dict[str, Any] = trainer.run.meter.state_dict()["logged"]
     return logged

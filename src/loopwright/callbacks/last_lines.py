@@ -1,4 +1,5 @@
-"""The last lines of a run: how it ended, its best epoch, where its best model is, and the commands to look at it."""
+"""The last lines of a run: how it ended, its best epoch, where its best model is, and the commands
+to look at it."""
 
 from __future__ import annotations
 
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
 
 
 def last_lines(trainer: Trainer, seconds: float, *, is_resumed: bool) -> list[str]:
-    """Return the lines at the end of a `train` call that took these seconds, in this process if it was resumed.
+    """Return the lines at the end of a `train` call that took these seconds, in this process if it
+    was resumed.
 
-    A call without a run directory that trained one epoch has nothing to add to the line of that epoch.
+    A call without a run directory that trained one epoch has nothing to add to the line of that
+    epoch.
     """
-    run, reason = trainer.run, trainer.stop_reason
+    run = trainer.run
+    reason = trainer.stop_reason
     kept = None if run.directory is None else _best_kept(run.directory.path)
     best = _best(trainer, kept)
     lines = stop_lines(trainer)
@@ -33,7 +37,9 @@ def last_lines(trainer: Trainer, seconds: float, *, is_resumed: bool) -> list[st
         progress = trainer.progress
         length = f"{counted(progress.epoch, 'epoch')}, {counted(progress.update, 'update')}"
         time = f"{clock_text(seconds)}{' since it was resumed' if is_resumed else ''}"
-        lines.append(f"Finished: {length} in {time}." + (f" Best {best}." if best is not None else ""))
+        lines.append(
+            f"Finished: {length} in {time}." + (f" Best {best}." if best is not None else "")
+        )
     elif best is not None:
         lines.append(f"Best {best}.")
     return [*lines, *_places(run.directory.path, kept)]
@@ -42,17 +48,25 @@ def last_lines(trainer: Trainer, seconds: float, *, is_resumed: bool) -> list[st
 def stop_lines(trainer: Trainer) -> list[str]:
     """Return the line on why training was stopped; none where it was not."""
     reason = trainer.stop_reason
-    return [] if reason is None else [f"Stopped after {counted(trainer.progress.update, 'update')}: {reason}"]
+    return (
+        []
+        if reason is None
+        else [f"Stopped after {counted(trainer.progress.update, 'update')}: {reason}"]
+    )
 
 
 def _best(trainer: Trainer, kept: CheckpointInfo | None) -> str | None:
-    """ "eval_loss 0.2667 in epoch 3", of the metric that the run goes by; None where it is not known what is better.
+    """ "eval_loss 0.2667 in epoch 3", of the metric that the run goes by; None where it is not
+    known what is better.
 
     That is the metric of the best kept model, if there is one, as in `RunView.main_metric`.
     """
-    directions, rows = trainer.run.directions, trainer.history.epochs
+    directions = trainer.run.directions
+    rows = trainer.history.epochs
     kept_by = kept.metric[:1] if kept is not None and kept.metric else ()
-    names = [name for name in kept_by or directions.watched if name in trainer.history] or trainer.history.names
+    names = [
+        name for name in kept_by or directions.watched if name in trainer.history
+    ] or trainer.history.names
     name = headline(names, directions.eval_keys)
     mode = None if name is None else directions.of(name)
     if name is None or mode is None:
@@ -66,7 +80,8 @@ def _best_kept(path: Path) -> CheckpointInfo | None:
     from ..run.best import choose
 
     if any((path / "kept").iterdir()):
-        with suppress(LoopwrightError):  # models by a metric of unknown mode: the run is complete all the same
+        # models by a metric of unknown mode: the run is complete all the same
+        with suppress(LoopwrightError):
             return choose(path)
     return None
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class LearningRateLog(Callback):
     """Logs the learning rate that each step was taken with, and the last one of every epoch.
 
-    It is called `lr`, or `lr/<optimizer>/<group>` where there is more than one. With an interval, only the steps that
-    end one are logged, or only the epochs.
+    It is called `lr`, or `lr/<optimizer>/<group>` where there is more than one. With an interval,
+    only the steps that end one are logged, or only the epochs.
 
     Args:
         every_n_epochs: Log the rate of every n-th epoch only, and of no step.
@@ -48,7 +48,9 @@ class LearningRateLog(Callback):
     ) -> None:
         self.interval: Interval | None = None
         if (every_n_epochs, every_n_updates, every_n_samples) != (None, None, None):
-            self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
+            self.interval = Interval(
+                type(self).__name__, every_n_epochs, every_n_updates, every_n_samples
+            )
         by_update: tuple[str, ...] = ("on_update_end", "on_rewind")
         ignored = by_update if self.interval is None else ("on_train_step_end",)
         is_by_epoch = self.interval is not None and self.interval.unit == "epoch"
@@ -76,7 +78,11 @@ class LearningRateLog(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         interval = self.interval
-        if interval is None or interval.unit != "epoch" or interval.is_due_after_epoch(trainer.progress.epoch + 1):
+        if (
+            interval is None
+            or interval.unit != "epoch"
+            or interval.is_due_after_epoch(trainer.progress.epoch + 1)
+        ):
             trainer.log(self._rates)
 
     def state_dict(self) -> dict[str, Any]:
@@ -95,15 +101,20 @@ def learning_rates(trainer: Trainer) -> dict[str, float | Tensor]:
         if "lr" in group
     }
     # a tensor is changed in place by the next step of its scheduler
-    rates = {name: rate.detach().clone() if isinstance(rate, Tensor) else rate for name, rate in rates.items()}
+    rates = {
+        name: rate.detach().clone() if isinstance(rate, Tensor) else rate
+        for name, rate in rates.items()
+    }
     return {"lr": next(iter(rates.values()))} if len(rates) == 1 else rates
 
 
 class GradientNormLog(Callback):
-    """Logs the norm of each optimizer's gradients, before clipping, at the step that ends in its update.
+    """Logs the norm of each optimizer's gradients, before clipping, at the step that ends in its
+    update.
 
-    It is called `grad_norm`, or `grad_norm/<optimizer>` where there are several; the epoch's row has the mean. Where
-    `clip_norm` computes the norm anyway, that one is used. No host sync is needed.
+    It is called `grad_norm`, or `grad_norm/<optimizer>` where there are several; the epoch's row
+    has the mean. Where `clip_norm` computes the norm anyway, that one is used. No host sync is
+    needed.
 
     >>> import torch, loopwright
     >>> from loopwright.callbacks import GradientNormLog
@@ -134,20 +145,25 @@ class GradientNormLog(Callback):
 
     def on_update_end(self, trainer: Trainer) -> None:
         updates = trainer.run.updates.by_name
-        values = {name: updates[name].norm if norm is None else norm for name, norm in self._norms.items()}
+        values = {
+            name: updates[name].norm if norm is None else norm for name, norm in self._norms.items()
+        }
         self._norms = {}
         is_only = len(updates) == 1
-        trainer.log_step({"grad_norm" if is_only else f"grad_norm/{name}": norm for name, norm in values.items()})
+        trainer.log_step(
+            {"grad_norm" if is_only else f"grad_norm/{name}": norm for name, norm in values.items()}
+        )
 
     def on_rewind(self, trainer: Trainer) -> None:
         self._norms = {}
 
 
 class Throughput(Callback):
-    """Adds `samples_per_second` and `steps_per_second` of the training part of each epoch to its row.
+    """Adds `samples_per_second` and `steps_per_second` of the training part of each epoch to its
+    row.
 
-    The time of evaluations is left out. Both are measured on the clock, so the metrics of two runs are no longer
-    identical where this is used.
+    The time of evaluations is left out. Both are measured on the clock, so the metrics of two runs
+    are no longer identical where this is used.
 
     >>> import torch, loopwright
     >>> from loopwright.callbacks import Throughput
@@ -170,14 +186,21 @@ class Throughput(Callback):
 
     def on_epoch_start(self, trainer: Trainer) -> None:
         progress = trainer.progress
-        self._began = {"sample": progress.sample, "step": progress.step, "seconds": progress.seconds}
+        self._began = {
+            "sample": progress.sample,
+            "step": progress.step,
+            "seconds": progress.seconds,
+        }
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         progress = trainer.progress
         seconds = progress.seconds - self._began["seconds"]
         if seconds > 0:
-            samples, steps = progress.sample - self._began["sample"], progress.step - self._began["step"]
-            trainer.log({"samples_per_second": samples / seconds, "steps_per_second": steps / seconds})
+            samples = progress.sample - self._began["sample"]
+            steps = progress.step - self._began["step"]
+            trainer.log(
+                {"samples_per_second": samples / seconds, "steps_per_second": steps / seconds}
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"began": dict(self._began)}

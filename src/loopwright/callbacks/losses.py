@@ -22,8 +22,9 @@ FLUSH_STEPS = 512  # losses that wait on the device for the next reading, at mos
 class OfflineLoss(Periodic):
     """Evaluates a data set by its name and logs the metrics of `eval_step`.
 
-    `OfflineLoss("test", every_n_updates=100)` logs `test_loss`, and the other metrics as `test_<name>`.
-    Every sample is used once, in eval mode, and training goes on as if nothing had been evaluated.
+    `OfflineLoss("test", every_n_updates=100)` logs `test_loss`, and the other metrics as
+    `test_<name>`. Every sample is used once, in eval mode, and training goes on as if nothing had
+    been evaluated.
 
     Args:
         dataset_key: The data is `datasets[dataset_key]`, or `trainer.datasets[dataset_key]`.
@@ -60,7 +61,9 @@ class OfflineLoss(Periodic):
         datasets: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
-            every_n_epochs=every_n_epochs, every_n_updates=every_n_updates, every_n_samples=every_n_samples
+            every_n_epochs=every_n_epochs,
+            every_n_updates=every_n_updates,
+            every_n_samples=every_n_samples,
         )
         self.dataset_key = dataset_key
         self.batch_size = batch_size
@@ -117,7 +120,9 @@ class OfflineLoss(Periodic):
             self._stream = None
 
 
-def named_data(trainer: Trainer, key: str, owner: str, datasets: Mapping[str, Any] | None = None) -> Any:
+def named_data(
+    trainer: Trainer, key: str, owner: str, datasets: Mapping[str, Any] | None = None
+) -> Any:
     """The data that a callback names; None for the stream of the run's own evaluation."""
     known = dict(trainer.datasets) | dict(datasets or {})
     if key in known:
@@ -125,23 +130,24 @@ def named_data(trainer: Trainer, key: str, owner: str, datasets: Mapping[str, An
     if key == "eval" and trainer.run.eval_stream is not None:
         return None
     if key == "train" and trainer.run.train_data is not None:
-        trainer._open(
-            trainer.run.train_data, None, shuffle=False
-        ).check_resumable()  # reading it twice must be possible
+        # reading it twice must be possible
+        trainer._open(trainer.run.train_data, None, shuffle=False).check_resumable()
         return trainer.run.train_data
     near = difflib.get_close_matches(key, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ConfigurationError(
         f"{owner}(dataset_key={key!r}): there is no data set with that name; available: "
-        f"{', '.join(known) or 'none'}.{hint} Name data sets with `trainer.datasets = {{{key!r}: data}}`, or pass "
-        "`datasets=` here."
+        f"{', '.join(known) or 'none'}.{hint} Name data sets with `trainer.datasets = {{{key!r}: "
+        "data}`, or pass `datasets=` here."
     )
 
 
 class OnlineLoss(Periodic):
-    """Logs the mean of the training losses since the last time, as `online_loss`, and of the steps' other metrics.
+    """Logs the mean of the training losses since the last time, as `online_loss`, and of the steps'
+    other metrics.
 
-    There is no host sync in between: losses stay on the device until they are logged, or 512 of them are pending.
+    There is no host sync in between: losses stay on the device until they are logged, or 512 of
+    them are pending.
 
     Args:
         every_n_epochs: Log after every n-th epoch.
@@ -171,7 +177,9 @@ class OnlineLoss(Periodic):
         prefix: str = "online",
     ) -> None:
         super().__init__(
-            every_n_epochs=every_n_epochs, every_n_updates=every_n_updates, every_n_samples=every_n_samples
+            every_n_epochs=every_n_epochs,
+            every_n_updates=every_n_updates,
+            every_n_samples=every_n_samples,
         )
         self.prefix = prefix
         self._meter = Meter()
@@ -179,13 +187,16 @@ class OnlineLoss(Periodic):
         self._loaded: list[Mapping[str, Any]] = []
 
     def metric_names(self, known: set[str]) -> set[str]:
-        return {f"{self.prefix}_loss"} | {f"{self.prefix}_{name}" for name in known if not name.startswith("eval_")}
+        return {f"{self.prefix}_loss"} | {
+            f"{self.prefix}_{name}" for name in known if not name.startswith("eval_")
+        }
 
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
         self._runtime = trainer.runtime
         self._meter.ignores_nonfinite = trainer.run.skips_nonfinite
-        loaded, self._loaded = self._loaded, []
+        loaded = self._loaded
+        self._loaded = []
         if loaded:
             self._take(loaded)
 
@@ -196,27 +207,33 @@ class OnlineLoss(Periodic):
             self._meter.flush()
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
-        """The means; none, where no step was taken since the last time, as when the end of an epoch is repeated."""
-        means = self._meter.compute(trainer.runtime.sum_table, is_final=False)  # metrics go on measuring the epoch
+        """The means; none, where no step was taken since the last time, as when the end of an epoch
+        is repeated."""
+        # metrics go on measuring the epoch
+        means = self._meter.compute(trainer.runtime.sum_table, is_final=False)
         self._meter = Meter(ignores_nonfinite=trainer.run.skips_nonfinite)
         return {f"{self.prefix}_{name}": value for name, value in means.items()}
 
     def state_dict(self) -> dict[str, Any]:
         self._meter.flush()
-        state, gather = self._meter.state_dict(), None if self._runtime is None else self._runtime.gather_samples
+        state = self._meter.state_dict()
+        gather = None if self._runtime is None else self._runtime.gather_samples
         return {"processes": [state] if gather is None else gather(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the sums now or, if the rank of this process is not known yet, when training starts."""
+        """Load the sums now or, if the rank of this process is not known yet, when training
+        starts."""
         if self._runtime is None:
             self._loaded = state["processes"]
         else:
             self._take(state["processes"])
 
     def _take(self, states: list[Mapping[str, Any]]) -> None:
-        """Load the sums of this process; on another number of processes, rank 0 loads the sums of all."""
+        """Load the sums of this process; on another number of processes, rank 0 loads the sums of
+        all."""
         assert self._runtime is not None
-        rank, ignores = self._runtime.sample_rank, self._meter.ignores_nonfinite
+        rank = self._runtime.sample_rank
+        ignores = self._meter.ignores_nonfinite
         self._meter = Meter(ignores_nonfinite=ignores)
         if len(states) == self._runtime.num_shares:
             states = [states[rank]]

@@ -1,4 +1,5 @@
-"""Callbacks that measure what training costs: time by its parts, memory, and the time that is left."""
+"""Callbacks that measure what training costs: time by its parts, memory, and the time that is
+left."""
 
 from __future__ import annotations
 
@@ -30,17 +31,19 @@ class TimedUpdate(Protocol):
 
 
 class TrainTime(Periodic):
-    """Logs how many seconds went into data, forward pass, backward pass and optimizer update since the last time.
+    """Logs how many seconds went into data, forward pass, backward pass and optimizer update since
+    the last time.
 
     The metrics are `data_seconds`, `forward_seconds`, `backward_seconds` and `update_seconds`.
-    Waiting for data includes moving it to the device and whatever callbacks do between two steps. The metrics of two
-    runs are no longer identical where this is used.
+    Waiting for data includes moving it to the device and whatever callbacks do between two steps.
+    The metrics of two runs are no longer identical where this is used.
 
     Args:
         every_n_epochs: Log after every n-th epoch.
         every_n_updates: Log after every n-th update.
         every_n_samples: Log after the update that completes n more samples.
-        is_exact: Synchronise with the accelerator at each boundary, so that each part has its own time.
+        is_exact: Synchronise with the accelerator at each boundary, so that each part has its own
+            time.
 
     >>> import torch, loopwright
     >>> from loopwright.callbacks import TrainTime
@@ -65,10 +68,14 @@ class TrainTime(Periodic):
         is_exact: bool = True,
     ) -> None:
         super().__init__(
-            every_n_epochs=every_n_epochs, every_n_updates=every_n_updates, every_n_samples=every_n_samples
+            every_n_epochs=every_n_epochs,
+            every_n_updates=every_n_updates,
+            every_n_samples=every_n_samples,
         )
         self.is_exact = is_exact
-        self._seconds: dict[str, float] = dict.fromkeys(("data", "forward", "backward", "update"), 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(
+            ("data", "forward", "backward", "update"), 0.0
+        )
         self._last = 0.0
         self._waits = False
         self._wrapped: list[TimedUpdate] = []
@@ -120,9 +127,11 @@ class TrainTime(Periodic):
         self._last = now
 
     def _wrap(self, update: TimedUpdate) -> None:
-        """Note when backward passes and updates begin and end: no event tells of it, since nobody else needs it."""
+        """Note when backward passes and updates begin and end: no event tells of it, since nobody
+        else needs it."""
         vars(update).update(
-            backward=self._timed(update.backward, "backward"), finish=self._timed(update.finish, "update")
+            backward=self._timed(update.backward, "backward"),
+            finish=self._timed(update.finish, "update"),
         )
         self._wrapped.append(update)
 
@@ -146,7 +155,8 @@ class TrainTime(Periodic):
 class PeakMemory(Periodic):
     """Logs the most memory that was in use so far, in megabytes, as `peak_memory_mb`.
 
-    On CUDA that is the memory that torch had allocated on the device, elsewhere the resident memory of the process.
+    On CUDA that is the memory that torch had allocated on the device, elsewhere the resident memory
+    of the process.
 
     Args:
         every_n_epochs: Log after every n-th epoch.
@@ -186,11 +196,12 @@ def process_peak() -> int:
 
 
 class ProgressLine(Periodic):
-    """Prints the epoch, update and sample that a run is at, its speed, and an estimate of the time that is left.
+    """Prints the epoch, update and sample that a run is at, its speed, and an estimate of the time
+    that is left.
 
-    Epochs are counted from 1, as in the progress bar. The time that is left is estimated from the limit that will be
-    reached first and the time of this `train` call so far in this process, with the evaluations to come; the speed does
-    not include them.
+    Epochs are counted from 1, as in the progress bar. The time that is left is estimated from the
+    limit that will be reached first and the time of this `train` call so far in this process, with
+    the evaluations to come; the speed does not include them.
 
     Args:
         every_n_epochs: Print after every n-th epoch.
@@ -215,7 +226,8 @@ class ProgressLine(Periodic):
         self._left.end_epoch(trainer)
 
     def fire(self, trainer: Trainer) -> None:
-        progress, until = trainer.progress, trainer.run.limits
+        progress = trainer.progress
+        until = trainer.run.limits
         parts = [
             _place("epoch", progress.epoch + 1, until.epochs),
             _place("update", progress.update, until.updates),
@@ -225,7 +237,8 @@ class ProgressLine(Periodic):
         updates = progress.update - progress.call_update
         if seconds > 0 and updates:
             parts.append(f"{updates / seconds:.3g} updates/s")
-        done, left = done_of(trainer), self._left.of_run(trainer)
+        done = done_of(trainer)
+        left = self._left.of_run(trainer)
         if done is not None and left is not None:
             parts.append(f"{done:.1%} done, {timedelta(seconds=round(left))} to go")
         trainer.run.say("  ".join(parts))

@@ -1,4 +1,5 @@
-"""The `metrics=` of a trainer: functions of outputs and targets, averaged over the samples of an evaluation."""
+"""The `metrics=` of a trainer: functions of outputs and targets, averaged over the samples of an
+evaluation."""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 
 MetricFunction = Callable[[Any, Any], Any]
 ACCURACY = "accuracy"
-OWN_ACCURACY = "metrics={'accuracy': lambda outputs, targets: (outputs.argmax(1) == targets).float()}"
+OWN_ACCURACY = (
+    "metrics={'accuracy': lambda outputs, targets: (outputs.argmax(1) == targets).float()}"
+)
 _EXPECTED = (
-    "give 'accuracy', a function of (outputs, targets) such as `metrics={'mae': torch.nn.functional.l1_loss}`, or a "
-    "metric of torchmetrics."
+    "give 'accuracy', a function of (outputs, targets) such as `metrics={'mae': "
+    "torch.nn.functional.l1_loss}`, or a metric of torchmetrics."
 )
 # The value above which an output means "yes", by the loss that it was trained with.
 THRESHOLDS: tuple[tuple[Any, float], ...] = (
@@ -57,13 +60,17 @@ def _named(metrics: Any) -> dict[str, Any]:
         named = {}
         for metric in metrics:
             if (name := _name_of(metric)) in named:
-                raise ConfigurationError(f"metrics: two are named {name!r}; give a dict of names and metrics.")
+                raise ConfigurationError(
+                    f"metrics: two are named {name!r}; give a dict of names and metrics."
+                )
             named[name] = metric
     else:
         named = {_name_of(metrics): metrics}
     for name in named:
         if not isinstance(name, str) or not name or name == "loss":
-            raise ConfigurationError(f"metrics: {name!r} cannot be the name of a metric; choose another.")
+            raise ConfigurationError(
+                f"metrics: {name!r} cannot be the name of a metric; choose another."
+            )
     return named
 
 
@@ -76,7 +83,9 @@ def _name_of(metric: Any) -> str:
     if not callable(metric) or isinstance(metric, type):
         raise ConfigurationError(f"metrics: {_shown(metric)} is not a metric; {_EXPECTED}")
     if name == "<lambda>":
-        raise ConfigurationError("metrics: a function without a name; give a dict of names and functions.")
+        raise ConfigurationError(
+            "metrics: a function without a name; give a dict of names and functions."
+        )
     return str(name)
 
 
@@ -87,7 +96,8 @@ def _shown(metric: Any) -> str:
 
 
 class MetricFunctions(Callback):
-    """Measures functions of (outputs, targets) in every evaluation; their values are averaged over the samples.
+    """Measures functions of (outputs, targets) in every evaluation; their values are averaged over
+    the samples.
 
     Args:
         functions: The functions by the names of their metrics, or "accuracy" for Loopwright's own.
@@ -109,7 +119,10 @@ class MetricFunctions(Callback):
     def on_train_start(self, trainer: Trainer) -> None:
         if trainer.run.eval_stream is None:
             names = ", ".join(self.functions)
-            trainer.run.say(f"metrics ({names}) are measured in evaluations, and this run has none: pass `eval_data=`.")
+            trainer.run.say(
+                f"metrics ({names}) are measured in evaluations, and this run has none: pass "
+                "`eval_data=`."
+            )
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
         if result.outputs is None:
@@ -118,26 +131,35 @@ class MetricFunctions(Callback):
                 "StepResult(loss, outputs=outputs) from it."
             )
         targets = trainer.split_batch(batch)[1]
-        trainer.log_step({name: self._measure(name, trainer, result, targets) for name in self.functions})
+        trainer.log_step(
+            {name: self._measure(name, trainer, result, targets) for name in self.functions}
+        )
 
     def _measure(self, name: str, trainer: Trainer, result: StepResult, targets: Any) -> Any:
         function = self.functions[name]
         if isinstance(function, str):
             return accuracy(result.outputs, targets, trainer.loss_fn)
         value = function(result.outputs, targets)
-        if isinstance(value, Tensor) and (value.numel() == 1 or tuple(value.shape) == (result.size,)):
+        if isinstance(value, Tensor) and (
+            value.numel() == 1 or tuple(value.shape) == (result.size,)
+        ):
             return _exact(value.detach()).mean()
         if isinstance(value, Real):
             return value
-        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        kind = (
+            f"a tensor of shape {tuple(value.shape)}"
+            if isinstance(value, Tensor)
+            else f"a {type(value).__name__}"
+        )
         raise ConfigurationError(
-            f"The metric {name!r} returned {kind} for a batch of {result.size} samples: return their mean, or "
-            "one number for each sample."
+            f"The metric {name!r} returned {kind} for a batch of {result.size} samples: return "
+            "their mean, or one number for each sample."
         )
 
 
 def _exact(value: Tensor) -> Tensor:
-    """A value whose mean can be taken without loss: in float64, which has whole numbers too, where it is needed."""
+    """A value whose mean can be taken without loss: in float64, which has whole numbers too, where
+    it is needed."""
     is_wide = value.dtype == torch.float64 or not (value.is_floating_point() or value.is_complex())
     return value.double() if is_wide and value.device.type != "mps" else value.float()
 
@@ -146,22 +168,32 @@ def accuracy(outputs: Any, targets: Any, loss_fn: Any = None) -> Tensor:
     """The share of samples that are classified as their targets say.
 
     Args:
-        outputs: A row of scores for each sample, of which the largest counts; or, with a binary cross entropy as
-            `loss_fn`, one number for each sample (or for each of its labels).
-        targets: The number of the class of each sample; or zeros and ones of the shape of `outputs`. A class that the
-            loss ignores, such as -100, counts as wrong.
+        outputs: A row of scores for each sample, of which the largest counts; or, with a binary
+            cross entropy as `loss_fn`, one number for each sample (or for each of its labels).
+        targets: The number of the class of each sample; or zeros and ones of the shape of
+            `outputs`. A class that the loss ignores, such as -100, counts as wrong.
         loss_fn: The loss that the outputs were trained with.
     """
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         raise ConfigurationError(
-            f"metrics='accuracy' needs two tensors, but outputs are a {type(outputs).__name__} and targets a "
-            f"{type(targets).__name__}: give a function, as in {OWN_ACCURACY}."
+            f"metrics='accuracy' needs two tensors, but outputs are a {type(outputs).__name__} "
+            f"and targets a {type(targets).__name__}: give a function, as in {OWN_ACCURACY}."
         )
-    threshold = next((value for loss, value in THRESHOLDS if loss_fn is loss or type(loss_fn) is loss), None)
+    threshold = next(
+        (value for loss, value in THRESHOLDS if loss_fn is loss or type(loss_fn) is loss), None
+    )
     if threshold is not None and outputs.shape == targets.shape:
         return ((outputs > threshold) == (targets > 0.5)).float().mean()
-    is_class = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
-    if is_class and outputs.dim() == 2 and targets.dim() == 1 and len(outputs) == len(targets) and outputs.shape[1] > 1:
+    is_class = not (
+        targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool
+    )
+    if (
+        is_class
+        and outputs.dim() == 2
+        and targets.dim() == 1
+        and len(outputs) == len(targets)
+        and outputs.shape[1] > 1
+    ):
         return (outputs.argmax(1) == targets).float().mean()
     is_one_hot = outputs.shape == targets.shape and outputs.dim() == 2 and outputs.shape[1] > 1
     own = (
@@ -170,6 +202,7 @@ def accuracy(outputs: Any, targets: Any, loss_fn: Any = None) -> Tensor:
         else OWN_ACCURACY
     )
     raise ConfigurationError(
-        f"metrics='accuracy' does not know what is right for outputs of shape {tuple(outputs.shape)} and targets of "
-        f"shape {tuple(targets.shape)} ({targets.dtype}): give a function, as in {own}."
+        "metrics='accuracy' does not know what is right for outputs of shape "
+        f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} ({targets.dtype}): "
+        f"give a function, as in {own}."
     )

@@ -1,4 +1,5 @@
-"""The reaction to losses, gradients and learning rates that are not finite, before they reach the weights."""
+"""The reaction to losses, gradients and learning rates that are not finite, before they reach the
+weights."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 class NonFiniteGuard(Callback):
     """Prevents optimizer steps on losses, gradients and learning rates that are NaN or infinite.
 
-    Every trainer has one, with "raise". On an accelerator a fused optimizer skips the step by itself, and the host
-    reads it at the next log point; other optimizers need a read from the device before each step. The gradients of a
-    closure (`optimizer.step(closure)`) are computed inside the step, so that they are not looked at.
+    Every trainer has one, with "raise". On an accelerator a fused optimizer skips the step by
+    itself, and the host reads it at the next log point; other optimizers need a read from the
+    device before each step. The gradients of a closure (`optimizer.step(closure)`) are computed
+    inside the step, so that they are not looked at.
 
     Args:
-        action: "raise" an error, "skip" the update and continue, "stop" training without the update, or "off".
+        action: "raise" an error, "skip" the update and continue, "stop" training without the
+            update, or "off".
         max_skips: With "skip", the number of skipped updates after which the next one is an error.
 
     >>> from loopwright.callbacks import NonFiniteGuard
@@ -34,10 +37,15 @@ class NonFiniteGuard(Callback):
     precedence = 3  # after the checkpoints, since `Rewind` may undo the update
 
     def __init__(
-        self, action: Literal["raise", "skip", "stop", "off"] = "raise", *, max_skips: int | None = None
+        self,
+        action: Literal["raise", "skip", "stop", "off"] = "raise",
+        *,
+        max_skips: int | None = None,
     ) -> None:
         if action not in ("raise", "skip", "stop", "off"):
-            raise ConfigurationError(f"NonFiniteGuard({action!r}): use 'raise', 'skip', 'stop' or 'off'.")
+            raise ConfigurationError(
+                f"NonFiniteGuard({action!r}): use 'raise', 'skip', 'stop' or 'off'."
+            )
         self.action = action
         self.max_skips = max_skips
         self.num_skipped = 0
@@ -66,7 +74,8 @@ class NonFiniteGuard(Callback):
             self._trainer.stop(f"{what} {where}")
             return
         raise NonFiniteLossError(
-            f"{what[0].upper()}{what[1:]} {where}; that optimizer step was not taken. {self._trainer._words.nonfinite}"
+            f"{what[0].upper()}{what[1:]} {where}; that optimizer step was not taken. "
+            f"{self._trainer._words.nonfinite}"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,7 +86,13 @@ class NonFiniteGuard(Callback):
 
 
 def parameter_name(modules: Mapping[str, nn.Module], param: nn.Parameter) -> str:
-    """Return the name of a parameter for a message, with that of its model where there are several."""
-    named = ((name, key) for name, module in modules.items() for key, p in module.named_parameters() if p is param)
+    """Return the name of a parameter for a message, with that of its model where there are
+    several."""
+    named = (
+        (name, key)
+        for name, module in modules.items()
+        for key, p in module.named_parameters()
+        if p is param
+    )
     name, key = next(named, ("", "a parameter"))
     return repr(f"{name}.{key}" if len(modules) > 1 else key)

@@ -1,4 +1,5 @@
-"""The live display in a notebook: one output of the cell that changes, with the bars and the table of epochs."""
+"""The live display in a notebook: one output of the cell that changes, with the bars and the table
+of epochs."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ UPDATE_SECONDS = 0.5  # between two messages to the browser
 
 
 class NotebookDisplay:
-    """An HTML table of the epochs under the bars of this moment; a text for front ends that show no HTML."""
+    """An HTML table of the epochs under the bars of this moment; a text for front ends that show no
+    HTML."""
 
     def __init__(self) -> None:
         self._handle: Any = None

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 
 class AdditionalOutputs(Periodic):
-    """Records `StepResult.outputs` of the last step of an interval: by name if it is a dict, else as "outputs".
+    """Records `StepResult.outputs` of the last step of an interval: by name if it is a dict, else
+    as "outputs".
 
     Single numbers are logged under their names. Other tensors are written to
-    `artifacts/outputs/update-<n>.safetensors` of the run directory; the attribute `latest` has the last ones. With
-    several processes, numbers are averaged, weighted by samples, and tensors are concatenated.
+    `artifacts/outputs/update-<n>.safetensors` of the run directory; the attribute `latest` has the
+    last ones. With several processes, numbers are averaged, weighted by samples, and tensors are
+    concatenated.
 
     Args:
         keys: The names to record; all by default.
@@ -41,7 +43,9 @@ class AdditionalOutputs(Periodic):
         every_n_samples: int | None = None,
     ) -> None:
         super().__init__(
-            every_n_epochs=every_n_epochs, every_n_updates=every_n_updates, every_n_samples=every_n_samples
+            every_n_epochs=every_n_epochs,
+            every_n_updates=every_n_updates,
+            every_n_samples=every_n_samples,
         )
         self.keys = None if keys is None else tuple(keys)
         self.latest: dict[str, Tensor] = {}
@@ -62,9 +66,14 @@ class AdditionalOutputs(Periodic):
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
         """Return the single numbers; write the other tensors."""
-        own = {} if self._result is None else {k: v.cpu() for k, v in self._chosen(self._result.outputs).items()}
+        own = (
+            {}
+            if self._result is None
+            else {k: v.cpu() for k, v in self._chosen(self._result.outputs).items()}
+        )
         each = trainer.runtime.gather_each((self._size, own))
-        parts = [(size, found) for size, found in each if found and size > 0]  # a rank may have no samples
+        # a rank may have no samples
+        parts = [(size, found) for size, found in each if found and size > 0]
         if not parts:
             return {}
         numbers, self.latest = _joined(parts)
@@ -75,7 +84,11 @@ class AdditionalOutputs(Periodic):
     def _chosen(self, outputs: Any) -> dict[str, Tensor]:
         named = outputs if isinstance(outputs, Mapping) else {"outputs": outputs}
         chosen = {str(k): v for k, v in named.items() if self.keys is None or k in self.keys}
-        numbers = {k: torch.tensor(v, dtype=torch.float64) for k, v in chosen.items() if isinstance(v, int | float)}
+        numbers = {
+            k: torch.tensor(v, dtype=torch.float64)
+            for k, v in chosen.items()
+            if isinstance(v, int | float)
+        }
         return numbers | {k: v.detach().clone() for k, v in chosen.items() if isinstance(v, Tensor)}
 
     def _write(self, trainer: Trainer) -> None:
@@ -87,15 +100,22 @@ class AdditionalOutputs(Periodic):
         save_weights(folder / f"{update_name(trainer.progress.update)}.safetensors", self.latest)
 
 
-def _joined(parts: Sequence[tuple[int, Mapping[str, Tensor]]]) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Average the numbers and concatenate the tensors of all processes, given with their numbers of samples."""
+def _joined(
+    parts: Sequence[tuple[int, Mapping[str, Tensor]]],
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Average the numbers and concatenate the tensors of all processes, given with their numbers of
+    samples."""
     numbers: dict[str, float] = {}
     tensors: dict[str, Tensor] = {}
     for name in dict.fromkeys(name for _, found in parts for name in found):
         held = [(size, found[name]) for size, found in parts if name in found]
         values = [value for _, value in held]
-        if all(value.dim() == 0 for value in values) or (len(parts) == 1 and values[0].numel() == 1):
-            numbers[name] = sum(size * value.item() for size, value in held) / sum(size for size, _ in held)
+        if all(value.dim() == 0 for value in values) or (
+            len(parts) == 1 and values[0].numel() == 1
+        ):
+            numbers[name] = sum(size * value.item() for size, value in held) / sum(
+                size for size, _ in held
+            )
         elif all(value.dim() > 0 and value.shape[1:] == values[0].shape[1:] for value in values):
             tensors[name] = torch.cat(values) if len(values) > 1 else values[0]
         else:  # different shapes

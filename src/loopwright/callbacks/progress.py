@@ -1,4 +1,5 @@
-"""The display of progress while training: live on a terminal or in a notebook, plain lines elsewhere, or nothing."""
+"""The display of progress while training: live on a terminal or in a notebook, plain lines
+elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -37,16 +38,19 @@ class LiveDisplay(Protocol):
 
 
 class ProgressDisplay(Callback):
-    """Shows the epoch, its evaluation and the run with the time they still take, the metrics, and a table of epochs.
+    """Shows the epoch, its evaluation and the run with the time they still take, the metrics, and a
+    table of epochs.
 
-    It acts at log points and a few times a second in evaluations, so it costs a step nothing. On a terminal and in a
-    notebook the display is live, elsewhere it consists of lines.
+    It acts at log points and a few times a second in evaluations, so it costs a step nothing. On a
+    terminal and in a notebook the display is live, elsewhere it consists of lines.
 
     Args:
-        style: "bar", "lines", "silent", or "auto": live on a terminal and in a notebook, and lines elsewhere.
+        style: "bar", "lines", "silent", or "auto": live on a terminal and in a notebook, and lines
+            elsewhere.
         interval: Seconds between two lines inside an epoch or an evaluation.
-        columns: The columns of the table of epochs: names of metrics, patterns such as "eval_*", "time", "samples/s"
-            and "left". Default: on a terminal as many metrics as fit, the most important ones first; in lines all.
+        columns: The columns of the table of epochs: names of metrics, patterns such as "eval_*",
+            "time", "samples/s" and "left". Default: on a terminal as many metrics as fit, the most
+            important ones first; in lines all.
 
     >>> from loopwright.callbacks import ProgressDisplay
     >>> ProgressDisplay("lines", interval=60.0, columns=["loss", "eval_*", "time"]).style
@@ -55,12 +59,15 @@ class ProgressDisplay(Callback):
 
     precedence = 4  # last, when the other callbacks have logged, recorded and saved
 
-    def __init__(self, style: str = "auto", *, interval: float = 10.0, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, style: str = "auto", *, interval: float = 10.0, columns: Sequence[str] | None = None
+    ) -> None:
         if style not in STYLES:
             raise ConfigurationError(f"progress={style!r}: use one of {', '.join(STYLES)}.")
         if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):
             raise ConfigurationError(
-                f"ProgressDisplay(columns={columns!r}): use a list of names, such as ['loss', 'eval_*']."
+                f"ProgressDisplay(columns={columns!r}): use a list of names, such as ['loss', "
+                "'eval_*']."
             )
         self.style = style
         self.interval = interval
@@ -70,15 +77,21 @@ class ProgressDisplay(Callback):
         self._table: EpochTable | None = None
         self._left: TimeLeft | None = None
         self._row: Mapping[str, float] = {}
-        self._evaluation: tuple[str, Stream, int, float] | None = None  # label, data, batches, when it began
-        self._spoken = self._shown = self._epoch_began = self._call_began = 0.0
+        self._evaluation: tuple[str, Stream, int, float] | None = (
+            None  # label, data, batches, when it began
+        )
+        self._spoken = 0.0
+        self._shown = 0.0
+        self._epoch_began = 0.0
+        self._call_began = 0.0
         self._is_resumed = False  # in the middle of the `train` call
 
     # Events
 
     def on_train_start(self, trainer: Trainer) -> None:
         self._spoken = self._call_began = self._epoch_began = monotonic()
-        self._row, self._evaluation = {}, None
+        self._row = {}
+        self._evaluation = None
         self._is_resumed = trainer.progress.update > trainer.progress.call_update
         self._style = _resolved(self.style)
         if self._style == "silent":
@@ -134,7 +147,8 @@ class ProgressDisplay(Callback):
         is_first = not self._table.has_rows
         if self._live is not None:
             if not trainer.run.is_done():
-                self._live.show(self._moment(trainer), draw=False)  # the next epoch, with the row of this one
+                # the next epoch, with the row of this one
+                self._live.show(self._moment(trainer), draw=False)
             self._live.add_epoch(epoch, self._table)
         else:
             self._line(self._table.line(epoch))
@@ -155,21 +169,26 @@ class ProgressDisplay(Callback):
 
     def _epoch_number(self, trainer: Trainer, ended: bool = False) -> str:
         total = trainer.run.limits.epochs
-        return f"{trainer.progress.epoch + (not ended)}" + (f"/{total}" if total is not None else "")
+        return f"{trainer.progress.epoch + (not ended)}" + (
+            f"/{total}" if total is not None else ""
+        )
 
     def _moment(self, trainer: Trainer) -> Moment:
         from .epoch_table import Bar, Moment
         from .time_left import done_of
 
         assert self._left is not None
-        evaluation, done = self._eval_bar(), self._done(trainer, done_of(trainer))
+        evaluation = self._eval_bar()
+        done = self._done(trainer, done_of(trainer))
         if done is not None and evaluation is not None:
             done = min(done, 0.99)  # it is not over before its last evaluation
         skipped = trainer.run.updates.num_skipped
         return Moment(
             epoch=self._epoch_bar(trainer),
             evaluation=evaluation,
-            run=None if done is None else Bar("run", done, 1.0, self._left.of_run(trainer, self._evaluated(trainer))),
+            run=None
+            if done is None
+            else Bar("run", done, 1.0, self._left.of_run(trainer, self._evaluated(trainer))),
             speed=self._left.samples_per_second(trainer),
             metrics={**self._row, "skipped_updates": skipped} if skipped else self._row,
             means=_means(trainer),
@@ -177,7 +196,8 @@ class ProgressDisplay(Callback):
 
     def _done(self, trainer: Trainer, done: float | None) -> float | None:
         """The completed fraction of the call, by its nearest limit, the time included."""
-        progress, limit = trainer.progress, trainer.run.limits.seconds
+        progress = trainer.progress
+        limit = trainer.run.limits.seconds
         if limit is None:
             return done
         whole = limit - progress.call_seconds
@@ -188,7 +208,8 @@ class ProgressDisplay(Callback):
         from .epoch_table import Bar
 
         assert self._left is not None
-        label, step = f"epoch {self._epoch_number(trainer)}", trainer.progress.epoch_step
+        label = f"epoch {self._epoch_number(trainer)}"
+        step = trainer.progress.epoch_step
         return Bar(label, step, trainer.run.epoch_length(), self._left.of_epoch(trainer))
 
     def _eval_bar(self) -> Bar | None:
@@ -198,11 +219,14 @@ class ProgressDisplay(Callback):
             return None
         label, data, done, began = self._evaluation
         total = data.num_batches
-        left = (monotonic() - began) * (total - done) / done if total and 0 < done <= total else None
+        left = (
+            (monotonic() - began) * (total - done) / done if total and 0 < done <= total else None
+        )
         return Bar(label, done, total, left)
 
     def _evaluated(self, trainer: Trainer) -> float:
-        """The completed fraction of the evaluation at the end of this epoch; 0 in one inside the epoch."""
+        """The completed fraction of the evaluation at the end of this epoch; 0 in one inside the
+        epoch."""
         bar = self._eval_bar()
         is_at_end = trainer.progress.is_exhausted and bar is not None and bar.total
         return bar.done / bar.total if is_at_end and bar is not None and bar.total else 0.0
@@ -225,7 +249,8 @@ class ProgressDisplay(Callback):
         """Show the row of an epoch that a limit has cut short."""
         from .epoch_table import count_text
 
-        progress, rows = trainer.progress, trainer.history.epochs
+        progress = trainer.progress
+        rows = trainer.history.epochs
         if self._table is None or not progress.in_epoch or len(rows) <= progress.epoch:
             return
         epoch = self._ended(trainer, rows[-1])
@@ -236,7 +261,11 @@ class ProgressDisplay(Callback):
         """Print where the run is, if the last line is long enough ago."""
         from .epoch_table import line_of
 
-        if self._style == "lines" and self._left is not None and monotonic() - self._spoken >= self.interval:
+        if (
+            self._style == "lines"
+            and self._left is not None
+            and monotonic() - self._spoken >= self.interval
+        ):
             self._line(line_of(self._moment(trainer)))
 
     def _first_notes(self, epoch: EpochFacts) -> list[str]:
@@ -247,17 +276,23 @@ class ProgressDisplay(Callback):
             near = difflib.get_close_matches(name, epoch.metrics, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             lines.append(
-                f"ProgressDisplay(columns=...): epoch 1 did not measure {name!r}, so its column is empty; available: "
-                f"{', '.join(epoch.metrics)}.{hint}"
+                f"ProgressDisplay(columns=...): epoch 1 did not measure {name!r}, so its column "
+                f"is empty; available: {', '.join(epoch.metrics)}.{hint}"
             )
         if self._table.hidden:
-            first, others = self._table.hidden[:3], len(self._table.hidden) - 3
-            more = ", ".join(first) + (f" and {counted(others, 'more metric')}" if others > 0 else "")
-            lines.append(f"No space for {more}: choose columns with ProgressDisplay(columns=[...]).")
+            first = self._table.hidden[:3]
+            others = len(self._table.hidden) - 3
+            more = ", ".join(first) + (
+                f" and {counted(others, 'more metric')}" if others > 0 else ""
+            )
+            lines.append(
+                f"No space for {more}: choose columns with ProgressDisplay(columns=[...])."
+            )
         return lines
 
     def _last_lines(self, trainer: Trainer) -> list[str]:
-        """The lines at the end of a `train` call: how it ended, the best epoch, and the commands to look at the run."""
+        """The lines at the end of a `train` call: how it ended, the best epoch, and the commands to
+        look at the run."""
         if self._style == "silent":
             return []
         from .last_lines import last_lines
@@ -307,7 +342,9 @@ def _name_of(trainer: Trainer, data: Stream) -> str:
     """The name of evaluation data: the key of a callback that evaluates it, or "eval"."""
     if data is not trainer.run.eval_stream:
         for callback in trainer.run.callbacks:
-            for name, stream in callback.eval_streams(trainer.run.program._trainer_for(callback)).items():
+            for name, stream in callback.eval_streams(
+                trainer.run.program._trainer_for(callback)
+            ).items():
                 if stream is data:
                     return name
     return "eval"

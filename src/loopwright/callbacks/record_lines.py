@@ -1,4 +1,5 @@
-"""The lines of a program's log and its warnings, collected while a run is recorded; what is printed stays the same."""
+"""The lines of a program's log and its warnings, collected while a run is recorded; what is printed
+stays the same."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Line = tuple[str, str, float]  # level, text, seconds since 1970
 
 
 class LineCollector:
-    """Keeps all records of Python's log and all warnings from `start` to `stop`, until they are taken."""
+    """Keeps all records of Python's log and all warnings from `start` to `stop`, until they are
+    taken."""
 
     def __init__(self) -> None:
         self._lines: deque[Line] = deque(maxlen=MAX_LINES)  # other threads append, too
@@ -26,7 +28,8 @@ class LineCollector:
         if self._detach is None:
             from ..run.directory import attach
 
-            self._detach, self._shown = attach(_Keeper(self._lines)), warnings.showwarning
+            self._detach = attach(_Keeper(self._lines))
+            self._shown = warnings.showwarning
             warnings.showwarning = self._show
 
     def stop(self) -> None:

@@ -1,4 +1,5 @@
-"""Recording a run in its directory: metrics, events, media and log lines as they come, and how the run ended."""
+"""Recording a run in its directory: metrics, events, media and log lines as they come, and how the
+run ended."""
 
 from __future__ import annotations
 
@@ -35,24 +36,28 @@ Existing = Literal["number", "continue", "replace"]
 
 
 class RunRecorder(Callback):
-    """Writes metrics, events and the state of the run to `run_dir`; what a resumed run measures again is replaced.
+    """Writes metrics, events and the state of the run to `run_dir`; what a resumed run measures
+    again is replaced.
 
-    A trainer with a `run_dir` has one without being given it. With a `directory` of its own it only records: nothing
-    is saved to resume from, and the program trains as it does without it.
+    A trainer with a `run_dir` has one without being given it. With a `directory` of its own it only
+    records: nothing is saved to resume from, and the program trains as it does without it.
 
     Args:
-        on_error: Whether a failed write ends training ("raise") or is reported and tried again later ("warn").
+        on_error: Whether a failed write ends training ("raise") or is reported and tried again
+            later ("warn").
         directory: Where to record a run whose trainer has no `run_dir`.
-        existing: What to do where that directory holds a run: record in the first free of `name-2`, `name-3` and so on
-            ("number"); or go on with it if training does, and otherwise number ("continue"), or move it to a folder
-            inside ("replace").
+        existing: What to do where that directory holds a run: record in the first free of `name-2`,
+            `name-3` and so on ("number"); or go on with it if training does, and otherwise number
+            ("continue"), or move it to a folder inside ("replace").
 
     >>> from loopwright.callbacks import RunRecorder
     >>> RunRecorder(on_error="warn").on_error
     'warn'
     """
 
-    spans_calls: ClassVar[bool] = False  # whether the end of a `train` call is not the end of the run
+    spans_calls: ClassVar[bool] = (
+        False  # whether the end of a `train` call is not the end of the run
+    )
 
     def __init__(
         self,
@@ -69,7 +74,9 @@ class RunRecorder(Callback):
         self._is_open = False  # whether a `train` call is under way
         self._has_started = False
         self._has_left = False  # whether the end by a signal is recorded
-        self._left: tuple[int, ...] | None = None  # the file and the position at the end of a `train` call
+        self._left: tuple[int, ...] | None = (
+            None  # the file and the position at the end of a `train` call
+        )
         self._tree: WorkTree | None = None  # while git is at work
         self._waiting: list[Callable[[], None]] = []
         self._modes: dict[str, Mode | None] = {}  # of the metrics that epochs have had so far
@@ -89,7 +96,10 @@ class RunRecorder(Callback):
 
         directory = self._open_own(trainer) if self.own_path is not None else trainer.run.directory
         assert directory is not None
-        self._directory, self._waiting, self._is_open, self._has_left = directory, [], True, False
+        self._directory = directory
+        self._waiting = []
+        self._is_open = True
+        self._has_left = False
         with directory.starting():
             self._write_manifest(trainer, directory)
         self._metrics = MetricsStore(directory.metrics_path)
@@ -104,8 +114,10 @@ class RunRecorder(Callback):
         self._lines.start()
 
     def _truncate(self, trainer: Trainer, metrics: MetricsStore) -> None:
-        """Remove what is after the resume point that this process continues, or after the end of the call before."""
-        at, was_finished = trainer.progress, None if self._has_started else trainer.run.was_finished
+        """Remove what is after the resume point that this process continues, or after the end of
+        the call before."""
+        at = trainer.progress
+        was_finished = None if self._has_started else trainer.run.was_finished
         metrics.truncate(step=at.step, epoch=at.epoch, is_finished=was_finished)
 
     def _open_own(self, trainer: Trainer) -> RunDirectory:
@@ -124,7 +136,8 @@ class RunRecorder(Callback):
         if not goes_on and directory.has_run:
             earlier = directory.set_aside()
             trainer.run.say(
-                f"{directory.path} contained the record of an earlier run, which was moved to {earlier.name}."
+                f"{directory.path} contained the record of an earlier run, which was moved to "
+                f"{earlier.name}."
             )
         return directory
 
@@ -132,10 +145,18 @@ class RunRecorder(Callback):
         from ..run import RunManifest, update_manifest
         from ..run.environment import WorkTree
 
-        run, facts = trainer.run, trainer._facts()
+        run = trainer.run
+        facts = trainer._facts()
         if directory.has_run:
-            now, changed = run.fingerprint, _accepted(trainer)
-            update_manifest(directory.manifest_path, state="running", fingerprint=now, change=changed, facts=facts)
+            now = run.fingerprint
+            changed = _accepted(trainer)
+            update_manifest(
+                directory.manifest_path,
+                state="running",
+                fingerprint=now,
+                change=changed,
+                facts=facts,
+            )
             return
         self._tree = WorkTree(Path.cwd()).ask()
         manifest = RunManifest.collect(
@@ -157,29 +178,44 @@ class RunRecorder(Callback):
         self._add_event(trainer, kind, where, {"call": progress.call, "process": os.getpid()})
 
     def _count_media(self, trainer: Trainer, directory: RunDirectory) -> None:
-        """Let items of the resumed step be numbered behind those that are older than the resume point."""
+        """Let items of the resumed step be numbered behind those that are older than the resume
+        point."""
         from ..run.metrics_view import MetricsView
 
-        progress, view = trainer.progress, MetricsView(directory.metrics_path)
-        points = [e for e in view.events() if e.kind == "checkpoint" and e.update == progress.update and e.wall]
+        progress = trainer.progress
+        view = MetricsView(directory.metrics_path)
+        points = [
+            e
+            for e in view.events()
+            if e.kind == "checkpoint" and e.update == progress.update and e.wall
+        ]
         if points and "media" in points[-1].detail:  # saved in an evaluation, which is done again
             trainer.run.media.count_on(progress.step, points[-1].detail["media"])
             return
         items = [item for item in view.media() if item.step == progress.step] if points else []
-        names = [item.name for item in items if item.wall is not None and item.wall <= (points[-1].wall or 0.0)]
+        names = [
+            item.name
+            for item in items
+            if item.wall is not None and item.wall <= (points[-1].wall or 0.0)
+        ]
         trainer.run.media.count_on(progress.step, Counter(names))
 
     def _warn_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
-        """Warn where the history of a resumed run has metrics that the file lacks: it was lost, or is new."""
+        """Warn where the history of a resumed run has metrics that the file lacks: it was lost, or
+        is new."""
         if self.own_path is not None and not metrics.path.exists():
             return
-        last = max((series.steps[-1] for series in trainer.history.steps.values() if series.steps), default=0)
+        last = max(
+            (series.steps[-1] for series in trainer.history.steps.values() if series.steps),
+            default=0,
+        )
         recorded = metrics.last_step() if last and metrics.path.exists() else 0
         if recorded < last and (self.own_path is None or self.existing != "number"):
             logger.warning(
-                "%s has no metrics of steps %d to %d, although an earlier process recorded them. Training continues "
-                "exactly, and `history` has these steps; commands that read the file (`loopwright show`, `plot`) do "
-                "not show them. If you have a copy of the file, restore it before you start the program.",
+                "%s has no metrics of steps %d to %d, although an earlier process recorded them. "
+                "Training continues exactly, and `history` has these steps; commands that read "
+                "the file (`loopwright show`, `plot`) do not show them. If you have a copy of the "
+                "file, restore it before you start the program.",
                 *(metrics.path, recorded + 1, last),
             )
 
@@ -199,7 +235,8 @@ class RunRecorder(Callback):
         if self._is_open:
             self._add(partial(self._metrics.add_media, media))
             return
-        is_ours = self._directory.is_locked  # by a `train` call that begins or ends, or by an experiment of several
+        # by a `train` call that begins or ends, or by an experiment of several
+        is_ours = self._directory.is_locked
         if not is_ours:
             self._directory.lock()
         try:
@@ -229,27 +266,38 @@ class RunRecorder(Callback):
         update, step, _, samples, seconds = trainer.run.place()
         add = partial(self._metrics.add_epoch, epoch, update, dict(metrics))
         self._add(partial(add, step=step, samples=samples, seconds=seconds))
-        if self._directory is not None and not self._directory.log_path.exists():  # that log has lines for epochs
+        # that log has lines for epochs
+        if self._directory is not None and not self._directory.log_path.exists():
             text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-            self._add(partial(self._metrics.add_log_line, "INFO", f"epoch {epoch}  {text}".rstrip()))
+            self._add(
+                partial(self._metrics.add_log_line, "INFO", f"epoch {epoch}  {text}".rstrip())
+            )
 
     def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
         """A resume point is complete only with all that was recorded before it."""
         if self._metrics is not None and self._is_open:
             self._add_notes(trainer)
             logged = trainer.run.media.logged_in_steps(trainer.progress)
-            detail = {"finished": trainer.progress.call_finished} | ({} if logged is None else {"media": logged})
+            detail = {"finished": trainer.progress.call_finished} | (
+                {} if logged is None else {"media": logged}
+            )
             self._add_event(trainer, "checkpoint", detail=detail)
             self._add(self._metrics.flush)
         return ()
 
-    def _add_event(self, trainer: Trainer, kind: str, text: str = "", detail: Mapping[str, Any] | None = None) -> None:
+    def _add_event(
+        self, trainer: Trainer, kind: str, text: str = "", detail: Mapping[str, Any] | None = None
+    ) -> None:
         assert self._metrics is not None
-        self._add(partial(self._metrics.add_event, kind, text, place=trainer.run.place(), detail=detail))
+        self._add(
+            partial(self._metrics.add_event, kind, text, place=trainer.run.place(), detail=detail)
+        )
 
     def _add_notes(self, trainer: Trainer) -> None:
-        """Take the lines and events since the last time: those of the run, and those of Python's log."""
-        metrics, notes = self._metrics, trainer.run.notes
+        """Take the lines and events since the last time: those of the run, and those of Python's
+        log."""
+        metrics = self._metrics
+        notes = trainer.run.notes
         if metrics is None:
             return
         for level, text, wall in self._lines.take():
@@ -259,17 +307,24 @@ class RunRecorder(Callback):
             if note.kind == "line":
                 self._add(partial(metrics.add_log_line, "INFO", note.text, wall=note.wall))
             else:
-                add = partial(metrics.add_event, note.kind, note.text, place=note.place, wall=note.wall)
+                add = partial(
+                    metrics.add_event, note.kind, note.text, place=note.place, wall=note.wall
+                )
                 self._add(partial(add, detail=note.detail))
             if note.kind == "compiled":
                 self._note(facts={"compiled": dict(note.detail)})
 
     def _directions(self, trainer: Trainer, metrics: Iterable[str]) -> dict[str, Any]:
-        """What readers have to know to rank by these metrics: which values are better, and what evaluations are."""
+        """What readers have to know to rank by these metrics: which values are better, and what
+        evaluations are."""
         directions = trainer.run.directions
         self._modes |= {name: directions.of(name) for name in (*directions.given, *metrics)}
         known = {name: mode for name, mode in self._modes.items() if mode is not None}
-        return {"metric_modes": known, "eval_keys": sorted(directions.eval_keys), "watched": directions.watched}
+        return {
+            "metric_modes": known,
+            "eval_keys": sorted(directions.eval_keys),
+            "watched": directions.watched,
+        }
 
     # The end
 
@@ -286,7 +341,8 @@ class RunRecorder(Callback):
             self._left = _state_of(self._directory, trainer)
 
     def finish_again(self, trainer: Trainer) -> None:
-        """Note the end of a run that was killed between its last resume point and the end of the call."""
+        """Note the end of a run that was killed between its last resume point and the end of the
+        call."""
         from ..run import MetricsStore, RunManifest
         from ..run.metrics_view import MetricsView
         from ..run.metrics_writing import END_EVENTS
@@ -298,8 +354,14 @@ class RunRecorder(Callback):
             return
         self._directory, self._metrics = directory, MetricsStore(directory.metrics_path)
         state, reason = _ending(trainer)
-        ends = [event for event in MetricsView(directory.metrics_path).events() if event.kind in END_EVENTS]
-        if (trainer.progress.step, trainer.progress.epoch) not in [(end.step, end.epoch) for end in ends]:
+        ends = [
+            event
+            for event in MetricsView(directory.metrics_path).events()
+            if event.kind in END_EVENTS
+        ]
+        if (trainer.progress.step, trainer.progress.epoch) not in [
+            (end.step, end.epoch) for end in ends
+        ]:
             self._add_end(trainer, state, reason, None)
         self._add(self._metrics.close)
         self._note(state=state, reason=reason, progress=_counts(trainer))
@@ -313,7 +375,8 @@ class RunRecorder(Callback):
         self._close(trainer, "failed", f"{type(error).__name__}: {error}", error)
 
     def leave(self, trainer: Trainer) -> None:
-        """Record the end by a signal, while the last resume point is written; that it fails is recorded as well."""
+        """Record the end by a signal, while the last resume point is written; that it fails is
+        recorded as well."""
         try:
             self._close(trainer, "interrupted", trainer.run.signals.name)
             self._has_left = True
@@ -322,7 +385,8 @@ class RunRecorder(Callback):
 
     def _found_by_git(self) -> dict[str, Any]:
         """The state of the working tree, once; waits for git if it is still running."""
-        tree, self._tree = self._tree, None
+        tree = self._tree
+        self._tree = None
         return {} if tree is None else {"git_dirty": tree.is_dirty}
 
     def _add(self, action: Callable[[], None]) -> None:
@@ -349,9 +413,12 @@ class RunRecorder(Callback):
                 raise
             logger.warning("%s", error)
 
-    def _close(self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None = None) -> None:
+    def _close(
+        self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None = None
+    ) -> None:
         directory = self._directory or trainer.run.directory
-        found, self._is_open = self._found_by_git(), False
+        found = self._found_by_git()
+        self._is_open = False
         self._lines.stop()
         if directory is None:  # it could not be opened
             return
@@ -360,7 +427,8 @@ class RunRecorder(Callback):
         found |= self._directions(trainer, names)
         close_metrics = partial(self._close_metrics, trainer, state, reason, error)
         note = partial(self._note, state=state, reason=reason, progress=_counts(trainer), **found)
-        if state == "interrupted":  # the time that is left may be short: both files are synced at once
+        # the time that is left may be short: both files are synced at once
+        if state == "interrupted":
             self._add_notes(trainer)
             at_once = threading.Thread(target=close_metrics)
             at_once.start()
@@ -371,12 +439,15 @@ class RunRecorder(Callback):
                 at_once.join()
         else:
             close_metrics()
-            if directory.has_run:  # last, since `finish_again` leaves a run alone that is finished by its manifest
+            # last, since `finish_again` leaves a run alone that is finished by its manifest
+            if directory.has_run:
                 note()
         if self.own_path is not None:
             directory.unlock()
 
-    def _close_metrics(self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None) -> None:
+    def _close_metrics(
+        self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None
+    ) -> None:
         if self._metrics is None:
             return
         try:
@@ -386,10 +457,14 @@ class RunRecorder(Callback):
         except CheckpointError as problem:  # `on_train_end` has raised it if it is to end training
             logger.warning("%s", problem)
 
-    def _add_end(self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None) -> None:
+    def _add_end(
+        self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None
+    ) -> None:
         if self.spans_calls and state == "running":
             return
-        detail = None if error is None else {"traceback": "".join(traceback.format_exception(error))}
+        detail = (
+            None if error is None else {"traceback": "".join(traceback.format_exception(error))}
+        )
         kind = "signal" if state == "interrupted" else state
         self._add_event(trainer, kind, reason or "", detail)
 
@@ -397,11 +472,13 @@ class RunRecorder(Callback):
         """Record nothing: the directory cannot be used."""
         if self._directory is not None:
             self._directory.unlock()
-        self._directory = self._metrics = None
+        self._directory = None
+        self._metrics = None
 
 
 def _state_of(directory: RunDirectory, trainer: Trainer) -> tuple[int, ...]:
-    """The position of the run, and the date and size of its metrics: where they are the same, nothing is after it."""
+    """The position of the run, and the date and size of its metrics: where they are the same,
+    nothing is after it."""
     file = directory.metrics_path.stat()
     return trainer.progress.step, trainer.progress.epoch, file.st_mtime_ns, file.st_size
 
@@ -416,8 +493,10 @@ def _counts(trainer: Trainer) -> dict[str, Any]:
 
 
 def _accepted(trainer: Trainer) -> dict[str, Any] | None:
-    """What the program has changed in the run since it was last started, once, and from which update on."""
-    changes, trainer.run.accepted = trainer.run.accepted, []
+    """What the program has changed in the run since it was last started, once, and from which
+    update on."""
+    changes = trainer.run.accepted
+    trainer.run.accepted = []
     values = {change.key: [change.first, change.second] for change in changes}
     return {"update": trainer.progress.update, "values": values} if values else None
 

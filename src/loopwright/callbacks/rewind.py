@@ -25,16 +25,20 @@ if TYPE_CHECKING:
 
 
 class Rewind(NonFiniteGuard):
-    """Restores the last good state when a loss or gradient norm is not finite, and continues without that batch.
+    """Restores the last good state when a loss or gradient norm is not finite, and continues
+    without that batch.
 
-    The result is, bit for bit, that of training on data without the batch. The state is copied to host memory at the
-    start of each epoch and every `every_updates` updates, which takes the memory of one copy. The loss is read at every
-    step, which synchronizes with an accelerator. Takes the place of `NonFiniteGuard`; for one process only.
+    The result is, bit for bit, that of training on data without the batch. The state is copied to
+    host memory at the start of each epoch and every `every_updates` updates, which takes the memory
+    of one copy. The loss is read at every step, which synchronizes with an accelerator. Takes the
+    place of `NonFiniteGuard`; for one process only.
 
     Args:
-        spike: A factor above 1: a loss above `spike` times the median of the last `window` losses is bad, too.
+        spike: A factor above 1: a loss above `spike` times the median of the last `window` losses
+            is bad, too.
         window: The number of losses for that median.
-        every_updates: The number of updates between copies of the state, which limits how many are repeated.
+        every_updates: The number of updates between copies of the state, which limits how many are
+            repeated.
         max_rewinds: The number of bad batches after which the next one is an error.
 
     >>> from loopwright.callbacks import Rewind
@@ -53,10 +57,18 @@ class Rewind(NonFiniteGuard):
     ) -> None:
         super().__init__("raise")
         if spike is not None and not spike > 1:
-            raise ConfigurationError(f"Rewind(spike={spike!r}): use a factor above 1, such as 3.0, or None.")
-        for name, value in (("window", window), ("every_updates", every_updates), ("max_rewinds", max_rewinds)):
+            raise ConfigurationError(
+                f"Rewind(spike={spike!r}): use a factor above 1, such as 3.0, or None."
+            )
+        for name, value in (
+            ("window", window),
+            ("every_updates", every_updates),
+            ("max_rewinds", max_rewinds),
+        ):
             if not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"Rewind({name}={value!r}): use a whole number, 1 or more.")
+                raise ConfigurationError(
+                    f"Rewind({name}={value!r}): use a whole number, 1 or more."
+                )
         self.spike = spike
         self.every_updates = every_updates
         self.max_rewinds = max_rewinds
@@ -78,13 +90,19 @@ class Rewind(NonFiniteGuard):
 
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
-        if any(isinstance(other, NonFiniteGuard) and other is not self for other in trainer.run.callbacks):
+        if any(
+            isinstance(other, NonFiniteGuard) and other is not self
+            for other in trainer.run.callbacks
+        ):
             raise ConfigurationError("Rewind replaces NonFiniteGuard: pass only one of them.")
         if trainer.runtime.world > 1:
-            raise ConfigurationError("Rewind works in one process only: use NonFiniteGuard('skip') with several.")
+            raise ConfigurationError(
+                "Rewind works in one process only: use NonFiniteGuard('skip') with several."
+            )
         assert self._stream is not None
         self._stream.check_resumable()
-        self._refused, self._is_searching = None, False
+        self._refused = None
+        self._is_searching = False
         if trainer.progress.in_epoch:
             self._stream.count_from(trainer.progress.epoch_step)
             self._keep(trainer)
@@ -112,7 +130,8 @@ class Rewind(NonFiniteGuard):
             self._go_back(trainer, reason, blame=self._is_sure(trainer, value))
 
     def on_update_end(self, trainer: Trainer) -> None:
-        """Copy the state when due, if all weights are finite: the loss only depends on the weights before the step."""
+        """Copy the state when due, if all weights are finite: the loss only depends on the weights
+        before the step."""
         progress = trainer.progress
         is_due = progress.update - self._taken_at >= self.every_updates
         if not is_due and progress.epoch_step != trainer.run.epoch_length():
@@ -129,7 +148,10 @@ class Rewind(NonFiniteGuard):
         self._release()
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"num_rewinds": self.num_rewinds, "losses": list(self._losses)}
+        return super().state_dict() | {
+            "num_rewinds": self.num_rewinds,
+            "losses": list(self._losses),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -137,7 +159,8 @@ class Rewind(NonFiniteGuard):
         self._losses = deque(state["losses"], maxlen=self._losses.maxlen)
 
     def _judge(self, loss: float | None) -> str | None:
-        """Return what is wrong with a loss, or None. Spikes are detected only with a full window of positive losses."""
+        """Return what is wrong with a loss, or None. Spikes are detected only with a full window of
+        positive losses."""
         if loss is None:
             return None
         if not math.isfinite(loss):
@@ -150,16 +173,20 @@ class Rewind(NonFiniteGuard):
         return f"the loss is {loss:.6g}, more than {self.spike:g} times the usual {usual:.6g}"
 
     def _is_sure(self, trainer: Trainer, loss: float | None) -> bool:
-        """Whether the batch of this step is the cause, and not an earlier batch of the window or bad weights."""
+        """Whether the batch of this step is the cause, and not an earlier batch of the window or
+        bad weights."""
         if self._is_searching:
             return True
         is_of_window = self._refused is not None and (loss is None or math.isfinite(loss))
         return not (is_of_window and trainer.accumulate > 1) and are_finite(trainer.parameters())
 
     def _search(self, trainer: Trainer, optimizer: str) -> None:
-        """Find the step with a finite loss and gradients that are not; a loss scaler skips such steps itself."""
+        """Find the step with a finite loss and gradients that are not; a loss scaler skips such
+        steps itself."""
         update = trainer.run.updates.by_name[optimizer]
-        if update.scaler is None and not are_finite(p.grad for p in update.params if p.grad is not None):
+        if update.scaler is None and not are_finite(
+            p.grad for p in update.params if p.grad is not None
+        ):
             self.refuse(f"a gradient of optimizer {optimizer!r} is not finite")
 
     def _keep(self, trainer: Trainer) -> None:
@@ -175,18 +202,22 @@ class Rewind(NonFiniteGuard):
         self._is_searching = False
 
     def _go_back(self, trainer: Trainer, reason: str, *, blame: bool) -> None:
-        """Make the loop rewind: to skip the batch of this step, or to find the batch that is the cause."""
+        """Make the loop rewind: to skip the batch of this step, or to find the batch that is the
+        cause."""
         assert self._stream is not None
         progress = trainer.progress
         where = f"in batch {progress.epoch_step} of epoch {progress.epoch + 1}"
         if self.num_rewinds >= self.max_rewinds:
             times = "1 rewind" if self.max_rewinds == 1 else f"{self.max_rewinds} rewinds"
             raise NonFiniteLossError(
-                f"{reason[0].upper()}{reason[1:]} {where}, after {times}. So many bad batches point to a real problem. "
-                "Lower the learning rate, clip gradients (`clip_norm=`), look for bad samples, or raise `max_rewinds`."
+                f"{reason[0].upper()}{reason[1:]} {where}, after {times}. So many bad batches "
+                "point to a real problem. Lower the learning rate, clip gradients "
+                "(`clip_norm=`), look for bad samples, or raise `max_rewinds`."
             )
         self._is_searching = not blame
-        skipped = self._stream.skipped_with(progress.epoch_step - 1) if blame else self._stream.skipped
+        skipped = (
+            self._stream.skipped_with(progress.epoch_step - 1) if blame else self._stream.skipped
+        )
         raise Rewinding(partial(self._undo, trainer, f"{reason} {where}", skipped))
 
     def _undo(self, trainer: Trainer, reason: str, skipped: Mapping[int, int]) -> None:
@@ -194,29 +225,34 @@ class Rewind(NonFiniteGuard):
 
         trainer = cast("Trainer", trainer._core)
         assert self._stream is not None
-        num_rewinds, seconds = self.num_rewinds, trainer.progress.seconds
+        num_rewinds = self.num_rewinds
+        seconds = trainer.progress.seconds
         trainer.run.updates.reset()
         state = snapshot(self._snapshot)  # a copy: optimizers work on what they are given
         trainer.run.return_to(state | {"history": self._history.state_dict()}, "in memory")
         self._stream.skip(skipped)
         trainer.progress.seconds = seconds  # the time of undone updates counts
-        self.num_rewinds, self._refused = num_rewinds, None
+        self.num_rewinds = num_rewinds
+        self._refused = None
         reason = f"{reason[0].upper()}{reason[1:]}"
         if self._is_searching:
             trainer.run.say(
-                f"{reason}; repeating the updates after update {self._taken_at} to find the batch that caused it."
+                f"{reason}; repeating the updates after update {self._taken_at} to find the batch "
+                "that caused it."
             )
         else:
             self.num_rewinds += 1
             count = f"rewind {self.num_rewinds} of {self.max_rewinds}"
             trainer.run.say(
-                f"{reason}; returning to update {self._taken_at} and continuing without this batch ({count})."
+                f"{reason}; returning to update {self._taken_at} and continuing without this "
+                f"batch ({count})."
             )
         trainer.run.emit("on_rewind")
 
     def _release(self) -> None:
         """Free the copies."""
-        self._snapshot = self._buffers = None
+        self._snapshot = None
+        self._buffers = None
         self._history = HistoryCopy()
 
 

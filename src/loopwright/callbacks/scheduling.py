@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 
 
 class Scheduled(Callback):
-    """Sets one option of an optimizer's parameter groups before every update, from the completed fraction of the run.
+    """Sets one option of an optimizer's parameter groups before every update, from the completed
+    fraction of the run.
 
-    The value depends on nothing else, so a resumed run gets the same values without any saved state.
+    The value depends on nothing else, so a resumed run gets the same values without any saved
+    state.
     """
 
     option = ""
 
-    def __init__(self, schedule: Curve, *, optimizer: str | None = None, is_absolute: bool = False) -> None:
+    def __init__(
+        self, schedule: Curve, *, optimizer: str | None = None, is_absolute: bool = False
+    ) -> None:
         self.schedule = schedule
         self.optimizer = optimizer
         self.is_absolute = is_absolute
@@ -36,7 +40,8 @@ class Scheduled(Callback):
         owner = type(self).__name__
         if not is_limited(trainer.run.limits):
             raise ConfigurationError(
-                f"{owner} needs to know the length of the run: pass `num_epochs`, `num_updates` or `num_samples`."
+                f"{owner} needs to know the length of the run: pass `num_epochs`, `num_updates` "
+                "or `num_samples`."
             )
         self._curve = self.schedule.resolve(extent_of(trainer))
         self._groups = self._find(trainer, owner)
@@ -51,7 +56,8 @@ class Scheduled(Callback):
         self._set(trainer)
 
     def on_rewind(self, trainer: Trainer) -> None:
-        self._groups = self._find(trainer, type(self).__name__)  # loading replaces an optimizer's groups
+        # loading replaces an optimizer's groups
+        self._groups = self._find(trainer, type(self).__name__)
         self._set(trainer)
 
     def _find(self, trainer: Trainer, owner: str) -> list[dict[str, Any]]:
@@ -61,13 +67,15 @@ class Scheduled(Callback):
                 near = difflib.get_close_matches(name, trainer.optimizers, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
                 raise ConfigurationError(
-                    f"{owner}(optimizer={name!r}): the trainer's optimizers are {', '.join(trainer.optimizers)}.{hint}"
+                    f"{owner}(optimizer={name!r}): the trainer's optimizers are "
+                    f"{', '.join(trainer.optimizers)}.{hint}"
                 )
         groups = [group for name in names for group in trainer.optimizers[name].param_groups]
         if not all(self.option in group for group in groups):
             raise ConfigurationError(
-                f"{owner} schedules {self.option!r}, an option that optimizer {', '.join(names)} does not have; "
-                f"available: {', '.join(key for key in groups[0] if key != 'params')}."
+                f"{owner} schedules {self.option!r}, an option that optimizer {', '.join(names)} "
+                "does not have; available: "
+                f"{', '.join(key for key in groups[0] if key != 'params')}."
             )
         return groups
 
@@ -89,9 +97,11 @@ class ScheduleLearningRate(Scheduled):
     """Sets the learning rate by a curve. `Trainer(scheduler=curve)` is the same.
 
     Args:
-        schedule: The curve, such as `WarmupCosine(warmup=0.05)`; its values are factors of each group's initial rate.
+        schedule: The curve, such as `WarmupCosine(warmup=0.05)`; its values are factors of each
+            group's initial rate.
         optimizer: The name of one of the trainer's optimizers; all by default.
-        is_absolute: Whether the values are learning rates instead of factors; groups with a rate of 0 keep it.
+        is_absolute: Whether the values are learning rates instead of factors; groups with a rate of
+            0 keep it.
 
     >>> from loopwright.callbacks import ScheduleLearningRate
     >>> from loopwright.schedules import WarmupCosine
@@ -107,7 +117,8 @@ class ScheduleWeightDecay(Scheduled):
     Args:
         schedule: The curve; its values are factors of each group's initial weight decay.
         optimizer: The name of one of the trainer's optimizers; all by default.
-        is_absolute: Whether the values are weight decays instead of factors; groups with a decay of 0 keep it.
+        is_absolute: Whether the values are weight decays instead of factors; groups with a decay of
+            0 keep it.
 
     >>> from loopwright.callbacks import ScheduleWeightDecay
     >>> from loopwright.schedules import Cosine
@@ -122,8 +133,10 @@ def _copied(value: Any) -> Any:
 
 
 def extent_of(trainer: Trainer) -> Extent:
-    """Return the length of the current `train` call, by the limit that is reached first; time limits do not count."""
-    progress, until = trainer.progress, trainer.run.limits
+    """Return the length of the current `train` call, by the limit that is reached first; time
+    limits do not count."""
+    progress = trainer.progress
+    until = trainer.run.limits
     limits = {
         "epoch": (until.epochs, progress.call_epoch),
         "update": (until.updates, progress.call_update),

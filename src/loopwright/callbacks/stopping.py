@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 
 
 class EarlyStopping(Watching):
-    """Stops training when a metric has not improved for `patience` values in a row, by default one every epoch.
+    """Stops training when a metric has not improved for `patience` values in a row, by default one
+    every epoch.
 
-    NaN is never an improvement. After updates or samples, the metric has to be one that a callback logs with the same
-    interval, such as `OfflineLoss`.
+    NaN is never an improvement. After updates or samples, the metric has to be one that a callback
+    logs with the same interval, such as `OfflineLoss`.
 
     Args:
         metric: The metric to watch.
         patience: Stop after this number of values without an improvement.
-        mode: "min" or "max" for the values that are better. "auto" decides by the losses that steps return and by
-            the metric's name; if the name does not tell, that is an error before the first step.
+        mode: "min" or "max" for the values that are better. "auto" decides by the losses that steps
+            return and by the metric's name; if the name does not tell, that is an error before the
+            first step.
         min_delta: An improvement is better than the best value so far by more than this.
         every_n_epochs: Look at the metric every n epochs; one of the three intervals may be given.
         every_n_updates: Look at the metric every n updates.
@@ -55,7 +57,9 @@ class EarlyStopping(Watching):
         every_n_samples: int | None = None,
     ) -> None:
         if not isinstance(patience, int) or patience < 1:
-            raise ConfigurationError(f"EarlyStopping(patience={patience!r}): use a number of epochs, 1 or more.")
+            raise ConfigurationError(
+                f"EarlyStopping(patience={patience!r}): use a number of epochs, 1 or more."
+            )
         if not min_delta >= 0:
             raise ConfigurationError(f"EarlyStopping(min_delta={min_delta!r}): use 0 or more.")
         super().__init__(
@@ -86,21 +90,29 @@ class EarlyStopping(Watching):
         return self._so_far.num_bad
 
     def on_train_start(self, trainer: Trainer) -> None:
-        """Start counting again in the call after the one that was stopped; a resumed call keeps its count."""
+        """Start counting again in the call after the one that was stopped; a resumed call keeps its
+        count."""
         super().on_train_start(trainer)
         if self.has_stopped and trainer.stop_reason is None:
             self.has_stopped, self._so_far = False, replace(self._so_far, num_bad=0)
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
-        self._so_far = self._so_far.after(value, self.interval.now(trainer.progress), self.mode, self.min_delta)
+        self._so_far = self._so_far.after(
+            value, self.interval.now(trainer.progress), self.mode, self.min_delta
+        )
         if self.num_bad_epochs >= self.patience:
             self.has_stopped = True
             trainer.stop(self._reason(value))
 
     def _reason(self, value: float) -> str:
-        unit, length = self.interval.unit, self.num_bad_epochs * self.interval.n
+        unit = self.interval.unit
+        length = self.num_bad_epochs * self.interval.n
         time = f"1 {unit}" if length == 1 else f"{length} {unit}s"
-        best = "never a number" if self.best is None else f"best {self.best:.6g} in {unit} {self.best_at}"
+        best = (
+            "never a number"
+            if self.best is None
+            else f"best {self.best:.6g} in {unit} {self.best_at}"
+        )
         return f"{self.metric} has not improved for {time} (now {value:.6g}, {best})"
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,7 +129,8 @@ class EarlyStopping(Watching):
 
 
 class FixedEarlyStopping(Callback):
-    """Stops at an epoch, update or sample of the run, with learning-rate schedules that are made for a longer run.
+    """Stops at an epoch, update or sample of the run, with learning-rate schedules that are made
+    for a longer run.
 
     A limit of `train` shortens the schedules; this does not. Exactly one of the arguments is given.
 
@@ -144,11 +157,14 @@ class FixedEarlyStopping(Callback):
         if len(given) != 1:
             named = ", ".join(f"stop_at_{unit}={n}" for unit, n in given.items())
             raise ConfigurationError(
-                f"FixedEarlyStopping({named}): pass exactly one of stop_at_epoch, stop_at_update and stop_at_sample."
+                f"FixedEarlyStopping({named}): pass exactly one of stop_at_epoch, stop_at_update "
+                "and stop_at_sample."
             )
         self.unit, self.n = next(iter(given.items()))
         if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
-            raise ConfigurationError(f"FixedEarlyStopping(stop_at_{self.unit}={self.n!r}): use a number, 1 or more.")
+            raise ConfigurationError(
+                f"FixedEarlyStopping(stop_at_{self.unit}={self.n!r}): use a number, 1 or more."
+            )
         self.ignored_events = ("on_update_end",) if self.unit == "epoch" else ("on_epoch_end",)
 
     def on_train_start(self, trainer: Trainer) -> None:
@@ -171,8 +187,8 @@ ENVIRONMENT = "LOOPWRIGHT_LIMIT_BATCHES"
 class LimitBatches(Callback):
     """Uses the first batches of every epoch only, to try out a program quickly.
 
-    Without arguments, both limits come from the environment variable LOOPWRIGHT_LIMIT_BATCHES; where it is not set,
-    nothing is limited.
+    Without arguments, both limits come from the environment variable LOOPWRIGHT_LIMIT_BATCHES;
+    where it is not set, nothing is limited.
 
     Args:
         train: The number of batches of a training epoch.
@@ -184,12 +200,15 @@ class LimitBatches(Callback):
         10
     """
 
-    def __init__(self, train: int | None = None, eval: int | None = None) -> None:  # noqa: A002  (our word for it)
+    # our word for it
+    def __init__(self, train: int | None = None, eval: int | None = None) -> None:  # noqa: A002
         if train is None and eval is None:
             train = eval = _from_environment()  # noqa: A001
         for name, value in (("train", train), ("eval", eval)):
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigurationError(f"LimitBatches({name}={value!r}): use a number of batches, 1 or more.")
+                raise ConfigurationError(
+                    f"LimitBatches({name}={value!r}): use a number of batches, 1 or more."
+                )
         self.train = train
         self.eval = eval
 
@@ -203,15 +222,17 @@ def _from_environment() -> int | None:
     if not given:
         return None
     if not given.isdecimal() or int(given) < 1:
-        raise ConfigurationError(f"{ENVIRONMENT}={given!r}: set it to a number of batches, 1 or more, or unset it.")
+        raise ConfigurationError(
+            f"{ENVIRONMENT}={given!r}: set it to a number of batches, 1 or more, or unset it."
+        )
     return int(given)
 
 
 class TimeLimit(Callback):
     """Stops when the run has trained for a given time.
 
-    The time of evaluations does not count; the time of earlier, interrupted parts of the run does. `train(max_time=)`
-    limits a single call instead.
+    The time of evaluations does not count; the time of earlier, interrupted parts of the run does.
+    `train(max_time=)` limits a single call instead.
 
     Args:
         limit: A number of seconds, a text such as "1h30m", or a `timedelta`.
@@ -226,7 +247,8 @@ class TimeLimit(Callback):
         seconds = seconds_of(limit, "limit") if isinstance(limit, (str, timedelta)) else limit
         if not isinstance(seconds, (int, float)) or not seconds > 0:
             raise ConfigurationError(
-                f"TimeLimit({limit!r}): use a number of seconds above 0, a string such as '1h30m', or a timedelta."
+                f"TimeLimit({limit!r}): use a number of seconds above 0, a string such as "
+                "'1h30m', or a timedelta."
             )
         self.seconds = float(seconds)
 

@@ -47,8 +47,8 @@ class ModelSummary(Callback):
 def summarize(model: nn.Module, max_depth: int = 1, *, name: str = "model") -> str:
     """Return a table of the modules of a model with their numbers of parameters.
 
-    A parameter that several modules share counts once in each module around it. A `+` marks modules with lazy
-    parameters, whose size is known only after the first batch.
+    A parameter that several modules share counts once in each module around it. A `+` marks modules
+    with lazy parameters, whose size is known only after the first batch.
 
     Args:
         model: The model.
@@ -80,26 +80,36 @@ def _rows(module: nn.Module, name: str, max_depth: int, depth: int = 0) -> Itera
 
 
 def count_parameters(module: nn.Module) -> tuple[int, int]:
-    """Return the number of parameters of a module, each counted once, and the number of trainable ones."""
+    """Return the number of parameters of a module, each counted once, and the number of trainable
+    ones."""
     params = [param for param in module.parameters() if not is_lazy(param)]
     return sum(p.numel() for p in params), sum(p.numel() for p in params if p.requires_grad)
 
 
 def _line(row: Row, widths: list[int]) -> str:
     name, kind, total, trainable = row
-    cells = (name.ljust(widths[0]), kind.ljust(widths[1]), total.rjust(widths[2]), trainable.rjust(widths[3]))
+    cells = (
+        name.ljust(widths[0]),
+        kind.ljust(widths[1]),
+        total.rjust(widths[2]),
+        trainable.rjust(widths[3]),
+    )
     return "  ".join(cells)
 
 
 def _check_depth(max_depth: int) -> None:
     if not isinstance(max_depth, int) or max_depth < 0:
-        raise ConfigurationError(f"max_depth={max_depth!r}: use 0 for the model alone, 1 for its parts, and so on.")
+        raise ConfigurationError(
+            f"max_depth={max_depth!r}: use 0 for the model alone, 1 for its parts, and so on."
+        )
 
 
 class ParameterCount(Callback):
-    """Prints the number of parameters of each model, and how many of them are trainable, when training starts.
+    """Prints the number of parameters of each model, and how many of them are trainable, when
+    training starts.
 
-    The attribute `counts` has both numbers, and so has `artifacts/parameters.json` of a run directory.
+    The attribute `counts` has both numbers, and so has `artifacts/parameters.json` of a run
+    directory.
 
     >>> from loopwright.callbacks import ParameterCount
     >>> callback = ParameterCount()
@@ -119,7 +129,8 @@ class ParameterCount(Callback):
 
 @dataclass(slots=True)
 class FieldStatistics:
-    """Mean, standard deviation, minimum and maximum of all values of a field, accumulated over batches in float64."""
+    """Mean, standard deviation, minimum and maximum of all values of a field, accumulated over
+    batches in float64."""
 
     count: int = 0
     mean: float = 0.0
@@ -132,14 +143,16 @@ class FieldStatistics:
         return math.sqrt(self.squares / self.count) if self.count else math.nan
 
     def add(self, values: Tensor) -> None:
-        """Add values; means and squared deviations are merged, which is exact enough also for a large mean."""
+        """Add values; means and squared deviations are merged, which is exact enough also for a
+        large mean."""
         values = values.detach().to(torch.float64)
         count = values.numel()
         if not count:
             return
         mean = values.mean().item()
         squares = (values - mean).square().sum().item()
-        total, distance = self.count + count, mean - self.mean
+        total = self.count + count
+        distance = mean - self.mean
         self.squares += squares + distance * distance * self.count * count / total
         self.mean += distance * count / total
         self.count = total
@@ -147,15 +160,20 @@ class FieldStatistics:
 
     def to_dict(self) -> dict[str, float]:
         state = asdict(self)
-        return {name: state[name] for name in ("count", "mean")} | {"std": self.std, "min": self.min, "max": self.max}
+        return {name: state[name] for name in ("count", "mean")} | {
+            "std": self.std,
+            "min": self.min,
+            "max": self.max,
+        }
 
 
 class DatasetStatistics(Callback):
-    """Prints mean, standard deviation, minimum and maximum of every field of a data set before a run begins.
+    """Prints mean, standard deviation, minimum and maximum of every field of a data set before a
+    run begins.
 
-    A field is a key of a dict or an index of a tuple; complex tensors are left out. The attribute `statistics` has the
-    result, and so has `artifacts/statistics-<dataset_key>.json` of a run directory. With several processes, each reads
-    its shard of the data.
+    A field is a key of a dict or an index of a tuple; complex tensors are left out. The attribute
+    `statistics` has the result, and so has `artifacts/statistics-<dataset_key>.json` of a run
+    directory. With several processes, each reads its shard of the data.
 
     Args:
         dataset_key: "train", "eval", or a key of `datasets`.
@@ -194,14 +212,22 @@ class DatasetStatistics(Callback):
         _write(trainer, f"statistics-{self.dataset_key}.json", measured)
 
     def measure(self, trainer: Trainer) -> dict[str, FieldStatistics]:
-        """Read the data now and return the statistics; random generators are restored afterwards."""
+        """Read the data now and return the statistics; random generators are restored
+        afterwards."""
         data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
-        stream = trainer.run.eval_stream if data is None else trainer._open(data, self.batch_size, shuffle=False)
+        stream = (
+            trainer.run.eval_stream
+            if data is None
+            else trainer._open(data, self.batch_size, shuffle=False)
+        )
         assert stream is not None
-        self.statistics, seen = {}, 0
+        self.statistics = {}
+        seen = 0
         with preserved_rng():
             stream.begin(0)
-            while batches := stream.take(1, None if self.num_samples is None else self.num_samples - seen):
+            while batches := stream.take(
+                1, None if self.num_samples is None else self.num_samples - seen
+            ):
                 seen += batches[0].size
                 for name, values in _fields(batches[0].value):
                     self.statistics.setdefault(name, FieldStatistics()).add(values)
@@ -218,7 +244,13 @@ def _fields(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         if not value.is_complex():
             yield path or "value", value
         return
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    items = (
+        value.items()
+        if isinstance(value, Mapping)
+        else enumerate(value)
+        if isinstance(value, list | tuple)
+        else ()
+    )
     for key, item in items:
         yield from _fields(item, f"{path}.{key}" if path else str(key))
 

@@ -1,4 +1,5 @@
-"""The live display on a terminal: bars of the epoch, its evaluation and the run; epochs as a table above them."""
+"""The live display on a terminal: bars of the epoch, its evaluation and the run; epochs as a table
+above them."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ ROWS_SECONDS = 0.2  # between two prints of rows
 class TerminalDisplay(RenderHook):
     """Bars in the last lines of the terminal; text that is printed meanwhile appears above them.
 
-    To print a line takes a millisecond, since the bars are drawn again below it. The rows of epochs that are shorter
-    than `ROWS_SECONDS` are therefore printed together; before any other text, so that the order of lines is the same.
+    To print a line takes a millisecond, since the bars are drawn again below it. The rows of epochs
+    that are shorter than `ROWS_SECONDS` are therefore printed together; before any other text, so
+    that the order of lines is the same.
     """
 
     def __init__(self) -> None:
@@ -65,16 +67,20 @@ class TerminalDisplay(RenderHook):
         return renderables
 
     def _print_rows(self) -> None:
-        rows, self._rows = Text("\n").join(self._rows), []
+        rows = Text("\n").join(self._rows)
+        self._rows = []
         self._console.print(rows, soft_wrap=True)
         self._printed = monotonic()
 
 
 class _Drawing:
-    """The bars of a moment under each other, and its metrics below; a `Table` of rich takes ten times as long."""
+    """The bars of a moment under each other, and its metrics below; a `Table` of rich takes ten
+    times as long."""
 
     def __init__(self, moment: Moment) -> None:
-        self._bars = [bar for bar in (moment.epoch, moment.evaluation, moment.run) if bar is not None]
+        self._bars = [
+            bar for bar in (moment.epoch, moment.evaluation, moment.run) if bar is not None
+        ]
         speed = [] if moment.speed is None else [f"{moment.speed:,.0f} samples/s"]
         self._facts = GAP.join([*metric_texts(moment.metrics, moment.means), *speed])
 
@@ -84,7 +90,11 @@ class _Drawing:
         width = max(options.max_width - sum(widths) - 3 * len(GAP), 1)
         for bar, (label, count, left) in zip(self._bars, texts, strict=True):
             yield Segment(label + " " * (widths[0] - cell_len(label)) + GAP)
-            drawn = ProgressBar(bar.total, bar.done, width).__rich_console__(console, options) if bar.total else ()
+            drawn = (
+                ProgressBar(bar.total, bar.done, width).__rich_console__(console, options)
+                if bar.total
+                else ()
+            )
             segments = [segment for segment in drawn if isinstance(segment, Segment)]
             yield from segments
             space = " " * (width - sum(segment.cell_length for segment in segments))

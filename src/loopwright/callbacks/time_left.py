@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 class TimeLeft:
     """Estimates the time that the `train` call and its epoch still take.
 
-    Training and evaluations are estimated apart. Training goes on as fast as since the call began in this process, so
-    an earlier process on another machine does not count; compiling and a slow first update do not, either. Evaluations
-    at the end of an epoch take as long as those before, and come once for each epoch that is left; those inside epochs
-    keep their share of the time.
+    Training and evaluations are estimated apart. Training goes on as fast as since the call began
+    in this process, so an earlier process on another machine does not count; compiling and a slow
+    first update do not, either. Evaluations at the end of an epoch take as long as those before,
+    and come once for each epoch that is left; those inside epochs keep their share of the time.
 
     Call `log` at log points, `begin_epoch` and `end_epoch` at the ends of epochs.
     """
@@ -25,11 +25,16 @@ class TimeLeft:
         progress = trainer.progress
         self._seconds = progress.seconds
         self._update = progress.update
-        self._start = self._warm = (done_of(trainer) or 0.0, progress.seconds)  # before and after the first update
+        # before and after the first update
+        self._start = self._warm = (
+            done_of(trainer) or 0.0,
+            progress.seconds,
+        )
         self._epoch = progress.epoch
         self._epochs_ended_at = progress.seconds  # the training time at the end of the last epoch
         self._evaluated = _evaluated(trainer)
-        self._inside = self._at_ends = 0.0  # seconds in evaluations inside epochs, and at their ends
+        self._inside = 0.0
+        self._at_ends = 0.0
         self.begin_epoch(trainer)
 
     def begin_epoch(self, trainer: Trainer) -> None:
@@ -38,10 +43,11 @@ class TimeLeft:
         self._first = (progress.epoch_step, progress.sample, progress.seconds)
 
     def log(self, trainer: Trainer) -> None:
-        """Note the evaluations since the last call, which were inside the epoch; leave out a slow first update.
+        """Note the evaluations since the last call, which were inside the epoch; leave out a slow
+        first update.
 
-        A log point after a single update comes of one that took long: workers start in it, kernels are chosen,
-        `torch.compile` compiles. Once there are others, it says nothing of the speed.
+        A log point after a single update comes of one that took long: workers start in it, kernels
+        are chosen, `torch.compile` compiles. Once there are others, it says nothing of the speed.
         """
         self._inside += _evaluated(trainer) - self._evaluated
         self._evaluated = _evaluated(trainer)
@@ -56,13 +62,17 @@ class TimeLeft:
 
     def samples_per_second(self, trainer: Trainer) -> float | None:
         """Samples per second of training in this epoch, without evaluations."""
-        samples, seconds = trainer.progress.sample - self._first[1], trainer.progress.seconds - self._first[2]
+        samples = trainer.progress.sample - self._first[1]
+        seconds = trainer.progress.seconds - self._first[2]
         return samples / seconds if seconds > 0 and samples else None
 
     def of_epoch(self, trainer: Trainer) -> float | None:
-        """Seconds of training to the end of the epoch, or to a limit inside it; None where that is not known."""
-        progress, length = trainer.progress, trainer.run.epoch_length()
-        steps, seconds = progress.epoch_step - self._first[0], progress.seconds - self._first[2]
+        """Seconds of training to the end of the epoch, or to a limit inside it; None where that is
+        not known."""
+        progress = trainer.progress
+        length = trainer.run.epoch_length()
+        steps = progress.epoch_step - self._first[0]
+        seconds = progress.seconds - self._first[2]
         if length is None or steps <= 0 or seconds <= 0:
             return None
         left = max(length - progress.epoch_step, 0) * seconds / steps
@@ -70,7 +80,8 @@ class TimeLeft:
         return left if whole is None else min(left, whole)
 
     def of_run(self, trainer: Trainer, evaluated: float = 0.0) -> float | None:
-        """Seconds to the end of the `train` call, with its evaluations; None where that is not known.
+        """Seconds to the end of the `train` call, with its evaluations; None where that is not
+        known.
 
         Args:
             trainer: The trainer.
@@ -83,19 +94,27 @@ class TimeLeft:
         inside = self._inside / seconds if seconds > 0 else 0.0
         ended = trainer.progress.epoch - self._epoch
         at_ends = self._at_ends / ended if ended > 0 else 0.0
-        return training * (1 + inside) + at_ends * max(self._ends_left(trainer, training) - evaluated, 0.0)
+        return training * (1 + inside) + at_ends * max(
+            self._ends_left(trainer, training) - evaluated, 0.0
+        )
 
     def _training_left(self, trainer: Trainer) -> float | None:
-        progress, limits = trainer.progress, trainer.run.limits
+        progress = trainer.progress
+        limits = trainer.run.limits
         by_time = None if limits.seconds is None else max(limits.seconds - progress.seconds, 0.0)
         done = done_of(trainer)
         if done is None:
             return by_time
-        if limits.epochs is not None and limits.updates is limits.samples is None and not _has_length(trainer):
+        if (
+            limits.epochs is not None
+            and limits.updates is limits.samples is None
+            and not _has_length(trainer)
+        ):
             by_count = self._left_of_epochs(trainer, limits.epochs)
         else:
             first = self._warm if done > self._warm[0] else self._start
-            part, seconds = done - first[0], progress.seconds - first[1]
+            part = done - first[0]
+            seconds = progress.seconds - first[1]
             by_count = None if part <= 0 or seconds <= 0 else seconds * (1 - done) / part
         known = [left for left in (by_time, by_count) if left is not None]
         return min(known) if known else None
@@ -107,21 +126,26 @@ class TimeLeft:
         if ended <= 0:
             return None
         one = (self._epochs_ended_at - self._seconds) / ended
-        return max(one * (epochs - progress.epoch) - (progress.seconds - self._epochs_ended_at), 0.0)
+        return max(
+            one * (epochs - progress.epoch) - (progress.seconds - self._epochs_ended_at), 0.0
+        )
 
     def _ends_left(self, trainer: Trainer, training: float) -> int:
         """How many epochs are still to end."""
-        progress, limits = trainer.progress, trainer.run.limits
+        progress = trainer.progress
+        limits = trainer.run.limits
         if limits.epochs is not None and limits.updates is limits.samples is limits.seconds is None:
             return limits.epochs - progress.epoch
         ended = progress.epoch - self._epoch
         one = (self._epochs_ended_at - self._seconds) / ended if ended > 0 else 0.0
         inside = progress.seconds - self._epochs_ended_at
-        return ceil((training + inside) / one - 1e-6) if one > 0 else 0  # the last one may be cut short
+        # the last one may be cut short
+        return ceil((training + inside) / one - 1e-6) if one > 0 else 0
 
 
 def _evaluated(trainer: Trainer) -> float:
-    """Seconds of evaluations; the time of compiling comes once, and says nothing of what is to come."""
+    """Seconds of evaluations; the time of compiling comes once, and says nothing of what is to
+    come."""
     return trainer.run.eval_seconds - trainer.run.compile_seconds
 
 
@@ -131,16 +155,24 @@ def _has_length(trainer: Trainer) -> bool:
 
 
 def done_of(trainer: Trainer) -> float | None:
-    """Return the completed fraction of the current `train` call, by the nearest limit; None without a limit."""
-    progress, until = trainer.progress, trainer.run.limits
+    """Return the completed fraction of the current `train` call, by the nearest limit; None without
+    a limit."""
+    progress = trainer.progress
+    until = trainer.run.limits
     parts = []
     if until.epochs is not None:
         inside = _inside_epoch(trainer, progress)
-        parts.append(_part(progress.epoch + inside - progress.call_epoch, until.epochs - progress.call_epoch))
+        parts.append(
+            _part(progress.epoch + inside - progress.call_epoch, until.epochs - progress.call_epoch)
+        )
     if until.updates is not None:
-        parts.append(_part(progress.update - progress.call_update, until.updates - progress.call_update))
+        parts.append(
+            _part(progress.update - progress.call_update, until.updates - progress.call_update)
+        )
     if until.samples is not None:
-        parts.append(_part(progress.sample - progress.call_sample, until.samples - progress.call_sample))
+        parts.append(
+            _part(progress.sample - progress.call_sample, until.samples - progress.call_sample)
+        )
     return max(parts) if parts else None
 
 

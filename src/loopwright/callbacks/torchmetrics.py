@@ -1,4 +1,5 @@
-"""Metrics that keep their own state, as torchmetrics' do, computed over an evaluation or a training epoch."""
+"""Metrics that keep their own state, as torchmetrics' do, computed over an evaluation or a training
+epoch."""
 
 from __future__ import annotations
 
@@ -38,13 +39,14 @@ class UpdatedMetric(Protocol):
 
 
 class TorchMetrics(Callback):
-    """Updates metrics with the outputs and targets of every batch, and adds their values to the evaluation or epoch.
+    """Updates metrics with the outputs and targets of every batch, and adds their values to the
+    evaluation or epoch.
 
     Args:
-        metrics: A metric (named by its class: MulticlassAccuracy gives `multiclass_accuracy`), a collection,
-            or a dict of names and metrics.
-        prepare: `prepare(outputs, targets)` returns the arguments of `update`, where these do not fit as they are:
-            one value, a tuple, or a dict of keywords.
+        metrics: A metric (named by its class: MulticlassAccuracy gives `multiclass_accuracy`), a
+            collection, or a dict of names and metrics.
+        prepare: `prepare(outputs, targets)` returns the arguments of `update`, where these do not
+            fit as they are: one value, a tuple, or a dict of keywords.
         on: "eval", "train" (over the epoch, with the weights as they were at each step) or "both".
         names: Names of values that only `compute` knows, for callbacks that watch them.
 
@@ -107,7 +109,8 @@ class TorchMetrics(Callback):
             trainer.log(_compute(self._train, trainer.runtime.gather_samples))
 
     def on_eval_start(self, trainer: Trainer, data: Stream) -> None:
-        """Reset the metrics; an evaluation inside another one, as of averaged weights, gets copies."""
+        """Reset the metrics; an evaluation inside another one, as of averaged weights, gets
+        copies."""
         if self.on != "train":
             metrics = deepcopy(self._pristine) if self._running else self.metrics
             _move(metrics, trainer.runtime.device)
@@ -123,7 +126,8 @@ class TorchMetrics(Callback):
             trainer.log(_compute(self._running.pop(), trainer.runtime.gather_samples))
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the training epoch; there is no checkpoint in the middle of an evaluation."""
+        """The states of the training epoch; there is no checkpoint in the middle of an
+        evaluation."""
         if self.on == "eval":
             return {}
         if self._loaded:  # and not trained since
@@ -139,9 +143,11 @@ class TorchMetrics(Callback):
             _move(self._train, self._runtime.device)
 
     def _take_loaded(self) -> None:
-        """Load the state of this process; on another number of processes, rank 0 loads the states of all, merged."""
+        """Load the state of this process; on another number of processes, rank 0 loads the states
+        of all, merged."""
         assert self._runtime is not None
-        states, self._loaded = self._loaded, []
+        states = self._loaded
+        self._loaded = []
         if len(states) == self._runtime.num_shares:
             states = [states[self._runtime.sample_rank]]
         elif states and self._runtime.sample_rank:
@@ -151,14 +157,20 @@ class TorchMetrics(Callback):
             _load_states(metric, [state[name] for state in states if name in state])
 
     @torch.no_grad()
-    def _update(self, metrics: Mapping[str, UpdatedMetric], trainer: Trainer, batch: Any, result: StepResult) -> None:
+    def _update(
+        self, metrics: Mapping[str, UpdatedMetric], trainer: Trainer, batch: Any, result: StepResult
+    ) -> None:
         if result.outputs is None:
             raise ConfigurationError(
-                "TorchMetrics has no outputs to measure: the step returned only a loss. Return StepResult(loss, "
-                "outputs=outputs) from your own `train_step` or `eval_step`."
+                "TorchMetrics has no outputs to measure: the step returned only a loss. Return "
+                "StepResult(loss, outputs=outputs) from your own `train_step` or `eval_step`."
             )
         targets = trainer.split_batch(batch)[1]
-        given = (result.outputs, targets) if self.prepare is None else self.prepare(result.outputs, targets)
+        given = (
+            (result.outputs, targets)
+            if self.prepare is None
+            else self.prepare(result.outputs, targets)
+        )
         given = _detached(given)
         for metric in metrics.values():
             if isinstance(given, dict):
@@ -170,12 +182,16 @@ class TorchMetrics(Callback):
 
 
 def _named(metrics: Any) -> dict[str, UpdatedMetric]:
-    named = dict(metrics) if isinstance(metrics, Mapping) else {_snake_case(type(metrics).__name__): metrics}
+    named = (
+        dict(metrics)
+        if isinstance(metrics, Mapping)
+        else {_snake_case(type(metrics).__name__): metrics}
+    )
     for name, metric in named.items():
         if not isinstance(metric, UpdatedMetric):
             raise ConfigurationError(
-                f"TorchMetrics: {name!r} is a {type(metric).__name__}; pass a metric with `update`, `compute` and "
-                "`reset`, a collection, or a dict of them."
+                f"TorchMetrics: {name!r} is a {type(metric).__name__}; pass a metric with "
+                "`update`, `compute` and `reset`, a collection, or a dict of them."
             )
     if not named:
         raise ConfigurationError("TorchMetrics was given no metric: pass at least one.")
@@ -187,7 +203,8 @@ def _snake_case(name: str) -> str:
 
 
 def _value_names(metrics: Mapping[str, UpdatedMetric]) -> set[str]:
-    """The names of the values as far as they are known before `compute`: a collection has its own names."""
+    """The names of the values as far as they are known before `compute`: a collection has its own
+    names."""
     names: set[str] = set()
     for name, metric in metrics.items():
         names |= set(map(str, metric.keys())) if isinstance(metric, nn.ModuleDict) else {name}
@@ -207,17 +224,26 @@ def _compute(metrics: Mapping[str, UpdatedMetric], gather: Gather | None) -> dic
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:
-    """Convert a value to named numbers: a dict by its keys, a vector (one number per class, say) by position."""
+    """Convert a value to named numbers: a dict by its keys, a vector (one number per class, say) by
+    position."""
     if isinstance(value, Mapping):
-        return {key: number for part, item in value.items() for key, number in _numbers(str(part), item).items()}
+        return {
+            key: number
+            for part, item in value.items()
+            for key, number in _numbers(str(part), item).items()
+        }
     if isinstance(value, Tensor) and value.dim() == 1 and value.numel() != 1:
         return {f"{name}/{i}": number for i, number in enumerate(value.tolist())}
     if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
         return {name: float(value)}
-    shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    shape = (
+        f"a tensor of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"a {type(value).__name__}"
+    )
     raise ConfigurationError(
-        f"Metric {name!r} computed {shape}, which cannot be logged as numbers: log a summary of it from your own "
-        "callback."
+        f"Metric {name!r} computed {shape}, which cannot be logged as numbers: log a summary of "
+        "it from your own callback."
     )
 
 
@@ -233,7 +259,8 @@ def _move(metrics: Mapping[str, UpdatedMetric], device: torch.device) -> None:
 
 
 def _detached(value: Any) -> Any:
-    """The same arguments without their graph, which a metric that collects them would keep alive."""
+    """The same arguments without their graph, which a metric that collects them would keep
+    alive."""
     if isinstance(value, Tensor):
         return value.detach()
     if type(value) is dict:
@@ -245,8 +272,9 @@ def _check_stateful(metrics: Mapping[str, UpdatedMetric]) -> None:
     for name, metric in metrics.items():
         if not isinstance(metric, Stateful):
             raise ConfigurationError(
-                f"TorchMetrics: {name!r} cannot be resumed inside an epoch: give {type(metric).__name__} `state_dict` "
-                "and `load_state_dict`, measure on 'eval' only, or train without `run_dir`."
+                f"TorchMetrics: {name!r} cannot be resumed inside an epoch: give "
+                f"{type(metric).__name__} `state_dict` and `load_state_dict`, measure on 'eval' "
+                "only, or train without `run_dir`."
             )
 
 

@@ -1,4 +1,5 @@
-"""Checkpoints that are complete or absent: written, verified, found and pruned; nothing executes on load.
+"""Checkpoints that are complete or absent: written, verified, found and pruned; nothing executes on
+load.
 
 Names are imported when first used: looking at a directory of checkpoints does without torch.
 """
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
     from .compare import CheckpointDiff, Difference, diff_checkpoints
     from .encoding import decode, encode
     from .format import Checkpoint, read_checkpoint, write_checkpoint
-    from .inspect import CheckpointContent, CheckpointInfo, describe_checkpoint, find_checkpoint, list_checkpoints
+    from .inspect import (
+        CheckpointContent,
+        CheckpointInfo,
+        describe_checkpoint,
+        find_checkpoint,
+        list_checkpoints,
+    )
     from .kept import KeptModel, KeptModels
     from .layout import TensorInfo, read_header
     from .manifest import Manifest, read_manifest, verify_checkpoint

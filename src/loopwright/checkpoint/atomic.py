@@ -1,4 +1,5 @@
-"""Files that are complete or absent: staged beside their destination, made durable, then renamed."""
+"""Files that are complete or absent: staged beside their destination, made durable, then
+renamed."""
 
 from __future__ import annotations
 
@@ -24,9 +25,11 @@ AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
 _in_use: set[Path] = set()  # what this process is writing now; process ids may be used again
-_unsynced: dict[Path, list[int]] = {}  # of directories that are being filled: their files, open until they are synced
+# of directories that are being filled: their files, open until they are synced
+_unsynced: dict[Path, list[int]] = {}
 _tokens: set[str] = set()  # of the groups that this process leads
-_rounds: Counter[tuple[Path, str, int]] = Counter()  # how often a process of a group wrote to a place
+# how often a process of a group wrote to a place
+_rounds: Counter[tuple[Path, str, int]] = Counter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class FileRecord:
 
 
 class HashingFile:
-    """A new file that is hashed while it is written and durable once closed; in a staged directory, once that is."""
+    """A new file that is hashed while it is written and durable once closed; in a staged directory,
+    once that is."""
 
     def __init__(self, path: Path) -> None:
         self._later = _unsynced.get(path.parent)
@@ -62,7 +66,10 @@ class HashingFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is None and self._later is not None:
             self._later.append(self._descriptor)
@@ -91,7 +98,8 @@ def sync_directory(path: Path) -> None:
 
 
 def _sync_together(descriptors: list[int]) -> None:
-    """Make files and directories durable at the same time: on a slow disk every sync takes seconds."""
+    """Make files and directories durable at the same time: on a slow disk every sync takes
+    seconds."""
     errors: list[OSError] = []
 
     def sync(descriptor: int) -> None:
@@ -120,7 +128,8 @@ def _sync_together(descriptors: list[int]) -> None:
 @contextmanager
 def staged_file(destination: Path) -> Iterator[Path]:
     """A path to write to, which replaces the destination in one step if nothing is raised."""
-    destination = Path(os.path.realpath(destination))  # what a link leads to is written, and the link stays
+    # what a link leads to is written, and the link stays
+    destination = Path(os.path.realpath(destination))
     destination.parent.mkdir(parents=True, exist_ok=True)
     clean_leftovers(destination.parent, destination.name)
     staging = _hidden_sibling(destination, "tmp")
@@ -140,8 +149,9 @@ def staged_directory(
 ) -> Iterator[Path]:
     """A directory to fill, which replaces the destination in one step if nothing is raised.
 
-    A `shared` one may be there already, with what other processes put into it. The files are synced together, and the
-    directory with them: nothing of it has its name yet. Then `ready` returns once it may appear.
+    A `shared` one may be there already, with what other processes put into it. The files are synced
+    together, and the directory with them: nothing of it has its name yet. Then `ready` returns once
+    it may appear.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     staging = shared or _hidden_sibling(destination, "tmp")
@@ -169,8 +179,8 @@ def staged_directory(
 def new_token() -> str:
     """Make a name for the checkpoints that several processes write together.
 
-    The process of rank 0 makes it and broadcasts it to the others. It belongs to that process: files that the group
-    left half-written are removed by the next start once the process is gone.
+    The process of rank 0 makes it and broadcasts it to the others. It belongs to that process:
+    files that the group left half-written are removed by the next start once the process is gone.
 
     Example:
         >>> import os
@@ -184,9 +194,12 @@ def new_token() -> str:
 
 
 def shared_staging(destination: Path, token: str, rank: int) -> Path:
-    """Where the processes of a group put their parts: the same place in all of them, another one each time."""
+    """Where the processes of a group put their parts: the same place in all of them, another one
+    each time."""
     _rounds[destination, token, rank] += 1
-    return destination.with_name(f".{destination.name}.group-{token}-{_rounds[destination, token, rank]}")
+    return destination.with_name(
+        f".{destination.name}.group-{token}-{_rounds[destination, token, rank]}"
+    )
 
 
 def remove_directory(path: Path) -> None:
@@ -197,16 +210,23 @@ def remove_directory(path: Path) -> None:
 
 
 def clean_leftovers(directory: Path, wanted: str | None = None) -> list[str]:
-    """Remove what killed processes left in a directory, put back what they had set aside; the names.
+    """Remove what killed processes left in a directory, put back what they had set aside; the
+    names.
 
     With `wanted`, only what they left of that file or directory.
     """
     cleaned = []
-    for hidden in sorted(name for name in os.listdir(directory) if name.startswith(".") and name.count("-") >= 2):
+    for hidden in sorted(
+        name for name in os.listdir(directory) if name.startswith(".") and name.count("-") >= 2
+    ):
         path = directory / hidden
         name, _, tail = hidden[1:].rpartition(".")
         kind, *rest = tail.split("-")
-        if wanted not in (None, name) or LEFTOVERS.get(kind) != len(rest) or not _is_abandoned(path, *rest[:2]):
+        if (
+            wanted not in (None, name)
+            or LEFTOVERS.get(kind) != len(rest)
+            or not _is_abandoned(path, *rest[:2])
+        ):
             continue
         if kind == "old" and not (directory / name).exists():
             os.rename(path, directory / name)
@@ -223,7 +243,8 @@ def _put_in_place(staging: Path, destination: Path) -> None:
     if not destination.is_dir():
         os.rename(staging, destination)
     elif not _exchange(staging, destination):
-        # Filesystems that cannot exchange: `clean_leftovers` puts the old one back after a kill in between.
+        # Filesystems that cannot exchange: `clean_leftovers` puts the old one back after a kill in
+        # between.
         aside = _hidden_sibling(destination, "old")
         os.rename(destination, aside)
         os.rename(staging, destination)

@@ -1,4 +1,5 @@
-"""Where two checkpoints differ: their metadata first, then every tensor and value, in the order of the state."""
+"""Where two checkpoints differ: their metadata first, then every tensor and value, in the order of
+the state."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from .inspect import find_checkpoint
 from .tree import ATOMS, Tree, escape
 from .weights import load_weights
 
-CLOCKS = frozenset({"progress/seconds", "progress/call_seconds"})  # never the same twice, and never meant to be
+# never the same twice, and never meant to be
+CLOCKS = frozenset({"progress/seconds", "progress/call_seconds"})
 BLOCK = 1 << 22  # values compared at once, so that large tensors need little memory
 
 
@@ -56,8 +58,8 @@ def diff_checkpoints(
 ) -> CheckpointDiff:
     """Compare two checkpoints bit for bit, after verifying both.
 
-    Where one of them is a file of weights, or `model` is named, only weights are compared. The time that training took
-    is left out: it is the one part of a state that no two runs share.
+    Where one of them is a file of weights, or `model` is named, only weights are compared. The time
+    that training took is left out: it is the one part of a state that no two runs share.
 
     Args:
         first: A checkpoint, a file of weights, or a run, of which the newest resume point is taken.
@@ -73,12 +75,17 @@ def diff_checkpoints(
         ...     [found.path for found in diff_checkpoints(f"{folder}/first", f"{folder}/second").state]
         ['rate']
     """
-    one, two = (source if source.is_file() else find_checkpoint(source) for source in (Path(first), Path(second)))
+    one, two = (
+        source if source.is_file() else find_checkpoint(source)
+        for source in (Path(first), Path(second))
+    )
     if model is not None or one.is_file() or two.is_file():
         weights = [load_weights(path, model=model) for path in (one, two)]
         return CheckpointDiff(one, two, (), compare_trees(*weights))
     own, other = (read_checkpoint(path, verify=False, copies=False) for path in (one, two))
-    return CheckpointDiff(one, two, compare_trees(own.meta, other.meta), compare_trees(own.tree, other.tree))
+    return CheckpointDiff(
+        one, two, compare_trees(own.meta, other.meta), compare_trees(own.tree, other.tree)
+    )
 
 
 def compare_trees(first: Tree, second: Tree) -> tuple[Difference, ...]:
@@ -110,7 +117,9 @@ class _Walk:
             is_tensor = isinstance(first, Tensor) or isinstance(second, Tensor)
             self.found.append(Difference(path, f"{_brief(first)} / {_brief(second)}", is_tensor))
 
-    def compare_mappings(self, first: Mapping[Tree, Tree], second: Mapping[Tree, Tree], path: str) -> None:
+    def compare_mappings(
+        self, first: Mapping[Tree, Tree], second: Mapping[Tree, Tree], path: str
+    ) -> None:
         for key, value in first.items():
             if key in second:
                 self.compare(value, second[key], _join(path, key))
@@ -121,13 +130,24 @@ class _Walk:
                 self.add_missing(value, _join(path, key), "second")
 
     def compare_sequences(self, first: Tree, second: Tree, path: str) -> None:
-        if {*map(type, first), *map(type, second)} <= ATOMS:  # one line for a curve, not one for each point
-            unlike = [i for i, pair in enumerate(zip(first, second, strict=False)) if not _is_same(*pair)]
+        # one line for a curve, not one for each point
+        if {
+            *map(type, first),
+            *map(type, second),
+        } <= ATOMS:
+            unlike = [
+                i for i, pair in enumerate(zip(first, second, strict=False)) if not _is_same(*pair)
+            ]
             at = unlike[0] if unlike else min(len(first), len(second))
             if unlike or len(first) != len(second):
-                entries = (_brief(values[at]) if at < len(values) else "the end" for values in (first, second))
+                entries = (
+                    _brief(values[at]) if at < len(values) else "the end"
+                    for values in (first, second)
+                )
                 lengths = f"{len(first)} / {len(second)} entries"
-                self.found.append(Difference(path, f"{lengths}, from entry {at} on: {' / '.join(entries)}"))
+                self.found.append(
+                    Difference(path, f"{lengths}, from entry {at} on: {' / '.join(entries)}")
+                )
             return
         for index in range(max(len(first), len(second))):
             if index >= min(len(first), len(second)):
@@ -139,26 +159,41 @@ class _Walk:
     def compare_arrays(self, first: Tree, second: Tree, path: str) -> None:
         if first.dtype == second.dtype and first.dtype.kind in "biufc" and first.dtype.isnative:
             self.compare_tensors(torch.from_numpy(first), torch.from_numpy(second), path)
-        elif first.dtype != second.dtype or first.shape != second.shape or first.tobytes() != second.tobytes():
-            self.found.append(Difference(path, f"{_brief(first)} / {_brief(second)}", is_tensor=True))
+        elif (
+            first.dtype != second.dtype
+            or first.shape != second.shape
+            or first.tobytes() != second.tobytes()
+        ):
+            self.found.append(
+                Difference(path, f"{_brief(first)} / {_brief(second)}", is_tensor=True)
+            )
 
     def compare_tensors(self, first: Tensor, second: Tensor, path: str) -> None:
         if first.dtype != second.dtype or first.shape != second.shape:
-            self.found.append(Difference(path, f"{_brief(first)} / {_brief(second)}", is_tensor=True))
+            self.found.append(
+                Difference(path, f"{_brief(first)} / {_brief(second)}", is_tensor=True)
+            )
             return
         count, largest = _distance(first, second)
         if count:
-            what = f"{_brief(first)}: {count} of {first.numel()} values differ, max abs difference {largest:.6g}"
+            what = (
+                f"{_brief(first)}: {count} of {first.numel()} values differ, max abs "
+                f"difference {largest:.6g}"
+            )
             self.found.append(Difference(path, what, is_tensor=True, max_abs=largest))
 
     def add_missing(self, value: Tree, path: str, side: str) -> None:
         if path not in CLOCKS:
-            self.found.append(Difference(path, f"only in the {side}: {_brief(value)}", isinstance(value, Tensor)))
+            self.found.append(
+                Difference(path, f"only in the {side}: {_brief(value)}", isinstance(value, Tensor))
+            )
 
 
 def _distance(first: Tensor, second: Tensor) -> tuple[int, float]:
-    """How many values are not the same bits, and how far apart two of them are at most; NaN where one is NaN."""
-    count, largest = 0, torch.tensor(0.0, dtype=torch.float64)
+    """How many values are not the same bits, and how far apart two of them are at most; NaN where
+    one is NaN."""
+    count = 0
+    largest = torch.tensor(0.0, dtype=torch.float64)
     blocks = (tensor.detach().reshape(-1).split(BLOCK) for tensor in (first, second))  # type: ignore[no-untyped-call]
     for one, two in zip(*blocks, strict=True):
         bits = one.view(torch.uint8) != two.view(torch.uint8) if one.numel() else torch.zeros(0)

@@ -1,4 +1,5 @@
-"""Models, optimizers and schedulers alone: from a checkpoint of ours or somebody's `.pt`, into a trainer."""
+"""Models, optimizers and schedulers alone: from a checkpoint of ours or somebody's `.pt`, into a
+trainer."""
 
 from __future__ import annotations
 
@@ -39,7 +40,12 @@ class Parts:
     @property
     def tree(self) -> dict[str, Any]:
         """All of it, as a checkpoint holds it."""
-        return {"models": self.models, "optimizers": self.optimizers, "schedules": self.schedules, **self.rest}
+        return {
+            "models": self.models,
+            "optimizers": self.optimizers,
+            "schedules": self.schedules,
+            **self.rest,
+        }
 
 
 def write_parts(
@@ -61,7 +67,11 @@ def write_parts(
         rest: further entries of the checkpoint.
         meta: what a listing shows without reading the checkpoint.
     """
-    tree = {"models": _states(models), "optimizers": _states(optimizers), "schedules": _states(schedules or {})}
+    tree = {
+        "models": _states(models),
+        "optimizers": _states(optimizers),
+        "schedules": _states(schedules or {}),
+    }
     write_checkpoint(path, {**tree, **(rest or {})}, dict(meta or {}))
 
 
@@ -70,11 +80,14 @@ def _states(components: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_parts(path: str | Path) -> Parts:
-    """Read a checkpoint directory, or a file of weights with or without `optimizer_state_dict` and the like."""
+    """Read a checkpoint directory, or a file of weights with or without `optimizer_state_dict` and
+    the like."""
     source = Path(path)
     if source.is_dir():
         rest = _table(read_checkpoint(source).tree, source)
-        models, optimizers, schedules = (rest.pop(part, {}) for part in ("models", "optimizers", "schedules"))
+        models, optimizers, schedules = (
+            rest.pop(part, {}) for part in ("models", "optimizers", "schedules")
+        )
         return Parts(source, models, optimizers, schedules, rest)
     if is_safetensors(source):
         return Parts(source, {"model": load_weights(source)})
@@ -91,7 +104,9 @@ def read_parts(path: str | Path) -> Parts:
 
 def _table(tree: Any, source: Path) -> dict[str, Any]:
     if not isinstance(tree, Mapping):
-        raise CheckpointError(f"{source} holds {type(tree).__name__} instead of the state of models and optimizers.")
+        raise CheckpointError(
+            f"{source} holds {type(tree).__name__} instead of the state of models and optimizers."
+        )
     return dict(tree)
 
 
@@ -104,22 +119,31 @@ def _first(entries: dict[str, Any], names: tuple[str, ...]) -> Any:
 def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Load weights into a model, of which this process may hold a part only."""
     own = model.state_dict()
-    if any(isinstance(v, StoredTensor) for v in saved.values()) or any(map(is_dtensor, own.values())):
-        placed = {k: place_like(v, own[k]) if isinstance(own[k], Tensor) else v for k, v in saved.items()}
+    if any(isinstance(v, StoredTensor) for v in saved.values()) or any(
+        map(is_dtensor, own.values())
+    ):
+        placed = {
+            k: place_like(v, own[k]) if isinstance(own[k], Tensor) else v for k, v in saved.items()
+        }
         model.load_state_dict(placed)
     else:
         model.load_state_dict(saved)
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load the state; torch casts it to the parameters' type, which is undone where the optimizer keeps another."""
+    """Load the state; torch casts it to the parameters' type, which is undone where the optimizer
+    keeps another."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     state = _placed(state, params)
     optimizer.load_state_dict(state)
     for index, saved in state["state"].items():
         own = optimizer.state[params[index]]
         for key, value in saved.items():
-            if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) and own[key].dtype != value.dtype:
+            if (
+                isinstance(value, Tensor)
+                and isinstance(own.get(key), Tensor)
+                and own[key].dtype != value.dtype
+            ):
                 own[key] = value.to(own[key].device)
 
 

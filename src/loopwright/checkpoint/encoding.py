@@ -1,7 +1,8 @@
 """A state tree as strict JSON plus named tensors.
 
-Whatever JSON cannot say is an object with one `$` key (`{"$tuple": [...]}`); a dictionary whose own keys are
-not plain strings, or begin with `$`, is written as pairs, so no user key is ever taken for a marker.
+Whatever JSON cannot say is an object with one `$` key (`{"$tuple": [...]}`); a dictionary whose own
+keys are not plain strings, or begin with `$`, is written as pairs, so no user key is ever taken for
+a marker.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from .layout import HEADER_KEY, Json, text_of
 from .tensors import StoredTensor, numbers_tensor, stored_form
 from .tree import TensorShard, Tree, is_dtensor, join_path, plain_tensor, refusal, shard_of
 
-NUMBERS_FROM = 256  # a list of this many floats or ints is kept as a tensor: smaller, exact and quick
+NUMBERS_FROM = (
+    256  # a list of this many floats or ints is kept as a tensor: smaller, exact and quick
+)
 ARRAY_KINDS = "biufcmMSU"
 LARGE_INT = 1 << 63
 CANONICAL_NAN = struct.pack(">d", math.nan)
 
 
 def encode(tree: Tree) -> tuple[Json, dict[str, Tensor]]:
-    """Encode a tree as JSON and tensors, the latter by a path such as `optimizers/default/state/0/exp_avg`.
+    """Encode a tree as JSON and tensors, the latter by a path such as
+    `optimizers/default/state/0/exp_avg`.
 
     Args:
         tree: Nested dicts, lists and tuples of tensors, arrays and plain values.
@@ -72,7 +76,8 @@ def encode_plain(tree: Tree, what: str) -> Json:
     structure, tensors = encode(tree)
     if tensors:
         raise CheckpointError(
-            f"{what} contains a tensor or an array at {next(iter(tensors))!r}: store a number instead (`float(x)`)."
+            f"{what} contains a tensor or an array at {next(iter(tensors))!r}: store a number "
+            "instead (`float(x)`)."
         )
     return structure
 
@@ -85,7 +90,9 @@ class _Encoder:
     def encode(self, value: Tree, path: str) -> Json:
         encode = _BY_TYPE.get(type(value)) or _by_ancestor(value)
         if encode is None:
-            raise refusal(path, value, "return numbers, strings, tensors or dicts, lists and tuples of them")
+            raise refusal(
+                path, value, "return numbers, strings, tensors or dicts, lists and tuples of them"
+            )
         return encode(self, value, path)
 
     def add(self, tensor: Tensor, path: str) -> str:
@@ -95,9 +102,11 @@ class _Encoder:
 
     def free_key(self, path: str) -> str:
         """The path of a tensor, or one as near to it as is free."""
-        key, number = path, 2
+        key = path
+        number = 2
         while key in self.tensors or key in self.shards or key in ("", HEADER_KEY):
-            key, number = f"{path}~{number}", number + 1
+            key = f"{path}~{number}"
+            number = number + 1
         return key
 
     def put_same(self, value: Tree, path: str) -> Json:
@@ -122,7 +131,9 @@ class _Encoder:
     def put_list(self, value: list[Tree], path: str) -> Json:
         if len(value) >= NUMBERS_FROM and (numbers := numbers_tensor(value)) is not None:
             return {"$numbers": self.add(numbers, path)}
-        return [self.encode(item, f"{path}/{i}" if path else str(i)) for i, item in enumerate(value)]
+        return [
+            self.encode(item, f"{path}/{i}" if path else str(i)) for i, item in enumerate(value)
+        ]
 
     def put_tuple(self, value: tuple[Tree, ...], path: str) -> Json:
         return {"$tuple": [self.encode(item, join_path(path, i)) for i, item in enumerate(value)]}
@@ -133,11 +144,16 @@ class _Encoder:
         return {"$dict": self.put_pairs(value, path)}
 
     def put_pairs(self, value: dict[Tree, Tree], path: str) -> list[Json]:
-        return [[self.put_key(key, path), self.encode(item, join_path(path, key))] for key, item in value.items()]
+        return [
+            [self.put_key(key, path), self.encode(item, join_path(path, key))]
+            for key, item in value.items()
+        ]
 
     def put_key(self, value: Tree, path: str) -> Json:
         if isinstance(value, Tensor):
-            raise refusal(path, value, "use an integer or a string as the key", "a dict with a tensor as key")
+            raise refusal(
+                path, value, "use an integer or a string as the key", "a dict with a tensor as key"
+            )
         return self.encode(value, path)
 
     def put_counter(self, value: Counter[Tree], path: str) -> Json:
@@ -165,10 +181,18 @@ class _Encoder:
         self.shards[key] = value.stored_as(tensor)
         return {"$tensor": key, **foreign}
 
-    def put_array(self, value: np.ndarray[tuple[int, ...], np.dtype[np.generic]], path: str) -> Json:
+    def put_array(
+        self, value: np.ndarray[tuple[int, ...], np.dtype[np.generic]], path: str
+    ) -> Json:
         if value.dtype.kind not in ARRAY_KINDS or value.dtype.hasobject:
-            raise refusal(path, value, "return a numeric array or a list", f"an array of {value.dtype}")
-        stored = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.nbytes else None
+            raise refusal(
+                path, value, "return a numeric array or a list", f"an array of {value.dtype}"
+            )
+        stored = (
+            torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8)
+            if value.nbytes
+            else None
+        )
         key = self.add(torch.empty(0, dtype=torch.uint8) if stored is None else stored, path)
         return {"$array": key, "dtype": value.dtype.str, "shape": [int(n) for n in value.shape]}
 
@@ -248,7 +272,9 @@ def decode(structure: Json, tensors: Mapping[str, Tensor | StoredTensor]) -> Tre
     try:
         return _Decoder(tensors).decode(structure)
     except RecursionError:
-        raise CheckpointError("The saved state is nested too deeply to be read: it is damaged.") from None
+        raise CheckpointError(
+            "The saved state is nested too deeply to be read: it is damaged."
+        ) from None
 
 
 class _Decoder:
@@ -269,19 +295,23 @@ class _Decoder:
         rebuild, keys = _BY_MARKER.get(marker, (None, ()))
         if rebuild is None or not {marker} <= set(value) <= {marker, *keys}:
             raise CheckpointError(
-                f"The saved state holds {sorted(value)[:4]}, which this version cannot read: upgrade Loopwright, or "
-                "use another checkpoint."
+                f"The saved state holds {sorted(value)[:4]}, which this version cannot read: "
+                "upgrade Loopwright, or use another checkpoint."
             )
         try:
             return rebuild(self, value)
         except (CheckpointError, RecursionError):
             raise
         except MALFORMED as error:
-            raise CheckpointError(f"The saved state holds a malformed {marker}: {error!r}.") from None
+            raise CheckpointError(
+                f"The saved state holds a malformed {marker}: {error!r}."
+            ) from None
 
     def stored(self, key: Json) -> Tensor | StoredTensor:
         if not isinstance(key, str) or key not in self.tensors:
-            raise CheckpointError(f"The saved state refers to tensor {key!r}, which is not in its files.")
+            raise CheckpointError(
+                f"The saved state refers to tensor {key!r}, which is not in its files."
+            )
         return self.tensors[key]
 
     def values(self, key: Json) -> Tensor:

@@ -15,7 +15,8 @@ from .._torch_compat import are_finite
 class FiniteCheck:
     """Finds a weight or a value of an optimizer's state that is not finite.
 
-    Buffers and frozen parameters may be infinite, as masks are; they may be NaN where they were before training.
+    Buffers and frozen parameters may be infinite, as masks are; they may be NaN where they were
+    before training.
 
     Args:
         trained: The names of the parameters that are trained, by model.
@@ -31,14 +32,19 @@ class FiniteCheck:
         "weight 'bias' of model 'model' is not finite"
     """
 
-    def __init__(self, trained: Mapping[str, Collection[str]], nan_before: Mapping[str, Collection[str]]) -> None:
+    def __init__(
+        self, trained: Mapping[str, Collection[str]], nan_before: Mapping[str, Collection[str]]
+    ) -> None:
         self.trained = trained
         self.nan_before = nan_before
 
     @classmethod
     def of(cls, models: Mapping[str, nn.Module]) -> FiniteCheck:
         """Look at models before they are trained."""
-        trained = {name: {key for key, p in m.named_parameters() if p.requires_grad} for name, m in models.items()}
+        trained = {
+            name: {key for key, p in m.named_parameters() if p.requires_grad}
+            for name, m in models.items()
+        }
         nan_before = {}
         for name, model in models.items():
             others = chain(model.named_buffers(), model.named_parameters())
@@ -54,9 +60,12 @@ class FiniteCheck:
         if _are_finite(_tensors([tree.get("models"), tree.get("optimizers")])):
             return None
         for name, state in tree.get("models", {}).items():
-            trained, known = self.trained.get(name, ()), self.nan_before.get(name, ())
+            trained = self.trained.get(name, ())
+            known = self.nan_before.get(name, ())
             for key, value in state.items():
-                if key not in known and not (_are_finite([value]) if key in trained else _has_no_nan(value)):
+                if key not in known and not (
+                    _are_finite([value]) if key in trained else _has_no_nan(value)
+                ):
                     return f"weight {key!r} of model {name!r} is not finite"
         for name, state in tree.get("optimizers", {}).items():
             if not _are_finite(_tensors([state])):
@@ -88,7 +97,8 @@ def _has_no_nan(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Tensor | None:
-    """Return the floating-point values that this process has of a tensor: one of its own, sharded, or in a file."""
+    """Return the floating-point values that this process has of a tensor: one of its own, sharded,
+    or in a file."""
     if type(value) is not Tensor:
         value = value.read() if hasattr(value, "read") else value  # a `StoredTensor`
         value = value.to_local() if hasattr(value, "to_local") else value  # a `DTensor`

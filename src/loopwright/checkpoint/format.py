@@ -1,4 +1,5 @@
-"""One checkpoint, one directory: a manifest, the state as JSON, its tensors, and each model's weights apart.
+"""One checkpoint, one directory: a manifest, the state as JSON, its tensors, and each model's
+weights apart.
 
 ```
 update-00000120/
@@ -6,13 +7,14 @@ update-00000120/
   state.json          the state tree, with references to tensors
   state.safetensors   optimizers, schedulers and all other tensors
   model.safetensors   one per model, under the names of its state dict
-  history-1.safetensors   and others: parts of the history, in resume points of a run (`history_parts.py`)
+  history-1.safetensors   and others: parts of the history, in resume points of a run
+  (`history_parts.py`)
 ```
 
-Where tensors are sharded over several processes, there is beside it, from each of them and of all together,
-```
-  shard-0.safetensors   the shards that one process holds, under the paths of the tensors in the state
-  pieces.json           which box of which tensor each shard fills
+Where tensors are sharded over several processes, there is beside it, from each of them and of all
+together, ```
+  shard-0.safetensors   the shards that one process holds, under the paths of the tensors in the
+  state pieces.json           which box of which tensor each shard fills
 ```
 """
 
@@ -48,7 +50,15 @@ from .manifest import (
 )
 from .migrations import upgrade, versions_in
 from .sharded import check_token, gather_parts, part_name, write_part
-from .tensors import StoredFiles, StoredTensor, read_shards, read_tensors, stored_shards, stored_tensors, write_tensors
+from .tensors import (
+    StoredFiles,
+    StoredTensor,
+    read_shards,
+    read_tensors,
+    stored_shards,
+    stored_tensors,
+    write_tensors,
+)
 from .tree import SINGLE, Group, Tree, escape, unescape
 
 MODELS = "models"
@@ -78,16 +88,18 @@ def write_checkpoint(
 ) -> None:
     """Write a state tree as a checkpoint directory, which appears complete or not at all.
 
-    A checkpoint that is there already is replaced in one step; anything else is refused and left as it is. Where
-    tensors are sharded over the processes of a `group`, all of them call this, with trees of one form and one `token`:
-    the process of rank 0 returns when the checkpoint is there, or raises `group.patience` seconds later or once `stop`
-    is set; the others return when their part is written. Otherwise rank 0 writes all of it, and the others nothing.
+    A checkpoint that is there already is replaced in one step; anything else is refused and left as
+    it is. Where tensors are sharded over the processes of a `group`, all of them call this, with
+    trees of one form and one `token`: the process of rank 0 returns when the checkpoint is there,
+    or raises `group.patience` seconds later or once `stop` is set; the others return when their
+    part is written. Otherwise rank 0 writes all of it, and the others nothing.
 
     Args:
         path: The directory to write.
-        tree: Nested dicts, lists and tuples of tensors, arrays and plain values. State dicts of models belong under
-            `"models"`, by name: each of them gets a file of its own.
-        meta: Numbers and texts to note in the manifest, which a listing shows; `"update"` orders checkpoints.
+        tree: Nested dicts, lists and tuples of tensors, arrays and plain values. State dicts of
+            models belong under `"models"`, by name: each of them gets a file of its own.
+        meta: Numbers and texts to note in the manifest, which a listing shows; `"update"` orders
+            checkpoints.
         group: This process and the number of processes that write together.
         token: The name that these processes share, from `new_token`.
         stop: Set it to give up waiting for the parts of other processes.
@@ -108,7 +120,8 @@ def write_checkpoint(
         {'update': 3}
     """
     check_token(group, token)
-    destination = Path(os.path.realpath(path))  # what a link leads to is written, and the link stays
+    # what a link leads to is written, and the link stays
+    destination = Path(os.path.realpath(path))
     structure, tensors, shards = encode_with_shards(tree)
     shared = shared_staging(destination, token, group.rank) if shards and group.world > 1 else None
     with _explained(destination, group):
@@ -123,7 +136,10 @@ def write_checkpoint(
         with staged_directory(destination, shared, ready) as staging:
             files = _write_state(staging, structure, _split(tensors, models))
             files |= {part.name: part.put_into(staging) for part in parts}
-            files |= {name: write_bytes(staging / name, content) for name, content in (beside or {}).items()}
+            files |= {
+                name: write_bytes(staging / name, content)
+                for name, content in (beside or {}).items()
+            }
             if shards:
                 write_part(staging, group.rank, shards)
                 files |= gather_parts(staging, group, shards, stop or threading.Event())
@@ -143,15 +159,19 @@ def _explained(destination: Path, group: Group) -> Iterator[None]:
     except OSError as error:
         what = "Checkpoint" if group.is_main else f"The part of rank {group.rank} of checkpoint"
         raise CheckpointError(
-            f"{what} {destination} could not be written: {error}. Earlier data is unchanged; check the free disk space "
-            "and the permissions, then save again."
+            f"{what} {destination} could not be written: {error}. Earlier data is unchanged; "
+            "check the free disk space and the permissions, then save again."
         ) from error
 
 
-def _write_state(staging: Path, structure: Json, groups: dict[str, dict[str, Tensor]]) -> dict[str, FileRecord]:
+def _write_state(
+    staging: Path, structure: Json, groups: dict[str, dict[str, Tensor]]
+) -> dict[str, FileRecord]:
     files = {STATE: write_bytes(staging / STATE, json.dumps(structure, allow_nan=False).encode())}
     for name, tensors in groups.items():
-        files[name] = write_tensors(staging / name, tensors, None if name == TENSORS else {"format": "pt"})
+        files[name] = write_tensors(
+            staging / name, tensors, None if name == TENSORS else {"format": "pt"}
+        )
     return files
 
 
@@ -166,7 +186,8 @@ def read_checkpoint(
         path: The directory of the checkpoint.
         verify: Compare the hashes of files, and not only their sizes.
         copies: False leaves the tensors in the files, mapped, which is enough to look at them.
-        lazy: Return `StoredTensor` objects instead of tensors, of which every process reads the region that it needs.
+        lazy: Return `StoredTensor` objects instead of tensors, of which every process reads the
+            region that it needs.
 
     Raises:
         CheckpointError: It is damaged, or there is none.
@@ -201,7 +222,8 @@ def check_listed(directory: Path, manifest: Manifest, names: list[str]) -> None:
     """Raise for a file that the state names and the manifest does not vouch for."""
     if unknown := [name for name in names if name not in manifest.files]:
         raise CheckpointError(
-            f"Checkpoint {directory} does not list {', '.join(unknown)}, although its state refers to it."
+            f"Checkpoint {directory} does not list {', '.join(unknown)}, although its state "
+            "refers to it."
         )
 
 
@@ -252,9 +274,11 @@ def _model_files(tree: Tree, taken: set[str]) -> dict[str, str]:
 
 def _free_name(model: str, taken: set[str]) -> str:
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:LONGEST_NAME].lstrip(".-") or "model"
-    name, number = f"{stem}.safetensors", 2
+    name = f"{stem}.safetensors"
+    number = 2
     while name.lower() in taken:
-        name, number = f"{stem}-{number}.safetensors", number + 1
+        name = f"{stem}-{number}.safetensors"
+        number = number + 1
     return name
 
 
@@ -265,7 +289,9 @@ def _split(tensors: dict[str, Tensor], models: dict[str, str]) -> dict[str, dict
     for path, tensor in tensors.items():
         top, _, rest = path.partition("/")
         model, _, key = rest.partition("/")
-        is_weight = top == MODELS and model in files and "/" not in key and unescape(key) != HEADER_KEY
+        is_weight = (
+            top == MODELS and model in files and "/" not in key and unescape(key) != HEADER_KEY
+        )
         if is_weight:
             groups[files[model]][unescape(key)] = tensor
         else:

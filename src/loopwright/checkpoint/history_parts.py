@@ -1,9 +1,11 @@
-"""The history of a run in parts, so that a resume point writes what is new and shares the rest with an earlier one.
+"""The history of a run in parts, so that a resume point writes what is new and shares the rest with
+an earlier one.
 
-A part is a file `history-1.safetensors` that is never changed. A resume point holds all parts of its history: one is
-new, the others are hard links to the files of an earlier resume point (copies, where a filesystem has no links), so
-every resume point is complete in itself. A new part takes in those before it that are no larger, which leaves a number
-of parts that grows with the logarithm of the run's length.
+A part is a file `history-1.safetensors` that is never changed. A resume point holds all parts of
+its history: one is new, the others are hard links to the files of an earlier resume point (copies,
+where a filesystem has no links), so every resume point is complete in itself. A new part takes in
+those before it that are no larger, which leaves a number of parts that grows with the logarithm of
+the run's length.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ FILES = "files"  # in the state, `{"history": {"files": [...]}}` says that the h
 
 @dataclass(slots=True)
 class Part:
-    """What a history has between two extents: to be written, or in a file of the resume point `directory`."""
+    """What a history has between two extents: to be written, or in a file of the resume point
+    `directory`."""
 
     name: str
     start: Extent
@@ -51,7 +54,8 @@ class Part:
         return self.record
 
     def settle(self, directory: Path) -> None:
-        """The resume point is complete: from now on the file is there, and its content need not be in memory."""
+        """The resume point is complete: from now on the file is there, and its content need not be
+        in memory."""
         self.directory, self.content = directory, Addition(0, [], {})
 
     @property
@@ -63,7 +67,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The parts that a resume point will hold, the last of them new, and which history they are of."""
+    """The parts that a resume point will hold, the last of them new, and which history they are
+    of."""
 
     directory: Path
     parts: list[Part]
@@ -78,8 +83,8 @@ class Plan:
 class SharedHistory:
     """The parts of the history that are on disk, from one resume point to the next.
 
-    Where two resume points are kept, each shares files with the one before the last, so that a file that is damaged
-    never spoils both of them.
+    Where two resume points are kept, each shares files with the one before the last, so that a file
+    that is damaged never spoils both of them.
     """
 
     def __init__(self, keep: int) -> None:
@@ -87,16 +92,20 @@ class SharedHistory:
         self._num_written = 0
 
     def plan(self, history: History, directory: Path) -> Plan:
-        """Say what a resume point in this directory consists of; parts that are needed must be there until then."""
+        """Say what a resume point in this directory consists of; parts that are needed must be
+        there until then."""
         parts = self._usable(directory, history)
         start = parts[-1].end if parts else Extent()
         size = history.since(start).size
         while parts and parts[-1].size <= size:
             merged = parts.pop()
-            start, size = merged.start, size + merged.size
+            start = merged.start
+            size = size + merged.size
         self._num_written += 1
         content = history.since(start)
-        new = Part(f"history-{self._num_written}.safetensors", start, history.extent, content, content.size)
+        new = Part(
+            f"history-{self._num_written}.safetensors", start, history.extent, content, content.size
+        )
         return Plan(directory, [*parts, new], history.identity)
 
     def settle(self, plan: Plan) -> None:
@@ -108,11 +117,16 @@ class SharedHistory:
         self._settled[0] = plan
 
     def _usable(self, directory: Path, history: History) -> list[Part]:
-        """Parts on disk that can be shared, if they are of this very history: one loaded anew is written as a whole."""
+        """Parts on disk that can be shared, if they are of this very history: one loaded anew is
+        written as a whole."""
         earlier = self._settled[0 if self._replaces_latest(directory) else -1]
         if earlier is None or not is_same(earlier.identity, history.identity):
             return []
-        return [replace(part) for part in earlier.parts] if all(part.is_there for part in earlier.parts) else []
+        return (
+            [replace(part) for part in earlier.parts]
+            if all(part.is_there for part in earlier.parts)
+            else []
+        )
 
     def _replaces_latest(self, directory: Path) -> bool:
         latest = self._settled[0]
@@ -120,7 +134,8 @@ class SharedHistory:
 
 
 def files_in(state: Tree) -> list[str]:
-    """The files that a state says its history is in; none where it has the history itself, or has none."""
+    """The files that a state says its history is in; none where it has the history itself, or has
+    none."""
     history = state.get("history") if isinstance(state, dict) else None
     names = history.get(FILES) if isinstance(history, dict) else None
     return [str(name) for name in names] if isinstance(names, list) else []
@@ -133,7 +148,9 @@ def read_history(directory: Path, names: list[str]) -> dict[str, Any]:
         try:
             history.extend(_decoded(read_tensors(directory / name), f"{directory / name}"))
         except (KeyError, ValueError, TypeError, IndexError) as error:
-            raise CheckpointError(f"{directory / name} is not a part of this history: {error!r}.") from error
+            raise CheckpointError(
+                f"{directory / name} is not a part of this history: {error!r}."
+            ) from error
     return history.state_dict()
 
 
@@ -152,15 +169,20 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _encoded(added: Addition) -> dict[str, Tensor]:
-    """Rows as numbers and, for each, which names they have; series as they are; and a table of names as JSON."""
+    """Rows as numbers and, for each, which names they have; series as they are; and a table of
+    names as JSON."""
     kinds: dict[tuple[str, ...], int] = {}
     rows = [kinds.setdefault(tuple(row), len(kinds)) for row in added.epochs]
     series = [[name, s.stride, s.num_seen] for name, s in added.steps.items()]
-    table = json.dumps({"first_epoch": added.first_epoch, "kinds": list(kinds), "series": series}).encode()
+    table = json.dumps(
+        {"first_epoch": added.first_epoch, "kinds": list(kinds), "series": series}
+    ).encode()
     tensors = {
         "table": torch.frombuffer(bytearray(table), dtype=torch.uint8),
         "epochs.kinds": torch.tensor(rows, dtype=torch.int64),
-        "epochs.values": torch.tensor([v for row in added.epochs for v in row.values()], dtype=torch.float64),
+        "epochs.values": torch.tensor(
+            [v for row in added.epochs for v in row.values()], dtype=torch.float64
+        ),
     }
     for number, points in enumerate(added.steps.values()):
         tensors |= {f"series.{number}.{part}": tensor for part, tensor in points.tensors().items()}

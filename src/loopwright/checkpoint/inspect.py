@@ -17,12 +17,23 @@ from typing import Any, Literal
 from ..errors import CheckpointError
 from ..metrics.best import Mode
 from .layout import TensorInfo, read_header
-from .manifest import MANIFEST, REMEDY, STATE, TENSORS, Manifest, find_problem, read_manifest, verify_checkpoint
+from .manifest import (
+    MANIFEST,
+    REMEDY,
+    STATE,
+    TENSORS,
+    Manifest,
+    find_problem,
+    read_manifest,
+    verify_checkpoint,
+)
 
 logger = logging.getLogger("loopwright")
 
 Kind = Literal["resume", "kept"]
-RESUME_POINTS, KEPT_MODELS = "checkpoints", "kept"  # the folders of a run directory
+# the folders of a run directory
+RESUME_POINTS = "checkpoints"
+KEPT_MODELS = "kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,8 @@ class CheckpointContent:
 
 
 def list_checkpoints(path: str | os.PathLike[str], *, verify: bool = False) -> list[CheckpointInfo]:
-    """List the resume points of a run, then its kept models, each from the oldest update to the newest.
+    """List the resume points of a run, then its kept models, each from the oldest update to the
+    newest.
 
     Args:
         path: A run directory, a folder of checkpoints, or one checkpoint.
@@ -103,7 +115,8 @@ def list_checkpoints(path: str | os.PathLike[str], *, verify: bool = False) -> l
 
 
 def describe_checkpoint(path: str | os.PathLike[str]) -> CheckpointContent:
-    """Describe the files of one checkpoint, or of the newest of a run; a damaged file is among the problems.
+    """Describe the files of one checkpoint, or of the newest of a run; a damaged file is among the
+    problems.
 
     Args:
         path: A checkpoint, or a run directory.
@@ -120,7 +133,8 @@ def describe_checkpoint(path: str | os.PathLike[str]) -> CheckpointContent:
     """
     directory = find_checkpoint(path, verify=False)
     manifest = read_manifest(directory)
-    problems, tensors = [], {}
+    problems = []
+    tensors = {}
     for name, record in manifest.files.items():
         problem = find_problem(directory, name, record, deep=False)
         if problem is None and name.endswith(".safetensors"):
@@ -130,13 +144,20 @@ def describe_checkpoint(path: str | os.PathLike[str]) -> CheckpointContent:
                 problem = str(error)
         problems += [problem] if problem else []
     info = CheckpointInfo(
-        _kind(directory, manifest), _name(directory), directory, _size(directory), manifest, tuple(problems), False
+        _kind(directory, manifest),
+        _name(directory),
+        directory,
+        _size(directory),
+        manifest,
+        tuple(problems),
+        False,
     )
     return CheckpointContent(info, manifest, tensors)
 
 
 def find_checkpoint(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
-    """Find the checkpoint at a path, or the newest sound resume point of a run; damaged ones are named and passed over.
+    """Find the checkpoint at a path, or the newest sound resume point of a run; damaged ones are
+    named and passed over.
 
     Args:
         path: A checkpoint, a run directory, or a folder of checkpoints.
@@ -157,7 +178,9 @@ def find_checkpoint(path: str | os.PathLike[str], *, verify: bool = True) -> Pat
     source = Path(path)
     if is_checkpoint(source):
         if verify and (problems := verify_checkpoint(source)):
-            raise CheckpointError(f"Checkpoint {source} is damaged: {'; '.join(problems)}; {REMEDY}.")
+            raise CheckpointError(
+                f"Checkpoint {source} is damaged: {'; '.join(problems)}; {REMEDY}."
+            )
         return source
     points = [info for info in list_checkpoints(source) if info.kind == "resume"]
     for info in reversed(points):
@@ -165,19 +188,26 @@ def find_checkpoint(path: str | os.PathLike[str], *, verify: bool = True) -> Pat
         if not problems:
             return info.path
         logger.warning("Checkpoint %s is skipped: %s", info.name, "; ".join(problems))
-    raise CheckpointError(f"{source} has no intact resume point: name a checkpoint or a kept model instead.")
+    raise CheckpointError(
+        f"{source} has no intact resume point: name a checkpoint or a kept model instead."
+    )
 
 
 def _look_at(directory: Path, *, verify: bool) -> CheckpointInfo:
     manifest: Manifest | None = None
     try:
         manifest = read_manifest(directory)
-        checks = [find_problem(directory, name, record, deep=verify) for name, record in manifest.files.items()]
+        checks = [
+            find_problem(directory, name, record, deep=verify)
+            for name, record in manifest.files.items()
+        ]
     except CheckpointError as error:
         checks = [str(error)]
     problems = [problem for problem in checks if problem]
     kind = _kind(directory, manifest)
-    return CheckpointInfo(kind, _name(directory), directory, _size(directory), manifest, tuple(problems), verify)
+    return CheckpointInfo(
+        kind, _name(directory), directory, _size(directory), manifest, tuple(problems), verify
+    )
 
 
 def _checkpoint_folders(path: Path) -> list[Path]:
@@ -191,32 +221,48 @@ def _checkpoint_folders(path: Path) -> list[Path]:
         return [folder for part in parts if part.is_dir() for folder in _folders(part)]
     if found := [folder for folder in _folders(path) if is_checkpoint(folder)]:
         return found
-    raise CheckpointError(f"{path} is neither a run directory nor a checkpoint: name a run directory or a checkpoint.")
+    raise CheckpointError(
+        f"{path} is neither a run directory nor a checkpoint: name a run directory or a checkpoint."
+    )
 
 
-PUBLISHED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+PUBLISHED = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 
 
 def published_file(directory: Path) -> Path | None:
-    """The file with the weights, or with the list of their files, of a folder as Hugging Face's models are saved."""
+    """The file with the weights, or with the list of their files, of a folder as Hugging Face's
+    models are saved."""
     return next((directory / name for name in PUBLISHED if (directory / name).is_file()), None)
 
 
 def _folders(directory: Path) -> list[Path]:
-    """The folders in a directory; hidden ones are being written, or were when their process was killed."""
+    """The folders in a directory; hidden ones are being written, or were when their process was
+    killed."""
     try:
-        return [path for path in sorted(directory.iterdir()) if not path.name.startswith(".") and path.is_dir()]
+        return [
+            path
+            for path in sorted(directory.iterdir())
+            if not path.name.startswith(".") and path.is_dir()
+        ]
     except OSError as error:
         raise CheckpointError(f"{directory} cannot be read: {error}") from error
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a directory is one checkpoint, sound or not, rather than a run or a folder of them."""
+    """Whether a directory is one checkpoint, sound or not, rather than a run or a folder of
+    them."""
     return any(os.path.lexists(path / name) for name in (MANIFEST, STATE, TENSORS))
 
 
 def _kind(directory: Path, manifest: Manifest | None) -> Kind:
-    is_kept = directory.resolve().parent.name == KEPT_MODELS or (manifest is not None and "metric" in manifest.meta)
+    is_kept = directory.resolve().parent.name == KEPT_MODELS or (
+        manifest is not None and "metric" in manifest.meta
+    )
     return "kept" if is_kept else "resume"
 
 

@@ -36,11 +36,12 @@ class KeptModel:
 
 
 class KeptModels:
-    """A directory of the best models by a metric; which models are kept is read from the directory itself.
+    """A directory of the best models by a metric; which models are kept is read from the directory
+    itself.
 
-    A run that is killed goes on from the newest of its `resume_points`, where models of later updates do not count: the
-    best models at that update stay until there is a newer resume point. So do the best models at a resume point that is
-    still being written.
+    A run that is killed goes on from the newest of its `resume_points`, where models of later
+    updates do not count: the best models at that update stay until there is a newer resume point.
+    So do the best models at a resume point that is still being written.
 
     Args:
         directory: Where the kept models are.
@@ -77,8 +78,11 @@ class KeptModels:
         self.writer = writer or AsyncWriter()
         self.resume_points = None if resume_points is None else Path(resume_points)
         self._held: Candidate | None = None
-        self._unwritten: tuple[int, ...] = ()  # the updates of resume points that may still be on their way to the disk
-        self._listed: tuple[int, list[Candidate]] | None = None  # what was there when the directory was last changed
+        # the updates of resume points that may still be on their way to the disk
+        self._unwritten: tuple[int, ...] = ()
+        self._listed: tuple[int, list[Candidate]] | None = (
+            None  # what was there when the directory was last changed
+        )
 
     def wants(self, name: str, value: float, update: int) -> bool:
         """Whether a model with this metric would be kept; ask before putting its state together."""
@@ -97,7 +101,8 @@ class KeptModels:
         value: float,
         wait: bool = False,
     ) -> bool:
-        """Save the model if it is among the best, then remove the one it displaces; whether it was."""
+        """Save the model if it is among the best, then remove the one it displaces; whether it
+        was."""
         checked_path(self.directory, name)
         if not self.wants(name, value, int(meta.get("update", 0))):
             return False
@@ -114,21 +119,30 @@ class KeptModels:
         wait: bool = False,
         token: str = "",
     ) -> None:
-        """Save a model that is known to be `wanted`; in a group that is for rank 0 to say, and for all to do."""
+        """Save a model that is known to be `wanted`; in a group that is for rank 0 to say, and for
+        all to do."""
         self.hold(name, tree, meta, value=value, token=token)
         self.start()
         if wait:
             self.writer.wait()
 
-    def hold(self, name: str, tree: Tree, meta: dict[str, Any], *, value: float, token: str = "") -> None:
+    def hold(
+        self, name: str, tree: Tree, meta: dict[str, Any], *, value: float, token: str = ""
+    ) -> None:
         """Take a copy of a model that is known to be wanted, which `start` writes.
 
-        Where one is kept, a better one that comes before that takes its place; of several, an earlier one is written.
+        Where one is kept, a better one that comes before that takes its place; of several, an
+        earlier one is written.
         """
         if self.policy.keep > 1:
             self.start()
-        noted = {**meta, METRIC: {"name": self.policy.metric, "value": float(value), "mode": self.policy.mode}}
-        self.writer.hold(checked_path(self.directory, name), tree, noted, then=self.prune, token=token)
+        noted = {
+            **meta,
+            METRIC: {"name": self.policy.metric, "value": float(value), "mode": self.policy.mode},
+        }
+        self.writer.hold(
+            checked_path(self.directory, name), tree, noted, then=self.prune, token=token
+        )
         self._held = Candidate(name, float(value), int(meta.get("update", 0)))
 
     @property
@@ -138,16 +152,19 @@ class KeptModels:
 
     def start(self) -> None:
         """Start writing the model that is held, if there is one."""
-        self._held = self._listed = None
+        self._held = None
+        self._listed = None
         self.writer.start()
 
     def await_resume_point(self, update: int) -> None:
-        """Keep the best models at this update until a resume point of it, or a later one, is on disk."""
+        """Keep the best models at this update until a resume point of it, or a later one, is on
+        disk."""
         saved = self._saved_update()
         self._unwritten = (*(other for other in self._unwritten if other > saved), update)
 
     def _candidates(self) -> list[Candidate]:
-        """What is kept; the directory is read again only if something was written to it or removed from it."""
+        """What is kept; the directory is read again only if something was written to it or removed
+        from it."""
         changed = self.directory.stat().st_mtime_ns if self.directory.is_dir() else 0
         if self._listed is None or self._listed[0] != changed:
             self._listed = (changed, [_candidate(model) for model in self.models()])
@@ -161,7 +178,10 @@ class KeptModels:
             if entry.problem is None and value is not None:
                 update = int(entry.meta.get("update", 0))
                 models[entry.name] = KeptModel(entry.name, entry.path, value, update, entry.meta)
-        return [models[candidate.name] for candidate in self.policy.ranked(map(_candidate, models.values()))]
+        return [
+            models[candidate.name]
+            for candidate in self.policy.ranked(map(_candidate, models.values()))
+        ]
 
     def best(self) -> Checkpoint | None:
         """The best model that verifies; damaged ones are named in the log and passed over."""
@@ -175,7 +195,11 @@ class KeptModels:
 
     def clean(self) -> list[str]:
         """Remove what killed processes left half-written; the names of it."""
-        return clean_leftovers(self.directory) if self.writer.group.is_main and self.directory.is_dir() else []
+        return (
+            clean_leftovers(self.directory)
+            if self.writer.group.is_main and self.directory.is_dir()
+            else []
+        )
 
     def discard(self, *, after_update: int) -> list[str]:
         """Remove the models of a future that is not taken: those after this update."""
@@ -189,10 +213,12 @@ class KeptModels:
         return [model.name for model in doomed]
 
     def prune(self) -> None:
-        """Remove all but the best few, and the best few at the newest resume point and at those still being written."""
+        """Remove all but the best few, and the best few at the newest resume point and at those
+        still being written."""
         if not self.writer.group.is_main:
             return
-        models, saved = self.models(), self._saved_update()
+        models = self.models()
+        saved = self._saved_update()
         needed = models[: self.policy.keep]
         for update in (saved, *(update for update in self._unwritten if update > saved)):
             needed += [model for model in models if model.update <= update][: self.policy.keep]
@@ -202,10 +228,15 @@ class KeptModels:
                 remove_directory(model.path)
 
     def _saved_update(self) -> float:
-        """The update of the newest resume point; where nothing is known of resume points, everything is saved."""
+        """The update of the newest resume point; where nothing is known of resume points,
+        everything is saved."""
         if self.resume_points is None:
             return inf
-        names = [path.name for path in self.resume_points.glob("update-*") if UPDATE_NAME.fullmatch(path.name)]
+        names = [
+            path.name
+            for path in self.resume_points.glob("update-*")
+            if UPDATE_NAME.fullmatch(path.name)
+        ]
         return max((int(name.removeprefix("update-")) for name in names), default=0)
 
 

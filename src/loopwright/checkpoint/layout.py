@@ -1,7 +1,8 @@
-"""Where the shards of a tensor are that several processes wrote, and whether they make up the whole of it.
+"""Where the shards of a tensor are that several processes wrote, and whether they make up the whole
+of it.
 
-`pieces.json` of a checkpoint lists, for every such tensor, its type and shape and the box that each shard fills.
-Nothing here imports torch.
+`pieces.json` of a checkpoint lists, for every such tensor, its type and shape and the box that each
+shard fills. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from ..errors import CheckpointError
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 MAX_DEPTH = 100  # of JSON in JSON
-LARGEST_TEXT = 32 << 20  # bytes of a file or a text of a run that are read; a run writes thousands of them
+# bytes of a file or a text of a run that are read; a run writes thousands of them
+LARGEST_TEXT = 32 << 20
 
 
 def read_limited(path: Path, largest: int = LARGEST_TEXT) -> bytes:
-    """The content of a file of a run, which may hold anything: a file that is too large is not read.
+    """The content of a file of a run, which may hold anything: a file that is too large is not
+    read.
 
     Raises:
         CheckpointError: The file has more bytes than `largest`.
@@ -34,25 +37,32 @@ def read_limited(path: Path, largest: int = LARGEST_TEXT) -> bytes:
         data = b"" if size > largest else file.read(largest + 1)  # a device has no size
     if size > largest or len(data) > largest:
         raise CheckpointError(
-            f"{path} has {max(size, len(data)):,} bytes and is not read: Loopwright writes no such file of more than "
-            f"{largest:,} bytes. Restore it from a copy, or move it away."
+            f"{path} has {max(size, len(data)):,} bytes and is not read: Loopwright writes no "
+            f"such file of more than {largest:,} bytes. Restore it from a copy, or move it away."
         )
     return data
 
 
 def read_json(path: Path, largest: int = LARGEST_TEXT) -> Json:
-    """Strict JSON from a file of a run; an error where it is too large, or nested deeper than a reader can follow."""
+    """Strict JSON from a file of a run; an error where it is too large, or nested deeper than a
+    reader can follow."""
     data = read_limited(path, largest)
     value = parse_json(data, str(path))
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value):
-        raise CheckpointError(f"{path} is nested more than {MAX_DEPTH} levels deep: restore it from a copy.")
+        raise CheckpointError(
+            f"{path} is nested more than {MAX_DEPTH} levels deep: restore it from a copy."
+        )
     return value
 
 
 def _is_deeper(value: Json) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
-        inside = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        inside = (
+            item.values() if isinstance(item, dict) else item
+            for item in level
+            if isinstance(item, dict | list)
+        )
         level = [item for items in inside for item in items if isinstance(item, dict | list)]
         if not level:
             return False
@@ -62,9 +72,13 @@ def _is_deeper(value: Json) -> bool:
 def parse_json(data: bytes, name: str) -> Json:
     """Strict JSON from untrusted bytes; `name` is the file that the error names."""
     try:
-        value: Json = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        value: Json = json.loads(
+            data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique
+        )
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name} is not valid JSON ({error or type(error).__name__}).") from None
+        raise CheckpointError(
+            f"{name} is not valid JSON ({error or type(error).__name__})."
+        ) from None
     return value
 
 
@@ -77,7 +91,9 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r:.60} appears twice")
+        raise ValueError(
+            f"the key {next(name for name in names if names.count(name) > 1)!r:.60} appears twice"
+        )
     return table
 
 
@@ -88,7 +104,8 @@ LARGEST_HEADER = 100_000_000  # the format's own limit
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor in a file: its type and shape as stored, its bytes, and the one it shares them with, if any."""
+    """A tensor in a file: its type and shape as stored, its bytes, and the one it shares them with,
+    if any."""
 
     name: str
     dtype: str
@@ -108,7 +125,8 @@ def read_header(path: str | os.PathLike[str]) -> list[TensorInfo]:
         path: The file.
 
     Returns:
-        The tensors in natural order (`layers.2` before `layers.10`); tied ones have no bytes of their own.
+        The tensors in natural order (`layers.2` before `layers.10`); tied ones have no bytes of
+        their own.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -135,7 +153,9 @@ def _header(path: Path) -> dict[str, Json]:
             available = os.fstat(file.fileno()).st_size - 8
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(available, LARGEST_HEADER):
-                raise CheckpointError(f"{path} is not a safetensors file: its header does not fit into it.")
+                raise CheckpointError(
+                    f"{path} is not a safetensors file: its header does not fit into it."
+                )
             header = parse_json(file.read(length), str(path))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
@@ -146,10 +166,14 @@ def _header(path: Path) -> dict[str, Json]:
 
 def _tensor(path: Path, name: str, entry: Json) -> TensorInfo:
     if isinstance(entry, dict):
-        dtype, shape, span = entry.get("dtype"), _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
+        dtype = entry.get("dtype")
+        shape = _counts(entry.get("shape"))
+        span = _counts(entry.get("data_offsets"))
         if isinstance(dtype, str) and shape is not None and span is not None and len(span) == 2:
             return TensorInfo(name, dtype, tuple(shape), span[1] - span[0])
-    raise CheckpointError(f"{path} has a malformed header: the entry {name!r:.80} describes no tensor.")
+    raise CheckpointError(
+        f"{path} has a malformed header: the entry {name!r:.80} describes no tensor."
+    )
 
 
 def _counts(value: Json) -> list[int] | None:
@@ -161,8 +185,16 @@ def _counts(value: Json) -> list[int] | None:
 
 def _tied(path: Path, noted: Json) -> dict[str, str]:
     text = noted.get(TIED) if isinstance(noted, dict) else None
-    tied = parse_json(text.encode("utf-8", "replace"), f"{path} ({TIED})") if isinstance(text, str) else None
-    return {name: kept for name, kept in tied.items() if isinstance(kept, str)} if isinstance(tied, dict) else {}
+    tied = (
+        parse_json(text.encode("utf-8", "replace"), f"{path} ({TIED})")
+        if isinstance(text, str)
+        else None
+    )
+    return (
+        {name: kept for name, kept in tied.items() if isinstance(kept, str)}
+        if isinstance(tied, dict)
+        else {}
+    )
 
 
 def _counted(name: str) -> list[tuple[int, str]]:
@@ -188,12 +220,17 @@ class Box:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
+        return tuple(
+            slice(start, start + size) for start, size in zip(self.offsets, self.shape, strict=True)
+        )
 
     def overlap(self, other: Box) -> Box | None:
         """The region that both share, None where there is none."""
         starts = tuple(map(max, self.offsets, other.offsets))
-        sizes = tuple(min(end, end2) - start for start, end, end2 in zip(starts, self._ends, other._ends, strict=True))
+        sizes = tuple(
+            min(end, end2) - start
+            for start, end, end2 in zip(starts, self._ends, other._ends, strict=True)
+        )
         return Box(starts, sizes) if all(size > 0 for size in sizes) else None
 
     def relative_to(self, origin: Numbers) -> Box:
@@ -203,9 +240,9 @@ class Box:
         """Whether it lies inside a tensor of this shape."""
         if len(self.offsets) != len(shape) or len(self.shape) != len(shape):
             return False
-        return all(start >= 0 and size >= 0 for start, size in zip(self.offsets, self.shape, strict=True)) and all(
-            end <= size for end, size in zip(self._ends, shape, strict=True)
-        )
+        return all(
+            start >= 0 and size >= 0 for start, size in zip(self.offsets, self.shape, strict=True)
+        ) and all(end <= size for end, size in zip(self._ends, shape, strict=True))
 
     @property
     def _ends(self) -> Numbers:
@@ -247,15 +284,23 @@ def layouts_bytes(layouts: Mapping[str, Layout]) -> bytes:
 
 def _entry_of(layout: Layout) -> dict[str, object]:
     shards = [asdict(shard) for shard in layout.shards]
-    return {"dtype": layout.dtype, "shape": layout.shape, "pieces": shards}  # the name that the format has for them
+    # the name that the format has for them
+    return {
+        "dtype": layout.dtype,
+        "shape": layout.shape,
+        "pieces": shards,
+    }
 
 
 def read_layouts(directory: Path, files: Iterable[str]) -> dict[str, Layout]:
-    """The tensors of a checkpoint that are in shards, once the shards are known to be there and to make them up."""
+    """The tensors of a checkpoint that are in shards, once the shards are known to be there and to
+    make them up."""
     path = directory / SHARDS
     try:
         content = parse_json(path.read_bytes(), str(path))
-        layouts = {name: _layout(entry) for name, entry in table_of(table_of(content)["tensors"]).items()}
+        layouts = {
+            name: _layout(entry) for name, entry in table_of(table_of(content)["tensors"]).items()
+        }
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     except (KeyError, TypeError) as error:
@@ -299,7 +344,9 @@ def numbers_of(value: Json) -> Numbers:
 def _layout(value: Json) -> Layout:
     entry = table_of(value)
     shards = tuple(
-        StoredShard(text_of(shard["file"]), text_of(shard["name"]), read_box(table_of(shard["box"])))
+        StoredShard(
+            text_of(shard["file"]), text_of(shard["name"]), read_box(table_of(shard["box"]))
+        )
         for shard in tables_of(entry["pieces"])
     )
     return Layout(text_of(entry["dtype"]), numbers_of(entry["shape"]), shards)
@@ -320,7 +367,10 @@ def _misfits(layout: Layout, headers: Mapping[str, Mapping[str, TensorInfo]]) ->
         if info is None:
             yield f"{shard.file!r} with its entry {shard.name!r} is not part of the checkpoint"
         elif (info.dtype, info.shape) != (layout.dtype, shard.box.shape):
-            yield f"{shard.file} holds {info.dtype} {list(info.shape)}, not {layout.dtype} {list(shard.box.shape)}"
+            yield (
+                f"{shard.file} holds {info.dtype} {list(info.shape)}, not {layout.dtype} "
+                f"{list(shard.box.shape)}"
+            )
 
 
 @lru_cache(maxsize=1024)  # most tensors of a model are cut the same way
@@ -329,7 +379,10 @@ def _find_gap(shape: Numbers, boxes: tuple[Box, ...]) -> str | None:
 
     for box in boxes:
         if not box.fits(shape):
-            return f"the shard at {list(box.offsets)} of {list(box.shape)} lies outside its shape {list(shape)}"
+            return (
+                f"the shard at {list(box.offsets)} of {list(box.shape)} lies outside its "
+                f"shape {list(shape)}"
+            )
     filled = [box for box in boxes if box.num_values]
     if filled and shape:
         starts = np.array([box.offsets for box in filled])
@@ -337,5 +390,6 @@ def _find_gap(shape: Numbers, boxes: tuple[Box, ...]) -> str | None:
         for box, start, end in zip(filled, starts, ends, strict=True):
             if ((starts < end) & (start < ends)).all(axis=1).sum() > 1:
                 return f"the shard at {list(box.offsets)} of {list(box.shape)} overlaps another"
-    count, total = sum(box.num_values for box in filled), math.prod(shape)
+    count = sum(box.num_values for box in filled)
+    total = math.prod(shape)
     return None if count == total else f"its shards hold {count} values instead of {total}"

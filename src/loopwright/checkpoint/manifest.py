@@ -18,8 +18,10 @@ from ..errors import CheckpointError, ConfigurationError
 from .atomic import CHUNK, FileRecord
 from .layout import SHARDS, Json, read_json, read_layouts, table_of, text_of
 
-# The format of the files, of which the lowest that suffices is written: 2, where the history is in files of its own; 3,
-# where a part of the state has a version above 1, which readers of format 2 do not look at (see `migrations.py`).
+# The format of the files, of which the lowest that suffices is written: 2, where the history is in
+# files of its own; 3,
+# where a part of the state has a version above 1, which readers of format 2 do not look at (see
+# `migrations.py`).
 FORMAT = 3
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -30,7 +32,8 @@ REMEDY = "use another checkpoint, or restore this one from a copy"
 
 
 class VersionError(CheckpointError):
-    """A sound checkpoint of a version that this Loopwright does not read: passing it over would undo it."""
+    """A sound checkpoint of a version that this Loopwright does not read: passing it over would
+    undo it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ class Manifest:
     loopwright: str
     format: int
     name: str | None = None  # that it was written under; None where an earlier version wrote it
-    versions: dict[str, int] = field(default_factory=dict)  # of the parts of the state; empty in earlier checkpoints
+    # of the parts of the state; empty in earlier checkpoints
+    versions: dict[str, int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -83,7 +87,11 @@ def manifest_bytes(
     from .encoding import encode_plain
 
     content: dict[str, Json] = {
-        "format": 3 if any(version > 1 for version in versions.values()) else 2 if has_history_files else 1,
+        "format": 3
+        if any(version > 1 for version in versions.values())
+        else 2
+        if has_history_files
+        else 1,
         "loopwright": __version__,
         "name": plain_name(name),
         "created": datetime.now(UTC).isoformat(timespec="microseconds"),
@@ -136,11 +144,13 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     is_damaged = content.pop("sha256", None) != _digest(content)
     if number > FORMAT:
         raise (CheckpointError if is_damaged else VersionError)(
-            f"{name} was written by a newer version of Loopwright (format {number}; this version reads up to "
-            f"{FORMAT}): upgrade Loopwright."
+            f"{name} was written by a newer version of Loopwright (format {number}; this version "
+            f"reads up to {FORMAT}): upgrade Loopwright."
         )
     if number < 1:
-        raise CheckpointError(f"{name} has format {number}, which no version of Loopwright writes; {REMEDY}.")
+        raise CheckpointError(
+            f"{name} has format {number}, which no version of Loopwright writes; {REMEDY}."
+        )
     if is_damaged:
         raise CheckpointError(f"{name} does not match its own hash: it is damaged; {REMEDY}.")
     return _parse(content, number, name)
@@ -177,7 +187,9 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> list[str]:
     return problems
 
 
-def find_problem(directory: Path, name: str, record: FileRecord, *, deep: bool = True) -> str | None:
+def find_problem(
+    directory: Path, name: str, record: FileRecord, *, deep: bool = True
+) -> str | None:
     """What is wrong with one file of a checkpoint; `deep` reads and hashes it."""
     if problem := _unreadable(directory, name):
         return problem
@@ -203,7 +215,9 @@ def hash_file(path: Path) -> str:
 
 
 def _digest(content: dict[str, Json]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def _unreadable(directory: Path, name: str) -> str | None:
@@ -217,7 +231,10 @@ def _unreadable(directory: Path, name: str) -> str | None:
     except (OSError, ValueError) as error:
         return f"{name} cannot be read: {error}"
     if stat.S_ISLNK(mode):
-        return f"{name} is a symbolic link, which could point outside of the checkpoint, and was refused"
+        return (
+            f"{name} is a symbolic link, which could point outside of the checkpoint, and was "
+            "refused"
+        )
     return None if stat.S_ISREG(mode) else f"{name} is not a regular file"
 
 
@@ -233,14 +250,19 @@ def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:
         meta = _decoded(content["meta"])
         files = {file: record_of(entry) for file, entry in table_of(content["files"]).items()}
         models = {model: str(file) for model, file in table_of(content["models"]).items()}
-        created, version = str(content["created"]), str(content["loopwright"])
+        created = str(content["created"])
+        version = str(content["loopwright"])
         noted = None if "name" not in content else text_of(content["name"])
-        versions = {part: _version(number) for part, number in table_of(content.get("versions", {})).items()}
+        versions = {
+            part: _version(number) for part, number in table_of(content.get("versions", {})).items()
+        }
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{name} is malformed ({error!r}); {REMEDY}.") from None
     for file in (*files, *models.values()):
         if not FILE_NAME.fullmatch(file):
-            raise CheckpointError(f"{name} was refused: {file!r} is not a plain file name inside {name.parent}.")
+            raise CheckpointError(
+                f"{name} was refused: {file!r} is not a plain file name inside {name.parent}."
+            )
     if not isinstance(meta, dict) or {STATE, TENSORS, *models.values()} - set(files):
         raise CheckpointError(f"{name} does not list every file of a checkpoint; {REMEDY}.")
     return Manifest(meta, files, models, created, version, number, noted, versions)
@@ -253,7 +275,8 @@ def _version(value: Json) -> int:
 
 
 def _decoded(meta: Json) -> Any:
-    """Metadata as it was noted; plain JSON, as it nearly always is, is taken without importing torch."""
+    """Metadata as it was noted; plain JSON, as it nearly always is, is taken without importing
+    torch."""
     if '"$' not in json.dumps(meta):
         return meta
     from .encoding import decode
@@ -264,82 +287,109 @@ def _decoded(meta: Json) -> Any:
 def record_of(entry: Json) -> FileRecord:
     """What a table says of a file."""
     table = table_of(entry)
-    size, sha256 = table["size"], table["sha256"]
+    size = table["size"]
+    sha256 = table["sha256"]
     if type(size) is not int or not isinstance(sha256, str):
         raise TypeError("a file's size is a number and its sha256 is text")
     return FileRecord(size, sha256)
 
 
-ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` makes one slash of two; a Windows drive has one letter
-IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini"}  # what file managers leave where somebody looked
+# `Path` makes one slash of two; a Windows drive has one letter
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# what file managers leave where somebody looked
+IGNORED = {
+    ".DS_Store",
+    "Thumbs.db",
+    "desktop.ini",
+}
 SHOWN = 3
 UPDATE_NAME = re.compile(r"update-\d{8,}")  # of resume points
 SAFE = ".safetensors"
 
 
 def local_path(path: str | os.PathLike[str], what: str) -> Path:
-    """The path, unless it is the address of something that is not on this machine; `what` is the argument."""
+    """The path, unless it is the address of something that is not on this machine; `what` is the
+    argument."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{what}={path!r}: pass a path, as a string or a pathlib.Path.")
     text = os.fspath(path)
     if ADDRESS.match(text):
         raise ConfigurationError(
-            f"{what}={text!r} is a URL, but files can be written only to local paths: pass a path on this machine (a "
-            "mounted bucket or network folder works) and copy the files afterwards."
+            f"{what}={text!r} is a URL, but files can be written only to local paths: pass a path "
+            "on this machine (a mounted bucket or network folder works) and copy the files "
+            "afterwards."
         )
     return Path(path)
 
 
 def check_directory(path: str | os.PathLike[str], what: str = "path") -> None:
-    """Raise unless a checkpoint may be written to this path: nothing, an empty directory or a checkpoint is there."""
+    """Raise unless a checkpoint may be written to this path: nothing, an empty directory or a
+    checkpoint is there."""
     destination = local_path(path, what)
     if not os.path.lexists(destination) or (destination.is_symlink() and not destination.exists()):
         return
     if not destination.is_dir():
         raise ConfigurationError(
-            f"{destination} is a file, but a checkpoint is a directory: move the file, or choose another {what}, such "
-            f"as {str(destination.with_suffix('')) if destination.suffix else f'{destination}_checkpoint'!r}."
+            f"{destination} is a file, but a checkpoint is a directory: move the file, or choose "
+            f"another {what}, such as "
+            f"{str(destination.with_suffix('')) if destination.suffix else f'{destination}_checkpoint'!r}."
         )
     if destination.samefile(Path.cwd()):
-        raise ConfigurationError(f"{what}={str(path)!r} is the current folder: name a folder inside it.")
+        raise ConfigurationError(
+            f"{what}={str(path)!r} is the current folder: name a folder inside it."
+        )
     if foreign := foreign_names(destination):
         raise ConfigurationError(
-            f"{destination} holds {_listed(foreign)}, which Loopwright did not write, so nothing was changed: choose "
-            f"another {what}, or move these files."
+            f"{destination} holds {_listed(foreign)}, which Loopwright did not write, so nothing "
+            f"was changed: choose another {what}, or move these files."
         )
 
 
 def check_inside(folder: str | os.PathLike[str], names: re.Pattern[str] | None, what: str) -> None:
-    """Raise unless checkpoints with such names may be written to a folder, which need not be there yet.
+    """Raise unless checkpoints with such names may be written to a folder, which need not be there
+    yet.
 
-    Without names only the folder itself is looked at: what is in it is for code of the user's own to write.
+    Without names only the folder itself is looked at: what is in it is for code of the user's own
+    to write.
     """
     home = local_path(folder, what)
     blocking = next((place for place in (home, *home.absolute().parents) if place.exists()), home)
     if blocking.exists() and not blocking.is_dir():
-        raise ConfigurationError(f"{blocking} is a file, so {what}={str(folder)!r} cannot be a folder: choose another.")
+        raise ConfigurationError(
+            f"{blocking} is a file, so {what}={str(folder)!r} cannot be a folder: choose another."
+        )
     for path in sorted(home.iterdir()) if home.is_dir() and names is not None else ():
         if names is not None and names.fullmatch(path.name):
             check_directory(path, what)
 
 
 def check_file(path: str | os.PathLike[str], what: str = "path", *, force: bool = False) -> None:
-    """Raise unless weights may be written here: where nothing or a file of weights is; with `force`, any file."""
+    """Raise unless weights may be written here: where nothing or a file of weights is; with
+    `force`, any file."""
     destination = local_path(path, what)
     if destination.is_dir():
-        raise ConfigurationError(f"{destination} is a directory, but weights are written to a file: name a file in it.")
-    if not force and destination.exists() and destination.stat().st_size and weights_format(destination) is None:
         raise ConfigurationError(
-            f"{destination} exists and is not a file of weights, so it was not changed: choose another {what}, or move "
-            "the file."
+            f"{destination} is a directory, but weights are written to a file: name a file in it."
+        )
+    if (
+        not force
+        and destination.exists()
+        and destination.stat().st_size
+        and weights_format(destination) is None
+    ):
+        raise ConfigurationError(
+            f"{destination} exists and is not a file of weights, so it was not changed: choose "
+            f"another {what}, or move the file."
         )
 
 
 def weights_format(path: Path) -> str | None:
-    """What a file of tensors is by its content: ".safetensors", or ".pt" for one of torch's; None for others."""
+    """What a file of tensors is by its content: ".safetensors", or ".pt" for one of torch's; None
+    for others."""
     with path.open("rb") as file:
         start = file.read(9)
-    if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":  # a zip archive, or a bare pickle as torch wrote before
+    # a zip archive, or a bare pickle as torch wrote before
+    if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         return ".pt"
     length = int.from_bytes(start[:8], "little")
     return SAFE if start[8:] == b"{" and length + 8 <= path.stat().st_size else None
@@ -348,13 +398,16 @@ def weights_format(path: Path) -> str | None:
 def foreign_names(directory: Path) -> list[str]:
     """What in a directory is not part of a checkpoint; the whole of it where it is none."""
     names = sorted(set(os.listdir(directory)) - IGNORED)
-    own = {name for name in names if name in (MANIFEST, STATE, SHARDS) or name.endswith(".safetensors")}
+    own = {
+        name for name in names if name in (MANIFEST, STATE, SHARDS) or name.endswith(".safetensors")
+    }
     try:
         own = {MANIFEST, *read_manifest(directory).files}
     except VersionError:
         pass
     except CheckpointError:
-        if not ({STATE, TENSORS} <= own or UPDATE_NAME.match(directory.name)):  # not even a damaged checkpoint
+        # not even a damaged checkpoint
+        if not ({STATE, TENSORS} <= own or UPDATE_NAME.match(directory.name)):
             return names
     return [name for name in names if name not in own]
 

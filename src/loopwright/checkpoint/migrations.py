@@ -1,7 +1,9 @@
-"""Versions of the state in a checkpoint: older state is migrated, newer state is refused, unknown state is never lost.
+"""Versions of the state in a checkpoint: older state is migrated, newer state is refused, unknown
+state is never lost.
 
-The manifest of a checkpoint has a table with the version of each part of its state. A checkpoint without the table was
-written before there were versions: each of its parts has version 1. What happens to a part when it is read:
+The manifest of a checkpoint has a table with the version of each part of its state. A checkpoint
+without the table was written before there were versions: each of its parts has version 1. What
+happens to a part when it is read:
 
 | version in the checkpoint | what happens |
 |---|---|
@@ -11,10 +13,11 @@ written before there were versions: each of its parts has version 1. What happen
 | none, since the part was added to Loopwright later | version 0: its migration makes the state that a run had then |
 | any, of a part that is not in `VERSIONS` | `read_checkpoint` returns it; a trainer refuses the checkpoint |
 
-To change the form of a part, raise its number in `VERSIONS` and add `(part, old number)` to `MIGRATIONS`: a function
-from the old state to the new one, which changes nothing in place. To add a part, give it version 1 and a migration from
-version 0. Callbacks have versions of their own (`Callback.state_version`, `Callback.migrate_state`), by which their
-entries of the part "callbacks" are migrated. Nothing here imports torch.
+To change the form of a part, raise its number in `VERSIONS` and add `(part, old number)` to
+`MIGRATIONS`: a function from the old state to the new one, which changes nothing in place. To add a
+part, give it version 1 and a migration from version 0. Callbacks have versions of their own
+(`Callback.state_version`, `Callback.migrate_state`), by which their entries of the part "callbacks"
+are migrated. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -32,12 +35,36 @@ REQUIRED = (  # what the first version of Loopwright saved of a trainer
     *("models", "optimizers", "schedules", "lanes", "callbacks", "progress"),
     *("history", "meter", "data", "stop_reason", "rng"),
 )
-ADDED = ("callback_versions", "computed", "metrics", "eval_data", "num_pieces", "fingerprint", "compiled", "trainer")
-DOORS = ("simple", "lifecycle")  # parts of a door beside those of its trainer
-NAMED = ("models", "optimizers", "schedules", "callbacks")  # parts that hold one state for each component, by its name
+ADDED = (
+    "callback_versions",
+    "computed",
+    "metrics",
+    "eval_data",
+    "num_pieces",
+    "fingerprint",
+    "compiled",
+    "trainer",
+)
+INTERFACES = ("simple", "lifecycle")  # parts of an interface beside those of its trainer
+# parts that hold one state for each component, by its name
+NAMED = (
+    "models",
+    "optimizers",
+    "schedules",
+    "callbacks",
+)
 
-VERSIONS: dict[str, int] = dict.fromkeys((*REQUIRED, *ADDED, *DOORS), 1)
+
+def _renamed_callbacks(state: Any) -> Any:
+    """Version 1 has the state of the adversarial interface under an earlier name of its class."""
+    if not isinstance(state, Mapping):
+        return state
+    return {("InterfaceState" if name == "DoorState" else name): state[name] for name in state}
+
+
+VERSIONS: dict[str, int] = dict.fromkeys((*REQUIRED, *ADDED, *INTERFACES), 1) | {"callbacks": 2}
 MIGRATIONS: dict[tuple[str, int], Migration] = {
+    ("callbacks", 1): _renamed_callbacks,
     ("callback_versions", 0): lambda _: {},
     ("computed", 0): lambda _: {},
     ("metrics", 0): lambda _: {},
@@ -59,7 +86,11 @@ class VersionedState(Protocol):
 
 def versions_in(tree: Any) -> dict[str, int]:
     """The table for the manifest of a checkpoint of this state."""
-    return {part: VERSIONS[part] for part in tree if part in VERSIONS} if isinstance(tree, dict) else {}
+    return (
+        {part: VERSIONS[part] for part in tree if part in VERSIONS}
+        if isinstance(tree, dict)
+        else {}
+    )
 
 
 def upgrade(tree: Any, versions: Mapping[str, int], source: str) -> Any:
@@ -77,11 +108,17 @@ def upgrade(tree: Any, versions: Mapping[str, int], source: str) -> Any:
     if not isinstance(tree, dict):
         return tree
     if missing := [part for part in versions if part not in tree]:
-        raise CheckpointError(f"Checkpoint {source} is damaged: it holds no state of {_listed(missing)}.")
+        raise CheckpointError(
+            f"Checkpoint {source} is damaged: it holds no state of {_listed(missing)}."
+        )
     known = {part: versions.get(part, 1) for part in tree if part in VERSIONS}
     for part, version in known.items():  # before anything is migrated
         check_version(f"{part!r}", version, VERSIONS[part], source)
-    changed = {p: migrate(p, tree[p], version, source) for p, version in known.items() if version < VERSIONS[p]}
+    changed = {
+        p: migrate(p, tree[p], version, source)
+        for p, version in known.items()
+        if version < VERSIONS[p]
+    }
     return {**tree, **changed} if changed else tree
 
 
@@ -91,100 +128,135 @@ def migrate(part: str, state: Any, version: int, source: str) -> Any:
         step = MIGRATIONS.get((part, number))
         if step is None:
             raise VersionError(
-                f"The state of {part!r} in {source} has version {number}, but this version of Loopwright reads version "
-                f"{_oldest(part)} and later: load it with an earlier version of Loopwright, and save it again with "
-                "each version in between."
+                f"The state of {part!r} in {source} has version {number}, but this version of "
+                f"Loopwright reads version {_oldest(part)} and later: load it with an earlier "
+                "version of Loopwright, and save it again with each version in between."
             )
-        with explained(f"The state of {part!r} in {source} cannot be migrated from version {number}"):
+        with explained(
+            f"The state of {part!r} in {source} cannot be migrated from version {number}"
+        ):
             state = step(state)
     return state
 
 
 def complete_state(tree: Any, source: str) -> dict[str, Any]:
-    """The whole state of a trainer, after refusing one that lacks a part, or has a part that would be lost.
+    """The whole state of a trainer, after refusing one that lacks a part, or has a part that would
+    be lost.
 
-    Parts that were added to Loopwright after the checkpoint was written get the state that a run had then.
+    Parts that were added to Loopwright after the checkpoint was written get the state that a run
+    had then.
     """
     tree = tree if isinstance(tree, Mapping) else {}
     if missing := [part for part in REQUIRED if part not in tree]:
         raise CheckpointError(
-            f"Checkpoint {source} is not a complete state of a trainer: it has no {', '.join(missing)}. To load only "
-            "the weights, for example of a kept model, use `trainer.load_weights(path)`."
+            f"Checkpoint {source} is not a complete state of a trainer: it has no "
+            f"{', '.join(missing)}. To load only the weights, for example of a kept model, use "
+            "`trainer.load_weights(path)`."
         )
     if unknown := [str(part) for part in tree if part not in VERSIONS]:
         raise VersionError(
-            f"Checkpoint {source} holds state of {_listed(unknown)}, which this version of Loopwright does not know "
-            "and would lose in the next save: upgrade Loopwright. To load only the weights, use "
-            "`trainer.load_weights(path)`."
+            f"Checkpoint {source} holds state of {_listed(unknown)}, which this version of "
+            "Loopwright does not know and would lose in the next save: upgrade Loopwright. To "
+            "load only the weights, use `trainer.load_weights(path)`."
         )
     for part in NAMED:
         if not isinstance(tree[part], Mapping):
             raise CheckpointError(
                 f"Checkpoint {source} does not match this trainer; nothing was loaded:\n"
-                f"  - {part}: the checkpoint has {tree[part]!r:.40} ({type(tree[part]).__name__}) instead of a state "
-                "for each of them"
+                f"  - {part}: the checkpoint has {tree[part]!r:.40} ({type(tree[part]).__name__}) "
+                "instead of a state for each of them"
             )
     added = {part: migrate(part, None, 0, source) for part in ADDED if part not in tree}
     if "trainer" in added:
-        door = tree["callbacks"].get("DoorState")  # where the adversarial interface had this state before
-        added["trainer"] = (door.get("own") if isinstance(door, Mapping) else None) or None
+        # where the adversarial interface had this state before
+        interface = tree["callbacks"].get("InterfaceState")
+        added["trainer"] = (
+            interface.get("own") if isinstance(interface, Mapping) else None
+        ) or None
     return {**tree, **added}
 
 
-def migrate_callbacks(callbacks: Mapping[str, VersionedState], tree: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The saved states of callbacks, by name, each in the version of the callback that will load it."""
-    saved, versions = dict(tree["callbacks"]), tree["callback_versions"]
+def migrate_callbacks(
+    callbacks: Mapping[str, VersionedState], tree: Mapping[str, Any], source: str
+) -> dict[str, Any]:
+    """The saved states of callbacks, by name, each in the version of the callback that will load
+    it."""
+    saved = dict(tree["callbacks"])
+    versions = tree["callback_versions"]
     if not isinstance(versions, Mapping):
-        raise CheckpointError(f"Checkpoint {source} is damaged: callback_versions is {versions!r:.40}, not a table.")
+        raise CheckpointError(
+            f"Checkpoint {source} is damaged: callback_versions is {versions!r:.40}, not a table."
+        )
     for name, callback in callbacks.items():
         version = versions.get(name, 1)
         if saved.get(name) is None:
             continue
         if type(version) is not int or version < 1:
-            raise CheckpointError(f"Checkpoint {source} is damaged: callbacks: {name} has version {version!r:.40}.")
+            raise CheckpointError(
+                f"Checkpoint {source} is damaged: callbacks: {name} has version {version!r:.40}."
+            )
         check_version(
-            f"callback {name!r}", version, callback.state_version, source, "the package that defines the callback"
+            f"callback {name!r}",
+            version,
+            callback.state_version,
+            source,
+            "the package that defines the callback",
         )
         if version < callback.state_version:
-            with explained(f"The state of callback {name!r} in {source} cannot be migrated from version {version}"):
+            with explained(
+                f"The state of callback {name!r} in {source} cannot be migrated from version "
+                f"{version}"
+            ):
                 saved[name] = callback.migrate_state(saved[name], version)
     return saved
 
 
-def check_version(what: str, version: int, known: int, source: str, owner: str = "Loopwright") -> None:
+def check_version(
+    what: str, version: int, known: int, source: str, owner: str = "Loopwright"
+) -> None:
     """Refuse a version that is newer than the known one."""
     if version > known:
         reader = f"this {owner}" if owner == "Loopwright" else "this program"
         raise VersionError(
-            f"The state of {what} in {source} has version {version}; {reader} knows versions up to {known}: upgrade "
-            f"{owner}."
+            f"The state of {what} in {source} has version {version}; {reader} knows versions up "
+            f"to {known}: upgrade {owner}."
         )
 
 
-def unused_states(callbacks: Mapping[str, object], tree: Mapping[str, Any], source: str) -> Iterator[str]:
-    """A line for each saved state that a trainer leaves out: of a callback that it does not have, or of a door."""
+def unused_states(
+    callbacks: Mapping[str, object], tree: Mapping[str, Any], source: str
+) -> Iterator[str]:
+    """A line for each saved state that a trainer leaves out: of a callback that it does not have,
+    or of an interface."""
     for name, state in tree["callbacks"].items():
         if name not in callbacks and state:
             yield (
-                f"{source} has state of the callback {name}, which this trainer does not have: this state was ignored "
-                "and will not be in the next checkpoint."
+                f"{source} has state of the callback {name}, which this trainer does not have: "
+                "this state was ignored and will not be in the next checkpoint."
             )
-    for door in DOORS:
-        if door in tree:
-            yield f"{source} was saved by the {door} interface; state that only this interface uses was ignored."
+    for interface in INTERFACES:
+        if interface in tree:
+            yield (
+                f"{source} was saved by the {interface} interface; state that only this "
+                "interface uses was ignored."
+            )
 
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Raise a `VersionError` that begins with `what` for anything that goes wrong with a state inside.
+    """Raise a `VersionError` that begins with `what` for anything that goes wrong with a state
+    inside.
 
-    A checkpoint whose hashes are right is not damaged: it is never passed over for an older one, and never removed.
+    A checkpoint whose hashes are right is not damaged: it is never passed over for an older one,
+    and never removed.
     """
     try:
         yield
     except CheckpointError:
         raise
-    except Exception as error:  # the state is untrusted, and what a user's own callback raises is not known
+    except (
+        Exception
+    ) as error:  # the state is untrusted, and what a user's own callback raises is not known
         raise VersionError(f"{what}: {type(error).__name__}: {error}") from error
 
 

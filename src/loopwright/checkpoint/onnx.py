@@ -1,4 +1,5 @@
-"""A module as an ONNX file, put in place only after onnxruntime has run it and its outputs have been compared."""
+"""A module as an ONNX file, put in place only after onnxruntime has run it and its outputs have
+been compared."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def check_onnx_packages() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
-            f"Export to ONNX needs {error.name}: pip install 'loopwright[onnx]'. (safetensors needs no extra package.)"
+            f"Export to ONNX needs {error.name}: pip install 'loopwright[onnx]'. (safetensors "
+            "needs no extra package.)"
         ) from error
 
 
@@ -65,10 +67,11 @@ def export_module(
     names: tuple[Sequence[str] | None, Sequence[str] | None] | None = None,
     tolerance: float | None = None,
 ) -> OnnxReport:
-    """Write a module in eval mode as ONNX; `inputs` is a batch: a tensor, a tuple of arguments or a dict by keyword.
+    """Write a module in eval mode as ONNX; `inputs` is a batch: a tensor, a tuple of arguments or a
+    dict by keyword.
 
-    `names` are those of inputs and outputs in the file; without them, outputs that a model gives by name keep it. One
-    whose outputs differ by more than `tolerance` is an error.
+    `names` are those of inputs and outputs in the file; without them, outputs that a model gives by
+    name keep it. One whose outputs differ by more than `tolerance` is an error.
     """
     check_onnx_packages()
     path = Path(path)
@@ -80,26 +83,35 @@ def export_module(
         why_fixed = ""
         try:
             _program(module, args, kwargs, opset, names, is_dynamic=True).save(staging)
-        except Exception as error:  # whatever the exporter makes of a model that needs its shapes to be numbers
+        except (
+            Exception
+        ) as error:  # whatever the exporter makes of a model that needs its shapes to be numbers
             why_fixed = _cause(error)
             try:
                 _program(module, args, kwargs, opset, names, is_dynamic=False).save(staging)
             except Exception as second:
-                raise ConfigurationError(f"This model cannot be exported to ONNX: {_cause(second)}") from second
+                raise ConfigurationError(
+                    f"This model cannot be exported to ONNX: {_cause(second)}"
+                ) from second
         difference, largest = _compare(module, staging, args, kwargs, is_dynamic=not why_fixed)
         if tolerance is not None and not difference <= tolerance:
             raise ExportError(
-                f"The outputs of the ONNX export to {path} differ from those of torch by {difference:.3g}, more than "
-                f"{tolerance:g}; no file was written. Try another ONNX opset version, or raise `tolerance`."
+                f"The outputs of the ONNX export to {path} differ from those of torch by "
+                f"{difference:.3g}, more than {tolerance:g}; no file was written. Try another "
+                "ONNX opset version, or raise `tolerance`."
             )
         size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
-        for name in sorted(os.listdir(folder)):  # the weights of a very large model are a file of their own
+        # the weights of a very large model are a file of their own
+        for name in sorted(os.listdir(folder)):
             os.replace(os.path.join(folder, name), path.with_name(name))
-    return OnnxReport(size, batch_size_of(args, kwargs), difference, largest, not why_fixed, why_fixed)
+    return OnnxReport(
+        size, batch_size_of(args, kwargs), difference, largest, not why_fixed, why_fixed
+    )
 
 
 def _output_names(module: nn.Module, args: Any, kwargs: Any) -> list[str] | None:
-    """The keys of a dict that the model gives, nested ones with dots between; None if it gives something else."""
+    """The keys of a dict that the model gives, nested ones with dots between; None if it gives
+    something else."""
     try:
         with torch.no_grad():
             outputs = module(*args, **kwargs)
@@ -107,15 +119,25 @@ def _output_names(module: nn.Module, args: Any, kwargs: Any) -> list[str] | None
         return None
     if not isinstance(outputs, Mapping):
         return None
-    taken = {*kwargs, *inspect.signature(module.forward).parameters}  # a graph has one value of a name
+    # a graph has one value of a name
+    taken = {
+        *kwargs,
+        *inspect.signature(module.forward).parameters,
+    }
     leaves, _ = tree_flatten_with_path(dict(outputs))
-    names = [".".join(str(_key(part)) for part in path) for path, leaf in leaves if isinstance(leaf, Tensor)]
+    names = [
+        ".".join(str(_key(part)) for part in path)
+        for path, leaf in leaves
+        if isinstance(leaf, Tensor)
+    ]
     return [f"{name}_out" if name in taken else name for name in names]
 
 
 def _key(part: Any) -> Any:
     """The key, index or attribute that leads on in a nested value."""
-    return next((getattr(part, name) for name in ("key", "idx", "name") if hasattr(part, name)), part)
+    return next(
+        (getattr(part, name) for name in ("key", "idx", "name") if hasattr(part, name)), part
+    )
 
 
 def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -160,13 +182,17 @@ def _program(
     )
 
 
-def _compare(module: nn.Module, path: Path, args: Any, kwargs: Any, *, is_dynamic: bool) -> tuple[float, float]:
-    """The largest difference between both outputs, and the largest output; on a smaller batch too if that may be."""
+def _compare(
+    module: nn.Module, path: Path, args: Any, kwargs: Any, *, is_dynamic: bool
+) -> tuple[float, float]:
+    """The largest difference between both outputs, and the largest output; on a smaller batch too
+    if that may be."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     size = batch_size_of(args, kwargs)
-    difference = largest = 0.0
+    difference = 0.0
+    largest = 0.0
     for length in {size, max(size - 1, 1)} if is_dynamic else {size}:
 
         def cut(leaf: Any, length: int = length) -> Any:
@@ -179,8 +205,12 @@ def _compare(module: nn.Module, path: Path, args: Any, kwargs: Any, *, is_dynami
         fed = [leaf for leaf in tree_leaves((own_args, own_kwargs)) if isinstance(leaf, Tensor)]
         names = [entry.name for entry in session.get_inputs()]
         if len(names) != len(fed):
-            raise ConfigurationError(f"The ONNX file takes {len(names)} inputs, the model {len(fed)}: one is not used.")
-        outputs = session.run(None, {name: leaf.cpu().numpy() for name, leaf in zip(names, fed, strict=True)})
+            raise ConfigurationError(
+                f"The ONNX file takes {len(names)} inputs, the model {len(fed)}: one is not used."
+            )
+        outputs = session.run(
+            None, {name: leaf.cpu().numpy() for name, leaf in zip(names, fed, strict=True)}
+        )
         for own, other in zip(expected, map(torch.as_tensor, outputs), strict=True):
             difference = max(difference, _distance(own, other))
             largest = max(largest, float(own.double().abs().max()) if own.numel() else 0.0)
@@ -189,7 +219,9 @@ def _compare(module: nn.Module, path: Path, args: Any, kwargs: Any, *, is_dynami
 
 def _distance(own: Tensor, other: Tensor) -> float:
     if own.shape != other.shape:
-        raise ConfigurationError(f"The ONNX output has shape {list(other.shape)}, torch's {list(own.shape)}.")
+        raise ConfigurationError(
+            f"The ONNX output has shape {list(other.shape)}, torch's {list(own.shape)}."
+        )
     apart = (own.double() - other.double()).abs()
     apart[own == other] = 0.0  # infinities
     apart[own.isnan() & other.isnan()] = 0.0

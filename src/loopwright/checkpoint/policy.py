@@ -39,21 +39,33 @@ class ResumePolicy:
         for name in ("every_updates", "every_epochs", "every_minutes"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and value > 0):
-                raise ConfigurationError(f"Checkpoints({name}={value!r}): use a number above 0, or None.")
+                raise ConfigurationError(
+                    f"Checkpoints({name}={value!r}): use a number above 0, or None."
+                )
         for seconds in (self.min_seconds_updates, self.min_seconds_epochs):
             if not (_is_number(seconds) and seconds >= 0):
-                raise ConfigurationError(f"Checkpoints(min_seconds={seconds!r}): use a number of seconds, 0 or more.")
+                raise ConfigurationError(
+                    f"Checkpoints(min_seconds={seconds!r}): use a number of seconds, 0 or more."
+                )
         _check_keep("Checkpoints", self.keep)
 
-    def is_due(self, *, update: int, epoch_end: int | None = None, minutes_since_last: float = 0.0) -> bool:
-        """Whether to save now; `epoch_end` is the number of epochs completed, where one has just ended.
+    def is_due(
+        self, *, update: int, epoch_end: int | None = None, minutes_since_last: float = 0.0
+    ) -> bool:
+        """Whether to save now; `epoch_end` is the number of epochs completed, where one has just
+        ended.
 
-        The end of an epoch is asked about apart from its last update, so updates do not count there.
+        The end of an epoch is asked about apart from its last update, so updates do not count
+        there.
         """
         if self.is_late(minutes_since_last):
             return True
         if epoch_end is not None:
-            return self.every_epochs is not None and epoch_end > 0 and epoch_end % self.every_epochs == 0
+            return (
+                self.every_epochs is not None
+                and epoch_end > 0
+                and epoch_end % self.every_epochs == 0
+            )
         return self.every_updates is not None and update > 0 and update % self.every_updates == 0
 
     def is_late(self, minutes_since_last: float) -> bool:
@@ -73,7 +85,8 @@ class Candidate(NamedTuple):
 class KeepPolicy:
     """Keep the best few models by a metric.
 
-    Infinities rank as numbers; NaN ranks below everything; of equal values the earlier one is better.
+    Infinities rank as numbers; NaN ranks below everything; of equal values the earlier one is
+    better.
 
     Args:
         metric: The name of the metric.

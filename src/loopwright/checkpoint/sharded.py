@@ -1,7 +1,9 @@
-"""Several processes, one checkpoint: each writes its part to a shared place, the first commits when all are there.
+"""Several processes, one checkpoint: each writes its part to a shared place, the first commits when
+all are there.
 
-Beside `shard-{rank}.safetensors` every process leaves a record of it, last and in one step, so a record that can be
-seen speaks for a part that is complete. The first process turns the records into the table of shards.
+Beside `shard-{rank}.safetensors` every process leaves a record of it, last and in one step, so a
+record that can be seen speaks for a part that is complete. The first process turns the records into
+the table of shards.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ from .tree import Group, TensorShard, Tree, is_dtensor, region_of, shard_of
 
 TOKEN = re.compile(r"[0-9]+-[0-9a-f]+")
 LEAVING_SECONDS = 5.0
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
+SHORTEST_PAUSE = 0.001
+LONGEST_PAUSE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +78,19 @@ def part_name(rank: int) -> str:
 
 
 def check_token(group: Group, token: str) -> None:
-    """Refuse to begin what the processes could not finish: without a common name they write to different places."""
+    """Refuse to begin what the processes could not finish: without a common name they write to
+    different places."""
     if group.world > 1 and not TOKEN.fullmatch(token):
         raise ConfigurationError(
-            f"{group.world} processes cannot write a checkpoint together with token={token!r}: create a token with "
-            "`new_token()` on rank 0, send it to the other ranks, and pass it on all of them."
+            f"{group.world} processes cannot write a checkpoint together with token={token!r}: "
+            "create a token with `new_token()` on rank 0, send it to the other ranks, and pass "
+            "it on all of them."
         )
 
 
 def write_part(staging: Path, rank: int, shards: Mapping[str, TensorShard]) -> None:
-    """Write this process's shards, then the record that says so; a failure is recorded too, for the first process."""
+    """Write this process's shards, then the record that says so; a failure is recorded too, for the
+    first process."""
     try:
         own = {key: shard for key, shard in shards.items() if shard.is_written}
         tensors = {key: shard.local for key, shard in own.items()}
@@ -94,7 +100,9 @@ def write_part(staging: Path, rank: int, shards: Mapping[str, TensorShard]) -> N
             for key, shard in own.items()
         ]
         file = write_tensors(staging / part_name(rank), tensors) if own else None
-        _write_record(staging, rank, {"file": file and asdict(file), "entries": [asdict(e) for e in entries]})
+        _write_record(
+            staging, rank, {"file": file and asdict(file), "entries": [asdict(e) for e in entries]}
+        )
     except BaseException as error:
         with suppress(OSError):
             _write_record(staging, rank, {"error": f"{type(error).__name__}: {error}"})
@@ -104,7 +112,8 @@ def write_part(staging: Path, rank: int, shards: Mapping[str, TensorShard]) -> N
 def gather_parts(
     staging: Path, group: Group, shards: Mapping[str, TensorShard], stop: threading.Event
 ) -> dict[str, FileRecord]:
-    """Wait until every process has written its part, and write the table of shards; the files that came of it."""
+    """Wait until every process has written its part, and write the table of shards; the files that
+    came of it."""
     parts = _wait_for_parts(staging, group, stop)
     files: dict[str, FileRecord] = {}
     found: dict[str, list[StoredShard]] = {key: [] for key in shards}
@@ -114,10 +123,14 @@ def gather_parts(
         for entry in part.entries:
             _check_entry(part.rank, entry, shards)
             found[entry.tensor].append(StoredShard(part_name(part.rank), entry.name, entry.box))
-    layouts = {key: Layout(DTYPES[p.local.dtype], p.shape, tuple(found[key])) for key, p in shards.items()}
+    layouts = {
+        key: Layout(DTYPES[p.local.dtype], p.shape, tuple(found[key])) for key, p in shards.items()
+    }
     for key, layout in layouts.items():
         if problem := layout.find_problem():
-            raise CheckpointError(f"The parts that the processes wrote do not make up {key!r}: {problem}.")
+            raise CheckpointError(
+                f"The parts that the processes wrote do not make up {key!r}: {problem}."
+            )
     for part in parts:
         os.unlink(staging / _record_name(part.rank))  # all they say is in the table now
     return files | {SHARDS: write_bytes(staging / SHARDS, layouts_bytes(layouts))}
@@ -138,8 +151,9 @@ def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[
         if end := waiting.pause():
             ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             raise CheckpointError(
-                f"The checkpoint is not complete: {ranks} of {group.world} did not write a part {end}. Find out what "
-                "happened to that process; earlier checkpoints are unchanged."
+                f"The checkpoint is not complete: {ranks} of {group.world} did not write a part "
+                f"{end}. Find out what happened to that process; earlier checkpoints are "
+                "unchanged."
             )
 
 
@@ -159,8 +173,10 @@ class _Waiting:
             return "before the save was abandoned"
         self.seconds = min(2 * self.seconds, LONGEST_PAUSE)
         if not self.is_leaving and not threading.main_thread().is_alive():
-            # The program is over. The others' is too, and they had no more to write than this process.
-            self.is_leaving, self.end = True, "before the program ended"
+            # The program is over. The others' is too, and they had no more to write than this
+            # process.
+            self.is_leaving = True
+            self.end = "before the program ended"
             self.deadline = min(self.deadline, time.monotonic() + LEAVING_SECONDS)
         return self.end if time.monotonic() > self.deadline else None
 
@@ -171,16 +187,22 @@ def _check_size(staging: Path, part: _Part) -> None:
     name = part_name(part.rank)
     size = (staging / name).stat().st_size
     if size != part.file.size:
-        raise CheckpointError(f"{name} has {size} bytes, rank {part.rank} wrote {part.file.size}: check the storage.")
+        raise CheckpointError(
+            f"{name} has {size} bytes, rank {part.rank} wrote {part.file.size}: check the storage."
+        )
 
 
 def _check_entry(rank: int, entry: _Entry, shards: Mapping[str, TensorShard]) -> None:
     own = shards.get(entry.tensor)
     if own is None or (entry.dtype, entry.shape) != (DTYPES[own.local.dtype], own.shape):
-        stated = "nothing of that name" if own is None else f"{DTYPES[own.local.dtype]} {list(own.shape)}"
+        stated = (
+            "nothing of that name"
+            if own is None
+            else f"{DTYPES[own.local.dtype]} {list(own.shape)}"
+        )
         raise CheckpointError(
-            f"Rank {rank} saves {entry.tensor!r} as part of {entry.dtype} {list(entry.shape)}, rank 0 has {stated}: "
-            "all processes must save the same state at the same update."
+            f"Rank {rank} saves {entry.tensor!r} as part of {entry.dtype} {list(entry.shape)}, "
+            f"rank 0 has {stated}: all processes must save the same state at the same update."
         )
 
 
@@ -191,7 +213,8 @@ def _record_name(rank: int) -> str:
 def _write_record(staging: Path, rank: int, content: dict[str, object]) -> None:
     """A record appears in one step, after everything it speaks for is durable.
 
-    Its name becomes durable with the directory, which the first process syncs and may have renamed by now.
+    Its name becomes durable with the directory, which the first process syncs and may have renamed
+    by now.
     """
     path = staging / _record_name(rank)
     unfinished = path.with_suffix(".tmp")
@@ -204,7 +227,9 @@ def _read_record(path: Path, rank: int) -> _Part:
     try:
         content = table_of(parse_json(path.read_bytes(), str(path)))
         if "error" in content:
-            raise CheckpointError(f"Rank {rank} could not write its part of the checkpoint: {content['error']}")
+            raise CheckpointError(
+                f"Rank {rank} could not write its part of the checkpoint: {content['error']}"
+            )
         entries = tuple(_entry(entry) for entry in tables_of(content["entries"]))
         file = None if content["file"] is None else record_of(content["file"])
     except (KeyError, TypeError) as error:
@@ -226,7 +251,8 @@ Source: TypeAlias = Tensor | StoredTensor | TensorShard
 
 
 def restore_into(target: Tensor, source: Source) -> None:
-    """Copy a tensor of a checkpoint or snapshot into an existing tensor, full or sharded (a DTensor).
+    """Copy a tensor of a checkpoint or snapshot into an existing tensor, full or sharded (a
+    DTensor).
 
     Only the region that this process holds is read; no process waits for another.
 
@@ -242,7 +268,9 @@ def restore_into(target: Tensor, source: Source) -> None:
     tensor([1., 2.])
     """
     if target.is_meta:
-        raise CheckpointError("A tensor on the meta device has no memory to restore into: materialise it first.")
+        raise CheckpointError(
+            "A tensor on the meta device has no memory to restore into: materialise it first."
+        )
     _check_shape(target, source)
     local, box = region_of(target)
     with torch.no_grad():
@@ -250,7 +278,8 @@ def restore_into(target: Tensor, source: Source) -> None:
 
 
 def place_like(source: Source, like: Tensor) -> Tensor:
-    """Return the tensor sharded as another of its shape is; full where that one is full, or has another shape.
+    """Return the tensor sharded as another of its shape is; full where that one is full, or has
+    another shape.
 
     Args:
         source: The tensor, in memory or stored.
@@ -269,7 +298,12 @@ def place_like(source: Source, like: Tensor) -> Tensor:
     local, box = region_of(like)
     values = _read(source, box).to(local.device, copy=not isinstance(source, StoredTensor))
     return DTensor.from_local(
-        values, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        values,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
     )
 
 
@@ -304,9 +338,9 @@ def _read(source: Source, box: Box) -> Tensor:
         return source.detach()[box.slices]
     if source.box != box:
         raise CheckpointError(
-            f"A snapshot holds the part at {list(source.box.offsets)} of {list(source.box.shape)}, but the part at "
-            f"{list(box.offsets)} of {list(box.shape)} is needed: restore the snapshot into the tensors that it was "
-            "taken from."
+            f"A snapshot holds the part at {list(source.box.offsets)} of "
+            f"{list(source.box.shape)}, but the part at {list(box.offsets)} of {list(box.shape)} "
+            "is needed: restore the snapshot into the tensors that it was taken from."
         )
     return source.local
 
@@ -314,6 +348,6 @@ def _read(source: Source, box: Box) -> Tensor:
 def _check_shape(target: Tensor, source: Source) -> None:
     if tuple(target.shape) != tuple(source.shape):
         raise CheckpointError(
-            f"A tensor of {list(source.shape)} cannot be restored into one of {list(target.shape)}: "
-            "build the same model as the run that wrote it."
+            f"A tensor of {list(source.shape)} cannot be restored into one of "
+            f"{list(target.shape)}: build the same model as the run that wrote it."
         )

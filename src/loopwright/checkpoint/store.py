@@ -1,4 +1,5 @@
-"""The resume points of a run: the last few checkpoints in a directory, and the newest that can be trusted."""
+"""The resume points of a run: the last few checkpoints in a directory, and the newest that can be
+trusted."""
 
 from __future__ import annotations
 
@@ -47,13 +48,16 @@ class Entry:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it was written under another name: a copy, a link, or renamed; it belongs to the user."""
+        """Whether it was written under another name: a copy, a link, or renamed; it belongs to the
+        user."""
         return self.manifest.name not in (None, plain_name(self.name)) or self.path.is_symlink()
 
     @property
     def may_be_removed(self) -> bool:
         """Whether it stands under the name that we gave it; earlier versions did not note names."""
-        return not self.is_copy and (self.manifest.name is not None or UPDATE_NAME.match(self.name) is not None)
+        return not self.is_copy and (
+            self.manifest.name is not None or UPDATE_NAME.match(self.name) is not None
+        )
 
 
 def update_name(update: int) -> str:
@@ -68,9 +72,11 @@ def update_name(update: int) -> str:
 
 
 class CheckpointStore:
-    """A directory of checkpoints: saves to it, keeps the last few, and finds the newest that verifies.
+    """A directory of checkpoints: saves to it, keeps the last few, and finds the newest that
+    verifies.
 
-    In a group (that of the writer) every process has a store and saves to it; only that of rank 0 removes anything.
+    In a group (that of the writer) every process has a store and saves to it; only that of rank 0
+    removes anything.
 
     Args:
         directory: Where the checkpoints are; it is made when the first is saved.
@@ -89,7 +95,9 @@ class CheckpointStore:
         (['update-00000020', 'update-00000030'], {'update': 30})
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int = 2, *, writer: AsyncWriter | None = None) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], keep: int = 2, *, writer: AsyncWriter | None = None
+    ) -> None:
         if keep < 1:
             raise ConfigurationError(f"CheckpointStore(keep={keep}): keep at least 1.")
         self.directory = Path(directory)
@@ -111,14 +119,20 @@ class CheckpointStore:
     ) -> None:
         """Save the state as it is now; the writing goes on behind unless `wait`.
 
-        In a group all processes save the same `name` under the same `token` (see `new_token`). Waiting is for what
-        this process writes: in that of rank 0 for the whole checkpoint, in the others for their part. A `history` that
-        is not in the tree is saved with it, in files that it shares with earlier checkpoints of this store. Whatever
-        the writers `after` are writing is on disk before this checkpoint is complete.
+        In a group all processes save the same `name` under the same `token` (see `new_token`).
+        Waiting is for what this process writes: in that of rank 0 for the whole checkpoint, in the
+        others for their part. A `history` that is not in the tree is saved with it, in files that
+        it shares with earlier checkpoints of this store. Whatever the writers `after` are writing
+        is on disk before this checkpoint is complete.
         """
         path = checked_path(self.directory, name)
-        self.writer.wait()  # before the history is looked at, of which a failed write has saved nothing
-        plan = None if history is None or not self.writer.group.is_main else self._history.plan(history, path)
+        # before the history is looked at, of which a failed write has saved nothing
+        self.writer.wait()
+        plan = (
+            None
+            if history is None or not self.writer.group.is_main
+            else self._history.plan(history, path)
+        )
 
         def settle() -> None:
             if plan is not None:
@@ -148,10 +162,11 @@ class CheckpointStore:
         return [entry for entry in list_own(self.directory) if entry.problem is None]
 
     def newest(self, *, lazy: bool = False, check: FiniteCheck | None = None) -> Checkpoint | None:
-        """The newest checkpoint that verifies and is finite; others are named in the log and passed over.
+        """The newest checkpoint that verifies and is finite; others are named in the log and passed
+        over.
 
-        One that a newer version wrote is not damaged: that is an error. In a group, let one process find it and the
-        others read its `path`, so that all take the same.
+        One that a newer version wrote is not damaged: that is an error. In a group, let one process
+        find it and the others read its `path`, so that all take the same.
         """
         self.clean()
         self._passed_over = []
@@ -172,27 +187,41 @@ class CheckpointStore:
             self._passed_over.append(path)
         for path in sorted(copies):
             logger.warning(
-                "Checkpoint %s is not resumed automatically, because it was written under another name.", path
+                "Checkpoint %s is not resumed automatically, because it was written under another "
+                "name.",
+                path,
             )
         return None
 
     def discard_damaged(self) -> list[str]:
-        """Remove the resume points that `newest` passed over, now that a sound one has been taken; the names."""
-        doomed = [path for path in self._passed_over if UPDATE_NAME.fullmatch(path.name) and _is_plain(path)]
+        """Remove the resume points that `newest` passed over, now that a sound one has been taken;
+        the names."""
+        doomed = [
+            path
+            for path in self._passed_over
+            if UPDATE_NAME.fullmatch(path.name) and _is_plain(path)
+        ]
         for path in doomed:
             remove_directory(path)
         return [path.name for path in doomed]
 
     def clean(self) -> list[str]:
         """Remove what killed processes left half-written; the names of it."""
-        return clean_leftovers(self.directory) if self.writer.group.is_main and self.directory.is_dir() else []
+        return (
+            clean_leftovers(self.directory)
+            if self.writer.group.is_main and self.directory.is_dir()
+            else []
+        )
 
     def prune(self) -> list[str]:
-        """Remove all but the last `keep`, once the newest of them is known to be sound; the names removed."""
+        """Remove all but the last `keep`, once the newest of them is known to be sound; the names
+        removed."""
         entries = self.entries()
         if len(entries) <= self.keep or not self.writer.group.is_main:
             return []
-        sound = next((entry for entry in reversed(entries) if not verify_checkpoint(entry.path)), None)
+        sound = next(
+            (entry for entry in reversed(entries) if not verify_checkpoint(entry.path)), None
+        )
         return [] if sound is None else self._prune(committed=sound.name)
 
     def discard(self, *, after_update: int) -> list[str]:
@@ -202,7 +231,8 @@ class CheckpointStore:
         return _remove([e for e in list_own(self.directory) if e.manifest.order[0] > after_update])
 
     def _prune(self, *, committed: str) -> list[str]:
-        """Remove what is older than a sound checkpoint and no longer needed beside it, damaged ones too."""
+        """Remove what is older than a sound checkpoint and no longer needed beside it, damaged ones
+        too."""
         entries = list_own(self.directory)
         position = next((i for i, entry in enumerate(entries) if entry.name == committed), 0)
         sound = [entry for entry in entries[:position] if entry.problem is None]
@@ -224,7 +254,9 @@ def _is_plain(path: Path) -> bool:
 def checked_path(directory: Path, name: str) -> Path:
     """The place of a checkpoint, after refusing a name that is not one plain component."""
     if not FILE_NAME.fullmatch(name):
-        raise CheckpointError(f"{name!r} cannot be the name of a checkpoint: use letters, digits, '.', '_' and '-'.")
+        raise CheckpointError(
+            f"{name!r} cannot be the name of a checkpoint: use letters, digits, '.', '_' and '-'."
+        )
     return directory / name
 
 
@@ -247,7 +279,8 @@ def list_own(directory: Path) -> list[Entry]:
 
 
 def _newest_first(directory: Path) -> list[Path]:
-    """All checkpoints, complete or not; those whose manifest cannot be read are tried first, to be named."""
+    """All checkpoints, complete or not; those whose manifest cannot be read are tried first, to be
+    named."""
 
     def order(path: Path) -> tuple[bool, tuple[float, str], str]:
         try:

@@ -1,4 +1,5 @@
-"""Tensors in safetensors files: written straight from memory, hashed on the way, tied ones stored once."""
+"""Tensors in safetensors files: written straight from memory, hashed on the way, tied ones stored
+once."""
 
 from __future__ import annotations
 
@@ -16,7 +17,18 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .atomic import FileRecord, HashingFile
-from .layout import SHARDS, TIED, Box, Json, Layout, StoredShard, parse_json, read_header, read_layouts, whole
+from .layout import (
+    SHARDS,
+    TIED,
+    Box,
+    Json,
+    Layout,
+    StoredShard,
+    parse_json,
+    read_header,
+    read_layouts,
+    whole,
+)
 from .tree import TensorKey, Tree, tensor_key
 
 T = TypeVar("T")
@@ -42,8 +54,11 @@ DTYPES = {
 }
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> FileRecord:
-    """A new safetensors file; a tensor that occurs twice is written once and noted in the metadata."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> FileRecord:
+    """A new safetensors file; a tensor that occurs twice is written once and noted in the
+    metadata."""
     unique, tied = split_tied(tensors)
     texts = {**(metadata or {}), **({TIED: json.dumps(tied)} if tied else {})}
     # Widest first, as the format's own writer does, so that every tensor stays aligned.
@@ -56,9 +71,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path, *, copies: bool = True) -> dict[str, Tensor]:
-    """All tensors of a safetensors file in memory of their own, tied ones as one tensor under two names.
+    """All tensors of a safetensors file in memory of their own, tied ones as one tensor under two
+    names.
 
-    Without `copies` they are mapped from the file: only to be looked at, and in no more memory than is looked at.
+    Without `copies` they are mapped from the file: only to be looked at, and in no more memory than
+    is looked at.
     """
 
     def read() -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -68,15 +85,19 @@ def read_tensors(path: Path, *, copies: bool = True) -> dict[str, Tensor]:
     metadata, tensors = _read_without_signals(path, read)
     if copies:  # a mapped tensor would change under us if the file did
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    return tensors | {name: tensors[kept] for name, kept in _tied_in(path, metadata, tensors).items()}
+    return tensors | {
+        name: tensors[kept] for name, kept in _tied_in(path, metadata, tensors).items()
+    }
 
 
 def _read_without_signals(path: Path, read: Callable[[], T]) -> T:
-    """Return what a function reads from a file, called in a thread: signal handlers run in the main thread only.
+    """Return what a function reads from a file, called in a thread: signal handlers run in the main
+    thread only.
 
-    Below safetensors' reader, torch drops the exception that a handler raises (of Ctrl-C, for one) and fails with an
-    error of its own, so that a good file would be taken for a damaged one. The thread is a plain one, since a handler
-    may also raise in the middle of `threading.Thread.start`, which then fails with an error of its own, too.
+    Below safetensors' reader, torch drops the exception that a handler raises (of Ctrl-C, for one)
+    and fails with an error of its own, so that a good file would be taken for a damaged one. The
+    thread is a plain one, since a handler may also raise in the middle of `threading.Thread.start`,
+    which then fails with an error of its own, too.
     """
     outcome: list[tuple[T | None, Exception | None]] = []
     is_over = allocate_lock()
@@ -104,7 +125,8 @@ def _read_without_signals(path: Path, read: Callable[[], T]) -> T:
 
 
 def open_tensors(path: Path) -> Any:
-    """The file as safetensors maps it; its reader takes only paths that are UTF-8, which not every path is."""
+    """The file as safetensors maps it; its reader takes only paths that are UTF-8, which not every
+    path is."""
     from safetensors import safe_open
 
     if _is_utf8(path):
@@ -125,7 +147,8 @@ def _is_utf8(path: Path) -> bool:
 
 
 def split_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors that are one memory each, and the names of the others with those they stand for."""
+    """The tensors that are one memory each, and the names of the others with those they stand
+    for."""
     first: dict[TensorKey, str] = {}
     unique: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -139,18 +162,30 @@ def split_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
     return unique, tied
 
 
-def _tied_in(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def _tied_in(
+    path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
+) -> dict[str, str]:
     """Names that were left out of a file, and the tensors they stand for."""
-    if TIED not in metadata:  # files of `safetensors.torch.save_model` note the same as plain entries
-        noted = {name: kept for name, kept in metadata.items() if name != "format"}  # which says "pt", for torch
-        return {name: kept for name, kept in noted.items() if kept in tensors and name not in tensors}
+    # files of `safetensors.torch.save_model` note the same as plain entries
+    if TIED not in metadata:
+        # which says "pt", for torch
+        noted = {name: kept for name, kept in metadata.items() if name != "format"}
+        return {
+            name: kept for name, kept in noted.items() if kept in tensors and name not in tensors
+        }
     tied = parse_json(metadata[TIED].encode("utf-8", "replace"), f"{path} ({TIED})")
-    if not isinstance(tied, dict) or not all(isinstance(k, str) and k in tensors for k in tied.values()):
-        raise CheckpointError(f"{path} has tied names for tensors that it does not contain: it is damaged.")
+    if not isinstance(tied, dict) or not all(
+        isinstance(k, str) and k in tensors for k in tied.values()
+    ):
+        raise CheckpointError(
+            f"{path} has tied names for tensors that it does not contain: it is damaged."
+        )
     return {name: str(kept) for name, kept in tied.items() if name not in tensors}
 
 
-def _header_text(names: list[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+def _header_text(
+    names: list[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> bytes:
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name in names:
@@ -176,7 +211,14 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 NATIVE = frozenset(
-    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    }
     | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 )
 CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -229,7 +271,8 @@ class StoredFiles:
 
 
 class StoredTensor:
-    """A tensor in a checkpoint, of which only the description was read so far (see `read_checkpoint(lazy=True)`).
+    """A tensor in a checkpoint, of which only the description was read so far (see
+    `read_checkpoint(lazy=True)`).
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -242,7 +285,9 @@ class StoredTensor:
         (torch.Size([2, 3]), [[1], [4]])
     """
 
-    def __init__(self, files: StoredFiles, layout: Layout, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, files: StoredFiles, layout: Layout, dtype: torch.dtype | None = None
+    ) -> None:
         self.layout = layout
         self.stored_dtype = _dtype(layout.dtype)
         self.dtype = dtype or self.stored_dtype
@@ -258,7 +303,8 @@ class StoredTensor:
         return self.dtype.is_complex and not self.stored_dtype.is_complex
 
     def viewed_as(self, dtype: torch.dtype) -> StoredTensor:
-        """The same memory taken for values of another type, for types that the file format does not have."""
+        """The same memory taken for values of another type, for types that the file format does not
+        have."""
         return StoredTensor(self._files, self.layout, dtype)
 
     def read(self) -> Tensor:
@@ -270,7 +316,8 @@ class StoredTensor:
         box = Box(tuple(offsets), tuple(shape))
         if not box.fits(tuple(self.shape)):
             raise CheckpointError(
-                f"The region at {list(box.offsets)} of {list(box.shape)} is not inside a tensor of {list(self.shape)}."
+                f"The region at {list(box.offsets)} of {list(box.shape)} is not inside a tensor "
+                f"of {list(self.shape)}."
             )
         return self._read(box)
 
@@ -280,7 +327,9 @@ class StoredTensor:
         try:
             values = torch.empty(box.shape, dtype=self.stored_dtype)
         except (RuntimeError, TypeError, OverflowError) as error:
-            raise CheckpointError(f"There is not enough memory for a tensor of {list(box.shape)}: {error}") from error
+            raise CheckpointError(
+                f"There is not enough memory for a tensor of {list(box.shape)}: {error}"
+            ) from error
         for shard in self.layout.shards:
             if (shared := shard.box.overlap(box)) is not None:
                 target = values[shared.relative_to(box.offsets).slices]
@@ -293,14 +342,18 @@ class StoredTensor:
         return f"StoredTensor({list(self.shape)}, {self.dtype}, shards={len(self.layout.shards)})"
 
 
-def stored_tensors(directory: Path, file: str, files: StoredFiles) -> Iterator[tuple[str, StoredTensor]]:
+def stored_tensors(
+    directory: Path, file: str, files: StoredFiles
+) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors of a file that holds them whole."""
     for info in read_header(directory / file):
         shard = StoredShard(file, info.tied_to or info.name, whole(info.shape))
         yield info.name, StoredTensor(files, Layout(info.dtype, info.shape, (shard,)))
 
 
-def stored_shards(directory: Path, records: Mapping[str, FileRecord], files: StoredFiles) -> dict[str, StoredTensor]:
+def stored_shards(
+    directory: Path, records: Mapping[str, FileRecord], files: StoredFiles
+) -> dict[str, StoredTensor]:
     """The tensors of a checkpoint that several processes wrote shard by shard."""
     if SHARDS not in records:
         return {}
@@ -308,20 +361,27 @@ def stored_shards(directory: Path, records: Mapping[str, FileRecord], files: Sto
     return {name: StoredTensor(files, layout) for name, layout in layouts.items()}
 
 
-def read_shards(directory: Path, records: Mapping[str, FileRecord], prefix: str = "") -> dict[str, Tensor]:
-    """Those tensors in memory, put together; tied ones, whose shards are the same, as one tensor."""
+def read_shards(
+    directory: Path, records: Mapping[str, FileRecord], prefix: str = ""
+) -> dict[str, Tensor]:
+    """Those tensors in memory, put together; tied ones, whose shards are the same, as one
+    tensor."""
     tensors: dict[str, Tensor] = {}
     read: dict[Layout, Tensor] = {}
     for name, stored in stored_shards(directory, records, StoredFiles(directory)).items():
         if not name.startswith(prefix):
             continue
         is_empty = math.prod(stored.layout.shape) == 0
-        tensors[name] = stored.read() if is_empty or stored.layout not in read else read[stored.layout]
+        tensors[name] = (
+            stored.read() if is_empty or stored.layout not in read else read[stored.layout]
+        )
         read[stored.layout] = tensors[name]
     return tensors
 
 
 def _dtype(name: str) -> torch.dtype:
     if name not in DTYPE_NAMES:
-        raise CheckpointError(f"The checkpoint holds a tensor of type {name!r:.40}, which this version cannot read.")
+        raise CheckpointError(
+            f"The checkpoint holds a tensor of type {name!r:.40}, which this version cannot read."
+        )
     return DTYPE_NAMES[name]

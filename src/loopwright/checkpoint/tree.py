@@ -1,4 +1,5 @@
-"""What a state tree may hold: nested containers of tensors, arrays and plain values, and nothing else."""
+"""What a state tree may hold: nested containers of tensors, arrays and plain values, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-Tree: TypeAlias = Any  # nested dict, list, tuple; what it admits is decided by the encoder, not by types
+Tree: TypeAlias = (
+    Any  # nested dict, list, tuple; what it admits is decided by the encoder, not by types
+)
 
 ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex})
 
@@ -28,35 +31,44 @@ TensorKey: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype,
 
 
 def tensor_key(tensor: Tensor) -> TensorKey | None:
-    """What two tensors have in common when they are one (tied weights); None where nothing is shared."""
+    """What two tensors have in common when they are one (tied weights); None where nothing is
+    shared."""
     if tensor.numel() == 0:
         return None
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
 
 def plain_tensor(tensor: Tensor, path: str) -> Tensor:
-    """The tensor without its graph, after refusing a tensor that is not one dense block of memory."""
+    """The tensor without its graph, after refusing a tensor that is not one dense block of
+    memory."""
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         raise refusal(path, tensor, "run one batch through the lazy module before saving")
     if hasattr(type(tensor), "__tensor_flatten__"):
-        raise refusal(path, tensor, "gather it to a plain tensor first (`full_tensor()` for a DTensor)")
+        raise refusal(
+            path, tensor, "gather it to a plain tensor first (`full_tensor()` for a DTensor)"
+        )
     if tensor.layout is not torch.strided:
         raise refusal(path, tensor, "return `tensor.to_dense()`", f"a {tensor.layout} tensor")
     if tensor.is_meta:
         raise refusal(path, tensor, "materialise it first", "a tensor on the meta device")
     if tensor.is_quantized:
-        raise refusal(path, tensor, "return `tensor.int_repr()` with its scale", "a quantized tensor")
+        raise refusal(
+            path, tensor, "return `tensor.int_repr()` with its scale", "a quantized tensor"
+        )
     return tensor.detach()
 
 
 def refusal(path: str, value: object, remedy: str, what: str | None = None) -> CheckpointError:
     """The error for a value that cannot be saved, naming where it is and what to return instead."""
     kind = what or f"an object of type {type(value).__module__}.{type(value).__qualname__}"
-    return CheckpointError(f"The state at {path or 'the top'!r} is {kind}, which cannot be saved: {remedy}.")
+    return CheckpointError(
+        f"The state at {path or 'the top'!r} is {kind}, which cannot be saved: {remedy}."
+    )
 
 
 def escape(component: str) -> str:
-    """One component of a path, so that joining with "/" is never ambiguous and always valid UTF-8."""
+    """One component of a path, so that joining with "/" is never ambiguous and always valid
+    UTF-8."""
     if component.isascii() and "%" not in component and "/" not in component:
         return component
     text = component.encode("utf-8", "replace").decode()
@@ -97,7 +109,9 @@ class Group:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
-            raise ConfigurationError(f"Group(rank={self.rank}, world={self.world}): the rank is below the world.")
+            raise ConfigurationError(
+                f"Group(rank={self.rank}, world={self.world}): the rank is below the world."
+            )
 
     @property
     def is_main(self) -> bool:
@@ -131,7 +145,8 @@ class TensorShard:
         return self.is_primary and self.box.num_values > 0
 
     def stored_as(self, stored: Tensor) -> TensorShard:
-        """The same shard in the form its values are stored in, which may have dimensions more (complex numbers)."""
+        """The same shard in the form its values are stored in, which may have dimensions more
+        (complex numbers)."""
         extra = tuple(stored.shape[self.local.dim() :])
         box = Box(self.box.offsets + (0,) * len(extra), self.box.shape + extra)
         return replace(self, local=stored, box=box, shape=self.shape + extra)
@@ -149,17 +164,30 @@ def is_dtensor(value: object) -> TypeGuard[DTensor]:
 
 def shard_of(tensor: DTensor, path: str = "") -> TensorShard:
     """This process's part of a tensor, without a copy."""
-    mesh, placements = tensor.device_mesh, tensor.placements
+    mesh = tensor.device_mesh
+    placements = tensor.placements
     if any(placement.is_partial() for placement in placements):
-        raise refusal(path, tensor, "reduce it first (`redistribute` to Shard or Replicate)", "an unreduced DTensor")
+        raise refusal(
+            path,
+            tensor,
+            "reduce it first (`redistribute` to Shard or Replicate)",
+            "an unreduced DTensor",
+        )
     with torch.no_grad():
         local = tensor.to_local()
     coordinate = mesh.get_coordinate()
     if coordinate is None:  # a mesh that this process is no part of
         shape = tuple(tensor.shape)
-        return TensorShard(local, Box((0,) * len(shape), (0,) * len(shape)), shape, is_primary=False)
-    is_copy = any(at and placement.is_replicate() for at, placement in zip(coordinate, placements, strict=True))
-    return TensorShard(local, box_of(tensor), tuple(tensor.shape), is_primary=not is_copy and _is_first(mesh))
+        return TensorShard(
+            local, Box((0,) * len(shape), (0,) * len(shape)), shape, is_primary=False
+        )
+    is_copy = any(
+        at and placement.is_replicate()
+        for at, placement in zip(coordinate, placements, strict=True)
+    )
+    return TensorShard(
+        local, box_of(tensor), tuple(tensor.shape), is_primary=not is_copy and _is_first(mesh)
+    )
 
 
 _first: WeakKeyDictionary[DeviceMesh, bool] = WeakKeyDictionary()
@@ -168,21 +196,25 @@ _first: WeakKeyDictionary[DeviceMesh, bool] = WeakKeyDictionary()
 def _is_first(mesh: DeviceMesh) -> bool:
     """Whether this mesh is the first of its kind in a larger mesh.
 
-    A tensor that is sharded over one of two mesh dimensions is there once for each rank of the other: with tensor
-    parallelism, the layers that are not part of it.
+    A tensor that is sharded over one of two mesh dimensions is there once for each rank of the
+    other: with tensor parallelism, the layers that are not part of it.
     """
     if (is_first := _first.get(mesh)) is None:
         root = root_mesh(mesh)
-        is_first = _first[mesh] = root is mesh or int(root.mesh.flatten()[0]) in mesh.mesh.flatten().tolist()
+        is_first = _first[mesh] = (
+            root is mesh or int(root.mesh.flatten()[0]) in mesh.mesh.flatten().tolist()
+        )
     return is_first
 
 
-_boxes: dict[tuple[Any, ...], Box] = {}  # finding one out takes torch 0.1 ms, and a model has thousands
+# finding one out takes torch 0.1 ms, and a model has thousands
+_boxes: dict[tuple[Any, ...], Box] = {}
 
 
 def box_of(tensor: DTensor) -> Box:
     """The region of a tensor that this process holds."""
-    mesh, shape = tensor.device_mesh, tuple(tensor.shape)
+    mesh = tensor.device_mesh
+    shape = tuple(tensor.shape)
     key = (shape, tuple(mesh.shape), tuple(mesh.get_coordinate() or ()), tensor.placements)
     if (box := _boxes.get(key)) is None:
         local, offsets = local_shape_and_offset(tensor.shape, mesh, tensor.placements)
@@ -191,7 +223,8 @@ def box_of(tensor: DTensor) -> Box:
 
 
 def region_of(tensor: Tensor) -> tuple[Tensor, Box]:
-    """The memory that a tensor has in this process, and the box it is of the whole: all of it for a plain tensor."""
+    """The memory that a tensor has in this process, and the box it is of the whole: all of it for a
+    plain tensor."""
     if not is_dtensor(tensor):
         return tensor.detach(), whole(tuple(tensor.shape))
     shard = shard_of(tensor)

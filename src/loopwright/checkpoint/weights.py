@@ -1,4 +1,5 @@
-"""A model's weights alone: from a checkpoint, a safetensors file or somebody's `.pt`, and to either."""
+"""A model's weights alone: from a checkpoint, a safetensors file or somebody's `.pt`, and to
+either."""
 
 from __future__ import annotations
 
@@ -24,20 +25,23 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
 
 
 def load_weights(path: str | os.PathLike[str], *, model: str | None = None) -> dict[str, Tensor]:
-    """Load the weights of a model from a checkpoint, a kept model or a file; from a run, use `loopwright.load_weights`.
+    """Load the weights of a model from a checkpoint, a kept model or a file; from a run, use
+    `loopwright.load_weights`.
 
-    The content tells what a file is, whatever its name ends in. A file of torch's is read with torch's restricted
-    reader, which runs no code, and only with that one.
+    The content tells what a file is, whatever its name ends in. A file of torch's is read with
+    torch's restricted reader, which runs no code, and only with that one.
 
     Args:
-        path: A checkpoint directory, a folder of Hugging Face's, a safetensors file, or a file that `torch.save` wrote.
+        path: A checkpoint directory, a folder of Hugging Face's, a safetensors file, or a file that
+            `torch.save` wrote.
         model: Which model, where a checkpoint holds several.
 
     Returns:
         A state dict on the CPU.
 
     Raises:
-        CheckpointError: It is damaged, or holds no state dict, or several models and none was named.
+        CheckpointError: It is damaged, or holds no state dict, or several models and none was
+            named.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -56,7 +60,11 @@ def load_weights(path: str | os.PathLike[str], *, model: str | None = None) -> d
 
 
 def _from_file(source: Path) -> dict[str, Tensor]:
-    return read_tensors(source) if is_safetensors(source) else state_dict_in(read_pickle(source), source)[0]
+    return (
+        read_tensors(source)
+        if is_safetensors(source)
+        else state_dict_in(read_pickle(source), source)[0]
+    )
 
 
 def is_safetensors(path: Path) -> bool:
@@ -76,7 +84,8 @@ def save_weights(
     *,
     force: bool = False,
 ) -> None:
-    """Write a state dict as plain safetensors, or in torch's own format where the name ends in `.pt`.
+    """Write a state dict as plain safetensors, or in torch's own format where the name ends in
+    `.pt`.
 
     Of what may be there already, only a file of weights is replaced.
 
@@ -87,7 +96,8 @@ def save_weights(
         force: Replace a file of any kind; a directory never.
 
     Raises:
-        CheckpointError: An entry is no tensor, the name has another ending, or the file cannot be written.
+        CheckpointError: An entry is no tensor, the name has another ending, or the file cannot be
+            written.
         ConfigurationError: Something else than weights stands at the path.
 
     Example:
@@ -104,7 +114,8 @@ def save_weights(
     if destination.suffix not in (SAFE, *PICKLED):
         onnx = " (For ONNX, use `loopwright.checkpoint.onnx.export_module(model, inputs, path)`.)"
         raise CheckpointError(
-            f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, but {destination} ends in none of these: use "
+            f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, but {destination} ends in none "
+            "of these: use "
             f"{destination.stem + SAFE!r}.{onnx if destination.suffix == '.onnx' else ''}"
         )
     tensors = {name: _checked(name, tensor) for name, tensor in state_dict.items()}
@@ -122,11 +133,13 @@ def save_weights(
 def _checked(name: str, tensor: Tensor) -> Tensor:
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
         raise CheckpointError(
-            f"Entry {name!r} of the state dict is {type(tensor).__name__}, not a tensor: remove it, or save a complete "
-            "checkpoint."
+            f"Entry {name!r} of the state dict is {type(tensor).__name__}, not a tensor: remove "
+            "it, or save a complete checkpoint."
         )
     if tensor.dtype not in DTYPES:
-        raise CheckpointError(f"Entry {name!r} is {tensor.dtype}, which safetensors does not support: cast it.")
+        raise CheckpointError(
+            f"Entry {name!r} is {tensor.dtype}, which safetensors does not support: cast it."
+        )
     return plain_tensor(tensor, name)
 
 
@@ -146,7 +159,11 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     if name not in manifest.models:
         raise CheckpointError(f"{directory} holds no model {name!r}, only {names}.")
     file = manifest.models[name]
-    sharded = [name for name in manifest.files if SHARDS in manifest.files and name not in manifest.models.values()]
+    sharded = [
+        name
+        for name in manifest.files
+        if SHARDS in manifest.files and name not in manifest.models.values()
+    ]
     check_files(directory, manifest, [file, *sharded], deep=True)
     start = weight_path(name, "")
     shards = read_shards(directory, manifest.files, start) if sharded else {}
@@ -165,10 +182,16 @@ def _from_published(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file} has no table `weight_map` of tensors and their files.")
     parts = sorted({str(part) for part in table.values()})
     if outside := next((part for part in parts if Path(part).name != part), None):
-        raise CheckpointError(f"{file} names the file {outside!r}, which is not in the same folder.")
-    weights = {name: tensor for part in parts for name, tensor in _from_file(file.with_name(part)).items()}
+        raise CheckpointError(
+            f"{file} names the file {outside!r}, which is not in the same folder."
+        )
+    weights = {
+        name: tensor for part in parts for name, tensor in _from_file(file.with_name(part)).items()
+    }
     if missing := sorted(table.keys() - weights.keys()):
-        raise CheckpointError(f"{file} names {missing[0]!r}, which is not in {table[missing[0]]}: download it again.")
+        raise CheckpointError(
+            f"{file} names {missing[0]!r}, which is not in {table[missing[0]]}: download it again."
+        )
     return weights
 
 
@@ -178,23 +201,31 @@ def read_pickle(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an untrusted file fails in any way it likes; none of them is ours
         raise CheckpointError(
-            f"{path} was refused: it is damaged, or it contains more than plain tensors, and loading anything else "
-            "could run code from the file. If you trust it, convert it with "
-            f"`safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')`. ({error})"
+            f"{path} was refused: it is damaged, or it contains more than plain tensors, and "
+            "loading anything else could run code from the file. If you trust it, convert it "
+            "with `safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')`. "
+            f"({error})"
         ) from error
 
 
 def state_dict_in(content: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state dict that such a file is, or has under one of the usual names, and what is beside it there."""
+    """The state dict that such a file is, or has under one of the usual names, and what is beside
+    it there."""
     if isinstance(content, Mapping):
         if _is_state_dict(content):
             return dict(content), {}
         for key in WRAPPERS:
             if isinstance(content.get(key), Mapping) and _is_state_dict(content[key]):
-                return dict(content[key]), {str(name): value for name, value in content.items() if name != key}
+                return dict(content[key]), {
+                    str(name): value for name, value in content.items() if name != key
+                }
     keys = sorted(map(str, content))[:8] if isinstance(content, Mapping) else type(content).__name__
-    raise CheckpointError(f"{path} contains no state dict, only {keys}: save only `model.state_dict()`.")
+    raise CheckpointError(
+        f"{path} contains no state dict, only {keys}: save only `model.state_dict()`."
+    )
 
 
 def _is_state_dict(content: Mapping[object, object]) -> bool:
-    return bool(content) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
+    return bool(content) and all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()
+    )

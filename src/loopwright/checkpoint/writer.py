@@ -1,4 +1,5 @@
-"""Saving behind the training: the caller pays for a snapshot, one thread writes, hashes and commits it."""
+"""Saving behind the training: the caller pays for a snapshot, one thread writes, hashes and commits
+it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,18 @@ from .finite import FiniteCheck
 from .format import write_checkpoint
 from .history_parts import Part
 from .sharded import check_token
-from .tree import ATOMS, SINGLE, Group, TensorKey, TensorShard, Tree, is_dtensor, plain_tensor, shard_of, tensor_key
+from .tree import (
+    ATOMS,
+    SINGLE,
+    Group,
+    TensorKey,
+    TensorShard,
+    Tree,
+    is_dtensor,
+    plain_tensor,
+    shard_of,
+    tensor_key,
+)
 
 BufferKey: TypeAlias = tuple[tuple[int, ...], torch.dtype, bool]
 
@@ -33,8 +45,9 @@ class SnapshotBuffers:
     It holds one copy of the state, pinned where the state is on a CUDA device.
 
     Args:
-        group: Copy only the tensors and shards that this process of the group writes to a checkpoint; without a group,
-            all that this process has, of a sharded tensor its own shard.
+        group: Copy only the tensors and shards that this process of the group writes to a
+            checkpoint; without a group, all that this process has, of a sharded tensor its own
+            shard.
 
     Example:
         >>> import torch
@@ -58,10 +71,11 @@ class SnapshotBuffers:
         return copied
 
     def reserve(self, tree: Tree) -> Callable[[], None]:
-        """Set memory aside for trees of this form; calling the result makes the system really provide it.
+        """Set memory aside for trees of this form; calling the result makes the system really
+        provide it.
 
-        The first snapshot costs several times as much as later ones without, since memory is given page by page
-        when first written. That part may be done on another thread.
+        The first snapshot costs several times as much as later ones without, since memory is given
+        page by page when first written. That part may be done on another thread.
         """
         copier, _ = self._walk(tree)
         self._buffers = copier.used
@@ -77,7 +91,8 @@ class SnapshotBuffers:
 
 
 def snapshot(tree: Tree, buffers: SnapshotBuffers | None = None) -> Tree:
-    """Copy a tree to host memory; what happens to the original afterwards does not show in the copy.
+    """Copy a tree to host memory; what happens to the original afterwards does not show in the
+    copy.
 
     Args:
         tree: A state, as `write_checkpoint` takes it.
@@ -140,7 +155,9 @@ class _Copier:
     def copy_shard(self, shard: TensorShard) -> TensorShard:
         source = plain_tensor(shard.local, "snapshot")
         if self.is_shared and not shard.is_written:
-            return replace(shard, local=source.new_empty((0,) * source.dim(), device="cpu"), is_primary=False)
+            return replace(
+                shard, local=source.new_empty((0,) * source.dim(), device="cpu"), is_primary=False
+            )
         return replace(shard, local=self.copy_values(source))
 
     def copy_values(self, source: Tensor) -> Tensor:
@@ -158,7 +175,9 @@ class _Copier:
         pinned = source.is_cuda
         key = (tuple(source.shape), source.dtype, pinned)
         free = self.free.get(key)
-        target = free.popleft() if free else torch.empty(key[0], dtype=source.dtype, pin_memory=pinned)
+        target = (
+            free.popleft() if free else torch.empty(key[0], dtype=source.dtype, pin_memory=pinned)
+        )
         self.used.setdefault(key, deque()).append(target)
         return target
 
@@ -171,7 +190,9 @@ class _Copier:
         return tuple([self.copy(item) for item in value])
 
     def copy_dict(self, value: dict[Tree, Tree]) -> dict[Tree, Tree]:
-        return {key: item if type(item) in ATOMS else self.copy(item) for key, item in value.items()}
+        return {
+            key: item if type(item) in ATOMS else self.copy(item) for key, item in value.items()
+        }
 
     def copy_counter(self, value: Counter[Tree]) -> Counter[Tree]:
         return value.copy()
@@ -195,7 +216,7 @@ def _by_ancestor(value: Tree) -> Callable[[_Copier, Tree], Tree]:
     for kind, copy in _BY_ANCESTOR:
         if isinstance(value, kind):
             return copy
-    raise _UnknownTypeError
+    raise _UnknownTypeError("unknown-type")
 
 
 _BY_TYPE: dict[type, Callable[[_Copier, Tree], Tree]] = {
@@ -263,14 +284,17 @@ class Write:
         if self.thread is not None:
             self.thread.join()
         if self.error is not None:
-            raise CheckpointError(f"{self.path} must be saved first, but was not: {self.error}") from self.error
+            raise CheckpointError(
+                f"{self.path} must be saved first, but was not: {self.error}"
+            ) from self.error
 
 
 class AsyncWriter:
     """Writes one checkpoint at a time in the background.
 
-    Its memory is one copy of the state. The thread is not a daemon: leaving the program waits for it. In a `group` each
-    process has a writer, which copies and writes only its shards of sharded tensors; the rest is written by rank 0.
+    Its memory is one copy of the state. The thread is not a daemon: leaving the program waits for
+    it. In a `group` each process has a writer, which copies and writes only its shards of sharded
+    tensors; the rest is written by rank 0.
 
     Args:
         on_error: "raise" raises the error of a failed write in the next call; "warn" logs it.
@@ -291,7 +315,13 @@ class AsyncWriter:
         {'weight': tensor([1., 1.])}
     """
 
-    def __init__(self, on_error: OnError = "raise", *, group: Group = SINGLE, check: FiniteCheck | None = None) -> None:
+    def __init__(
+        self,
+        on_error: OnError = "raise",
+        *,
+        group: Group = SINGLE,
+        check: FiniteCheck | None = None,
+    ) -> None:
         if on_error not in ("raise", "warn"):
             raise ConfigurationError(f"on_error={on_error!r}: use 'raise' or 'warn'.")
         self.on_error = on_error
@@ -314,11 +344,13 @@ class AsyncWriter:
         parts: Sequence[Part] = (),
         after: Sequence[AsyncWriter] = (),
     ) -> None:
-        """Take a snapshot and start writing it; `then` is called on the thread once it is committed.
+        """Take a snapshot and start writing it; `then` is called on the thread once it is
+        committed.
 
-        A write still going on is waited for first, since the snapshot uses its memory. All processes of a group save
-        the same state under the same `token`; `then` is for the one that commits, that of rank 0. What the writers
-        `after` have begun to write is on disk before this is, or this fails; what they hold is not waited for.
+        A write still going on is waited for first, since the snapshot uses its memory. All
+        processes of a group save the same state under the same `token`; `then` is for the one that
+        commits, that of rank 0. What the writers `after` have begun to write is on disk before this
+        is, or this fails; what they hold is not waited for.
         """
         self.hold(path, tree, meta, then=then, token=token, parts=parts)
         assert self._held is not None
@@ -339,17 +371,21 @@ class AsyncWriter:
         check_token(self.group, token)
         self.wait()
         self._held = None
-        self._held = Write(Path(path), self._buffers.take(tree), snapshot(meta or {}), then, token, parts)
+        self._held = Write(
+            Path(path), self._buffers.take(tree), snapshot(meta or {}), then, token, parts
+        )
 
     def start(self) -> None:
         """Start writing what is held, if anything is."""
         if self._held is not None:
-            self._current, self._held = self._held, None
+            self._current = self._held
+            self._held = None
             self._run(self._write, "loopwright-checkpoint", self._current)
             self._current.thread = self._thread
 
     def prepare(self, tree: Tree) -> None:
-        """Have the memory for such a state ready before the first save, which is then as quick as the later ones."""
+        """Have the memory for such a state ready before the first save, which is then as quick as
+        the later ones."""
         self.wait()
         self._run(self._buffers.reserve(tree), "loopwright-memory")
 
@@ -359,19 +395,23 @@ class AsyncWriter:
             self._raise()
 
     def wait(self) -> None:
-        """Return when nothing is being written by this process, or raise what went wrong with it."""
+        """Return when nothing is being written by this process, or raise what went wrong with
+        it."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = self._current = None
+            self._thread = None
+            self._current = None
         self.check()
 
     def abandon(self) -> None:
-        """Stop waiting for the parts of other processes, which are known to be gone: that checkpoint fails at once."""
+        """Stop waiting for the parts of other processes, which are known to be gone: that
+        checkpoint fails at once."""
         if self._current is not None:
             self._current.stop.set()
 
     def _raise(self) -> None:
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
 
@@ -381,12 +421,16 @@ class AsyncWriter:
 
     def _write(self, write: Write) -> None:
         try:
-            if self._finite is not None and (problem := self._finite.problem(write.state)) is not None:
+            if (
+                self._finite is not None
+                and (problem := self._finite.problem(write.state)) is not None
+            ):
                 raise CheckpointError(
-                    f"{write.path.name} was not saved, since {problem}, and no run can go on from such a state. "
-                    "Checkpoints that were saved before it are unchanged: start the program again to continue from "
-                    "the newest. Values that are not finite come from steps with a closure or of your own code, or "
-                    "from weights that overflow: lower the learning rate."
+                    f"{write.path.name} was not saved, since {problem}, and no run can go on from "
+                    "such a state. Checkpoints that were saved before it are unchanged: start "
+                    "the program again to continue from the newest. Values that are not finite "
+                    "come from steps with a closure or of your own code, or from weights that "
+                    "overflow: lower the learning rate."
                 )
             write.run(self.group)
         except BaseException as error:

@@ -1,4 +1,5 @@
-"""The command line: `loopwright ...`, also `python -m loopwright ...`. One module for each group of commands."""
+"""The command line: `loopwright ...`, also `python -m loopwright ...`. One module for each group of
+commands."""
 
 from .app import main as main
 

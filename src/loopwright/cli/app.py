@@ -48,7 +48,10 @@ DESCRIPTION = """\
 Train models, and look at the runs that training has recorded.
 
 Commands that take a RUN use the last one if you name none. `loopwright COMMAND --help` has the details of a command."""
-GLOSSARY = "The words used here are explained at\n  https://github.com/loopwright/loopwright/blob/main/docs/words.md"
+GLOSSARY = (
+    "The words used here are explained at\n  "
+    "https://github.com/loopwright/loopwright/blob/main/docs/words.md"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after `loopwright`; None takes them from `sys.argv`.
 
     Returns:
-        The exit code: 0 success, 1 success but the answer is no, 2 error (stderr has the reason), 130 interrupted.
+        The exit code: 0 success, 1 success but the answer is no, 2 error (stderr has the reason),
+            130 interrupted.
         Arguments that cannot be parsed raise SystemExit, as argparse does.
 
     >>> import io
@@ -75,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, others = parser.parse_known_args(words)
     if unknown := take_overrides(options, others):
         command.error(
-            f"`{command.name}` does not take {' '.join(map(repr, unknown))}.{hint_for_file(command, unknown)}"
+            f"`{command.name}` does not take "
+            f"{' '.join(map(repr, unknown))}.{hint_for_file(command, unknown)}"
         )
     try:
         code = _run(options)
@@ -89,10 +94,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser() -> Parser:
     """The parser of all commands."""
     parser = Parser(prog="loopwright", description=DESCRIPTION, epilog=_epilog())
-    parser.add_argument("--version", action="version", version=f"loopwright {__version__}", help="print the version")
+    parser.add_argument(
+        "--version", action="version", version=f"loopwright {__version__}", help="print the version"
+    )
     common = argparse.ArgumentParser(add_help=False)
-    for place, default in ((parser, False), (common, argparse.SUPPRESS)):  # accepted before and after the command
-        place.add_argument("--debug", action="store_true", default=default, help="show the traceback of an error")
+    # accepted before and after the command
+    for place, default in (
+        (parser, False),
+        (common, argparse.SUPPRESS),
+    ):
+        place.add_argument(
+            "--debug", action="store_true", default=default, help="show the traceback of an error"
+        )
     parser.set_defaults(run=lambda options: print_help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for group in GROUPS:
@@ -102,7 +115,11 @@ def build_parser() -> Parser:
 
 def _epilog() -> str:
     codes = [(str(code), textwrap.wrap(what, 70)) for code, what in EXIT_CODES.items()]
-    lines = [f"  {code if not at else '':<5}{line}" for code, wrapped in codes for at, line in enumerate(wrapped)]
+    lines = [
+        f"  {code if not at else '':<5}{line}"
+        for code, wrapped in codes
+        for at, line in enumerate(wrapped)
+    ]
     return "\n".join(["exit codes:", *lines, "", GLOSSARY])
 
 
@@ -113,7 +130,8 @@ def _words(arguments: Sequence[str]) -> list[str]:
 
 def _run(options: argparse.Namespace) -> int:
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # names of files may hold what the terminal's encoding does not
+        # names of files may hold what the terminal's encoding does not
+        if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
         code: int = options.run(options)

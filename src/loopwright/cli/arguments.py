@@ -1,4 +1,5 @@
-"""Arguments that commands share: how a command and its help are added, CONFIG and KEY=VALUE, RUN and --checkpoint."""
+"""Arguments that commands share: how a command and its help are added, CONFIG and KEY=VALUE, RUN
+and --checkpoint."""
 
 from __future__ import annotations
 
@@ -31,10 +32,11 @@ def add_command(
     more: str,
     example: str,
 ) -> Parser:
-    """Add a parser: `what` is the first sentence of its help, `more` the paragraph, `example` its arguments.
+    """Add a parser: `what` is the first sentence of its help, `more` the paragraph, `example` its
+    arguments.
 
-    Each line of `example` is a command without the word `loopwright`. The names in `metavar` of its arguments say how
-    a shell completes them: RUN, CONFIG, CHECKPOINT, DIR, FILE.
+    Each line of `example` is a command without the word `loopwright`. The names in `metavar` of its
+    arguments say how a shell completes them: RUN, CONFIG, CHECKPOINT, DIR, FILE.
     """
     parser: Parser = parsers.add_parser(
         name,
@@ -48,7 +50,8 @@ def add_command(
 
 
 def add_group(parsers: Any, name: str, *, what: str, more: str, example: str) -> Any:
-    """Add a command that consists of others; alone it prints its help. Returns the place to add the others to."""
+    """Add a command that consists of others; alone it prints its help. Returns the place to add the
+    others to."""
     group: Parser = parsers.add_parser(
         name,
         help=what[0].lower() + what[1:].rstrip("."),
@@ -70,7 +73,9 @@ def examples_text(example: str) -> str:
     lines = ["examples:"]
     for text in example.splitlines():
         line = "  loopwright"
-        for word in re.findall(r"--?[a-z][\w-]* '[^']*'|--?[a-z][\w-]* [^-\s]\S*|'[^']*'|\"[^\"]*\"|\S+", text):
+        for word in re.findall(
+            r"--?[a-z][\w-]* '[^']*'|--?[a-z][\w-]* [^-\s]\S*|'[^']*'|\"[^\"]*\"|\S+", text
+        ):
             if len(line) + len(word) + 3 > EXAMPLE_WIDTH:
                 lines.append(f"{line} \\")
                 line = "     "
@@ -79,14 +84,17 @@ def examples_text(example: str) -> str:
     return "\n".join(lines)
 
 
-def add_config(parser: argparse.ArgumentParser, *, what: str = "a run file (YAML)", nargs: str | None = None) -> None:
+def add_config(
+    parser: argparse.ArgumentParser, *, what: str = "a run file (YAML)", nargs: str | None = None
+) -> None:
     """Add the arguments CONFIG and KEY=VALUE."""
     parser.add_argument("config", metavar="CONFIG", help=what, nargs=nargs)
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help=OVERRIDES)
 
 
 def take_overrides(options: argparse.Namespace, others: Sequence[str]) -> list[str]:
-    """Add overrides that come after an option, which argparse does not parse; return the arguments left over.
+    """Add overrides that come after an option, which argparse does not parse; return the arguments
+    left over.
 
     Of a command that takes any number of `files`, files are taken as well.
     """
@@ -104,9 +112,15 @@ def _put_first(options: argparse.Namespace) -> None:
     """Let CONFIG be the file where KEY=VALUE was written before it."""
     config = getattr(options, "config", None)
     file = next((text for text in options.overrides if is_file(text)), None)
-    if config is not None and file is not None and is_override(config) and not Path(config).exists():
+    if (
+        config is not None
+        and file is not None
+        and is_override(config)
+        and not Path(config).exists()
+    ):
         options.overrides.remove(file)
-        options.config, options.overrides = file, [config, *options.overrides]
+        options.config = file
+        options.overrides = [config, *options.overrides]
 
 
 def is_file(text: str) -> bool:
@@ -121,13 +135,20 @@ def is_override(text: str) -> bool:
 
 def add_run(parser: argparse.ArgumentParser, dest: str = "name", *, what: str = RUN) -> None:
     """Add the argument RUN, by default the last run, and --root."""
-    parser.add_argument(dest, metavar="RUN", nargs="?", default=LAST, help=f"{what} (default: last)")
+    parser.add_argument(
+        dest, metavar="RUN", nargs="?", default=LAST, help=f"{what} (default: last)"
+    )
     add_root(parser)
 
 
 def add_root(parser: argparse.ArgumentParser) -> None:
     """Add the option that names the folder of runs."""
-    parser.add_argument("--root", metavar="DIR", default=ROOT, help=f"the folder to look for runs in (default: {ROOT})")
+    parser.add_argument(
+        "--root",
+        metavar="DIR",
+        default=ROOT,
+        help=f"the folder to look for runs in (default: {ROOT})",
+    )
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -137,8 +158,14 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def add_two_runs(parser: argparse.ArgumentParser) -> None:
     """Add two RUN arguments, by default the last two runs, and --root."""
-    parser.add_argument("first", metavar="RUN", nargs="?", help=f"{RUN} (default: the last but one)")
     parser.add_argument(
-        "second", metavar="RUN", nargs="?", default=LAST, help="the run to compare it with (default: last)"
+        "first", metavar="RUN", nargs="?", help=f"{RUN} (default: the last but one)"
+    )
+    parser.add_argument(
+        "second",
+        metavar="RUN",
+        nargs="?",
+        default=LAST,
+        help="the run to compare it with (default: last)",
     )
     add_root(parser)

@@ -1,4 +1,5 @@
-"""Curves in characters: a chart of braille dots, eight to a character, or of ASCII where a terminal has no others."""
+"""Curves in characters: a chart of braille dots, eight to a character, or of ASCII where a terminal
+has no others."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from ..metrics.best import by_importance
 Point: TypeAlias = tuple[float, float, float, float]  # place, value, smallest and largest value
 Line: TypeAlias = list[tuple[str, str]]  # pieces of text, each with its style in the words of rich
 
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
+# of a braille character, by row and column
+DOTS = (
+    (0x01, 0x08),
+    (0x02, 0x10),
+    (0x04, 0x20),
+    (0x40, 0x80),
+)
 BRAILLE = 0x2800
 STYLES = ("cyan", "yellow", "magenta", "green", "red", "blue")
 MARKS = "*o+x#@%&"  # of curves in ASCII
@@ -21,7 +28,8 @@ LEAST_WIDE = 12  # columns of the drawing itself
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One curve of a chart: values along an axis, each with the smallest and largest value that it stands for."""
+    """One curve of a chart: values along an axis, each with the smallest and largest value that it
+    stands for."""
 
     label: str
     places: Sequence[float]
@@ -68,24 +76,42 @@ class Chart:
         title: The line above it.
         curves: The curves; the last one lies on top.
         along: The name of the axis.
-        is_log: Whether values are drawn on a logarithmic scale; those that are not above 0 are left out.
+        is_log: Whether values are drawn on a logarithmic scale; those that are not above 0 are left
+            out.
         is_plain: Whether to use ASCII characters only, with another one for each curve.
     """
 
     def __init__(
-        self, title: Line, curves: Sequence[Drawn], along: str, *, is_log: bool = False, is_plain: bool = False
+        self,
+        title: Line,
+        curves: Sequence[Drawn],
+        along: str,
+        *,
+        is_log: bool = False,
+        is_plain: bool = False,
     ) -> None:
-        self.title, self.curves, self.along = title, curves, along
-        self.is_log, self.is_plain = is_log, is_plain
+        self.title = title
+        self.curves = curves
+        self.along = along
+        self.is_log = is_log
+        self.is_plain = is_plain
 
     def lines(self, width: int, height: int) -> list[Line]:
-        """The lines of the chart: the title, the drawing with its scale, and the ends of the axis."""
+        """The lines of the chart: the title, the drawing with its scale, and the ends of the
+        axis."""
         found = [self._heights(curve) for curve in self.curves]
-        heights = [height for points in found for point in points if point is not None for height in point[1:]]
+        heights = [
+            height
+            for points in found
+            for point in points
+            if point is not None
+            for height in point[1:]
+        ]
         if not heights:
             is_empty = not any(curve.places for curve in self.curves)
             return [self.title, *([] if is_empty else [[("no value that can be drawn", "dim")]])]
-        low, high = min(heights), max(heights)
+        low = min(heights)
+        high = max(heights)
         places = [place for curve in self.curves for place in curve.places]
         rows = max(height - 3, 1)
         labels = self._labels(low, high, rows)
@@ -95,15 +121,24 @@ class Chart:
             self._draw(canvas, points, (min(places), max(places)), (low, high), pen_of(number))
         corner, side = ("+", "|") if self.is_plain else ("└", "┤")
         drawn = [
-            [(f"{labels.get(number, ''):>{gutter}} {side}", "dim"), *canvas.row(number, is_plain=self.is_plain)]
+            [
+                (f"{labels.get(number, ''):>{gutter}} {side}", "dim"),
+                *canvas.row(number, is_plain=self.is_plain),
+            ]
             for number in range(rows)
         ]
         dash = "-" if self.is_plain else "─"
         axis = [(f"{'':>{gutter}} {corner}{dash * canvas.columns}", "dim")]
-        return [self.title, *drawn, axis, self._ends(gutter, canvas.columns, min(places), max(places))]
+        return [
+            self.title,
+            *drawn,
+            axis,
+            self._ends(gutter, canvas.columns, min(places), max(places)),
+        ]
 
     def _heights(self, curve: Drawn) -> list[Point | None]:
-        """The points in the scale of the chart; None for one that cannot be drawn, where the line has a gap."""
+        """The points in the scale of the chart; None for one that cannot be drawn, where the line
+        has a gap."""
         columns = (curve.values, curve.lows, curve.highs)
         values, lows, highs = ([self._scaled(value) for value in column] for column in columns)
         points = zip(curve.places, values, lows, highs, strict=True)
@@ -129,7 +164,8 @@ class Chart:
         pen: tuple[str, str],
     ) -> None:
         """Draw the range of each point, then a line through the values."""
-        (first, last), (low, high) = places, heights
+        (first, last) = places
+        (low, high) = heights
 
         def across(place: float) -> int:
             share = (place - first) / (last - first) if last > first else 0.5
@@ -141,7 +177,11 @@ class Chart:
 
         for place, _, lowest, highest in filter(None, points):
             if lowest < highest:
-                canvas.line((across(place), down(highest)), (across(place), down(lowest)), (f"dim {pen[0]}", pen[1]))
+                canvas.line(
+                    (across(place), down(highest)),
+                    (across(place), down(lowest)),
+                    (f"dim {pen[0]}", pen[1]),
+                )
         drawn = [None if point is None else (across(point[0]), down(point[1])) for point in points]
         for at, end in enumerate(drawn):
             start = drawn[at - 1] if at else None
@@ -149,8 +189,11 @@ class Chart:
                 canvas.line(start or end, end, pen)
 
     def _ends(self, gutter: int, columns: int, first: float, last: float) -> Line:
-        left, right = f"{first:,.0f}", f"{last:,.0f}"
-        middle = self.along.center(max(columns - len(left) - len(right), 0))[: max(columns - len(left) - len(right), 0)]
+        left = f"{first:,.0f}"
+        right = f"{last:,.0f}"
+        middle = self.along.center(max(columns - len(left) - len(right), 0))[
+            : max(columns - len(left) - len(right), 0)
+        ]
         return [(f"{'':>{gutter}}  {left}{middle}{right}", "dim")]
 
 
@@ -160,11 +203,15 @@ def pen_of(number: int) -> tuple[str, str]:
 
 
 def metric_groups(names: Iterable[str], eval_keys: Sequence[str]) -> list[list[str]]:
-    """The metrics that share a chart: one, with its values in evaluations; the most important group first."""
+    """The metrics that share a chart: one, with its values in evaluations; the most important group
+    first."""
     known = list(names)
     prefixes = [f"{key}_" for key in ("eval", *eval_keys)]
     groups: dict[str, list[str]] = {}
     for name in by_importance(known, eval_keys):
-        stem = next((name[len(p) :] for p in prefixes if name.startswith(p) and name[len(p) :] in known), name)
+        stem = next(
+            (name[len(p) :] for p in prefixes if name.startswith(p) and name[len(p) :] in known),
+            name,
+        )
         groups.setdefault(stem, []).append(name)
     return [sorted(group, key=lambda name: name != stem) for stem, group in groups.items()]

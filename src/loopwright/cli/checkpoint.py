@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigurationError
 from .arguments import LAST, add_checkpoint, add_command, add_group, add_root, add_run
 from .exits import FOUND, OK
-from .output import RED, age_text, number_text, print_json, print_table, printable, size_text, styled
+from .output import (
+    RED,
+    age_text,
+    number_text,
+    print_json,
+    print_table,
+    printable,
+    size_text,
+    styled,
+)
 from .selection import check_model, find_folder, find_source
 
 if TYPE_CHECKING:
@@ -20,7 +29,10 @@ if TYPE_CHECKING:
 MORE = """\
 A run saves two kinds of checkpoints. Resume points hold the complete state of training. Kept models hold the weights of
 the best epochs. Nothing in a checkpoint is ever executed."""
-RUN = "a run (its path, the beginning of its name or id, or `last`), a folder of checkpoints, or one checkpoint"
+RUN = (
+    "a run (its path, the beginning of its name or id, or `last`), a folder of checkpoints, "
+    "or one checkpoint"
+)
 ONE = "a checkpoint, or a run (its path, the beginning of its name or id, or `last`)"
 SORTS = {"resume": "resume point", "kept": "kept model"}
 WEIGHTS = ".safetensors or .pt file of weights"
@@ -29,7 +41,9 @@ WEIGHTS = ".safetensors or .pt file of weights"
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the group and its commands."""
     what = "List, verify, show, compare and export checkpoints."
-    example = "checkpoint list\ncheckpoint verify runs/digits\ncheckpoint export last digits.safetensors"
+    example = (
+        "checkpoint list\ncheckpoint verify runs/digits\ncheckpoint export last digits.safetensors"
+    )
     members = add_group(parsers, "checkpoint", what=what, more=MORE, example=example)
     for add in (_add_list, _add_verify, _add_show, _add_diff, _add_export):
         add(members, common)
@@ -37,9 +51,14 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 
 def _add_list(members: Any, common: argparse.ArgumentParser) -> None:
     what = "List the resume points and kept models of a run."
-    more = "The table has epoch, step, update and metric of each, its age, its size and whether it is intact."
+    more = (
+        "The table has epoch, step, update and metric of each, its age, its size and whether "
+        "it is intact."
+    )
     example = "checkpoint list\ncheckpoint list runs/digits --verify"
-    parser = add_command(members, common, "list", run=list_command, what=what, more=more, example=example)
+    parser = add_command(
+        members, common, "list", run=list_command, what=what, more=more, example=example
+    )
     add_run(parser, "run_directory", what=RUN)
     parser.add_argument("--verify", action="store_true", help="compare hashes too, not only sizes")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -49,7 +68,9 @@ def _add_verify(members: Any, common: argparse.ArgumentParser) -> None:
     what = "Compare every file of every checkpoint with its hash."
     more = "Exit code 1: a checkpoint is damaged, or there is none."
     example = "checkpoint verify\ncheckpoint verify runs/digits"
-    parser = add_command(members, common, "verify", run=verify_command, what=what, more=more, example=example)
+    parser = add_command(
+        members, common, "verify", run=verify_command, what=what, more=more, example=example
+    )
     add_run(parser, "run_directory", what=RUN)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -57,27 +78,36 @@ def _add_verify(members: Any, common: argparse.ArgumentParser) -> None:
 def _add_show(members: Any, common: argparse.ArgumentParser) -> None:
     what = "Show what a checkpoint contains."
     more = (
-        "Prints its metadata, files, models and, with --tensors, tensors.\nExit code 1: a file is missing or damaged."
+        "Prints its metadata, files, models and, with --tensors, tensors.\nExit code 1: a "
+        "file is missing or damaged."
     )
     example = "checkpoint show\ncheckpoint show digits --checkpoint newest --tensors"
-    parser = add_command(members, common, "show", run=show_command, what=what, more=more, example=example)
-    parser.add_argument("source", metavar="CHECKPOINT", nargs="?", default=LAST, help=f"{ONE} (default: last)")
+    parser = add_command(
+        members, common, "show", run=show_command, what=what, more=more, example=example
+    )
+    parser.add_argument(
+        "source", metavar="CHECKPOINT", nargs="?", default=LAST, help=f"{ONE} (default: last)"
+    )
     add_root(parser)
     add_checkpoint(parser)
-    parser.add_argument("--tensors", action="store_true", help="list every tensor with dtype, shape and size")
+    parser.add_argument(
+        "--tensors", action="store_true", help="list every tensor with dtype, shape and size"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_diff(members: Any, common: argparse.ArgumentParser) -> None:
     what = "Compare two checkpoints bit for bit."
     more = (
-        "Without arguments, the checkpoints of the last two runs are compared: first the metadata, then every tensor "
-        "and value. The time that training took is not compared. Use --checkpoint newest to compare the complete "
-        "state of training, not only weights.\n"
+        "Without arguments, the checkpoints of the last two runs are compared: first the "
+        "metadata, then every tensor and value. The time that training took is not compared. Use "
+        "--checkpoint newest to compare the complete state of training, not only weights.\n"
         "Exit code 1: they differ."
     )
     example = "checkpoint diff\ncheckpoint diff runs/first runs/second --checkpoint newest"
-    parser = add_command(members, common, "diff", run=diff_command, what=what, more=more, example=example)
+    parser = add_command(
+        members, common, "diff", run=diff_command, what=what, more=more, example=example
+    )
     for name, default in (("first", "last~1"), ("second", LAST)):
         what = f"{ONE}; or a {WEIGHTS} (default: {default})"
         parser.add_argument(name, metavar=name.upper(), nargs="?", default=default, help=what)
@@ -90,13 +120,20 @@ def _add_diff(members: Any, common: argparse.ArgumentParser) -> None:
 def _add_export(members: Any, common: argparse.ArgumentParser) -> None:
     what = "Write the weights of a model to a separate file."
     more = "The file is a torch file if OUT ends in .pt, .pth or .bin, and safetensors otherwise."
-    example = "checkpoint export last digits.safetensors\ncheckpoint export weights.pt weights.safetensors"
-    parser = add_command(members, common, "export", run=export_command, what=what, more=more, example=example)
+    example = (
+        "checkpoint export last digits.safetensors\ncheckpoint export weights.pt "
+        "weights.safetensors"
+    )
+    parser = add_command(
+        members, common, "export", run=export_command, what=what, more=more, example=example
+    )
     parser.add_argument("source", metavar="CHECKPOINT", help=f"{ONE}; or a {WEIGHTS} to convert")
     parser.add_argument("out", metavar="OUT", help="the file to write")
     add_root(parser)
     add_checkpoint(parser)
-    parser.add_argument("--model", metavar="NAME", help="the model to export, if the checkpoint has several")
+    parser.add_argument(
+        "--model", metavar="NAME", help="the model to export, if the checkpoint has several"
+    )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
@@ -142,13 +179,24 @@ def show_command(options: argparse.Namespace) -> int:
 def diff_command(options: argparse.Namespace) -> int:
     from ..checkpoint import diff_checkpoints
 
-    first, second = (find_source(text, options.root, options.checkpoint) for text in (options.first, options.second))
+    first, second = (
+        find_source(text, options.root, options.checkpoint)
+        for text in (options.first, options.second)
+    )
     diff = diff_checkpoints(first, second, model=options.model)
     if options.json:
         parts = {"meta": diff.meta, "state": diff.state}
         tables = {name: [_difference_as_json(d) for d in part] for name, part in parts.items()}
         tensor = None if diff.first_tensor is None else diff.first_tensor.path
-        print_json({"first": first, "second": second, "equal": diff.is_equal, "first_tensor": tensor, **tables})
+        print_json(
+            {
+                "first": first,
+                "second": second,
+                "equal": diff.is_equal,
+                "first_tensor": tensor,
+                **tables,
+            }
+        )
     else:
         _print_diff(diff)
     return OK if diff.is_equal else FOUND
@@ -157,14 +205,21 @@ def diff_command(options: argparse.Namespace) -> int:
 def export_command(options: argparse.Namespace) -> int:
     out = Path(options.out)
     if out.exists() and not options.force:
-        raise ConfigurationError(f"{out} exists: choose another name, or add --force to replace it.")
+        raise ConfigurationError(
+            f"{out} exists: choose another name, or add --force to replace it."
+        )
     from ..checkpoint import load_weights, save_weights
 
     source = find_source(options.source, options.root, options.checkpoint)
     check_model(source, options.model)
     weights = load_weights(source, model=options.model)  # verifies what it loads
     save_weights(out, weights, force=options.force)
-    print(printable(f"{len(weights)} tensors of {source}, written to {out} ({size_text(out.stat().st_size)})."))
+    print(
+        printable(
+            f"{len(weights)} tensors of {source}, written to {out} "
+            f"({size_text(out.stat().st_size)})."
+        )
+    )
     return OK
 
 
@@ -184,7 +239,17 @@ def _print_list(found: list[CheckpointInfo]) -> None:
     for info in found:
         counts = [number_text(info.meta.get(name)) for name in ("epoch", "step", "update")]
         metric = "-" if info.metric is None else f"{info.metric[0]} {number_text(info.metric[1])}"
-        rows.append([info.kind, info.name, *counts, metric, age_text(_age(info)), size_text(info.size), _verdict(info)])
+        rows.append(
+            [
+                info.kind,
+                info.name,
+                *counts,
+                metric,
+                age_text(_age(info)),
+                size_text(info.size),
+                _verdict(info),
+            ]
+        )
     print_table(header, rows, right="23467")
     for info in found:
         for problem in info.problems:
@@ -198,10 +263,12 @@ def _print_verdict(info: CheckpointInfo) -> None:
 
 
 def _print_content(content: CheckpointContent, *, with_tensors: bool) -> None:
-    info, manifest = content.info, content.manifest
+    info = content.info
+    manifest = content.manifest
     print(
         printable(
-            f"{info.path}: {SORTS[info.kind]}, {age_text(_age(info))} old, written by loopwright {manifest.loopwright}"
+            f"{info.path}: {SORTS[info.kind]}, {age_text(_age(info))} old, written by loopwright "
+            f"{manifest.loopwright}"
         )
     )
     for name, value in manifest.meta.items():
@@ -212,12 +279,17 @@ def _print_content(content: CheckpointContent, *, with_tensors: bool) -> None:
         tensors = content.tensors.get(name, [])
         values = str(sum(tensor.num_values for tensor in tensors))
         counts = [str(len(tensors)), values] if name in content.tensors else ["-", "-"]
-        rows.append([name, size_text(record.size), *counts, models.get(name, "-"), record.sha256[:12]])
+        rows.append(
+            [name, size_text(record.size), *counts, models.get(name, "-"), record.sha256[:12]]
+        )
     print_table(["FILE", "SIZE", "TENSORS", "VALUES", "MODEL", "SHA256"], rows, right="123")
     if with_tensors:
         _print_tensors(content)
     every = [tensor for tensors in content.tensors.values() for tensor in tensors]
-    print(f"{len(every)} tensors, {size_text(sum(t.size for t in every))}; {size_text(info.size)} on disk")
+    print(
+        f"{len(every)} tensors, {size_text(sum(t.size for t in every))}; {size_text(info.size)} "
+        "on disk"
+    )
     for problem in info.problems:
         print(styled(printable(problem), RED))
 
@@ -225,7 +297,12 @@ def _print_content(content: CheckpointContent, *, with_tensors: bool) -> None:
 def _print_tensors(content: CheckpointContent) -> None:
     for file, tensors in content.tensors.items():
         rows = [
-            [t.name, t.dtype, str(list(t.shape)), size_text(t.size) if t.tied_to is None else f"as {t.tied_to}"]
+            [
+                t.name,
+                t.dtype,
+                str(list(t.shape)),
+                size_text(t.size) if t.tied_to is None else f"as {t.tied_to}",
+            ]
             for t in tensors
         ]
         print()
@@ -241,7 +318,11 @@ def _print_diff(diff: CheckpointDiff) -> None:
         return
     for title, part in (("meta", diff.meta), ("state", diff.state)):
         if title == "state" and diff.first_tensor is not None:
-            print(printable(f"first different tensor: {diff.first_tensor.path}: {diff.first_tensor.what}"))
+            print(
+                printable(
+                    f"first different tensor: {diff.first_tensor.path}: {diff.first_tensor.what}"
+                )
+            )
         if part:
             print(f"{title}: {len(part)} {'difference' if len(part) == 1 else 'differences'}")
         for difference in part:
@@ -279,7 +360,13 @@ def _content_as_json(content: CheckpointContent, *, with_tensors: bool) -> dict[
     if with_tensors:
         table["tensors"] = {
             file: [
-                {"name": t.name, "dtype": t.dtype, "shape": t.shape, "size": t.size, "tied_to": t.tied_to}
+                {
+                    "name": t.name,
+                    "dtype": t.dtype,
+                    "shape": t.shape,
+                    "size": t.size,
+                    "tied_to": t.tied_to,
+                }
                 for t in tensors
             ]
             for file, tensors in content.tensors.items()

@@ -95,7 +95,9 @@ complete -F _loopwright loopwright
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Print a script for shell completion."
-    parser = add_command(parsers, common, "completion", run=completion_command, what=what, more=MORE, example=EXAMPLE)
+    parser = add_command(
+        parsers, common, "completion", run=completion_command, what=what, more=MORE, example=EXAMPLE
+    )
     parser.add_argument("shell", choices=SHELLS, help="the shell")
 
 
@@ -114,7 +116,8 @@ def completion_command(options: argparse.Namespace) -> int:
     }
     for _, action in actions_of(parser):
         if kind := kind_of(action):
-            action.complete = completers[kind]  # type: ignore[attr-defined]  # where shtab looks for it
+            # where shtab looks for it
+            action.complete = completers[kind]  # type: ignore[attr-defined]
     print(shtab.complete(parser, options.shell))
     if options.shell == "bash":
         print(BASH_EQUALS, end="")

@@ -1,4 +1,5 @@
-"""`loopwright config show|schema|validate`: print a run file resolved, its JSON schema, or its mistakes."""
+"""`loopwright config show|schema|validate`: print a run file resolved, its JSON schema, or its
+mistakes."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the commands."""
     what = "Show, validate and describe run files."
     more = "A run file describes a run in YAML: model, data, optimizer and trainer."
-    commands = add_group(parsers, "config", what=what, more=more, example="config validate run.yaml")
+    commands = add_group(
+        parsers, "config", what=what, more=more, example="config validate run.yaml"
+    )
     add_show(commands, common)
     add_schema(commands, common)
     add_validate(commands, common)
@@ -53,20 +56,31 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 def add_show(commands: Any, common: argparse.ArgumentParser) -> None:
     what = "Print a run file with includes, variables and overrides resolved."
     example = "config show run.yaml model.width=64\nconfig show run.yaml --origins"
-    parser = add_command(commands, common, "show", run=show_command, what=what, more=SHOW_MORE, example=example)
+    parser = add_command(
+        commands, common, "show", run=show_command, what=what, more=SHOW_MORE, example=example
+    )
     add_config(parser)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--origins", action="store_true", help="add the file and line that each value comes from")
+    form.add_argument(
+        "--origins", action="store_true", help="add the file and line that each value comes from"
+    )
     form.add_argument("--json", action="store_true", help="print JSON instead of YAML")
 
 
 def add_schema(commands: Any, common: argparse.ArgumentParser) -> None:
     what = "Print a JSON schema, for editors that complete and check run files."
     example = "config schema run.yaml --output run.schema.json\nconfig schema > run.schema.json"
-    parser = add_command(commands, common, "schema", run=schema_command, what=what, more=SCHEMA_MORE, example=example)
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a run file whose classes are described too")
+    parser = add_command(
+        commands, common, "schema", run=schema_command, what=what, more=SCHEMA_MORE, example=example
+    )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="write the schema to this file; an existing one is replaced"
+        "config", metavar="CONFIG", nargs="?", help="a run file whose classes are described too"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write the schema to this file; an existing one is replaced",
     )
 
 
@@ -74,11 +88,21 @@ def add_validate(commands: Any, common: argparse.ArgumentParser) -> None:
     what = "Check run files without building anything."
     example = "config validate run.yaml\nconfig validate configs/*.yaml trainer.max_epochs=1"
     parser = add_command(
-        commands, common, "validate", run=validate_command, what=what, more=VALIDATE_MORE, example=example
+        commands,
+        common,
+        "validate",
+        run=validate_command,
+        what=what,
+        more=VALIDATE_MORE,
+        example=example,
     )
-    parser.add_argument("files", metavar="CONFIG", nargs="+", help="run files; KEY=VALUE applies to all of them")
+    parser.add_argument(
+        "files", metavar="CONFIG", nargs="+", help="run files; KEY=VALUE applies to all of them"
+    )
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help=OVERRIDES)
-    parser.add_argument("--json", action="store_true", help="print the mistakes of each file as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print the mistakes of each file as JSON"
+    )
 
 
 def show_command(options: argparse.Namespace) -> int:
@@ -101,7 +125,7 @@ def schema_command(options: argparse.Namespace) -> int:
 
     from ..checkpoint.atomic import staged_file, write_bytes
     from ..config import json_schema, load_config
-    from ..doors.configured.experiment import schema
+    from ..interfaces.configured.experiment import schema
 
     config = None if options.config is None else load_config(options.config)
     text = json.dumps(json_schema(schema(), config), indent=2)
@@ -110,7 +134,12 @@ def schema_command(options: argparse.Namespace) -> int:
         return OK
     with staged_file(Path(options.output)) as staging:
         write_bytes(staging, f"{text}\n".encode())
-    print(printable(f"{options.output} written. `loopwright config schema --help` says how to use it in an editor."))
+    print(
+        printable(
+            f"{options.output} written. `loopwright config schema --help` says how to use it in "
+            "an editor."
+        )
+    )
     return OK
 
 
@@ -122,7 +151,12 @@ def validate_command(options: argparse.Namespace) -> int:
         raise ConfigurationError("Name at least one run file to check.")
     found = {file: mistakes_in(file, overrides) for file in files}
     if options.json:
-        print_json([{"file": file, "problems": list(map(_as_dict, problems))} for file, problems in found.items()])
+        print_json(
+            [
+                {"file": file, "problems": list(map(_as_dict, problems))}
+                for file, problems in found.items()
+            ]
+        )
     else:
         _print_report(found)
     return FOUND if any(found.values()) else OK
@@ -131,7 +165,7 @@ def validate_command(options: argparse.Namespace) -> int:
 def mistakes_in(file: str, overrides: list[str]) -> list[Problem]:
     """All mistakes of a file, and of the runs of its sweep if it describes one."""
     from ..config import ConfigError, Problem
-    from ..doors.configured import Experiment
+    from ..interfaces.configured import Experiment
 
     try:
         check_run_file(file, "config validate")
@@ -150,7 +184,8 @@ def mistakes_in(file: str, overrides: list[str]) -> list[Problem]:
 
 
 def _configs_of(file: str, overrides: list[str]) -> list[Config]:
-    """The configs of a file: one, or one for each run of its sweep (of an Optuna sweep, the first)."""
+    """The configs of a file: one, or one for each run of its sweep (of an Optuna sweep, the
+    first)."""
     from ..config import Interval, expand_sweep, load_config, load_variant, read_sweep
 
     sweep = read_sweep(file, overrides)
@@ -174,11 +209,17 @@ def _print_report(found: dict[str, list[Problem]]) -> None:
 
 
 def _as_dict(problem: Problem) -> dict[str, Any]:
-    return {"file": problem.file, "line": problem.line, "key": problem.key, "message": problem.message}
+    return {
+        "file": problem.file,
+        "line": problem.line,
+        "key": problem.key,
+        "message": problem.message,
+    }
 
 
 def with_origins(config: Config) -> str:
-    """The text of `config.to_yaml()`, with `# file:line` behind the lines whose value comes from there."""
+    """The text of `config.to_yaml()`, with `# file:line` behind the lines whose value comes from
+    there."""
     import yaml
 
     text = config.to_yaml()
@@ -194,12 +235,17 @@ def with_origins(config: Config) -> str:
 
 def origin_text(file: str, line: int | None) -> str:
     path = Path(file)
-    shown = path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
+    shown = (
+        path.relative_to(Path.cwd())
+        if path.is_absolute() and path.is_relative_to(Path.cwd())
+        else path
+    )
     return str(shown) if line is None else f"{shown}:{line}"
 
 
 def _keys(node: yaml.Node | None, prefix: str) -> Iterator[tuple[int, str]]:
-    """The line and dotted key of each value that ends on the line it begins on, so that a comment can follow it."""
+    """The line and dotted key of each value that ends on the line it begins on, so that a comment
+    can follow it."""
     import yaml
 
     if isinstance(node, yaml.MappingNode) and not node.flow_style:

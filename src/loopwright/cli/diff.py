@@ -1,4 +1,5 @@
-"""`loopwright diff [RUN] [RUN]`: differences in config, code, packages and data, and the first metric that differs."""
+"""`loopwright diff [RUN] [RUN]`: differences in config, code, packages and data, and the first
+metric that differs."""
 
 from __future__ import annotations
 
@@ -27,13 +28,23 @@ MAX_LISTED = 20
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Compare two runs: the last two, or those named."
-    parser = add_command(parsers, common, "diff", run=diff_command, what=what, more=MORE, example=EXAMPLE)
+    parser = add_command(
+        parsers, common, "diff", run=diff_command, what=what, more=MORE, example=EXAMPLE
+    )
     add_two_runs(parser)
     parser.add_argument(
-        "--ignore", metavar="NAME", action="append", default=[], help="skip this metric; * and ? match, may be repeated"
+        "--ignore",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="skip this metric; * and ? match, may be repeated",
     )
-    parser.add_argument("--strict", action="store_true", help="also compare metrics of time and memory")
-    parser.add_argument("--all", action="store_true", help=f"list every difference, not only the first {MAX_LISTED}")
+    parser.add_argument(
+        "--strict", action="store_true", help="also compare metrics of time and memory"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help=f"list every difference, not only the first {MAX_LISTED}"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -78,8 +89,15 @@ def _print_part(name: str, changes: list[Change] | None, most: int | None) -> No
 def _print_divergence(divergence: Divergence) -> None:
     what = {"steps": "step", "epochs": "epoch"}[divergence.level]
     if divergence.at is not None:
-        before = f"{_count(divergence.num_same, what)} before" if divergence.num_same else f"the first common {what}"
-        print(styled(f"metrics per {what}: first difference at {what} {divergence.at}", BOLD) + f" ({before})")
+        before = (
+            f"{_count(divergence.num_same, what)} before"
+            if divergence.num_same
+            else f"the first common {what}"
+        )
+        print(
+            styled(f"metrics per {what}: first difference at {what} {divergence.at}", BOLD)
+            + f" ({before})"
+        )
         for change in divergence.changes:
             print("  " + printable(f"{change.key}: {values_text(change)}{_distance(change)}"))
     elif divergence.ends == (None, None):
@@ -88,8 +106,15 @@ def _print_divergence(divergence: Divergence) -> None:
         print(f"metrics per {what}: the runs have none in common")
     else:
         print(f"metrics per {what}: {_count(divergence.num_same, what)}")
-    if divergence.at is None and divergence.ends[0] != divergence.ends[1] and None not in divergence.ends:
-        print(f"  the first run ends at {what} {divergence.ends[0]}, the second at {what} {divergence.ends[1]}")
+    if (
+        divergence.at is None
+        and divergence.ends[0] != divergence.ends[1]
+        and None not in divergence.ends
+    ):
+        print(
+            f"  the first run ends at {what} {divergence.ends[0]}, the second at {what} "
+            f"{divergence.ends[1]}"
+        )
     for which, names in (("first", divergence.only_first), ("second", divergence.only_second)):
         if names:
             print("  " + printable(f"only the {which} run has {', '.join(names)}"))
@@ -107,7 +132,10 @@ def _distance(change: Change) -> str:
 
 def _as_json(diff: RunDiff) -> dict[str, Any]:
     return {
-        **{name: None if part is None else [_change_as_json(c) for c in part] for name, part in diff.parts.items()},
+        **{
+            name: None if part is None else [_change_as_json(c) for c in part]
+            for name, part in diff.parts.items()
+        },
         "metrics": {
             divergence.level: {
                 "part_at": divergence.at,

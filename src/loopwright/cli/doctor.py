@@ -24,9 +24,28 @@ Exit code 1: the folder is not writable."""
 EXAMPLE = """\
 doctor
 doctor --quick --folder /scratch/runs"""
-SIZES = {"10 M": 120_000_000, "100 M": 1_200_000_000, "1 G": 12_000_000_000}  # bytes with Adam, in float32
-NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p", "glusterfs")
-LITTLE_SHM, LITTLE_SPACE = 1 << 30, 5 << 30
+# bytes with Adam, in float32
+SIZES = {
+    "10 M": 120_000_000,
+    "100 M": 1_200_000_000,
+    "1 G": 12_000_000_000,
+}
+NETWORK = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "fuse.sshfs",
+    "9p",
+    "glusterfs",
+)
+LITTLE_SHM = 1 << 30
+LITTLE_SPACE = 5 << 30
 FEW_FILES = 1024
 SLOW_DISK = 50e6
 TYPICAL = 1_200_000_000  # bytes: 100 M parameters with Adam
@@ -35,9 +54,16 @@ TYPICAL = 1_200_000_000  # bytes: 100 M parameters with Adam
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Measure what this machine can do, and give advice."
-    parser = add_command(parsers, common, "doctor", run=doctor_command, what=what, more=MORE, example=EXAMPLE)
+    parser = add_command(
+        parsers, common, "doctor", run=doctor_command, what=what, more=MORE, example=EXAMPLE
+    )
     parser.add_argument("--quick", action="store_true", help="skip torch.compile and measure less")
-    parser.add_argument("--folder", metavar="DIR", default=".", help="the folder for runs (default: the current one)")
+    parser.add_argument(
+        "--folder",
+        metavar="DIR",
+        default=".",
+        help="the folder for runs (default: the current one)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -46,7 +72,9 @@ def doctor_command(options: argparse.Namespace) -> int:
     if not folder.is_dir():
         from ..errors import ConfigurationError
 
-        raise ConfigurationError(f"--folder {options.folder}: there is no such folder. Create it, or name another.")
+        raise ConfigurationError(
+            f"--folder {options.folder}: there is no such folder. Create it, or name another."
+        )
 
     found = examine(folder, quick=options.quick)
     advice = advise(found)
@@ -77,16 +105,25 @@ def examine(folder: Path, *, quick: bool) -> Findings:
 
 
 def _print_findings(found: Findings) -> None:
-    machine, workers = found.machine, found.workers
+    machine = found.machine
+    workers = found.workers
     memory = "" if machine.memory is None else f", {size_text(machine.memory)} of memory"
     shared = "-" if workers.shared_memory is None else size_text(workers.shared_memory)
-    _print_line("versions", f"loopwright {machine.loopwright}, torch {machine.torch}, python {machine.python}")
-    _print_line("machine", f"{machine.platform}, {machine.cpus} processors ({machine.usable_cpus} usable){memory}")
+    _print_line(
+        "versions",
+        f"loopwright {machine.loopwright}, torch {machine.torch}, python {machine.python}",
+    )
+    _print_line(
+        "machine",
+        f"{machine.platform}, {machine.cpus} processors ({machine.usable_cpus} usable){memory}",
+    )
     for device in found.devices:
         _print_line(device.name, _device_text(device))
     _print_line("compile", _compilation_text(found.compilation))
     _print_line(
-        "workers", f"started by {workers.start_method}, {shared} of shared memory free, {workers.open_files} open files"
+        "workers",
+        f"started by {workers.start_method}, {shared} of shared memory free, {workers.open_files} "
+        "open files",
     )
     _print_line("disk", _disk_text(found.disk))
     for name, size in SIZES.items():
@@ -99,9 +136,13 @@ def _print_findings(found: Findings) -> None:
     )
     for number, (extra, packages) in enumerate(found.extras.items()):
         missing = [name for name, version in packages.items() if version is None]
-        has = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
+        has = ", ".join(
+            f"{name} {version}" for name, version in packages.items() if version is not None
+        )
         text = (
-            f"{extra}: {has}" if not missing else f"{extra}: no {', '.join(missing)}: pip install 'loopwright[{extra}]'"
+            f"{extra}: {has}"
+            if not missing
+            else f"{extra}: no {', '.join(missing)}: pip install 'loopwright[{extra}]'"
         )
         _print_line("extras" if number == 0 else "", text)
 
@@ -125,7 +166,11 @@ def _compilation_text(compilation: Compilation) -> str:
     if compilation.works is None:
         return f"not tried (--quick); {compiler}"
     took = f" in {compilation.seconds:.0f} s" if compilation.seconds is not None else ""
-    return f"torch.compile works{took}; {compiler}" if compilation.works else f"does not work: {compilation.problem}"
+    return (
+        f"torch.compile works{took}; {compiler}"
+        if compilation.works
+        else f"does not work: {compilation.problem}"
+    )
 
 
 def _disk_text(disk: Disk) -> str:
@@ -133,7 +178,8 @@ def _disk_text(disk: Disk) -> str:
     if disk.write_speed is None or disk.sync_seconds is None:
         return f"{disk.folder}{kind}: {disk.problem}"
     speed = (
-        f"{size_text(round(disk.write_speed))}/s written and synced, {disk.sync_seconds * 1000:.2g} ms for a small file"
+        f"{size_text(round(disk.write_speed))}/s written and synced, "
+        f"{disk.sync_seconds * 1000:.2g} ms for a small file"
     )
     return f"{disk.folder}{kind}: {size_text(disk.free)} free, {speed}"
 
@@ -146,7 +192,10 @@ def _checkpoint_text(disk: Disk, name: str, size: int) -> str:
     written = disk.write_seconds(size)
     behind = "" if written is None else f"; it is on disk {_seconds(written)} later"
     stall = disk.stall_seconds(size)
-    return f"checkpoint of {name} parameters with Adam ({size_text(size)}): training waits {_seconds(stall)}{behind}"
+    return (
+        f"checkpoint of {name} parameters with Adam ({size_text(size)}): training waits "
+        f"{_seconds(stall)}{behind}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +213,26 @@ class Findings:
 
 def advise(found: Findings) -> list[str]:
     """Lines of advice, the most important first."""
-    parts = (_on_disk(found.disk), _on_devices(found), _on_compilation(found.compilation), _on_workers(found))
+    parts = (
+        _on_disk(found.disk),
+        _on_devices(found),
+        _on_compilation(found.compilation),
+        _on_workers(found),
+    )
     return [line for part in parts for line in part]
 
 
 def _on_disk(disk: Disk) -> Iterator[str]:
     if disk.problem is not None:
-        yield f"{disk.folder} is not writable ({disk.problem}): choose another folder with `run_dir`."
+        yield (
+            f"{disk.folder} is not writable ({disk.problem}): choose another folder with `run_dir`."
+        )
         return
     if disk.free < LITTLE_SPACE:
-        yield f"Only {size_text(disk.free)} is free in {disk.folder}: keep fewer checkpoints, or use another folder."
+        yield (
+            f"Only {size_text(disk.free)} is free in {disk.folder}: keep fewer checkpoints, "
+            "or use another folder."
+        )
     if disk.write_speed is not None and disk.write_speed < SLOW_DISK:
         seconds = TYPICAL / disk.write_speed
         yield (
@@ -182,16 +241,22 @@ def _on_disk(disk: Disk) -> Iterator[str]:
         )
     if disk.file_system in NETWORK:
         yield (
-            f"{disk.folder} is on a network file system ({disk.file_system}): metrics are written with SQLite, which "
-            "needs its locks to work. Prefer a local disk for runs."
+            f"{disk.folder} is on a network file system ({disk.file_system}): metrics are written "
+            "with SQLite, which needs its locks to work. Prefer a local disk for runs."
         )
     if disk.file_system in ("tmpfs", "ramfs"):
-        yield f"{disk.folder} is in memory ({disk.file_system}): runs there do not survive a restart of the machine."
+        yield (
+            f"{disk.folder} is in memory ({disk.file_system}): runs there do not survive a "
+            "restart of the machine."
+        )
 
 
 def _on_devices(found: Findings) -> Iterator[str]:
     if all(device.name == "cpu" for device in found.devices):
-        yield f"There is no accelerator: training runs on the CPU, with {counted(found.machine.threads, 'thread')}."
+        yield (
+            "There is no accelerator: training runs on the CPU, with "
+            f"{counted(found.machine.threads, 'thread')}."
+        )
     for device in found.devices:
         speeds = {name: speed for name, speed in device.speeds.items() if speed is not None}
         if "fp32" not in speeds:
@@ -199,21 +264,30 @@ def _on_devices(found: Findings) -> Iterator[str]:
         fastest = max(speeds, key=lambda name: (speeds[name], name == "bf16"))
         gain = speeds[fastest] / speeds["fp32"]
         if fastest == "fp32" or gain < 1.2:
-            yield f"On {device.name} use precision='fp32': no other precision is faster for large matrix products."
+            yield (
+                f"On {device.name} use precision='fp32': no other precision is faster for "
+                "large matrix products."
+            )
         else:
             safe = "bf16" if speeds.get("bf16", 0.0) > 0.8 * speeds[fastest] else fastest
             factor = speeds[safe] / speeds["fp32"]
-            yield f"On {device.name} precision={safe!r} makes large matrix products {factor:.1f} times as fast."
+            yield (
+                f"On {device.name} precision={safe!r} makes large matrix products "
+                f"{factor:.1f} times as fast."
+            )
     if found.machine.threads > found.machine.usable_cpus:
         yield (
-            f"torch uses {found.machine.threads} threads, but only {found.machine.usable_cpus} processors may be used: "
-            f"set OMP_NUM_THREADS={found.machine.usable_cpus}."
+            f"torch uses {found.machine.threads} threads, but only {found.machine.usable_cpus} "
+            f"processors may be used: set OMP_NUM_THREADS={found.machine.usable_cpus}."
         )
 
 
 def _on_compilation(compilation: Compilation) -> Iterator[str]:
     if compilation.compiler is None:
-        yield "There is no C++ compiler, which torch.compile needs on the CPU: install g++ or clang++."
+        yield (
+            "There is no C++ compiler, which torch.compile needs on the CPU: install g++ or "
+            "clang++."
+        )
     elif compilation.works is False:
         yield f"torch.compile does not work here ({compilation.problem}): leave it off."
 
@@ -223,12 +297,18 @@ def _on_workers(found: Findings) -> Iterator[str]:
     if most == 0:
         yield "One processor: leave num_workers at 0."
     else:
-        yield f"Use up to num_workers={most} for data that is slow to load; data in tensors needs none."
+        yield (
+            f"Use up to num_workers={most} for data that is slow to load; data in tensors "
+            "needs none."
+        )
     shared = found.workers.shared_memory
     if most and shared is not None and shared < LITTLE_SHM:
         yield (
-            f"Only {size_text(shared)} of shared memory is free, and workers pass batches through it: start the "
-            "container with --shm-size=2g, or use num_workers=0."
+            f"Only {size_text(shared)} of shared memory is free, and workers pass batches through "
+            "it: start the container with --shm-size=2g, or use num_workers=0."
         )
     if found.workers.open_files < FEW_FILES:
-        yield f"Only {found.workers.open_files} files may be open at once: raise the limit (ulimit -n 4096)."
+        yield (
+            f"Only {found.workers.open_files} files may be open at once: raise the limit "
+            "(ulimit -n 4096)."
+        )

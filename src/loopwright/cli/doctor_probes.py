@@ -1,4 +1,5 @@
-"""What `loopwright doctor` measures: devices, precisions, compilation, backends, files and memory."""
+"""What `loopwright doctor` measures: devices, precisions, compilation, backends, files and
+memory."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device, and the speed of its matrix products in GFLOP/s by precision; None where it is not supported."""
+    """A device, and the speed of its matrix products in GFLOP/s by precision; None where it is not
+    supported."""
 
     name: str
     model: str
@@ -82,7 +84,9 @@ def probe_machine() -> Machine:
 
 def usable_cpus(quota_file: str = "/sys/fs/cgroup/cpu.max") -> int:
     """The number of processors that this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     try:
         with open(quota_file) as file:
             quota, period = file.read().split()
@@ -97,7 +101,10 @@ def probe_devices(*, quick: bool) -> list[Device]:
     devices += [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         devices.append(torch.device("mps"))
-    return [Device(str(d), _model(d), _device_memory(d), measure_speeds(d, quick=quick)) for d in devices]
+    return [
+        Device(str(d), _model(d), _device_memory(d), measure_speeds(d, quick=quick))
+        for d in devices
+    ]
 
 
 def measure_speeds(device: torch.device, *, quick: bool = False) -> dict[str, float | None]:
@@ -105,13 +112,19 @@ def measure_speeds(device: torch.device, *, quick: bool = False) -> dict[str, fl
     size = (256 if quick else MATRIX) if device.type == "cpu" else 2048
     return {
         name: _speed(device, dtype, size)
-        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16))
+        for name, dtype in (
+            ("fp32", torch.float32),
+            ("bf16", torch.bfloat16),
+            ("fp16", torch.float16),
+        )
     }
 
 
 def probe_compilation(*, quick: bool) -> Compilation:
     """Compile a small function in a process of its own, which may crash or hang."""
-    compiler = next((found for name in ("c++", "g++", "clang++", "cl") if (found := shutil.which(name))), None)
+    compiler = next(
+        (found for name in ("c++", "g++", "clang++", "cl") if (found := shutil.which(name))), None
+    )
     if quick:
         return Compilation(compiler, None)
     start = time.perf_counter()
@@ -130,7 +143,9 @@ def probe_compilation(*, quick: bool) -> Compilation:
     if done.returncode == 0:
         return Compilation(compiler, True, seconds)
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return Compilation(compiler, False, seconds, lines[-1][:300] if lines else f"exit code {done.returncode}")
+    return Compilation(
+        compiler, False, seconds, lines[-1][:300] if lines else f"exit code {done.returncode}"
+    )
 
 
 def distributed_backends() -> list[str]:
@@ -139,7 +154,9 @@ def distributed_backends() -> list[str]:
 
     if not dist.is_available():
         return []
-    return [name for name in ("gloo", "nccl", "xccl", "ucc", "mpi") if dist.is_backend_available(name)]
+    return [
+        name for name in ("gloo", "nccl", "xccl", "ucc", "mpi") if dist.is_backend_available(name)
+    ]
 
 
 def installed_extras() -> dict[str, dict[str, str | None]]:
@@ -241,7 +258,9 @@ class Workers:
 def probe_disk(folder: Path, *, quick: bool) -> Disk:
     """Write and sync a file in the folder, and remove it."""
     size = (4 if quick else 64) << 20
-    speed = seconds = problem = None
+    speed = None
+    seconds = None
+    problem = None
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".loopwright-doctor-") as file:
             seconds = _write(file.fileno(), b"x" * 4096)
@@ -249,12 +268,17 @@ def probe_disk(folder: Path, *, quick: bool) -> Disk:
     except OSError as error:
         problem = str(error)
     free = shutil.disk_usage(folder).free
-    return Disk(str(folder), file_system_of(folder), free, speed, seconds, _copy_speed(size), problem)
+    return Disk(
+        str(folder), file_system_of(folder), free, speed, seconds, _copy_speed(size), problem
+    )
 
 
 def probe_workers() -> Workers:
     free = shutil.disk_usage(SHM).free if SHM.is_dir() else None
-    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    method = (
+        multiprocessing.get_start_method(allow_none=True)
+        or multiprocessing.get_all_start_methods()[0]
+    )
     return Workers(method, free, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 

@@ -1,4 +1,5 @@
-"""`loopwright eval [RUN]` and `loopwright predict [RUN]`: metrics or outputs of a run's model on a data set."""
+"""`loopwright eval [RUN]` and `loopwright predict [RUN]`: metrics or outputs of a run's model on a
+data set."""
 
 from __future__ import annotations
 
@@ -14,12 +15,19 @@ from ..run.reading import RunView
 from .arguments import add_checkpoint, add_command, add_run
 from .exits import OK
 from .output import number_text, print_json, print_table, printable, size_text
-from .selection import checkpoint_name, find_run, lines_in_python, pick_checkpoint, require_config, short_path
+from .selection import (
+    checkpoint_name,
+    find_run,
+    lines_in_python,
+    pick_checkpoint,
+    require_config,
+    short_path,
+)
 
 if TYPE_CHECKING:
     from ..checkpoint import CheckpointInfo
     from ..data.open import Stream
-    from ..doors.configured import BaseTrainer
+    from ..interfaces.configured import BaseTrainer
 
 
 EVAL_MORE = """\
@@ -54,15 +62,19 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 
 def add_eval(parsers: Any, common: argparse.ArgumentParser) -> None:
     what = "Evaluate the model of a run that a run file started."
-    parser = add_command(parsers, common, "eval", run=eval_command, what=what, more=EVAL_MORE, example=EVAL_EXAMPLE)
+    parser = add_command(
+        parsers, common, "eval", run=eval_command, what=what, more=EVAL_MORE, example=EVAL_EXAMPLE
+    )
     add_run(parser)
     parser.add_argument("--data", metavar="KEY", help="a data set of the run file, such as test")
     add_checkpoint(parser)
-    parser.add_argument("--json", action="store_true", help="print run, checkpoint and metrics as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print run, checkpoint and metrics as JSON"
+    )
 
 
 def eval_command(options: argparse.Namespace) -> int:
-    from ..doors.configured import Experiment
+    from ..interfaces.configured import Experiment
     from .exits import explained
 
     run = find_run(options.name, options.root)
@@ -73,13 +85,16 @@ def eval_command(options: argparse.Namespace) -> int:
         metrics = experiment.evaluate(options.data, checkpoint=checkpoint.path)
     if not metrics:
         raise ConfigurationError(
-            f"{run.path} has no evaluation callbacks and no data set except `train`: name a data set with --data KEY."
+            f"{run.path} has no evaluation callbacks and no data set except `train`: name a data "
+            "set with --data KEY."
         )
     _print(run, checkpoint, metrics, options)
     return OK
 
 
-def _print(run: RunView, checkpoint: CheckpointInfo, metrics: dict[str, float], options: argparse.Namespace) -> None:
+def _print(
+    run: RunView, checkpoint: CheckpointInfo, metrics: dict[str, float], options: argparse.Namespace
+) -> None:
     from .train import is_first_process
 
     if not is_first_process():
@@ -88,24 +103,36 @@ def _print(run: RunView, checkpoint: CheckpointInfo, metrics: dict[str, float], 
         print_json({"run": str(run.path), "checkpoint": str(checkpoint.path), "metrics": metrics})
         return
     print(printable(f"{short_path(run, options.root)}, {checkpoint_name(run, checkpoint)}"))
-    print_table(["METRIC", "VALUE"], [[name, number_text(value)] for name, value in metrics.items()], right="1")
+    print_table(
+        ["METRIC", "VALUE"],
+        [[name, number_text(value)] for name, value in metrics.items()],
+        right="1",
+    )
 
 
 def add_predict(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Write the outputs of a model for a data set to a file."
     parser = add_command(
-        parsers, common, "predict", run=predict_command, what=what, more=PREDICT_MORE, example=PREDICT_EXAMPLE
+        parsers,
+        common,
+        "predict",
+        run=predict_command,
+        what=what,
+        more=PREDICT_MORE,
+        example=PREDICT_EXAMPLE,
     )
     add_run(parser)
-    parser.add_argument("--data", metavar="KEY", required=True, help="a data set of the run file, such as test")
+    parser.add_argument(
+        "--data", metavar="KEY", required=True, help="a data set of the run file, such as test"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
     add_checkpoint(parser)
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
 
 def predict_command(options: argparse.Namespace) -> int:
-    from ..doors.configured import Experiment
+    from ..interfaces.configured import Experiment
     from .exits import explained
     from .predictions import joined, write_predictions
     from .train import is_first_process
@@ -125,18 +152,23 @@ def predict_command(options: argparse.Namespace) -> int:
     shapes = ", ".join(f"{name} {_shape(value)}" for name, value in outputs.items())
     source = checkpoint_name(run, checkpoint)
     size = size_text(output.stat().st_size)
-    print(printable(f"Outputs of {source} on {options.data}: {shapes}, written to {output} ({size})."))
+    print(
+        printable(f"Outputs of {source} on {options.data}: {shapes}, written to {output} ({size}).")
+    )
     return OK
 
 
 def _destination(output: Path, force: bool) -> Path:
-    """Check before anything is computed that the file can be written in the format of its suffix."""
+    """Check before anything is computed that the file can be written in the format of its
+    suffix."""
     from .predictions import SUFFIXES
 
     if output.suffix not in SUFFIXES:
         raise ConfigurationError(f"--output {output}: the name must end in {', '.join(SUFFIXES)}.")
     if output.exists() and not force:
-        raise ConfigurationError(f"{output} exists: choose another --output, or add --force to replace it.")
+        raise ConfigurationError(
+            f"{output} exists: choose another --output, or add --force to replace it."
+        )
     if not output.absolute().parent.is_dir():
         raise ConfigurationError(f"--output {output}: there is no folder {output.parent}.")
     return output
@@ -145,7 +177,9 @@ def _destination(output: Path, force: bool) -> Path:
 def _shape(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return (
-        f"of {len(value)} {'batch' if len(value) == 1 else 'batches'}" if shape is None else " x ".join(map(str, shape))
+        f"of {len(value)} {'batch' if len(value) == 1 else 'batches'}"
+        if shape is None
+        else " x ".join(map(str, shape))
     )
 
 

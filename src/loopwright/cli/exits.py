@@ -20,7 +20,8 @@ TERMINATED = 143
 # The only list of exit codes: `loopwright --help` and docs/cli.md print it.
 EXIT_CODES = {
     OK: "success",
-    FOUND: "success, but the answer is no: runs differ, a check found mistakes (the help of each command says which)",
+    FOUND: "success, but the answer is no: runs differ, a check found mistakes (the help of each "
+    "command says which)",
     FAILED: "error; stderr says what went wrong",
     INTERRUPTED: "interrupted by Ctrl-C; `train` saves first, and the same command resumes the run",
     PIPE_CLOSED: "the reader of the output closed it, as `head` does",
@@ -36,7 +37,8 @@ class ProgramError(LoopwrightError):
 
 @contextmanager
 def explained(run: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
-    """Turn an error of the user's model, data or trainer into a ProgramError that says where it was raised.
+    """Turn an error of the user's model, data or trainer into a ProgramError that says where it was
+    raised.
 
     `run` returns the run directory, if there is one by then; its log has the traceback too.
     """
@@ -51,7 +53,9 @@ def explained(run: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
     except Exception as error:
         log = None if (directory := run()) is None else directory / LOG
         kept = f"; it is also in {log}" if log is not None and log.is_file() else ""
-        raise ProgramError("\n".join([*described(error), f"(--debug shows the traceback{kept}.)"])) from error
+        raise ProgramError(
+            "\n".join([*described(error), f"(--debug shows the traceback{kept}.)"])
+        ) from error
 
 
 def described(error: BaseException) -> list[str]:
@@ -78,4 +82,6 @@ def _is_own(path: Path) -> bool:
     if not path.is_file() or path.resolve().is_relative_to(PACKAGE):
         return False
     is_installed = "site-packages" in path.parts or "dist-packages" in path.parts
-    return not is_installed and not path.resolve().is_relative_to(Path(sys.base_prefix, "lib").resolve())
+    return not is_installed and not path.resolve().is_relative_to(
+        Path(sys.base_prefix, "lib").resolve()
+    )

@@ -1,4 +1,5 @@
-"""`loopwright export [RUN] --format safetensors|onnx|torch`: the model of a run in a format for other programs."""
+"""`loopwright export [RUN] --format safetensors|onnx|torch`: the model of a run in a format for
+other programs."""
 
 from __future__ import annotations
 
@@ -40,16 +41,27 @@ BATCH_SIZE = 4
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Export the model of a run as safetensors, torch file or ONNX."
-    parser = add_command(parsers, common, "export", run=export_command, what=what, more=MORE, example=EXAMPLE)
+    parser = add_command(
+        parsers, common, "export", run=export_command, what=what, more=MORE, example=EXAMPLE
+    )
     add_run(parser)
     parser.add_argument(
-        "--format", choices=tuple(SUFFIXES), default="safetensors", help="the format of the file (default: safetensors)"
+        "--format",
+        choices=tuple(SUFFIXES),
+        default="safetensors",
+        help="the format of the file (default: safetensors)",
     )
     add_checkpoint(parser)
-    parser.add_argument("--model", metavar="NAME", help="the model to export, if the run trains several")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: named after the run)")
+    parser.add_argument(
+        "--model", metavar="NAME", help="the model to export, if the run trains several"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the file to write (default: named after the run)"
+    )
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
-    parser.add_argument("--opset", metavar="N", type=int, help="the ONNX opset version (default: torch's)")
+    parser.add_argument(
+        "--opset", metavar="N", type=int, help="the ONNX opset version (default: torch's)"
+    )
 
 
 def export_command(options: argparse.Namespace) -> int:
@@ -70,7 +82,12 @@ def export_command(options: argparse.Namespace) -> int:
     if options.format == "onnx":
         return _export_onnx(run, weights, out, options, source)
     save_weights(out, weights, force=options.force)
-    print(printable(f"{len(weights)} tensors of {source}, written to {out} ({size_text(out.stat().st_size)})."))
+    print(
+        printable(
+            f"{len(weights)} tensors of {source}, written to {out} "
+            f"({size_text(out.stat().st_size)})."
+        )
+    )
     return OK
 
 
@@ -80,35 +97,46 @@ def _destination(run: RunView, options: argparse.Namespace) -> Path:
     out = Path(options.output or f"{plain}{suffixes[0]}")
     if out.suffix not in suffixes:
         raise ConfigurationError(
-            f"--output {out}: the name must end in {' or '.join(suffixes)} for --format {options.format}."
+            f"--output {out}: the name must end in {' or '.join(suffixes)} for --format "
+            f"{options.format}."
         )
     if out.exists() and not options.force:
-        raise ConfigurationError(f"{out} exists: choose another --output, or add --force to replace it.")
+        raise ConfigurationError(
+            f"{out} exists: choose another --output, or add --force to replace it."
+        )
     if not out.absolute().parent.is_dir():
         raise ConfigurationError(f"--output {out}: there is no folder {out.parent}.")
     return out
 
 
-def _export_onnx(run: RunView, weights: Any, out: Path, options: argparse.Namespace, source: str) -> int:
+def _export_onnx(
+    run: RunView, weights: Any, out: Path, options: argparse.Namespace, source: str
+) -> int:
     from ..checkpoint.onnx import check_onnx_packages, export_module
 
     check_onnx_packages()
     module, inputs = model_and_inputs(run, weights, options.model)
     report = export_module(module, inputs, out, opset=options.opset)
-    sizes = "any batch size" if report.is_dynamic else f"batches of {report.batch_size} only: {report.why_fixed}"
+    sizes = (
+        "any batch size"
+        if report.is_dynamic
+        else f"batches of {report.batch_size} only: {report.why_fixed}"
+    )
     print(printable(f"{source}, written to {out} ({size_text(report.size)}), for {sizes}."))
     verdict = "agree with" if report.is_close else "DIFFER from"
     print(
-        f"Its outputs {verdict} those of torch: the largest difference is {report.max_difference:.3g}, the largest "
-        f"output {report.largest:.3g}."
+        f"Its outputs {verdict} those of torch: the largest difference is "
+        f"{report.max_difference:.3g}, the largest output {report.largest:.3g}."
     )
     return OK if report.is_close else FOUND
 
 
-def model_and_inputs(run: RunView, weights: Mapping[str, Tensor], name: str | None) -> tuple[nn.Module, Any]:
+def model_and_inputs(
+    run: RunView, weights: Mapping[str, Tensor], name: str | None
+) -> tuple[nn.Module, Any]:
     """The model with these weights, and inputs from the run's own data."""
     from ..config import beside
-    from ..doors.configured.experiment import Experiment
+    from ..interfaces.configured.experiment import Experiment
 
     experiment = Experiment.from_run(run.path, progress="silent")
     experiment.build()
@@ -135,10 +163,14 @@ def example_inputs(trainer: Trainer, data: Any) -> Any:
             inputs, _ = trainer.split_batch(trainer.prepare_batch(batch))
             if isinstance(inputs, Mapping) and not inputs:
                 raise ConfigurationError(
-                    "trainer.forward_properties is empty, so the inputs of the model are not known: name the keys of a "
-                    "batch that it takes, or override `_split_batch`."
+                    "trainer.forward_properties is empty, so the inputs of the model are not "
+                    "known: name the keys of a batch that it takes, or override `_split_batch`."
                 )
-            return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, inputs)
+            return tree_map(
+                lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, inputs
+            )
     finally:
         stream.close()
-    raise ConfigurationError("The training data of the run is empty, so there are no inputs to try the model with.")
+    raise ConfigurationError(
+        "The training data of the run is empty, so there are no inputs to try the model with."
+    )

@@ -1,4 +1,5 @@
-"""`loopwright lr-find CONFIG` and `loopwright batch-size-find CONFIG`: find a learning rate or batch size for a run."""
+"""`loopwright lr-find CONFIG` and `loopwright batch-size-find CONFIG`: find a learning rate or
+batch size for a run."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from .exits import FOUND, OK
 from .output import number_text, print_json, printable, size_text
 
 if TYPE_CHECKING:
-    from ..doors.configured.engine import Engine
+    from ..interfaces.configured.engine import Engine
     from ..tuning import BatchSizeScan, LearningRateScan, Trial
 
 RATES = """\
@@ -40,28 +41,61 @@ SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add both commands."""
     what = "Suggest a learning rate."
-    rates = add_command(parsers, common, "lr-find", run=lr_command, what=what, more=RATES, example=RATES_EXAMPLE)
-    add_config(rates)
-    rates.add_argument("--low", metavar="RATE", type=float, default=1e-7, help="the first rate (default: 1e-7)")
-    rates.add_argument("--high", metavar="RATE", type=float, default=1.0, help="the last rate (default: 1)")
-    rates.add_argument(
-        "--updates", metavar="N", type=int, default=100, help="the number of rates to try (default: 100)"
+    rates = add_command(
+        parsers, common, "lr-find", run=lr_command, what=what, more=RATES, example=RATES_EXAMPLE
     )
-    rates.add_argument("--optimizer", metavar="NAME", help="the optimizer to vary, if there are several")
-    rates.add_argument("--plot", metavar="FILE", help="draw the curve to this file (.png, .svg, .pdf)")
-    rates.add_argument("--json", action="store_true", help="print all rates, losses and the suggestion as JSON")
+    add_config(rates)
+    rates.add_argument(
+        "--low", metavar="RATE", type=float, default=1e-7, help="the first rate (default: 1e-7)"
+    )
+    rates.add_argument(
+        "--high", metavar="RATE", type=float, default=1.0, help="the last rate (default: 1)"
+    )
+    rates.add_argument(
+        "--updates",
+        metavar="N",
+        type=int,
+        default=100,
+        help="the number of rates to try (default: 100)",
+    )
+    rates.add_argument(
+        "--optimizer", metavar="NAME", help="the optimizer to vary, if there are several"
+    )
+    rates.add_argument(
+        "--plot", metavar="FILE", help="draw the curve to this file (.png, .svg, .pdf)"
+    )
+    rates.add_argument(
+        "--json", action="store_true", help="print all rates, losses and the suggestion as JSON"
+    )
     what = "Suggest a batch size: the largest that fits, and a fast one."
     sizes = add_command(
-        parsers, common, "batch-size-find", run=batch_size_command, what=what, more=SIZES, example=SIZES_EXAMPLE
+        parsers,
+        common,
+        "batch-size-find",
+        run=batch_size_command,
+        what=what,
+        more=SIZES,
+        example=SIZES_EXAMPLE,
     )
     add_config(sizes)
-    sizes.add_argument("--start", metavar="N", type=int, default=1, help="the smallest size (default: 1)")
-    sizes.add_argument("--max", metavar="N", type=int, default=4096, help="the largest size (default: 4096)")
-    sizes.add_argument("--updates", metavar="N", type=int, default=4, help="updates per size (default: 4)")
     sizes.add_argument(
-        "--memory", metavar="BYTES", type=parse_bytes, help="the memory that a step may use, such as 800M or 4G"
+        "--start", metavar="N", type=int, default=1, help="the smallest size (default: 1)"
     )
-    sizes.add_argument("--json", action="store_true", help="print all sizes and the suggestion as JSON")
+    sizes.add_argument(
+        "--max", metavar="N", type=int, default=4096, help="the largest size (default: 4096)"
+    )
+    sizes.add_argument(
+        "--updates", metavar="N", type=int, default=4, help="updates per size (default: 4)"
+    )
+    sizes.add_argument(
+        "--memory",
+        metavar="BYTES",
+        type=parse_bytes,
+        help="the memory that a step may use, such as 800M or 4G",
+    )
+    sizes.add_argument(
+        "--json", action="store_true", help="print all sizes and the suggestion as JSON"
+    )
 
 
 def parse_bytes(text: str) -> int:
@@ -70,14 +104,16 @@ def parse_bytes(text: str) -> int:
     try:
         return int(float(text[:-1] if text[-1:] in SUFFIXES else text) * factor)
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes: write 800M or 4G, for example") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of bytes: write 800M or 4G, for example"
+        ) from None
 
 
 @contextmanager
 def built(options: argparse.Namespace) -> Iterator[Engine]:
     """Build the trainer of a config, without a run directory."""
     from ..config import beside
-    from ..doors.configured.experiment import Experiment
+    from ..interfaces.configured.experiment import Experiment
     from .exits import explained
     from .train import load_single
 
@@ -115,15 +151,26 @@ def _print_rates(scan: LearningRateScan) -> None:
 
     count = len(scan.rates)
     shown = (
-        range(count) if count <= MAX_ROWS else sorted({number * (count - 1) // (MAX_ROWS - 1) for number in range(20)})
+        range(count)
+        if count <= MAX_ROWS
+        else sorted({number * (count - 1) // (MAX_ROWS - 1) for number in range(20)})
     )
-    rows = [[f"{scan.rates[n]:.3g}", number_text(scan.losses[n]), number_text(scan.smoothed[n])] for n in shown]
+    rows = [
+        [f"{scan.rates[n]:.3g}", number_text(scan.losses[n]), number_text(scan.smoothed[n])]
+        for n in shown
+    ]
     print_fitted(["RATE", "LOSS", "SMOOTHED"], rows, right="012")
     print(printable(f"Stopped after {counted(count, 'update')}: {scan.reason}."))
     if scan.suggestion is None:
-        print("The loss never fell, so there is no suggestion: try a larger --high, or look at the data and the loss.")
+        print(
+            "The loss never fell, so there is no suggestion: try a larger --high, or look at the "
+            "data and the loss."
+        )
         return
-    print(f"Suggestion: {scan.suggestion:.3g}, where the loss falls fastest (halfway down: {scan.valley:.3g}).")
+    print(
+        f"Suggestion: {scan.suggestion:.3g}, where the loss falls fastest (halfway down: "
+        f"{scan.valley:.3g})."
+    )
 
 
 def batch_size_command(options: argparse.Namespace) -> int:
@@ -154,7 +201,10 @@ def _print_sizes(scan: BatchSizeScan) -> None:
         print("Not even the smallest size fits: use a smaller model or a lower precision.")
         return
     print(printable(f"Largest: {scan.largest} (limited by {scan.bound})."))
-    print(f"Suggestion: {scan.suggestion}, about as fast as the fastest (trainer.max_batch_size={scan.suggestion}).")
+    print(
+        f"Suggestion: {scan.suggestion}, about as fast as the fastest "
+        f"(trainer.max_batch_size={scan.suggestion})."
+    )
 
 
 def _row(trial: Trial) -> list[str]:

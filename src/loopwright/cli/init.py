@@ -1,4 +1,4 @@
-"""`loopwright init [FOLDER] --door DOOR`: write a small project that trains at once."""
+"""`loopwright init [FOLDER] --interface INTERFACE`: write a small project that trains at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .arguments import add_command
 from .exits import OK
 from .output import printable
 
-DOORS = {
+INTERFACES = {
     "configured": "YAML describes the run; you write model, data and loss",
     "native": "`loopwright.Trainer`, with methods to override",
     "simple": "a model, an optimizer, a loss and loaders",
@@ -22,18 +22,19 @@ DOORS = {
     "modular": "several models and optimizers, your own step, many devices",
     "adversarial": "paired image translation with a GAN",
 }
-EXTRAS = {"adversarial": ("PIL", "images")}  # the optional package that a door's program imports, and its extra
+# the optional package that an interface's program imports, and its extra
+EXTRAS = {"adversarial": ("PIL", "images")}
 START = {"configured": "loopwright train run.yaml"}
 MORE = """\
 Writes a small program with synthetic data, a README with the commands, and a .gitignore. Existing files are never
 overwritten: README.md and .gitignore stay as they are; if any other file exists, nothing is written.
 
-A door is an interface: a style of writing a training program. All of them use the same trainer inside:
+An interface is a style of writing a training program. All of them use the same trainer inside:
 
-""" + "\n".join(f"  {door:<12} {words}" for door, words in DOORS.items())
+""" + "\n".join(f"  {interface:<12} {words}" for interface, words in INTERFACES.items())
 EXAMPLE = """\
 init
-init circles --door modular"""
+init circles --interface modular"""
 LEFT_OUT = ("__pycache__",)
 OPTIONAL = ("README.md", ".gitignore")
 
@@ -41,24 +42,38 @@ OPTIONAL = ("README.md", ".gitignore")
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Write a small project that trains right away."
-    parser = add_command(parsers, common, "init", run=init_command, what=what, more=MORE, example=EXAMPLE)
-    parser.add_argument(
-        "folder", metavar="DIR", nargs="?", default=".", help="the folder of the project (default: the current one)"
+    parser = add_command(
+        parsers, common, "init", run=init_command, what=what, more=MORE, example=EXAMPLE
     )
     parser.add_argument(
-        "--door", choices=tuple(DOORS), default="configured", help="the style of the program (default: configured)"
+        "folder",
+        metavar="DIR",
+        nargs="?",
+        default=".",
+        help="the folder of the project (default: the current one)",
+    )
+    parser.add_argument(
+        "--interface",
+        choices=tuple(INTERFACES),
+        default="configured",
+        help="the style of the program (default: configured)",
     )
 
 
 def init_command(options: argparse.Namespace) -> int:
     folder = Path(options.folder)
-    files = {name: source for name, source in template_files(options.door).items() if not _is_kept(folder / name)}
+    files = {
+        name: source
+        for name, source in template_files(options.interface).items()
+        if not _is_kept(folder / name)
+    }
     if folder.exists() and not folder.is_dir():
         raise ConfigurationError(f"{folder} is a file: name a folder, existing or new.")
     there = [name for name in files if _is_there(folder / name)]
     if there:
         raise ConfigurationError(
-            f"{folder.resolve()} already has {' and '.join(there)}, and nothing is overwritten: name another folder."
+            f"{folder.resolve()} already has {' and '.join(there)}, and nothing is overwritten: "
+            "name another folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, source in files.items():
@@ -66,15 +81,16 @@ def init_command(options: argparse.Namespace) -> int:
             file.write(source.read_bytes())
     print(printable(f"Wrote {', '.join(files)} to {folder.resolve()}. To train:\n", keep="\n"))
     first = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
-    if missing := _missing_extra(options.door):
+    if missing := _missing_extra(options.interface):
         print(f"    {missing}")
-    print(printable(f"    {first}{START.get(options.door, 'python train.py')}"))
+    print(printable(f"    {first}{START.get(options.interface, 'python train.py')}"))
     return OK
 
 
-def _missing_extra(door: str) -> str | None:
-    """The command that installs a missing package of this door's program; None where none is missing."""
-    module, extra = EXTRAS.get(door, ("", ""))
+def _missing_extra(interface: str) -> str | None:
+    """The command that installs a missing package of this interface's program; None where none is
+    missing."""
+    module, extra = EXTRAS.get(interface, ("", ""))
     return f"pip install 'loopwright[{extra}]'" if module and find_spec(module) is None else None
 
 
@@ -87,8 +103,10 @@ def _is_kept(path: Path) -> bool:
     return path.name in OPTIONAL and _is_there(path)
 
 
-def template_files(door: str) -> dict[str, Traversable]:
+def template_files(interface: str) -> dict[str, Traversable]:
     """The files of a skeleton, by the names they get."""
     templates = resources.files("loopwright.cli") / "templates"
-    found = {item.name: item for item in (templates / door).iterdir() if item.name not in LEFT_OUT}
+    found = {
+        item.name: item for item in (templates / interface).iterdir() if item.name not in LEFT_OUT
+    }
     return {**dict(sorted(found.items())), ".gitignore": templates / "gitignore"}

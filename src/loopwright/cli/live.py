@@ -1,4 +1,5 @@
-"""A screen that is drawn again and again until `q`, Escape or Ctrl-C ends it; then the terminal is as before."""
+"""A screen that is drawn again and again until `q`, Escape or Ctrl-C ends it; then the terminal is
+as before."""
 
 from __future__ import annotations
 
@@ -47,7 +48,12 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 
         descriptor = sys.stdin.fileno()
         before = termios.tcgetattr(descriptor)
-    except (ImportError, OSError, ValueError, AttributeError):  # no terminal to read from: only Ctrl-C leaves
+    except (
+        ImportError,
+        OSError,
+        ValueError,
+        AttributeError,
+    ):  # no terminal to read from: only Ctrl-C leaves
         yield _only_wait
         return
     except termios.error:

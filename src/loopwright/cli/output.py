@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 AGES = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-RED, BOLD, PLAIN = "\x1b[31m", "\x1b[1m", "\x1b[0m"
+RED = "\x1b[31m"
+BOLD = "\x1b[1m"
+PLAIN = "\x1b[0m"
 STYLES = {
     "running": "cyan",
     "finished": "green",
@@ -37,7 +39,9 @@ STYLES = {
 
 def printable(text: str, keep: str = "") -> str:
     """Escape the characters that would move the cursor or change colours of a terminal."""
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:
@@ -46,7 +50,9 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
         print(line)
 
 
-def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> Iterator[str]:
+def table_lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = ""
+) -> Iterator[str]:
     """The lines of a table whose columns are as wide as their widest cell."""
     table = [list(header), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -71,9 +77,11 @@ def styled(text: str, style: str) -> str:
 
 def size_text(size: int) -> str:
     """1234567 as "1.23 MB"."""
-    value, unit = float(size), 0
+    value = float(size)
+    unit = 0
     while value >= 999.5 and unit < len(UNITS) - 1:
-        value, unit = value / 1000, unit + 1
+        value = value / 1000
+        unit = unit + 1
     return f"{size} B" if unit == 0 else f"{value:.3g} {UNITS[unit]}"
 
 
@@ -103,8 +111,11 @@ def strict_json(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def print_fitted(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", fold: str = "0") -> None:
-    """Print a table that fits the terminal; columns in `fold` (by position, "01") wrap where width is short."""
+def print_fitted(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", fold: str = "0"
+) -> None:
+    """Print a table that fits the terminal; columns in `fold` (by position, "01") wrap where width
+    is short."""
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         print_table(header, rows, right=right)
         return
@@ -113,7 +124,9 @@ def print_fitted(header: Sequence[str], rows: Sequence[Sequence[str]], *, right:
     Console(highlight=False).print(fitted_table(header, rows, right=right, fold=fold))
 
 
-def fitted_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", fold: str = "0") -> Table:
+def fitted_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", fold: str = "0"
+) -> Table:
     """A table for a terminal, with the states of runs in colours."""
     from rich.table import Table
     from rich.text import Text
@@ -131,7 +144,9 @@ def fitted_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right:
     state = header.index("STATE") if "STATE" in header else -1
     for row in rows:
         styles = [STYLES.get(cell, "") if place == state else "" for place, cell in enumerate(row)]
-        table.add_row(*(Text(printable(cell), style=style) for cell, style in zip(row, styles, strict=True)))
+        table.add_row(
+            *(Text(printable(cell), style=style) for cell, style in zip(row, styles, strict=True))
+        )
     return table
 
 
@@ -151,7 +166,8 @@ def progress_text(progress: RunProgress) -> str:
 
 
 def best_text(run: RunView, metric: str | None = None, mode: Mode | None = None) -> str:
-    """The best value of a metric and its epoch; the last value where its mode is not known; "-" without any."""
+    """The best value of a metric and its epoch; the last value where its mode is not known; "-"
+    without any."""
     name = metric or run.main_metric
     best = None if name is None else run.best_of(name, mode)
     if best is not None:
@@ -187,13 +203,25 @@ def has_colours() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
-def run_as_json(run: RunView, *, metric: str | None = None, mode: Mode | None = None) -> dict[str, Any]:
+def run_as_json(
+    run: RunView, *, metric: str | None = None, mode: Mode | None = None
+) -> dict[str, Any]:
     """A run as `runs --json` and `show --json` print it."""
     progress = run.progress
     name = metric or run.main_metric
-    values = {known: run.best_of(known, mode if known == name else None) for known in run.epoch_names}
-    best = {known: {"value": b.value, "epoch": b.epoch, "mode": b.mode} for known, b in values.items() if b is not None}
-    last = run.last_of(name) if name is not None and name not in best and run.mode_of(name) is None else None
+    values = {
+        known: run.best_of(known, mode if known == name else None) for known in run.epoch_names
+    }
+    best = {
+        known: {"value": b.value, "epoch": b.epoch, "mode": b.mode}
+        for known, b in values.items()
+        if b is not None
+    }
+    last = (
+        run.last_of(name)
+        if name is not None and name not in best and run.mode_of(name) is None
+        else None
+    )
     return {
         "path": str(run.path),
         "id": run.id,
@@ -216,8 +244,14 @@ def run_as_json(run: RunView, *, metric: str | None = None, mode: Mode | None = 
     }
 
 
-def _metric_as_json(name: str | None, best: Mapping[str, Any] | None, last: Point | None) -> dict[str, Any] | None:
+def _metric_as_json(
+    name: str | None, best: Mapping[str, Any] | None, last: Point | None
+) -> dict[str, Any] | None:
     """The main metric of a run; without a mode its last value, since the best is not known."""
     if best is not None:
         return {"name": name, **best}
-    return None if last is None else {"name": name, "value": last.value, "epoch": last.at, "mode": None}
+    return (
+        None
+        if last is None
+        else {"name": name, "value": last.value, "epoch": last.at, "mode": None}
+    )

@@ -1,4 +1,5 @@
-"""The parser of commands: help that fits the terminal, a short usage line, and suggestions for what was mistyped."""
+"""The parser of commands: help that fits the terminal, a short usage line, and suggestions for what
+was mistyped."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ RUN_DIRECTORY = ("--run-dir", "--output-dir", "--save-dir", "--log-dir", "--logd
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Wraps paragraphs to the width of the terminal; lines that begin with a space stay as they are."""
+    """Wraps paragraphs to the width of the terminal; lines that begin with a space stay as they
+    are."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         width = min(shutil.get_terminal_size().columns, MOST_WIDE) - 2
@@ -92,7 +94,9 @@ class Parser(argparse.ArgumentParser):
         return self.prog.partition(" ")[2]
 
     def error(self, message: str) -> NoReturn:
-        self.fail(f"{message}\n{self.format_usage().rstrip()}\n`{self.prog} --help` has the details.")
+        self.fail(
+            f"{message}\n{self.format_usage().rstrip()}\n`{self.prog} --help` has the details."
+        )
 
     def fail(self, message: str) -> NoReturn:
         """Print what is wrong and exit; for a message that says itself what to do."""
@@ -101,7 +105,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def short_usage(parser: argparse.ArgumentParser) -> str:
-    """ "loopwright predict [RUN] --data KEY [options]": the arguments, and only those options that are required."""
+    """ "loopwright predict [RUN] --data KEY [options]": the arguments, and only those options that
+    are required."""
     words = [parser.prog]
     for action in parser._actions:
         name = str(action.metavar or action.dest)
@@ -109,7 +114,11 @@ def short_usage(parser: argparse.ArgumentParser) -> str:
             words.append("COMMAND ...")
         elif not action.option_strings:
             many = (
-                f"{name} ..." if action.nargs in ("*", "+") else "..." if action.nargs == argparse.REMAINDER else name
+                f"{name} ..."
+                if action.nargs in ("*", "+")
+                else "..."
+                if action.nargs == argparse.REMAINDER
+                else name
             )
             words.append(f"[{many}]" if action.nargs in ("?", "*") else many)
         elif action.required:
@@ -119,12 +128,17 @@ def short_usage(parser: argparse.ArgumentParser) -> str:
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, Parser]:
     """The commands of a parser, or of a group of commands, by name."""
-    found = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    found = (
+        action.choices
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
     return next((dict(choices) for choices in found), {})
 
 
 def parser_for(parser: Parser, words: Sequence[str]) -> Parser:
-    """The parser of the command that these words call; a word that should be a command and is none is an error."""
+    """The parser of the command that these words call; a word that should be a command and is none
+    is an error."""
     rest = iter(words)
     while commands := commands_of(parser):
         word = next((word for word in rest if not word.startswith("-")), None)
@@ -141,7 +155,11 @@ def parser_for(parser: Parser, words: Sequence[str]) -> Parser:
 def _unknown_command(parser: Parser, word: str, commands: Collection[str]) -> str:
     if not parser.name and (meant := _meant_file(word)):
         return meant
-    head = f"`{parser.name}` has no command {word!r}." if parser.name else f"There is no command {word!r}."
+    head = (
+        f"`{parser.name}` has no command {word!r}."
+        if parser.name
+        else f"There is no command {word!r}."
+    )
     plain = word.lower().replace("_", "-")
     synonym = "" if parser.name else SYNONYMS.get(plain, "")
     near = [plain] if plain in commands else [synonym] if synonym else _near(plain, commands)
@@ -164,22 +182,28 @@ def _meant_file(word: str) -> str | None:
 
 def _near(word: str, known: Iterable[str]) -> list[str]:
     names = list(known)
-    return difflib.get_close_matches(word, names, n=2) or [name for name in names if name.startswith(word)]
+    return difflib.get_close_matches(word, names, n=2) or [
+        name for name in names if name.startswith(word)
+    ]
 
 
 def _unknown_option(parser: Parser, words: Sequence[str]) -> str | None:
-    """What is wrong with the first option that the command does not have; None if it has all of them."""
+    """What is wrong with the first option that the command does not have; None if it has all of
+    them."""
     known = parser._option_string_actions
     for word in _own_words(parser, words):
         name = word.partition("=")[0]
         if name.startswith("--") and not any(option.startswith(name) for option in known):
-            hint = _option_hint(parser, word, known) or f" `{parser.prog} --help` lists its options."
+            hint = (
+                _option_hint(parser, word, known) or f" `{parser.prog} --help` lists its options."
+            )
             return f"`{parser.name}` has no option {name}.{hint}"
     return None
 
 
 def _own_words(parser: Parser, words: Sequence[str]) -> Iterator[str]:
-    """The words that are not meant for another program: those before `--`, or before the program's name."""
+    """The words that are not meant for another program: those before `--`, or before the program's
+    name."""
     has_program = any(action.nargs == argparse.REMAINDER for action in parser._actions)
     for word in words:
         if word == "--" or (has_program and not word.startswith("-")):
@@ -190,11 +214,19 @@ def _own_words(parser: Parser, words: Sequence[str]) -> Iterator[str]:
 def _option_hint(parser: Parser, word: str, known: Collection[str]) -> str:
     name, _, value = word.partition("=")
     plain = name.lower().replace("_", "-")
-    near = [plain] if plain in known else [option for option in known if option == OPTION_SYNONYMS.get(plain)]
-    near = near or difflib.get_close_matches(plain, [option for option in known if option.startswith("--")], n=1)
+    near = (
+        [plain]
+        if plain in known
+        else [option for option in known if option == OPTION_SYNONYMS.get(plain)]
+    )
+    near = near or difflib.get_close_matches(
+        plain, [option for option in known if option.startswith("--")], n=1
+    )
     takes_values = any(action.dest == "overrides" for action in parser._actions)
     if takes_values and plain in RUN_DIRECTORY:
-        return " The run file names the run directory (output_path: DIR); here it is +output_path=DIR."
+        return (
+            " The run file names the run directory (output_path: DIR); here it is +output_path=DIR."
+        )
     if takes_values and ("." in name or not near):
         example = f"{name[2:]}={value or '...'}" if "." in name else "trainer.max_epochs=20"
         return f" Values of the run file are changed without dashes: {example}"
@@ -204,4 +236,8 @@ def _option_hint(parser: Parser, word: str, known: Collection[str]) -> str:
 def hint_for_file(parser: Parser, words: Sequence[str]) -> str:
     """A hint where a file was named without `-o`."""
     is_file = len(words) == 1 and bool(Path(words[0]).suffix)
-    return f" Did you mean -o {words[0]}?" if is_file and "--output" in parser._option_string_actions else ""
+    return (
+        f" Did you mean -o {words[0]}?"
+        if is_file and "--output" in parser._option_string_actions
+        else ""
+    )

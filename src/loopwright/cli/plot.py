@@ -38,18 +38,30 @@ FEW = 50  # points that are marked one by one
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Draw the loss or other metrics of runs."
-    parser = add_command(parsers, common, "plot", run=plot_command, what=what, more=MORE, example=EXAMPLE)
-    parser.add_argument("names", metavar="RUN", nargs="*", default=[LAST], help=f"{RUN} (default: last)")
+    parser = add_command(
+        parsers, common, "plot", run=plot_command, what=what, more=MORE, example=EXAMPLE
+    )
     parser.add_argument(
-        "--metric", metavar="NAME", action="append", help="draw this metric; may be repeated (default: the loss)"
+        "names", metavar="RUN", nargs="*", default=[LAST], help=f"{RUN} (default: last)"
+    )
+    parser.add_argument(
+        "--metric",
+        metavar="NAME",
+        action="append",
+        help="draw this metric; may be repeated (default: the loss)",
     )
     add_root(parser)
     parser.add_argument("--by", choices=("epochs", "steps", "updates"), help="the horizontal axis")
-    parser.add_argument("--smooth", metavar="N", type=int, default=1, help="average over the last N values")
+    parser.add_argument(
+        "--smooth", metavar="N", type=int, default=1, help="average over the last N values"
+    )
     parser.add_argument("--log", action="store_true", help="draw on a logarithmic scale")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "-o", "--output", metavar="FILE", help=f"a {', '.join(FORMATS)} file (default: the metric's name and .png)"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help=f"a {', '.join(FORMATS)} file (default: the metric's name and .png)",
     )
     where.add_argument("--text", action="store_true", help="draw in the terminal instead")
     where.add_argument("--json", action="store_true", help="print the curves as JSON instead")
@@ -71,14 +83,25 @@ def plot_command(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"--smooth {options.smooth}: use 1 or more.")
     found = {run.path: run for run in (find_run(name, options.root) for name in options.names)}
     runs = list(found.values())
-    groups = [[name] for name in dict.fromkeys(options.metric)] if options.metric else [main_metrics(runs, options)]
+    groups = (
+        [[name] for name in dict.fromkeys(options.metric)]
+        if options.metric
+        else [main_metrics(runs, options)]
+    )
     panels = {
-        names[0]: collect(runs, names, options.by, options.smooth, options.root, is_chosen=bool(options.metric))
+        names[0]: collect(
+            runs, names, options.by, options.smooth, options.root, is_chosen=bool(options.metric)
+        )
         for names in groups
     }
     if options.json:
         every = [curve for curves in panels.values() for curve in curves]
-        print_json({name: [_as_json(c) for c in every if c.metric == name] for name in {c.metric: 0 for c in every}})
+        print_json(
+            {
+                name: [_as_json(c) for c in every if c.metric == name]
+                for name in {c.metric: 0 for c in every}
+            }
+        )
     elif options.text:
         for curves in panels.values():
             print_chart(curves, is_log=options.log)
@@ -88,20 +111,32 @@ def plot_command(options: argparse.Namespace) -> int:
 
 
 def main_metrics(runs: Sequence[RunView], options: argparse.Namespace) -> list[str]:
-    """The loss and its evaluations; of runs without a loss, the group of their most important metric."""
+    """The loss and its evaluations; of runs without a loss, the group of their most important
+    metric."""
     names = dict.fromkeys(name for run in runs for name in run.metrics.names())
     if not names:
         listed = ", ".join(short_path(run, options.root) for run in runs)
-        raise ConfigurationError(f"There is nothing to draw yet: {listed} has not logged any metrics.")
+        raise ConfigurationError(
+            f"There is nothing to draw yet: {listed} has not logged any metrics."
+        )
     groups = metric_groups(names, [key for run in runs for key in run.eval_keys])
     return next((group for group in groups if group[0] == "loss"), groups[0])
 
 
 def collect(
-    runs: Sequence[RunView], names: Sequence[str], by: str | None, smooth: int, root: str, *, is_chosen: bool = True
+    runs: Sequence[RunView],
+    names: Sequence[str],
+    by: str | None,
+    smooth: int,
+    root: str,
+    *,
+    is_chosen: bool = True,
 ) -> list[Curve]:
-    """The curves of a panel, all along one axis; a metric that was chosen and is missing is an error."""
-    pairs = [(run, name) for run in runs for name in names if is_chosen or name in run.metrics.names()]
+    """The curves of a panel, all along one axis; a metric that was chosen and is missing is an
+    error."""
+    pairs = [
+        (run, name) for run in runs for name in names if is_chosen or name in run.metrics.names()
+    ]
     along = by or _axis(pairs)
     curves = []
     for run, name in pairs:
@@ -119,7 +154,8 @@ def collect(
 
 
 def _axis(pairs: Sequence[tuple[RunView, str]]) -> str:
-    """Epochs, once every curve has two; before that steps, or updates where some metrics are of epochs only."""
+    """Epochs, once every curve has two; before that steps, or updates where some metrics are of
+    epochs only."""
     epochs = [len(run.metrics.epochs(name)) for run, name in pairs]
     steps = [len(run.metrics.steps(name)) for run, name in pairs]
     if min(epochs) >= 2 or not any(steps):
@@ -132,23 +168,37 @@ def _missing(run: RunView, name: str, by: str | None, root: str) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near and near[0] != name else ""
     where = f" per {by.removesuffix('s')}" if by else ""
-    return f"{short_path(run, root)} has no metric {name!r}{where}; it has: {', '.join(known) or 'none yet'}.{hint}"
+    return (
+        f"{short_path(run, root)} has no metric {name!r}{where}; it has: "
+        f"{', '.join(known) or 'none yet'}.{hint}"
+    )
 
 
 def _smoothed(values: Sequence[float], window: int) -> list[float]:
     """Moving averages over `window` values; the first ones over the values so far."""
     if window == 1:
         return list(values)
-    return [sum(part) / len(part) for end in range(1, len(values) + 1) if (part := values[max(end - window, 0) : end])]
+    return [
+        sum(part) / len(part)
+        for end in range(1, len(values) + 1)
+        if (part := values[max(end - window, 0) : end])
+    ]
 
 
 def _as_json(curve: Curve) -> dict[str, Any]:
-    return {"label": curve.label, "along": curve.along, "places": curve.places, "values": curve.values}
+    return {
+        "label": curve.label,
+        "along": curve.along,
+        "places": curve.places,
+        "values": curve.values,
+    }
 
 
 def curve_names(curves: Sequence[Curve]) -> list[str]:
     """What tells the curves of a panel apart: the run, the metric, or both."""
-    has_runs, has_metrics = (len({getattr(curve, key) for curve in curves}) > 1 for key in ("label", "metric"))
+    has_runs, has_metrics = (
+        len({getattr(curve, key) for curve in curves}) > 1 for key in ("label", "metric")
+    )
     if has_runs and has_metrics:
         return [f"{curve.label} {curve.metric}" for curve in curves]
     return [curve.metric if has_metrics else curve.label for curve in curves]
@@ -157,10 +207,14 @@ def curve_names(curves: Sequence[Curve]) -> list[str]:
 # Pictures
 
 
-def _write_picture(panels: dict[str, list[Curve]], runs: Sequence[RunView], options: argparse.Namespace) -> None:
+def _write_picture(
+    panels: dict[str, list[Curve]], runs: Sequence[RunView], options: argparse.Namespace
+) -> None:
     path = Path(options.output or re.sub(r"[^\w.-]+", "-", "+".join(panels)).strip("-.") + ".png")
     if path.suffix.lower() not in FORMATS:
-        raise ConfigurationError(f"--output {path}: the name of a picture ends in {', '.join(FORMATS)}.")
+        raise ConfigurationError(
+            f"--output {path}: the name of a picture ends in {', '.join(FORMATS)}."
+        )
     if not path.absolute().parent.is_dir():
         raise ConfigurationError(f"--output {path}: there is no folder {path.parent}.")
     draw_picture(path, panels, is_log=options.log)
@@ -178,14 +232,18 @@ def draw_picture(path: Path, panels: dict[str, list[Curve]], *, is_log: bool) ->
         from ..errors import MissingExtraError
 
         raise MissingExtraError(
-            "A picture needs matplotlib: pip install 'loopwright[plots]'. (--text draws without it.)"
+            "A picture needs matplotlib: pip install 'loopwright[plots]'. (--text draws without "
+            "it.)"
         ) from error
     figure = Figure(figsize=(max(5.5 * len(panels), 7.0), 4.2), layout="constrained")
-    for axis, (name, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    for axis, (name, curves) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
         _draw_panel(axis, name, curves)
         if is_log:
             axis.set_yscale("log")
-            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # 0.01, not a power of ten
+            # 0.01, not a power of ten
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.yaxis.set_minor_formatter(FuncFormatter(_minor_label))
     figure.savefig(path, dpi=120)
 
@@ -197,20 +255,25 @@ def _minor_label(value: float, _: object) -> str:
 
 def _draw_panel(axis: Any, name: str, curves: Sequence[Curve]) -> None:
     """Runs have colours, and metrics of several runs have line styles; the axes are named."""
-    runs, metrics = list(dict.fromkeys(c.label for c in curves)), list(dict.fromkeys(c.metric for c in curves))
+    runs = list(dict.fromkeys(c.label for c in curves))
+    metrics = list(dict.fromkeys(c.metric for c in curves))
     for curve, label in zip(curves, curve_names(curves), strict=True):
         colour = runs.index(curve.label) if len(runs) > 1 else metrics.index(curve.metric)
         axis.plot(
             curve.places,
             curve.values,
             color=f"C{colour % 10}",
-            linestyle=("-", "--", ":", "-.")[metrics.index(curve.metric) % 4] if len(runs) > 1 else "-",
+            linestyle=("-", "--", ":", "-.")[metrics.index(curve.metric) % 4]
+            if len(runs) > 1
+            else "-",
             marker="o" if len(curve.values) <= FEW else None,
             markersize=3,
             linewidth=1.4,
             label=_plain(f"{label}  {number_text(curve.values[-1])}"),
         )
-    axis.set(title=_plain(runs[0] if len(runs) == 1 else name), xlabel=curves[0].along.removesuffix("s"))
+    axis.set(
+        title=_plain(runs[0] if len(runs) == 1 else name), xlabel=curves[0].along.removesuffix("s")
+    )
     axis.set_ylabel(_plain(name))
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -219,7 +282,8 @@ def _draw_panel(axis: Any, name: str, curves: Sequence[Curve]) -> None:
 
 
 def _plain(text: str) -> str:
-    """Escape text for matplotlib: a dollar sign would begin a formula, an underscore hide a label."""
+    """Escape text for matplotlib: a dollar sign would begin a formula, an underscore hide a
+    label."""
     return printable(text).replace("$", r"\$").removeprefix("_")
 
 
@@ -236,22 +300,30 @@ def print_chart(curves: Sequence[Curve], *, is_log: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    Console(highlight=False).print(*(Text.assemble(*line, no_wrap=True) for line in lines), sep="\n")
+    Console(highlight=False).print(
+        *(Text.assemble(*line, no_wrap=True) for line in lines), sep="\n"
+    )
 
 
 def _is_plain(num_curves: int) -> bool:
-    """Whether to draw in ASCII: where a terminal has nothing else, or only characters tell curves apart."""
+    """Whether to draw in ASCII: where a terminal has nothing else, or only characters tell curves
+    apart."""
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     return not is_unicode or (num_curves > 1 and not has_colours())
 
 
-def draw_text(curves: Sequence[Curve], width: int, *, is_log: bool = False, is_plain: bool = False) -> list[Line]:
+def draw_text(
+    curves: Sequence[Curve], width: int, *, is_log: bool = False, is_plain: bool = False
+) -> list[Line]:
     """The lines of a chart with its legend; an error where no value can be drawn."""
     metrics = list(dict.fromkeys(curve.metric for curve in curves))
     if not any(_is_drawn(value, is_log) for curve in curves for value in curve.values):
         which = "finite and above 0" if is_log else "finite"
         raise ConfigurationError(f"No value of {', '.join(metrics)} can be drawn: none is {which}.")
-    drawn = [Drawn(curve.metric, curve.places, curve.values, curve.values, curve.values) for curve in curves]
+    drawn = [
+        Drawn(curve.metric, curve.places, curve.values, curve.values, curve.values)
+        for curve in curves
+    ]
     title: Line = [(printable(", ".join(metrics)), "bold"), (", logarithmic" if is_log else "", "")]
     along = curves[0].along.removesuffix("s")
     chart = Chart(title, drawn, along, is_log=is_log, is_plain=is_plain)
@@ -262,8 +334,15 @@ def _legend(curves: Sequence[Curve], *, is_log: bool, is_plain: bool) -> Iterato
     for number, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
         style, mark = pen_of(number)
         left_out = sum(not _is_drawn(value, is_log) for value in curve.values)
-        more = f" ({left_out} not drawn: not finite{' or not above 0' if is_log else ''})" if left_out else ""
-        yield [(f"  {mark if is_plain else '─'} ", style), (printable(f"{name}: {curve.values[-1]:.6g}{more}"), "")]
+        more = (
+            f" ({left_out} not drawn: not finite{' or not above 0' if is_log else ''})"
+            if left_out
+            else ""
+        )
+        yield [
+            (f"  {mark if is_plain else '─'} ", style),
+            (printable(f"{name}: {curve.values[-1]:.6g}{more}"), ""),
+        ]
 
 
 def _is_drawn(value: float, is_log: bool) -> bool:

@@ -1,4 +1,5 @@
-"""Outputs of a model for all samples of a data set: concatenated, and written in the format of a file's suffix."""
+"""Outputs of a model for all samples of a data set: concatenated, and written in the format of a
+file's suffix."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from .output import strict_json
 
 
 def joined(batches: Sequence[Any]) -> dict[str, Any]:
-    """Concatenate each output over all batches: to a tensor where the shapes allow it, else to a list."""
+    """Concatenate each output over all batches: to a tensor where the shapes allow it, else to a
+    list."""
     parts: dict[str, list[Any]] = {}
     for batch in batches:
         for name, value in _named(batch, ""):
@@ -39,7 +41,10 @@ def _named(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 def _one(values: list[Any]) -> Any:
     """Concatenate along the first dimension, the samples."""
     first = values[0]
-    if all(isinstance(value, Tensor) and value.dim() and value.shape[1:] == first.shape[1:] for value in values):
+    if all(
+        isinstance(value, Tensor) and value.dim() and value.shape[1:] == first.shape[1:]
+        for value in values
+    ):
         return torch.cat(values)
     return values
 
@@ -49,7 +54,9 @@ def write_predictions(path: Path, outputs: Mapping[str, Any]) -> None:
     from ..checkpoint.atomic import staged_file, write_bytes
 
     if not outputs:
-        raise ConfigurationError("There is nothing to write: the data set is empty, or the model gives no outputs.")
+        raise ConfigurationError(
+            "There is nothing to write: the data set is empty, or the model gives no outputs."
+        )
     content = SUFFIXES[path.suffix](outputs)
     with staged_file(path) as staging:
         write_bytes(staging, content)
@@ -67,7 +74,9 @@ def _npy(outputs: Mapping[str, Any]) -> bytes:
 
     arrays = _arrays(outputs, ".npy")
     if len(arrays) != 1:
-        raise ConfigurationError(f"The model has {len(arrays)} outputs ({', '.join(arrays)}): use .npz, not .npy.")
+        raise ConfigurationError(
+            f"The model has {len(arrays)} outputs ({', '.join(arrays)}): use .npz, not .npy."
+        )
     file = BytesIO()
     np.save(file, next(iter(arrays.values())), allow_pickle=False)
     return file.getvalue()
@@ -98,8 +107,9 @@ def _tensors(outputs: Mapping[str, Any], suffix: str) -> dict[str, Tensor]:
     for name, value in outputs.items():
         if not isinstance(value, Tensor):
             raise ConfigurationError(
-                f"The output {name!r} cannot be written as {suffix}: its batches are {type(value[0]).__name__}s that "
-                "do not form one tensor over all samples. Use .json."
+                f"The output {name!r} cannot be written as {suffix}: its batches are "
+                f"{type(value[0]).__name__}s that do not form one tensor over all samples. Use "
+                ".json."
             )
     return {name: value.detach() for name, value in outputs.items()}
 
@@ -107,7 +117,10 @@ def _tensors(outputs: Mapping[str, Any], suffix: str) -> dict[str, Tensor]:
 def _arrays(outputs: Mapping[str, Any], suffix: str) -> dict[str, Any]:
     """Convert to numpy; bfloat16, which it does not have, becomes float32."""
     tensors = _tensors(outputs, suffix)
-    return {n: (v.float() if v.dtype == torch.bfloat16 else v).resolve_conj().numpy() for n, v in tensors.items()}
+    return {
+        n: (v.float() if v.dtype == torch.bfloat16 else v).resolve_conj().numpy()
+        for n, v in tensors.items()
+    }
 
 
 SUFFIXES: dict[str, Callable[[Mapping[str, Any]], bytes]] = {

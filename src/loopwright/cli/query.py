@@ -28,16 +28,23 @@ MOST_ROWS = 1000  # of a table for people
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Query the metrics of a run with SQL."
-    parser = add_command(parsers, common, "query", run=query_command, what=what, more=MORE, example=EXAMPLE)
+    parser = add_command(
+        parsers, common, "query", run=query_command, what=what, more=MORE, example=EXAMPLE
+    )
     add_run(parser, "run_name")
-    parser.add_argument("sql", metavar="SQL", nargs="?", help="one SELECT statement (default: list the tables)")
+    parser.add_argument(
+        "sql", metavar="SQL", nargs="?", help="one SELECT statement (default: list the tables)"
+    )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print a JSON list with one object per row")
+    form.add_argument(
+        "--json", action="store_true", help="print a JSON list with one object per row"
+    )
     form.add_argument("--csv", action="store_true", help="print CSV, with the column names first")
 
 
 def query_command(options: argparse.Namespace) -> int:
-    name, sql = options.run_name, options.sql
+    name = options.run_name
+    sql = options.sql
     if len(name.split()) > 1 and not Path(name).exists():  # SQL alone, or SQL first
         name, sql = sql or LAST, name
     path = find_run(name, options.root).path / METRICS
@@ -50,10 +57,14 @@ def query_command(options: argparse.Namespace) -> int:
     else:
         answer = run_query(path, sql)
     if options.json:
-        print_json([dict(zip(answer.columns, map(_plain, row), strict=True)) for row in answer.rows])
+        print_json(
+            [dict(zip(answer.columns, map(_plain, row), strict=True)) for row in answer.rows]
+        )
     elif options.csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerows([answer.columns, *([_plain(value) for value in row] for row in answer.rows)])
+        writer.writerows(
+            [answer.columns, *([_plain(value) for value in row] for row in answer.rows)]
+        )
     else:
         _print_rows(answer)
     return OK
@@ -61,12 +72,18 @@ def query_command(options: argparse.Namespace) -> int:
 
 def _print_rows(answer: Answer) -> None:
     rows = [[_text(value) for value in row] for row in answer.rows[:MOST_ROWS]]
-    numeric = [all(isinstance(row[index], int | float) for row in answer.rows) for index in range(len(answer.columns))]
-    right = "".join(str(index) for index, is_number in enumerate(numeric) if is_number and index < 10)
+    numeric = [
+        all(isinstance(row[index], int | float) for row in answer.rows)
+        for index in range(len(answer.columns))
+    ]
+    right = "".join(
+        str(index) for index, is_number in enumerate(numeric) if is_number and index < 10
+    )
     print_table(answer.columns, rows, right=right if answer.rows else "")
     if (left_out := len(answer.rows) - MOST_ROWS) > 0:
         print(
-            f"and {left_out} more rows: --csv and --json print all of them; LIMIT in the query returns fewer",
+            f"and {left_out} more rows: --csv and --json print all of them; LIMIT in the query "
+            "returns fewer",
             file=sys.stderr,
         )
 

@@ -1,4 +1,5 @@
-"""`loopwright report [RUN ...]`: runs as one HTML file to keep or to send, which needs no server."""
+"""`loopwright report [RUN ...]`: runs as one HTML file to keep or to send, which needs no
+server."""
 
 from __future__ import annotations
 
@@ -27,14 +28,29 @@ OUTPUT = "report.html"
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Write runs to one HTML file that needs no server."
-    parser = add_command(parsers, common, "report", run=report_command, what=what, more=MORE, example=EXAMPLE)
+    parser = add_command(
+        parsers, common, "report", run=report_command, what=what, more=MORE, example=EXAMPLE
+    )
     parser.add_argument(
-        "names", metavar="RUN", nargs="*", default=[LAST], help=f"{RUN}; or a folder of runs (default: last)"
+        "names",
+        metavar="RUN",
+        nargs="*",
+        default=[LAST],
+        help=f"{RUN}; or a folder of runs (default: last)",
     )
     add_root(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", default=OUTPUT, help=f"the file to write (default: {OUTPUT})")
     parser.add_argument(
-        "--points", metavar="N", type=int, help="the most points per curve (default: depends on the size)"
+        "-o",
+        "--output",
+        metavar="FILE",
+        default=OUTPUT,
+        help=f"the file to write (default: {OUTPUT})",
+    )
+    parser.add_argument(
+        "--points",
+        metavar="N",
+        type=int,
+        help="the most points per curve (default: depends on the size)",
     )
 
 
@@ -62,13 +78,17 @@ def _check(output: Path, points: int | None) -> None:
     if points is not None and points < 2:
         raise ConfigurationError(f"--points {points}: use 2 or more.")
     if not output.absolute().parent.is_dir():
-        raise ConfigurationError(f"There is no folder {output.parent}: create it, or name another file with -o.")
+        raise ConfigurationError(
+            f"There is no folder {output.parent}: create it, or name another file with -o."
+        )
     if output.is_dir():
         raise ConfigurationError(f"{output} is a folder: name a file, as in -o {output / OUTPUT}.")
     if output.exists():
         with output.open("rb") as file:
             if MARK.encode() not in file.read(4096):
-                raise ConfigurationError(f"{output} exists and is not a report: name another file with -o.")
+                raise ConfigurationError(
+                    f"{output} exists and is not a report: name another file with -o."
+                )
 
 
 def _runs(name: str, root: str) -> list[RunView]:

@@ -64,16 +64,34 @@ CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|<|>)\s*([-+\w.]+)\s*")
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     parser = add_command(
-        parsers, common, "runs", run=runs_command, what="List runs in a table.", more=MORE, example=EXAMPLE
+        parsers,
+        common,
+        "runs",
+        run=runs_command,
+        what="List runs in a table.",
+        more=MORE,
+        example=EXAMPLE,
     )
     parser.add_argument(
-        "root", metavar="DIR", nargs="?", default=ROOT, help=f"the folder to look for runs in (default: {ROOT})"
+        "root",
+        metavar="DIR",
+        nargs="?",
+        default=ROOT,
+        help=f"the folder to look for runs in (default: {ROOT})",
     )
     choose = parser.add_argument_group("filters")
-    choose.add_argument("--state", metavar="STATE,...", help="only runs in these states: --state failed,crashed")
-    choose.add_argument("--name", metavar="TEXT", help="only runs whose name or path contains this; * and ? match")
     choose.add_argument(
-        "--tag", metavar="TAG", action="append", default=[], help="only runs with this tag; may be repeated"
+        "--state", metavar="STATE,...", help="only runs in these states: --state failed,crashed"
+    )
+    choose.add_argument(
+        "--name", metavar="TEXT", help="only runs whose name or path contains this; * and ? match"
+    )
+    choose.add_argument(
+        "--tag",
+        metavar="TAG",
+        action="append",
+        default=[],
+        help="only runs with this tag; may be repeated",
     )
     choose.add_argument(
         "--where",
@@ -83,16 +101,25 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
         help="only runs whose best value satisfies this: 'eval_loss<0.5'; may be repeated",
     )
     choose.add_argument("--limit", metavar="N", type=int, help="only the first N runs")
-    parser.add_argument("--metric", metavar="NAME", help="the metric to show (default: the main metric of each run)")
     parser.add_argument(
-        "--best", choices=("min", "max"), help="whether smaller or larger values of the metric are better"
+        "--metric", metavar="NAME", help="the metric to show (default: the main metric of each run)"
     )
     parser.add_argument(
-        "--sort", choices=tuple(ORDERS), default="age", help="the order of the table (default: age, the newest first)"
+        "--best",
+        choices=("min", "max"),
+        help="whether smaller or larger values of the metric are better",
+    )
+    parser.add_argument(
+        "--sort",
+        choices=tuple(ORDERS),
+        default="age",
+        help="the order of the table (default: age, the newest first)",
     )
     parser.add_argument("--reverse", action="store_true", help="reverse the order")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--watch", action="store_true", help="keep the table up to date until you press q")
+    parser.add_argument(
+        "--watch", action="store_true", help="keep the table up to date until you press q"
+    )
 
 
 def runs_command(options: argparse.Namespace) -> int:
@@ -101,7 +128,8 @@ def runs_command(options: argparse.Namespace) -> int:
         if options.root == ROOT and not options.watch:
             return _print_nothing(options)
         raise ConfigurationError(
-            f"There is no folder {options.root}: name the folder that has the runs, as in `loopwright runs DIR`."
+            f"There is no folder {options.root}: name the folder that has the runs, as in "
+            "`loopwright runs DIR`."
         )
     if options.watch and not options.json and is_terminal():
         show_live(lambda console: _screen(root, options, console.size.height), WATCH_SECONDS)
@@ -154,7 +182,8 @@ class Condition:
             number = math.nan
         if match is None or math.isnan(number):
             raise ConfigurationError(
-                f"--where {text!r}: write a metric, one of < > <= >=, and a number, as in 'eval_loss<0.5'."
+                f"--where {text!r}: write a metric, one of < > <= >=, and a number, as in "
+                "'eval_loss<0.5'."
             )
         return cls(match[1], COMPARISONS[match[2]], number)
 
@@ -164,11 +193,13 @@ class Condition:
 
 
 def best_to_compare(run: RunView, name: str, mode: Mode | None, option: str) -> BestValue | None:
-    """The best value of a metric, None where it was not measured; an error where it is not known what is better."""
+    """The best value of a metric, None where it was not measured; an error where it is not known
+    what is better."""
     if mode is None and name in run.epoch_names and run.mode_of(name) is None:
         raise ConfigurationError(
-            f"{option} compares the best values of {name!r}, and neither its name nor the run {run.name!r} says "
-            "whether smaller or larger values are better: add --best min or --best max."
+            f"{option} compares the best values of {name!r}, and neither its name nor the run "
+            f"{run.name!r} says whether smaller or larger values are better: add --best min or "
+            "--best max."
         )
     return run.best_of(name, mode)
 
@@ -177,7 +208,9 @@ def _choose(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:
     if options.state is not None:
         wanted = {state.strip() for state in options.state.split(",")}
         if unknown := wanted - set(STATES):
-            raise ConfigurationError(f"--state {', '.join(sorted(unknown))}: a run is one of {', '.join(STATES)}.")
+            raise ConfigurationError(
+                f"--state {', '.join(sorted(unknown))}: a run is one of {', '.join(STATES)}."
+            )
         runs = [run for run in runs if run.state in wanted]
     if options.name is not None:
         runs = [run for run in runs if _is_named(run, options.name, options.root)]
@@ -204,19 +237,26 @@ def _by_metric(runs: list[RunView], options: argparse.Namespace) -> list[RunView
     modes = {run.mode_of(options.metric) for run in runs if options.metric in run.epoch_names}
     if options.best is None and {"min", "max"} <= modes:
         raise ConfigurationError(
-            f"--sort metric: some of these runs record that smaller values of {options.metric!r} are better, and "
-            "others that larger values are: add --best min or --best max."
+            f"--sort metric: some of these runs record that smaller values of {options.metric!r} "
+            "are better, and others that larger values are: add --best min or --best max."
         )
 
     chosen = [(run, options.metric or run.main_metric) for run in runs]
-    found = [(run, best_to_compare(run, name, options.best, "--sort metric") if name else None) for run, name in chosen]
+    found = [
+        (run, best_to_compare(run, name, options.best, "--sort metric") if name else None)
+        for run, name in chosen
+    ]
     known = [(run, best) for run, best in found if best is not None]
     unknown = [run for run, best in found if best is None]
-    return [run for run, _ in ranked(known, lambda pair: pair[1].value, lambda pair: pair[1].mode)] + unknown
+    return [
+        run for run, _ in ranked(known, lambda pair: pair[1].value, lambda pair: pair[1].mode)
+    ] + unknown
 
 
 def _by_progress(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:
-    return sorted(runs, key=lambda run: (run.progress.fraction or 0.0, run.progress.update or 0), reverse=True)
+    return sorted(
+        runs, key=lambda run: (run.progress.fraction or 0.0, run.progress.update or 0), reverse=True
+    )
 
 
 ORDERS: dict[str, Callable[[list[RunView], argparse.Namespace], list[RunView]]] = {
@@ -234,7 +274,9 @@ def _header(runs: list[RunView]) -> list[str]:
     return ["RUN", "STATE", "PROGRESS", "BEST @EPOCH", "TIME", "AGE", *tags]
 
 
-def _rows(runs: list[RunView], root: Path, options: argparse.Namespace) -> tuple[list[list[str]], list[str]]:
+def _rows(
+    runs: list[RunView], root: Path, options: argparse.Namespace
+) -> tuple[list[list[str]], list[str]]:
     """The rows of the table, and what of the runs cannot be read."""
     has_tags = any(run.tags for run in runs)
     problems: list[str] = []
@@ -262,5 +304,11 @@ def _screen(root: Path, options: argparse.Namespace, height: int) -> Group:
     rows = [[*row, left_text(run)] for row, run in zip(rows, shown, strict=True)]
     table = fitted_table(header, rows, right=f"45{len(header) - 1}", fold="0236")
     running = sum(run.state == "running" for run in runs)
-    more = f", {len(shown)} of them shown (choose with --limit, --state or --name)" if len(shown) < len(runs) else ""
-    return Group(table, Text(f"{counted(len(runs), 'run')}, {running} running{more}  {HINT}", style="dim"))
+    more = (
+        f", {len(shown)} of them shown (choose with --limit, --state or --name)"
+        if len(shown) < len(runs)
+        else ""
+    )
+    return Group(
+        table, Text(f"{counted(len(runs), 'run')}, {running} running{more}  {HINT}", style="dim")
+    )

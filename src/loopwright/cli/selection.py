@@ -1,4 +1,5 @@
-"""Which run and which checkpoint a command means: every command that takes RUN or --checkpoint asks here."""
+"""Which run and which checkpoint a command means: every command that takes RUN or --checkpoint asks
+here."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 6
 RECORDED = (
-    "Runs are recorded by Trainer(..., run_dir='runs/first') and by `loopwright train run.yaml`. To look in another "
-    "folder, "
+    "Runs are recorded by Trainer(..., run_dir='runs/first') and by `loopwright train run.yaml`. "
+    "To look in another folder, "
 )
 IN_PYTHON = {
     "sweep": " In Python, write a loop over the values, with a run_dir for each.",
@@ -40,7 +41,9 @@ def find_run(text: str, root: str = ROOT) -> RunView:
         return _only(found, text, root)
     runs = all_runs(root)
     exact = [run for run in runs if text in _words(run, root)]
-    if found := exact or [run for run in runs if any(word.startswith(text) for word in _words(run, root))]:
+    if found := exact or [
+        run for run in runs if any(word.startswith(text) for word in _words(run, root))
+    ]:
         return _only(found, text, root)
     raise ConfigurationError(_no_run(text, runs, root))
 
@@ -52,7 +55,9 @@ def newest_runs(root: str, count: int, text: str = LAST) -> list[RunView]:
         raise ConfigurationError(no_runs_text(root))
     if len(runs) < count:
         has = "only one run" if len(runs) == 1 else f"only {len(runs)} runs"
-        raise ConfigurationError(f"There is no run {text!r}: {root}/ has {has}.{_listed(runs, root)}")
+        raise ConfigurationError(
+            f"There is no run {text!r}: {root}/ has {has}.{_listed(runs, root)}"
+        )
     return runs[:count]
 
 
@@ -62,17 +67,24 @@ def find_two_runs(first: str | None, second: str, root: str) -> tuple[RunView, R
         newest, *others = all_runs(root) or newest_runs(root, 1)
         if not others:
             only = short_path(newest, root)
-            raise ConfigurationError(f"There is only one run in {root}/, {only}: name the runs to compare.")
+            raise ConfigurationError(
+                f"There is only one run in {root}/, {only}: name the runs to compare."
+            )
         return others[0], newest
-    one, two = find_run(first, root), find_run(second, root)
+    one = find_run(first, root)
+    two = find_run(second, root)
     if one.path == two.path and second == LAST:
-        raise ConfigurationError(f"{short_path(one, root)} is the last run itself: name the run to compare it with.")
+        raise ConfigurationError(
+            f"{short_path(one, root)} is the last run itself: name the run to compare it with."
+        )
     return one, two
 
 
 def all_runs(root: str | Path) -> list[RunView]:
     """All runs below a folder, the newest first; nothing where there is no such folder."""
-    return sorted(map(RunView, find_runs(root)), key=lambda run: (_started(run), str(run.path)), reverse=True)
+    return sorted(
+        map(RunView, find_runs(root)), key=lambda run: (_started(run), str(run.path)), reverse=True
+    )
 
 
 def no_runs_text(root: str | Path, elsewhere: str = "add --root DIR") -> str:
@@ -100,7 +112,9 @@ def _at(path: Path) -> list[RunView]:
 def _only(found: list[RunView], text: str, root: str) -> RunView:
     if len(found) == 1:
         return found[0]
-    raise ConfigurationError(f"{text!r} could be any of {len(found)} runs:{_listed(found, root)}\nName one of them.")
+    raise ConfigurationError(
+        f"{text!r} could be any of {len(found)} runs:{_listed(found, root)}\nName one of them."
+    )
 
 
 def _started(run: RunView) -> float:
@@ -122,13 +136,22 @@ def _words(run: RunView, root: str) -> tuple[str, ...]:
 def _no_run(text: str, runs: list[RunView], root: str) -> str:
     path = Path(text)
     if path.suffix in (".yaml", ".yml", *PROGRAMS):
-        return f"{text} is not a run. A run is a directory that training has written, such as runs/first, or `last`."
+        return (
+            f"{text} is not a run. A run is a directory that training has written, such as "
+            "runs/first, or `last`."
+        )
     if path.exists() and (outer := _enclosing(path)):
-        return f"{text} is inside the run {outer}: name the run itself, and a checkpoint with --checkpoint."
+        return (
+            f"{text} is inside the run {outer}: name the run itself, and a checkpoint with "
+            "--checkpoint."
+        )
     if not runs:
         return f"There is no {_what(text)}. {no_runs_text(root)}"
     if runs[0].path.exists() and text in _metric_names(runs[0]):
-        return f"There is no run {text!r}. It is a metric, which `loopwright plot --metric {text}` draws."
+        return (
+            f"There is no run {text!r}. It is a metric, which `loopwright plot --metric "
+            f"{text}` draws."
+        )
     words = {word: run for run in reversed(runs) for word in _words(run, root)}
     near = difflib.get_close_matches(text, words, n=MAX_LISTED, cutoff=0.5)
     candidates = list({id(words[word]): words[word] for word in near}.values())
@@ -154,16 +177,21 @@ def _metric_names(run: RunView) -> list[str]:
 
 
 def _listed(runs: list[RunView], root: str) -> str:
-    lines = [f"\n  {short_path(run, root)}  ({run.state}, id {run.id})" for run in runs[:MAX_LISTED]]
+    lines = [
+        f"\n  {short_path(run, root)}  ({run.state}, id {run.id})" for run in runs[:MAX_LISTED]
+    ]
     more = len(runs) - len(lines)
-    return "".join(lines) + (f"\n  and {more} more (`loopwright runs` lists them)" if more > 0 else "")
+    return "".join(lines) + (
+        f"\n  and {more} more (`loopwright runs` lists them)" if more > 0 else ""
+    )
 
 
 # Run files
 
 
 def check_run_file(text: str, command: str) -> None:
-    """Raise an error that says what to do, where CONFIG is a program, a run, a folder, or not there at all."""
+    """Raise an error that says what to do, where CONFIG is a program, a run, a folder, or not there
+    at all."""
     path = Path(text)
     if path.suffix in PROGRAMS:
         raise ConfigurationError(_about_program(path, command))
@@ -173,11 +201,19 @@ def check_run_file(text: str, command: str) -> None:
         raise ConfigurationError(f"{text} is a run, and {takes}.{resumes}")
     if path.is_dir():
         files = _run_files(path)
-        found = f": name a file in it, such as {files[0]}." if files else ", and there is no YAML file in it."
+        found = (
+            f": name a file in it, such as {files[0]}."
+            if files
+            else ", and there is no YAML file in it."
+        )
         raise ConfigurationError(f"{text} is a folder, and {takes}{found}")
     if not path.exists():
         near = _run_files(Path())
-        found = f"This folder has: {', '.join(near[:6])}." if near else "`loopwright init` writes an example."
+        found = (
+            f"This folder has: {', '.join(near[:6])}."
+            if near
+            else "`loopwright init` writes an example."
+        )
         raise ConfigurationError(f"There is no file {text}. {found}")
 
 
@@ -187,21 +223,30 @@ def _run_files(folder: Path) -> list[str]:
 
 def _about_program(path: Path, command: str) -> str:
     if path.suffix == ".ipynb":
-        return f"{path} is a notebook, and `loopwright {command}` takes a run file (YAML). Run the notebook itself."
+        return (
+            f"{path} is a notebook, and `loopwright {command}` takes a run file (YAML). Run "
+            "the notebook itself."
+        )
     head = f"{path} is a Python program, and `loopwright {command}` takes a run file (YAML)."
     if command != "train":
         return head + IN_PYTHON.get(command, "")
     return (
         f"{head} Start the program itself:\n  python {path}\nOn several processes:\n"
-        f"  torchrun --nproc-per-node 2 {path}\nTo train from run files instead, `loopwright init` writes an example."
+        f"  torchrun --nproc-per-node 2 {path}\nTo train from run files instead, `loopwright "
+        "init` writes an example."
     )
 
 
 def name_run_file() -> str:
     """What is said where neither a run file nor a run is named."""
     files = _run_files(Path())
-    text = f"Name a run file, as in `loopwright train {files[0] if files else 'run.yaml'}`, or a run to resume, as in "
-    return f"{text}`loopwright train --resume last`." + ("" if files else " `loopwright init` writes an example.")
+    text = (
+        f"Name a run file, as in `loopwright train {files[0] if files else 'run.yaml'}`, or a "
+        "run to resume, as in "
+    )
+    return f"{text}`loopwright train --resume last`." + (
+        "" if files else " `loopwright init` writes an example."
+    )
 
 
 def resume_text(run: RunView) -> str:
@@ -218,8 +263,8 @@ def resume_text(run: RunView) -> str:
 def pick_checkpoint(run: RunView | Path, which: str | None = None) -> CheckpointInfo:
     """The checkpoint of a run, or of a folder of checkpoints, that a command means.
 
-    By default this is the best kept model, or the newest resume point if the run kept none. `which` is `best`,
-    `newest` (or `last`), the number of an update, or the name or path of a checkpoint.
+    By default this is the best kept model, or the newest resume point if the run kept none. `which`
+    is `best`, `newest` (or `last`), the number of an update, or the name or path of a checkpoint.
     """
     from ..checkpoint import list_checkpoints
     from ..checkpoint.inspect import is_checkpoint
@@ -235,7 +280,9 @@ def pick_checkpoint(run: RunView | Path, which: str | None = None) -> Checkpoint
             raise ConfigurationError(f"{folder} kept no best model: use --checkpoint newest.")
     elif which not in ("newest", LAST):
         is_path = not which.isdecimal() and is_checkpoint(Path(which))
-        return list_checkpoints(Path(which).absolute())[0] if is_path else _named(folder, found, which)
+        return (
+            list_checkpoints(Path(which).absolute())[0] if is_path else _named(folder, found, which)
+        )
     sound = [info for info in found if info.is_sound]
     points = [info for info in sound if info.kind == "resume"] or sound
     if not points:
@@ -245,7 +292,10 @@ def pick_checkpoint(run: RunView | Path, which: str | None = None) -> Checkpoint
 
 def _no_checkpoint(folder: Path, found: list[CheckpointInfo]) -> str:
     if found:
-        return f"Every checkpoint of {folder} is damaged: `loopwright checkpoint verify {folder}` says how."
+        return (
+            f"Every checkpoint of {folder} is damaged: `loopwright checkpoint verify "
+            f"{folder}` says how."
+        )
     return f"{folder} has no checkpoint yet."
 
 
@@ -259,13 +309,21 @@ def _named(folder: Path, found: list[CheckpointInfo], which: str) -> CheckpointI
 
 
 def checkpoint_name(run: RunView, info: CheckpointInfo) -> str:
-    """The path of a checkpoint relative to its run, the full path of one elsewhere; with the metric it was kept by."""
-    name = str(info.path.relative_to(run.path)) if info.path.is_relative_to(run.path) else str(info.path)
-    return name if info.metric is None else f"{name} ({info.metric[0]} {number_text(info.metric[1])})"
+    """The path of a checkpoint relative to its run, the full path of one elsewhere; with the metric
+    it was kept by."""
+    name = (
+        str(info.path.relative_to(run.path))
+        if info.path.is_relative_to(run.path)
+        else str(info.path)
+    )
+    return (
+        name if info.metric is None else f"{name} ({info.metric[0]} {number_text(info.metric[1])})"
+    )
 
 
 def find_source(text: str, root: str, which: str | None = None) -> Path:
-    """The checkpoint or file of weights that CHECKPOINT names; of a run, what `pick_checkpoint` picks."""
+    """The checkpoint or file of weights that CHECKPOINT names; of a run, what `pick_checkpoint`
+    picks."""
     from ..checkpoint.inspect import is_checkpoint
 
     path = Path(text)
@@ -291,33 +349,41 @@ def find_folder(text: str, root: str) -> Path:
 
 
 def require_config(run: RunView, *python: str) -> None:
-    """Raise an error if a program, not a run file, started the run; it says what to write in Python instead."""
+    """Raise an error if a program, not a run file, started the run; it says what to write in Python
+    instead."""
     if run.config is not None or (run.path / CONFIG).is_file():
         return
     program = program_of(run)
     named = "" if program is None else f" ({program})"
     raise ConfigurationError(
-        f"{run.path} was started by a program{named}, not from a run file, so this command cannot build its "
-        "model and data. In Python:\n" + "\n".join(f"  {line}" for line in python)
+        f"{run.path} was started by a program{named}, not from a run file, so this command cannot "
+        "build its model and data. In Python:\n" + "\n".join(f"  {line}" for line in python)
     )
 
 
 def check_model(source: Path, model: str | None) -> None:
-    """Raise an error that lists the models of a checkpoint, where --model has to choose one and does not."""
+    """Raise an error that lists the models of a checkpoint, where --model has to choose one and
+    does not."""
     from ..checkpoint.inspect import is_checkpoint
     from ..checkpoint.manifest import read_manifest
 
     models = sorted(read_manifest(source).models) if is_checkpoint(source) else []
     if models and (model not in models if model is not None else len(models) > 1):
         wrong = "" if model is None else f", but not {model!r}"
-        raise ConfigurationError(f"{source} has the models {', '.join(models)}{wrong}: add --model {models[0]}.")
+        raise ConfigurationError(
+            f"{source} has the models {', '.join(models)}{wrong}: add --model {models[0]}."
+        )
 
 
 def lines_in_python(run: RunView, method: str) -> list[str]:
-    """How to evaluate or predict in the program of a run; doors other than the native one have their own methods."""
+    """How to evaluate or predict in the program of a run; interfaces other than the native one have
+    their own methods."""
     if run.manifest.get("door", "native") == "native":
         return [f"trainer.load_weights({str(run.path)!r})", f"trainer.{method}(data)"]
-    return [f"model.load_state_dict(loopwright.load_weights({str(run.path)!r}))", "# then as your program does it"]
+    return [
+        f"model.load_state_dict(loopwright.load_weights({str(run.path)!r}))",
+        "# then as your program does it",
+    ]
 
 
 def program_of(run: RunView) -> str | None:

@@ -81,9 +81,15 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
         example=EXAMPLE,
     )
     add_run(parser)
-    parser.add_argument("--config", action="store_true", help="print its config, which you can train from again")
-    parser.add_argument("--all", action="store_true", help="print everything that run.json holds, at full length")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON, with run.json and the config")
+    parser.add_argument(
+        "--config", action="store_true", help="print its config, which you can train from again"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="print everything that run.json holds, at full length"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print everything as JSON, with run.json and the config"
+    )
 
 
 def show_command(options: argparse.Namespace) -> int:
@@ -136,7 +142,8 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
     manifest = run.manifest
     because = f": {run.reason}" if run.reason else ""
     hint = (
-        ": its process ended without recording a reason; start the same program or command to resume it"
+        ": its process ended without recording a reason; start the same program or command to "
+        "resume it"
         if run.state == "crashed"
         else because
     )
@@ -153,10 +160,12 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         "code": _code_text(manifest),
         "seed": _seed_text(manifest),
         "device": _text(manifest.get("device")),
-        "door": _text(manifest.get("door")),
+        "interface": _text(manifest.get("door")),
         "compile": _compile_text(manifest.get("arguments"), manifest.get("compiled")),
         "parameters": _size_text(manifest.get("num_parameters")),
-        "versions": ", ".join(f"{key} {manifest[key]}" for key in ("loopwright", "torch", "python") if key in manifest)
+        "versions": ", ".join(
+            f"{key} {manifest[key]}" for key in ("loopwright", "torch", "python") if key in manifest
+        )
         or None,
         "platform": _text(manifest.get("platform")),
         "changes": _changes_text(manifest.get("changes")),
@@ -170,13 +179,20 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         text = value if is_full or len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}... (--all)"
         print(printable(f"  {key:<{width}}  {text}"))
     if is_full:
-        _print_entries({key: value for key, value in manifest.items() if isinstance(value, dict | list)})
+        _print_entries(
+            {key: value for key, value in manifest.items() if isinstance(value, dict | list)}
+        )
 
 
 def _seed_text(manifest: Mapping[str, Any]) -> str | None:
     """The seed, and where it is from, which runs of earlier versions do not record."""
-    text, source = number_text(manifest.get("seed")), manifest.get("seed_source")
-    sources = {"default": "the default", "seed_everything": "from seed_everything", "argument": "given as `seed`"}
+    text = number_text(manifest.get("seed"))
+    source = manifest.get("seed_source")
+    sources = {
+        "default": "the default",
+        "seed_everything": "from seed_everything",
+        "argument": "given as `seed`",
+    }
     return f"{text}, {sources[source]}" if text is not None and source in sources else text
 
 
@@ -192,18 +208,29 @@ def _print_entries(entries: Mapping[str, Any]) -> None:
 def _print_metrics(run: RunView) -> None:
     from .output import print_fitted
 
-    rows, unknown = [], []
+    rows = []
+    unknown = []
     for name in run.epoch_names:
-        points, best = run.metrics.epochs(name), run.best.get(name)
+        points = run.metrics.epochs(name)
+        best = run.best.get(name)
         unknown += [name] if run.mode_of(name) is None else []
-        values = ["-", "-"] if best is None else [f"{number_text(best.value)} ({best.mode})", str(best.epoch)]
+        values = (
+            ["-", "-"]
+            if best is None
+            else [f"{number_text(best.value)} ({best.mode})", str(best.epoch)]
+        )
         rows.append([name, number_text(points[-1].value), *values, str(len(points))])
     if rows:
         print()
         print_fitted(["METRIC", "LAST", "BEST", "AT EPOCH", "EPOCHS"], rows, right="1234")
     if unknown:
         names = ", ".join(unknown)
-        print(printable(f"No best value of {names}: their names do not say whether smaller or larger is better."))
+        print(
+            printable(
+                f"No best value of {names}: their names do not say whether smaller or larger is "
+                "better."
+            )
+        )
 
 
 def _print_checkpoints(run: RunView) -> None:
@@ -236,18 +263,25 @@ def _print_profile(run: RunView) -> None:
 
 def _size_text(noted: object) -> str | None:
     """ "1,000 (10 trainable)"."""
-    total, trainable = (noted.get("total"), noted.get("trainable")) if isinstance(noted, dict) else (None, None)
+    total, trainable = (
+        (noted.get("total"), noted.get("trainable")) if isinstance(noted, dict) else (None, None)
+    )
     if type(total) is not int or type(trainable) is not int:
         return None
     return f"{total:,}" + ("" if trainable == total else f" ({trainable:,} trainable)")
 
 
 def _compile_text(arguments: object, noted: object) -> str | None:
-    """ "step: eager (not faster: ...); graphs 1, recompilations 0, seconds of compiling 8.1", or "model"."""
+    """ "step: eager (not faster: ...); graphs 1, recompilations 0, seconds of compiling 8.1", or
+    "model"."""
     given = arguments.get("compile") if isinstance(arguments, dict) else None
     if not isinstance(noted, dict) or not noted.get("choice"):
         return _text(given)
-    numbers = {"graphs": "graphs", "recompilations": "recompilations", "seconds of compiling": "seconds"}
+    numbers = {
+        "graphs": "graphs",
+        "recompilations": "recompilations",
+        "seconds of compiling": "seconds",
+    }
     counts = ", ".join(f"{title} {noted.get(name, 0)}" for title, name in numbers.items())
     return f"{given or 'step'}: {noted['choice']} ({noted.get('reason')}); {counts}"
 
@@ -255,7 +289,9 @@ def _compile_text(arguments: object, noted: object) -> str | None:
 def _metrics_as_json(run: RunView) -> dict[str, Any]:
     """All epochs of all metrics."""
     return {
-        name: [{"epoch": p.at, "update": p.update, "value": p.value} for p in run.metrics.epochs(name)]
+        name: [
+            {"epoch": p.at, "update": p.update, "value": p.value} for p in run.metrics.epochs(name)
+        ]
         for name in run.epoch_names
     }
 
@@ -282,16 +318,26 @@ def _code_text(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _changes_text(noted: object) -> str | None:
-    """Changes that the program made in the middle of the run: "at update 96: optimizer.lr 0.01 -> 0.003"."""
-    changes = [change for change in noted if isinstance(change, dict)] if isinstance(noted, list) else []
+    """Changes that the program made in the middle of the run: "at update 96: optimizer.lr 0.01 ->
+    0.003"."""
+    changes = (
+        [change for change in noted if isinstance(change, dict)] if isinstance(noted, list) else []
+    )
     return (
-        "; ".join(f"at update {change.get('update')}: {_pairs_text(change.get('values'))}" for change in changes)
+        "; ".join(
+            f"at update {change.get('update')}: {_pairs_text(change.get('values'))}"
+            for change in changes
+        )
         or None
     )
 
 
 def _pairs_text(values: object) -> str:
-    pairs = [(key, pair) for key, pair in values.items() if isinstance(pair, list)] if isinstance(values, dict) else []
+    pairs = (
+        [(key, pair) for key, pair in values.items() if isinstance(pair, list)]
+        if isinstance(values, dict)
+        else []
+    )
     return ", ".join(f"{key} {' -> '.join(map(str, pair))}" for key, pair in pairs)
 
 
@@ -301,5 +347,7 @@ def _text(value: object) -> str | None:
 
 def _short(value: object) -> str | None:
     if isinstance(value, dict | list):
-        return f"{len(value)} {'entry' if len(value) == 1 else 'entries'} (--all)" if value else None
+        return (
+            f"{len(value)} {'entry' if len(value) == 1 else 'entries'} (--all)" if value else None
+        )
     return _text(value)

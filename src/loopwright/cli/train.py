@@ -1,4 +1,5 @@
-"""`loopwright train CONFIG [KEY=VALUE ...]`: train the run that a file describes, or continue it."""
+"""`loopwright train CONFIG [KEY=VALUE ...]`: train the run that a file describes, or continue
+it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from .exits import FAILED, OK
 from .selection import check_run_file, find_run, name_run_file, resume_text
 
 if TYPE_CHECKING:
-    from ..doors.configured import Experiment
+    from ..interfaces.configured import Experiment
     from ..training.program import Display
 
 MORE = """\
@@ -47,20 +48,27 @@ STYLES = ("auto", "bar", "lines", "silent")
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Train from a run file, or resume a run."
-    parser = add_command(parsers, common, "train", run=train_command, what=what, more=MORE, example=EXAMPLE)
-    add_config(parser, what="a run file (YAML); with --resume the default is that of the run", nargs="?")
+    parser = add_command(
+        parsers, common, "train", run=train_command, what=what, more=MORE, example=EXAMPLE
+    )
+    add_config(
+        parser, what="a run file (YAML); with --resume the default is that of the run", nargs="?"
+    )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--new", action="store_true", help="start a new run even if there is an unfinished one")
+    how.add_argument(
+        "--new", action="store_true", help="start a new run even if there is an unfinished one"
+    )
     how.add_argument(
         "--resume",
         metavar="RUN",
-        help="resume this run (its path, the beginning of its name or id, or `last`), or start a new run from this "
-        "checkpoint",
+        help="resume this run (its path, the beginning of its name or id, or `last`), or start "
+        "a new run from this checkpoint",
     )
     parser.add_argument(
         "--accept-changes",
         action="store_true",
-        help="resume a run even if its config, code or data have changed; run.json records what changed",
+        help="resume a run even if its config, code or data have changed; run.json records "
+        "what changed",
     )
     parser.add_argument(
         "--progress",
@@ -80,9 +88,13 @@ def train_command(options: argparse.Namespace) -> int:
         experiment.build()
         assert experiment.trainer is not None
         engine = experiment.trainer.engine
-        engine._words = replace(engine._words, start_over="--new", accept_changes="--accept-changes")
+        engine._words = replace(
+            engine._words, start_over="--new", accept_changes="--accept-changes"
+        )
         try:
-            experiment.train(resume=resume, changes="accept" if options.accept_changes else "refuse")
+            experiment.train(
+                resume=resume, changes="accept" if options.accept_changes else "refuse"
+            )
         except Interrupted as left:
             return int(left.code or OK)
     return OK
@@ -96,8 +108,9 @@ def load_single(path: str, overrides: list[str], command: str = "train") -> Any:
     space = read_sweep(path, overrides).space
     if space:
         raise ConfigurationError(
-            f"{path} describes several runs, with several values of {', '.join(space)}: use `loopwright sweep`, or "
-            "give each of them one value (~sweep removes the `sweep:` block)."
+            f"{path} describes several runs, with several values of {', '.join(space)}: use "
+            "`loopwright sweep`, or give each of them one value (~sweep removes the `sweep:` "
+            "block)."
         )
     return load_config(path, overrides)
 
@@ -123,9 +136,10 @@ def reported_once(*, is_debugging: bool) -> Iterator[None]:
 
 def _described(options: argparse.Namespace) -> tuple[Experiment, bool | str | Path]:
     """The run, and the checkpoint or run to resume from."""
-    from ..doors.configured import Experiment
+    from ..interfaces.configured import Experiment
 
-    config, overrides = options.config, options.overrides
+    config = options.config
+    overrides = options.overrides
     if config is not None and is_override(config) and not Path(config).exists():
         config, overrides = None, [config, *overrides]
     earlier = None if options.resume is None else _earlier(options.resume, options.root)
@@ -141,7 +155,11 @@ def _earlier(text: str, root: str) -> Path:
 
     path = Path(text)
     is_run = (path / "run.json").is_file()
-    if path.is_dir() and not is_run and any(info.path == path.absolute() for info in list_checkpoints(path)):
+    if (
+        path.is_dir()
+        and not is_run
+        and any(info.path == path.absolute() for info in list_checkpoints(path))
+    ):
         return path
     return find_run(text, root).path
 
@@ -149,7 +167,7 @@ def _earlier(text: str, root: str) -> Path:
 def _again(run: Path | None, overrides: list[str], progress: Display) -> Experiment:
     """A run with the config and the code that were kept in its directory."""
     from ..config import load_config
-    from ..doors.configured import Experiment
+    from ..interfaces.configured import Experiment
 
     if run is None:
         raise ConfigurationError(name_run_file())

@@ -12,8 +12,8 @@ from .exits import INTERRUPTED, OK
 from .output import print_json, printable
 
 if TYPE_CHECKING:
-    from ..doors.configured.config import BaseTrainerConfig
-    from ..doors.configured.engine import Engine
+    from ..interfaces.configured.config import BaseTrainerConfig
+    from ..interfaces.configured.engine import Engine
 
 MORE = """\
 Trains the run for a few seconds with each of several settings, in turns with the current settings: data workers, batch
@@ -35,11 +35,19 @@ IN_CODE = {
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Measure which settings make training faster."
-    parser = add_command(parsers, common, "tune", run=tune_command, what=what, more=MORE, example=EXAMPLE)
+    parser = add_command(
+        parsers, common, "tune", run=tune_command, what=what, more=MORE, example=EXAMPLE
+    )
     add_config(parser)
-    parser.add_argument("--seconds", metavar="S", type=float, default=2.0, help="time per setting (default: 2)")
-    parser.add_argument("--only", metavar="NAMES", type=parse_names, help="try only these, as in workers,compile")
-    parser.add_argument("--json", action="store_true", help="print all measurements and the suggestion as JSON")
+    parser.add_argument(
+        "--seconds", metavar="S", type=float, default=2.0, help="time per setting (default: 2)"
+    )
+    parser.add_argument(
+        "--only", metavar="NAMES", type=parse_names, help="try only these, as in workers,compile"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print all measurements and the suggestion as JSON"
+    )
 
 
 def parse_names(text: str) -> list[str]:
@@ -54,8 +62,8 @@ def tune_command(options: argparse.Namespace) -> int:
 
     if str(options.config).endswith(".py"):
         raise ConfigurationError(
-            f"`loopwright tune` takes a run file (YAML), but {options.config} is a program: call `trainer.tune(data)` "
-            "in it instead."
+            f"`loopwright tune` takes a run file (YAML), but {options.config} is a program: call "
+            "`trainer.tune(data)` in it instead."
         )
     with built(options) as engine:
         data, size = _data_of(engine)
@@ -68,18 +76,24 @@ def tune_command(options: argparse.Namespace) -> int:
             compile_choices=COMPILED,
             is_silent=options.json,
         )
-        tuning, config = tuner.run(), engine.config
+        tuning = tuner.run()
+        config = engine.config
     if options.json:
-        print_json(tuning.to_dict() | {"lines": lines_for(tuning.suggestion, options.config, config)})
+        print_json(
+            tuning.to_dict() | {"lines": lines_for(tuning.suggestion, options.config, config)}
+        )
     else:
         print()
-        for line in summary_of(tuning, lambda settings: lines_for(settings, options.config, config)):
+        for line in summary_of(
+            tuning, lambda settings: lines_for(settings, options.config, config)
+        ):
             print(printable(line))
     return OK if tuning.is_complete else INTERRUPTED
 
 
 def _data_of(engine: Engine) -> tuple[Any, int | None]:
-    """The training data in a loader that has its collate function, and the batch size of data that has no loader."""
+    """The training data in a loader that has its collate function, and the batch size of data that
+    has no loader."""
     from torch.utils.data import DataLoader, Dataset, IterableDataset
 
     data = engine.training_data()
@@ -91,11 +105,15 @@ def _data_of(engine: Engine) -> tuple[Any, int | None]:
 
 
 def lines_for(settings: Mapping[str, Any], path: str, config: BaseTrainerConfig) -> list[str]:
-    """What to write for some settings: a command with overrides of the run file, and lines of code."""
+    """What to write for some settings: a command with overrides of the run file, and lines of
+    code."""
     overrides = overrides_for(settings, config)
     threads = f"OMP_NUM_THREADS={settings['threads']} " if "threads" in settings else ""
     command = [f"{threads}loopwright train {path}{''.join(f' {text}' for text in overrides)}"]
-    return [*(command if overrides or threads else []), *(IN_CODE[name] for name in settings if name in IN_CODE)]
+    return [
+        *(command if overrides or threads else []),
+        *(IN_CODE[name] for name in settings if name in IN_CODE),
+    ]
 
 
 def overrides_for(settings: Mapping[str, Any], config: BaseTrainerConfig) -> list[str]:
@@ -110,6 +128,10 @@ def overrides_for(settings: Mapping[str, Any], config: BaseTrainerConfig) -> lis
     if "precision" in settings:
         values["precision"] = settings["precision"]
     if "compile" in settings:
-        values["use_torch_compile"] = {None: "false", "step": "step"}.get(settings["compile"], "true")
+        values["use_torch_compile"] = {None: "false", "step": "step"}.get(
+            settings["compile"], "true"
+        )
     given = config.model_fields_set
-    return [f"{'' if name in given else '+'}trainer.{name}={value}" for name, value in values.items()]
+    return [
+        f"{'' if name in given else '+'}trainer.{name}={value}" for name, value in values.items()
+    ]

@@ -28,21 +28,40 @@ EXAMPLE = """\
 ui
 ui runs/digits --port 6070
 ui --host 0.0.0.0"""
-HOST, PORT = "127.0.0.1", 6060
-FIRST = "Runs appear here as they start: Trainer(..., run_dir='runs/first'), or `loopwright train run.yaml`."
+HOST = "127.0.0.1"
+PORT = 6060
+FIRST = (
+    "Runs appear here as they start: Trainer(..., run_dir='runs/first'), or `loopwright train "
+    "run.yaml`."
+)
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Show runs in the browser while they train."
-    parser = add_command(parsers, common, "ui", run=ui_command, what=what, more=MORE, example=EXAMPLE)
-    parser.add_argument(
-        "root", metavar="DIR", nargs="?", default=ROOT, help=f"the folder of runs, or one run (default: {ROOT})"
+    parser = add_command(
+        parsers, common, "ui", run=ui_command, what=what, more=MORE, example=EXAMPLE
     )
     parser.add_argument(
-        "--port", metavar="N", type=int, default=PORT, help=f"the port (default: {PORT}, or the next free one)"
+        "root",
+        metavar="DIR",
+        nargs="?",
+        default=ROOT,
+        help=f"the folder of runs, or one run (default: {ROOT})",
     )
-    parser.add_argument("--host", metavar="ADDRESS", default=HOST, help=f"the address to listen on (default: {HOST})")
+    parser.add_argument(
+        "--port",
+        metavar="N",
+        type=int,
+        default=PORT,
+        help=f"the port (default: {PORT}, or the next free one)",
+    )
+    parser.add_argument(
+        "--host",
+        metavar="ADDRESS",
+        default=HOST,
+        help=f"the address to listen on (default: {HOST})",
+    )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
@@ -53,7 +72,9 @@ def ui_command(options: argparse.Namespace) -> int:
     root = Path(options.root)
     root = root.parent if root.name == MANIFEST else root
     if root.exists() and not root.is_dir():
-        raise ConfigurationError(f"{options.root} is not a folder: name the folder that runs are in, or one run.")
+        raise ConfigurationError(
+            f"{options.root} is not a folder: name the folder that runs are in, or one run."
+        )
     folder = RunsFolder(root)
     address = bind(options.host, options.port)
     serve(folder, address, lambda: _started(folder, address, options))

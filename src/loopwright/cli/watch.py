@@ -18,7 +18,16 @@ from .charts import Chart, Drawn, Line, metric_groups, pen_of
 from .exits import OK
 from .live import HINT, is_terminal, show_live
 from .output import STYLES as STATE_STYLES
-from .output import best_text, left_text, print_json, printable, progress_text, run_as_json, seconds_left, time_text
+from .output import (
+    best_text,
+    left_text,
+    print_json,
+    printable,
+    progress_text,
+    run_as_json,
+    seconds_left,
+    time_text,
+)
 from .selection import find_run
 
 if TYPE_CHECKING:
@@ -42,23 +51,40 @@ PRINTED = 30  # lines of a picture that is printed
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     parser = add_command(
-        parsers, common, "watch", run=watch_command, what="Watch a run while it trains.", more=MORE, example=EXAMPLE
+        parsers,
+        common,
+        "watch",
+        run=watch_command,
+        what="Watch a run while it trains.",
+        more=MORE,
+        example=EXAMPLE,
     )
     add_run(parser)
     parser.add_argument(
-        "--metric", metavar="NAME", action="append", help="draw this metric; may be repeated (default: what fits)"
+        "--metric",
+        metavar="NAME",
+        action="append",
+        help="draw this metric; may be repeated (default: what fits)",
     )
     parser.add_argument("--log", action="store_true", help="draw on a logarithmic scale")
     parser.add_argument("--once", action="store_true", help="print one picture and exit")
-    parser.add_argument("--json", action="store_true", help="print state, progress and last values as JSON and exit")
     parser.add_argument(
-        "--interval", metavar="SECONDS", type=float, default=1.0, help="time between two pictures (default: 1)"
+        "--json", action="store_true", help="print state, progress and last values as JSON and exit"
+    )
+    parser.add_argument(
+        "--interval",
+        metavar="SECONDS",
+        type=float,
+        default=1.0,
+        help="time between two pictures (default: 1)",
     )
 
 
 def watch_command(options: argparse.Namespace) -> int:
     if not (math.isfinite(options.interval) and options.interval > 0):
-        raise ConfigurationError(f"--interval {options.interval:g}: use a number of seconds above 0.")
+        raise ConfigurationError(
+            f"--interval {options.interval:g}: use a number of seconds above 0."
+        )
     run = find_run(options.name, options.root)
     _check_metrics(run, options.metric or ())
     if options.json:
@@ -67,7 +93,10 @@ def watch_command(options: argparse.Namespace) -> int:
     if options.once or not is_terminal():
         _print_once(run, options)
         return OK
-    show_live(lambda console: _Screen(RunView(run.path), options, console.size.height, is_live=True), options.interval)
+    show_live(
+        lambda console: _Screen(RunView(run.path), options, console.size.height, is_live=True),
+        options.interval,
+    )
     print(printable(f"{run.name}: {summary_text(RunView(run.path))}"))
     return OK
 
@@ -84,7 +113,9 @@ def _check_metrics(run: RunView, wanted: Sequence[str]) -> None:
         if names and name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigurationError(f"This run has no metric {name!r}; it has: {', '.join(names)}.{hint}")
+            raise ConfigurationError(
+                f"This run has no metric {name!r}; it has: {', '.join(names)}.{hint}"
+            )
 
 
 def _as_json(run: RunView) -> dict[str, Any]:
@@ -114,8 +145,13 @@ def _print_once(run: RunView, options: argparse.Namespace) -> None:
 class _Screen:
     """One picture of a run, as high as asked for."""
 
-    def __init__(self, run: RunView, options: argparse.Namespace, height: int, *, is_live: bool = False) -> None:
-        self.run, self.options, self.height, self.is_live = run, options, height, is_live
+    def __init__(
+        self, run: RunView, options: argparse.Namespace, height: int, *, is_live: bool = False
+    ) -> None:
+        self.run = run
+        self.options = options
+        self.height = height
+        self.is_live = is_live
 
     def __rich_console__(self, console: Console, _: object) -> Any:
         from rich.text import Text
@@ -149,14 +185,26 @@ def _heading(run: RunView, width: int) -> list[Text]:
     _ = run.epoch_names  # what cannot be read of them is a problem
     lines += [Text(printable(problem), style="red") for problem in run.problems]
     if run.state == "crashed":
-        lines.append(Text("Its process ended without recording a reason. Start the same program to resume the run."))
+        lines.append(
+            Text(
+                "Its process ended without recording a reason. Start the same program to resume "
+                "the run."
+            )
+        )
     return lines
 
 
 def _progress_line(run: RunView, width: int) -> str:
-    fraction, parts = run.progress.fraction, [progress_text(run.progress)]
-    parts += [] if run.progress.update is None or "update" in parts[0] else [f"update {run.progress.update}"]
-    parts.append(f"{time_text(run.seconds)} so far" if run.state == "running" else time_text(run.seconds))
+    fraction = run.progress.fraction
+    parts = [progress_text(run.progress)]
+    parts += (
+        []
+        if run.progress.update is None or "update" in parts[0]
+        else [f"update {run.progress.update}"]
+    )
+    parts.append(
+        f"{time_text(run.seconds)} so far" if run.state == "running" else time_text(run.seconds)
+    )
     if (left := left_text(run)) != "-":
         parts.append(f"{left} left")
     text = "  ".join(parts)
@@ -170,27 +218,44 @@ def _progress_line(run: RunView, width: int) -> str:
 # Charts
 
 
-def _charts(run: RunView, options: argparse.Namespace, width: int, height: int, *, is_plain: bool) -> list[Text]:
+def _charts(
+    run: RunView, options: argparse.Namespace, width: int, height: int, *, is_plain: bool
+) -> list[Text]:
     """The charts that fit, in rows of one or several; a line names the metrics that have none."""
     from rich.text import Text
 
     metrics = run.metrics
     names = dict.fromkeys((*run.epoch_names, *metrics.step_names()))
     if not names:
-        waiting = "No metrics yet: they appear with the first steps." if run.state == "running" else "No metrics."
+        waiting = (
+            "No metrics yet: they appear with the first steps."
+            if run.state == "running"
+            else "No metrics."
+        )
         return [Text(waiting)]
-    panels = [[name] for name in options.metric] if options.metric else metric_groups(names, run.eval_keys)
+    panels = (
+        [[name] for name in options.metric]
+        if options.metric
+        else metric_groups(names, run.eval_keys)
+    )
     across = max(min(width // WIDTH, len(panels), 3), 1)
     down = max(min(-(-len(panels) // across), max(height - 1, HEIGHT) // HEIGHT), 1)
-    shown, left_out = panels[: across * down], panels[across * down :]
+    shown = panels[: across * down]
+    left_out = panels[across * down :]
     each = (width - 2 * (across - 1)) // across
     high = max((height - (1 if left_out else 0)) // down, 4)
     drawn = [_chart(run, panel, each, options.log, is_plain).lines(each, high) for panel in shown]
     charts = [[Text.assemble(*line, no_wrap=True) for line in chart] for chart in drawn]
-    lines = [line for at in range(0, len(charts), across) for line in _beside(charts[at : at + across], each)]
+    lines = [
+        line
+        for at in range(0, len(charts), across)
+        for line in _beside(charts[at : at + across], each)
+    ]
     if left_out:
         more = printable(", ".join(name for panel in left_out for name in panel))
-        lines.append(Text(f"no room for: {more} (choose with --metric NAME)", style="dim", no_wrap=True))
+        lines.append(
+            Text(f"no room for: {more} (choose with --metric NAME)", style="dim", no_wrap=True)
+        )
     return lines
 
 
@@ -218,7 +283,8 @@ def _note(run: RunView, curve: Curve) -> str:
     best = run.best_of(curve.name) if curve.name in run.epoch_names else None
     odd = sum(curve.nonfinite)
     text = f" {value:.4g}" if value is not None else ": no value yet"
-    which = "best epoch" if curve.level == "step" else "best"  # the mean of an epoch is no value of a step
+    # the mean of an epoch is no value of a step
+    which = "best epoch" if curve.level == "step" else "best"
     text += f" ({which} {best.value:.4g} @{best.epoch})" if best is not None else ""
     return text + (f" ({odd} not finite)" if odd else "")
 

@@ -1,18 +1,21 @@
 """YAML as a constructor call written as data: read, checked as a whole, then built.
 
-    config = load_config("run.yaml", ["trainer.max_updates=500"])      # includes, variables, overrides
-    problems = check(config, schema)                                   # every mistake, before anything is built
-    model = build(config.at("model"), Place("model", nn.Module))       # `kind` and its arguments, nested
+    config = load_config("run.yaml", ["trainer.max_updates=500"])      # includes, variables,
+    overrides problems = check(config, schema)                                   # every mistake,
+    before anything is built model = build(config.at("model"), Place("model", nn.Module))       #
+    `kind` and its arguments, nested
 
-This package knows nothing of trainers: which objects a file describes is said with `Place`, `Entry` and `Schema`.
+This package knows nothing of trainers: which objects a file describes is said with `Place`, `Entry`
+and `Schema`.
 """
 
+from ..text import nearest
 from .compose import load_config
 from .kinds import beside
 from .places import Entry, Place, Schema, list_of, mapping_of, one_of_kind
 from .schema import json_schema, run_schema
 from .sweep import Interval, Sweep, Variant, expand_sweep, load_variant, read_sweep
-from .tree import Config, ConfigError, Problem, nearest
+from .tree import Config, ConfigError, Problem
 from .validate import build, check
 
 __all__ = [

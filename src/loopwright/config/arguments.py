@@ -39,7 +39,9 @@ class Argument:
     hint: Any
     is_required: bool
     default: Any = EMPTY
-    is_positional: bool = False  # passed by position: positional-only, or `*args` under its own name
+    is_positional: bool = (
+        False  # passed by position: positional-only, or `*args` under its own name
+    )
     is_variadic: bool = False
 
 
@@ -49,7 +51,8 @@ class Arguments:
 
     is_open: any other key is accepted, since `**kwargs` leads to nothing that says what it takes.
     takes_any: any keyword may be passed by the program.
-    model: the argument that is a pydantic model, whose fields take the place of the arguments in the file.
+    model: the argument that is a pydantic model, whose fields take the place of the arguments in
+    the file.
     """
 
     items: dict[str, Argument] = field(default_factory=dict)
@@ -62,10 +65,12 @@ class Arguments:
 
 
 def arguments_of(target: Callable[..., Any]) -> Arguments:
-    """The arguments of a class, from its `__init__` and the `__init__`s that its `**kwargs` reach; or of a function."""
+    """The arguments of a class, from its `__init__` and the `__init__`s that its `**kwargs` reach;
+    or of a function."""
     functions = list(_constructors(target)) if is_class(target) else [target]
     items: dict[str, Argument] = {}
-    is_open, is_forwarding = bool(functions), True
+    is_open = bool(functions)
+    is_forwarding = True
     for function in functions:
         parameters = _parameters(function, skip_self=is_class(target))
         if parameters is None:
@@ -76,13 +81,17 @@ def arguments_of(target: Callable[..., Any]) -> Arguments:
             found = _argument(parameter, hints, has_kwargs)
             if found is not None and found.name not in items:
                 items[found.name] = found if is_forwarding else replace(found, is_required=False)
-        is_forwarding = is_forwarding and all(parameter.kind in VARIADIC for parameter in parameters)
+        is_forwarding = is_forwarding and all(
+            parameter.kind in VARIADIC for parameter in parameters
+        )
         if not has_kwargs:
             is_open = False
             break
     takes_any = bool(functions) and _has_kwargs(functions[0], is_class(target))
     items = {name: _with_hint(item, functions[1:]) for name, item in items.items()}
-    return _with_model(Arguments(items, is_open and not _ends_in_module(target), takes_any), functions, target)
+    return _with_model(
+        Arguments(items, is_open and not _ends_in_module(target), takes_any), functions, target
+    )
 
 
 def _constructors(cls: Any) -> Iterator[Callable[..., Any]]:
@@ -98,7 +107,8 @@ def _constructors(cls: Any) -> Iterator[Callable[..., Any]]:
 
 
 def _ends_in_module(target: Any) -> bool:
-    """Whether what is left over would reach `nn.Module`, which takes nothing although its signature says otherwise."""
+    """Whether what is left over would reach `nn.Module`, which takes nothing although its signature
+    says otherwise."""
     return is_class(target) and nn.Module in real_mro(target)
 
 
@@ -115,7 +125,9 @@ def _has_kwargs(function: Callable[..., Any], skip_self: bool) -> bool:
     return parameters is None or any(parameter.kind is VARIADIC[1] for parameter in parameters)
 
 
-def _argument(parameter: inspect.Parameter, hints: dict[str, Any], has_kwargs: bool) -> Argument | None:
+def _argument(
+    parameter: inspect.Parameter, hints: dict[str, Any], has_kwargs: bool
+) -> Argument | None:
     hint = hints.get(parameter.name, EMPTY)
     if parameter.kind is VARIADIC[1] or (parameter.kind is VARIADIC[0] and has_kwargs):
         return None
@@ -123,7 +135,9 @@ def _argument(parameter: inspect.Parameter, hints: dict[str, Any], has_kwargs: b
         inner = Any if hint is EMPTY else hint
         return Argument(parameter.name, list[inner], False, is_positional=True, is_variadic=True)  # type: ignore[valid-type]
     is_positional = parameter.kind is inspect.Parameter.POSITIONAL_ONLY
-    return Argument(parameter.name, hint, parameter.default is EMPTY, parameter.default, is_positional)
+    return Argument(
+        parameter.name, hint, parameter.default is EMPTY, parameter.default, is_positional
+    )
 
 
 def _with_hint(item: Argument, functions: list[Callable[..., Any]]) -> Argument:
@@ -134,13 +148,24 @@ def _with_hint(item: Argument, functions: list[Callable[..., Any]]) -> Argument:
     return replace(item, hint=next((hint for hint in found if hint is not EMPTY), Any))
 
 
-def _with_model(arguments: Arguments, functions: list[Callable[..., Any]], target: Any) -> Arguments:
-    """Set apart the argument that is a pydantic model; beside it only the class's own arguments count."""
-    model = next((item for item in arguments.items.values() if model_in(item.hint) is not None), None)
+def _with_model(
+    arguments: Arguments, functions: list[Callable[..., Any]], target: Any
+) -> Arguments:
+    """Set apart the argument that is a pydantic model; beside it only the class's own arguments
+    count."""
+    model = next(
+        (item for item in arguments.items.values() if model_in(item.hint) is not None), None
+    )
     if model is None:
         return arguments
-    own = {p.name for p in _parameters(functions[0], skip_self=is_class(target)) or () if p.kind not in VARIADIC}
-    items = {name: item for name, item in arguments.items.items() if name in own or name == model.name}
+    own = {
+        p.name
+        for p in _parameters(functions[0], skip_self=is_class(target)) or ()
+        if p.kind not in VARIADIC
+    }
+    items = {
+        name: item for name, item in arguments.items.items() if name in own or name == model.name
+    }
     return Arguments(items, is_open=False, takes_any=arguments.takes_any, model=model)
 
 
@@ -157,7 +182,9 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(function, include_extras=True)
     except Exception:  # a name that only a type checker imports: the others are found one by one
-        return _hints_one_by_one(getattr(function, "__annotations__", {}), getattr(function, "__globals__", {}))
+        return _hints_one_by_one(
+            getattr(function, "__annotations__", {}), getattr(function, "__globals__", {})
+        )
 
 
 def _hints_one_by_one(annotations: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +216,9 @@ def _keys(model: type[BaseModel], name: str, info: FieldInfo) -> list[str]:
     alias = info.validation_alias if isinstance(info.validation_alias, str) else info.alias
     if alias is None:
         return [name]
-    by_name = model.model_config.get("populate_by_name") or model.model_config.get("validate_by_name")
+    by_name = model.model_config.get("populate_by_name") or model.model_config.get(
+        "validate_by_name"
+    )
     return [alias, name] if by_name else [alias]
 
 
@@ -199,7 +228,8 @@ def hint_of(info: FieldInfo) -> Any:
 
 
 def is_open(model: type[BaseModel]) -> bool:
-    """Whether a model takes keys that it has no fields for; a model that would ignore them does not."""
+    """Whether a model takes keys that it has no fields for; a model that would ignore them does
+    not."""
     return model.model_config.get("extra") == "allow"
 
 
@@ -218,7 +248,9 @@ def needs_building(hint: Any, seen: tuple[Any, ...] = ()) -> bool:
     """Whether objects that pydantic cannot make out of plain data are part of a field."""
     for part in parts_of(hint):
         if is_model(part) and part not in seen:
-            if any(needs_building(hint_of(info), (*seen, part)) for info in part.model_fields.values()):
+            if any(
+                needs_building(hint_of(info), (*seen, part)) for info in part.model_fields.values()
+            ):
                 return True
         elif isinstance(part, Place) or not _is_for_pydantic(part):
             return True
@@ -226,7 +258,8 @@ def needs_building(hint: Any, seen: tuple[Any, ...] = ()) -> bool:
 
 
 def holds_mappings(hint: Any) -> bool:
-    """Whether models or dataclasses are part of a field: pydantic passes over keys in them that it does not know."""
+    """Whether models or dataclasses are part of a field: pydantic passes over keys in them that it
+    does not know."""
     return any(is_model(part) or is_dataclass(part) for part in parts_of(hint))
 
 
@@ -242,7 +275,8 @@ def _is_for_pydantic(hint: Any) -> bool:
 
 @cache
 def checker_of(model: type[BaseModel]) -> type[BaseModel]:
-    """The model with anything accepted where objects go, so that all else can be checked before they are built."""
+    """The model with anything accepted where objects go, so that all else can be checked before
+    they are built."""
     replaced: dict[str, Any] = {
         name: (Any, ... if info.is_required() else None)
         for name, info in model.model_fields.items()
@@ -256,15 +290,19 @@ def checker_of(model: type[BaseModel]) -> type[BaseModel]:
 def model_mistakes(
     model: type[BaseModel], values: Mapping[str, Any], given: Mapping[str, Any]
 ) -> list[InitErrorDetails]:
-    """What a model says about the values of its fields; `given` is the mapping in the file, where its mistakes lie."""
+    """What a model says about the values of its fields; `given` is the mapping in the file, where
+    its mistakes lie."""
     unbuilt = {name for name, value in values.items() if has_recipe(value)}
     try:
         checker_of(model).model_validate(values)
     except ValidationError as error:
-        found = [item for item in error.errors() if not item["loc"] or item["loc"][0] not in unbuilt]
+        found = [
+            item for item in error.errors() if not item["loc"] or item["loc"][0] not in unbuilt
+        ]
         return [_translated(item, given) for item in found]
     except Exception as error:
-        # A validator that looks into an object cannot run before there is one; it will when the model is built.
+        # A validator that looks into an object cannot run before there is one; it will when the
+        # model is built.
         words = mistake(f"{type(error).__name__}: {error}")
         return [] if unbuilt else [InitErrorDetails(type=words, loc=(), input=None)]
     return []
@@ -272,21 +310,37 @@ def model_mistakes(
 
 def has_recipe(value: Any) -> bool:
     """Whether there is an object in a value that is not built yet."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    inside = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple | set)
+        else ()
+    )
     return isinstance(value, Called | Modelled) or any(map(has_recipe, inside))
 
 
 def _translated(item: Any, given: Any) -> InitErrorDetails:
-    """An error of pydantic in our words, at its place in the file: without names for the alternatives of a union."""
+    """An error of pydantic in our words, at its place in the file: without names for the
+    alternatives of a union."""
     location: list[int | str] = []
     for part in item["loc"]:
-        is_there = part in given if isinstance(given, dict) else isinstance(given, list) and isinstance(part, int)
+        is_there = (
+            part in given
+            if isinstance(given, dict)
+            else isinstance(given, list) and isinstance(part, int)
+        )
         if is_there:
             given = given[part]
             location.append(part)
     if item["type"] == "missing":
         words = mistake("is missing, and has no default.")
         return InitErrorDetails(type=words, loc=(*location, item["loc"][-1]), input=None)
-    text = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
+    text = (
+        str(item["msg"])
+        .removeprefix("Value error, ")
+        .removeprefix("Assertion failed, ")
+        .rstrip(".")
+    )
     words = wrong_value(f"{text[:1].lower()}{text[1:]}.") if item["loc"] else mistake(f"{text}.")
     return InitErrorDetails(type=words, loc=tuple(location), input=None)

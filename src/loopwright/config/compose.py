@@ -1,4 +1,5 @@
-"""From a file to a resolved config: its `defaults:` are included, overrides applied, `${...}` replaced."""
+"""From a file to a resolved config: its `defaults:` are included, overrides applied, `${...}`
+replaced."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..run.config_file import MAX_NODES
+from ..text import nearest
 from .overrides import Override, apply_override, parse_override
-from .tree import Config, ConfigError, Node, Problem, child_of, descend, join_key, nearest
+from .tree import Config, ConfigError, Node, Problem, child_of, descend, join_key
 from .yaml import parse_scalar, plain_text, read_file
 
 DEFAULTS = "defaults"
@@ -43,12 +45,18 @@ def _listed(node: Node, problems: list[Problem]) -> list[tuple[Node, str]]:
     """The included files, each with the key under which its content goes ("" for the top)."""
     found: list[tuple[Node, str]] = []
     for item in node.value if isinstance(node.value, list) else [node]:
-        pairs = [("", item)] if not isinstance(item.value, dict) else [(str(k), v) for k, v in item.value.items()]
+        pairs = (
+            [("", item)]
+            if not isinstance(item.value, dict)
+            else [(str(k), v) for k, v in item.value.items()]
+        )
         for key, file in pairs:
             if isinstance(file.value, str):
                 found.append((file, key))
                 continue
-            message = f"is {file.shown()}; expected the name of a YAML file, or a list of such names."
+            message = (
+                f"is {file.shown()}; expected the name of a YAML file, or a list of such names."
+            )
             problems.append(Problem(file.file, file.line, DEFAULTS, message))
     return found
 
@@ -57,12 +65,22 @@ def _included(item: Node, path: Path, trail: tuple[Path, ...]) -> Node:
     target = path.parent / item.value
     if target.resolve() in trail:
         names = " -> ".join(file.name for file in (*trail, target))
-        raise ConfigError([Problem(item.file, item.line, DEFAULTS, f"{item.value} includes itself: {names}.")])
+        raise ConfigError(
+            [Problem(item.file, item.line, DEFAULTS, f"{item.value} includes itself: {names}.")]
+        )
     if not target.is_file():
-        there = [file.name for file in target.parent.glob("*.y*ml")] if target.parent.is_dir() else []
+        there = (
+            [file.name for file in target.parent.glob("*.y*ml")] if target.parent.is_dir() else []
+        )
         near = difflib.get_close_matches(target.name, there, n=1)
-        hint = f"did you mean {near[0]}?" if near else "the name is relative to the file that includes it."
-        raise ConfigError([Problem(item.file, item.line, DEFAULTS, f"there is no file {item.value}; {hint}")])
+        hint = (
+            f"did you mean {near[0]}?"
+            if near
+            else "the name is relative to the file that includes it."
+        )
+        raise ConfigError(
+            [Problem(item.file, item.line, DEFAULTS, f"there is no file {item.value}; {hint}")]
+        )
     return read_with_includes(target, trail)
 
 
@@ -73,7 +91,8 @@ def _under(key: str, content: Node, item: Node) -> Node:
 
 
 def merge(base: Node, over: Node, key: str = "") -> Node:
-    """Mappings are merged key by key, anything else is replaced; `~name:` drops a key of the base."""
+    """Mappings are merged key by key, anything else is replaced; `~name:` drops a key of the
+    base."""
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
     result = dict(base.value)
@@ -82,11 +101,15 @@ def merge(base: Node, over: Node, key: str = "") -> Node:
         if isinstance(name, str) and name.startswith(REMOVE):
             dropped = name.removeprefix(REMOVE)
             if result.pop(dropped, None) is None:
-                message = f"there is no {dropped} to remove; {nearest(dropped, map(str, base.value))}"
+                message = (
+                    f"there is no {dropped} to remove; {nearest(dropped, map(str, base.value))}"
+                )
                 problems.append(Problem(child.file, child.line, join_key(key, name), message))
             continue
         try:
-            result[name] = merge(result[name] if name in result else _empty(child), child, join_key(key, name))
+            result[name] = merge(
+                result[name] if name in result else _empty(child), child, join_key(key, name)
+            )
         except ConfigError as error:
             problems.extend(error.problems)
     if problems:
@@ -110,7 +133,8 @@ class Resolver:
         self.root = root
         self.environ = environ
         self.problems: list[Problem] = []
-        self.done: dict[int, Node] = {}  # by identity; the nodes are held so that no identity is used again
+        # by identity; the nodes are held so that no identity is used again
+        self.done: dict[int, Node] = {}
         self.open: list[str] = []
         self.count = 0
 
@@ -143,14 +167,17 @@ class Resolver:
             self.open.pop()
 
     def replace(self, node: Node) -> None:
-        """Put the value in place of the text: of any type where a variable is all of it, else text."""
+        """Put the value in place of the text: of any type where a variable is all of it, else
+        text."""
         text = node.value
         whole = REFERENCE.fullmatch(text)
         if whole is not None and whole[1] is not None:
             found = self.lookup(whole[1].strip())
-            node.value, node.source = found.value, found.source
+            node.value = found.value
+            node.source = found.source
             return
-        parts, end = [], 0
+        parts = []
+        end = 0
         for match in REFERENCE.finditer(text):
             parts += [Node(text[end : match.start()], "", None), self.part(match)]
             end = match.end()
@@ -159,7 +186,9 @@ class Resolver:
         if len(node.value) > MAX_TEXT:
             raise UnresolvedError("becomes a string of more than a million characters.")
         if any(part.source is not None for part in parts):
-            node.source = "".join(escaped(part.value) if part.source is None else part.source for part in parts)
+            node.source = "".join(
+                escaped(part.value) if part.source is None else part.source for part in parts
+            )
 
     def part(self, match: re.Match[str]) -> Node:
         """The text that takes the place of one variable."""
@@ -167,10 +196,15 @@ class Resolver:
             return Node("${", "", None)
         if match[1] is None:
             raise UnresolvedError(
-                "has a ${ that is not closed, or one variable inside another; to write the characters ${, use $${."
+                "has a ${ that is not closed, or one variable inside another; to write the "
+                "characters ${, use $${."
             )
         name = match[1].strip()
-        found = self.environment(name, is_text=True) if name.startswith(FUNCTIONS) else self.lookup(name)
+        found = (
+            self.environment(name, is_text=True)
+            if name.startswith(FUNCTIONS)
+            else self.lookup(name)
+        )
         if isinstance(found.value, dict | list):
             raise UnresolvedError(f"{match[0]} is {found.shown()} and cannot be part of a string.")
         value = found.value if isinstance(found.value, str) else plain_text(found.value)
@@ -180,18 +214,24 @@ class Resolver:
         if name.startswith(FUNCTIONS):
             return self.environment(name, is_text=name.startswith("env_text:"))
         if ":" in name or not name:
-            raise UnresolvedError(f"${{{name}}}: expected ${{key}}, ${{env:NAME}} or ${{env:NAME,default}}.")
+            raise UnresolvedError(
+                f"${{{name}}}: expected ${{key}}, ${{env:NAME}} or ${{env:NAME,default}}."
+            )
         return self.referred(name)
 
     def environment(self, name: str, *, is_text: bool) -> Node:
-        """The value of an environment variable, which is read as a number or word like any other unless it is text."""
-        variable, has_default, default = (part.strip() for part in name.partition(":")[2].partition(","))
+        """The value of an environment variable, which is read as a number or word like any other
+        unless it is text."""
+        variable, has_default, default = (
+            part.strip() for part in name.partition(":")[2].partition(",")
+        )
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
             raise UnresolvedError(f"${{{name}}}: expected ${{env:NAME}} or ${{env:NAME,default}}.")
         text = self.environ.get(variable)
         if text is None and not has_default:
             raise UnresolvedError(
-                f"the environment variable {variable} is not set: set it, or give a default: ${{env:{variable},...}}."
+                f"the environment variable {variable} is not set: set it, or give a default: "
+                f"${{env:{variable},...}}."
             )
         text = default if text is None else text
         try:
@@ -204,7 +244,9 @@ class Resolver:
         """A copy of the value of another key, its own variables resolved first."""
         target = self.find(name)
         if any(self.is_inside(key, name) for key in self.open):
-            raise UnresolvedError(f"${{{name}}} refers to itself: {' -> '.join([*self.open, name])}.")
+            raise UnresolvedError(
+                f"${{{name}}} refers to itself: {' -> '.join([*self.open, name])}."
+            )
         self.open.append(name)
         try:
             self.visit(target, name)
@@ -225,7 +267,8 @@ class Resolver:
 
     def find(self, name: str) -> Node:
         """The node that a dotted name means; what is on the way may be a variable itself."""
-        node, path = self.root, ""
+        node = self.root
+        path = ""
         for part in name.split("."):
             if (found := descend(self.root, name)) is not None:
                 return found
@@ -234,7 +277,8 @@ class Resolver:
                 known = [str(key) for key, _ in node.children()]
                 where = f"{path} has no {part}" if path else f"the config has no key {part}"
                 raise UnresolvedError(f"${{{name}}}: {where}; {nearest(part, known)}")
-            node, path = child, join_key(path, part)
+            node = child
+            path = join_key(path, part)
             if isinstance(node.value, str) and path not in self.open:
                 self.visit_text(node, path)
         return node
@@ -252,7 +296,8 @@ def escaped(text: str) -> str:
 
 def count_nodes(node: Node, limit: int) -> int:
     """The number of nodes in a tree, counted no further than the limit."""
-    total, waiting = 0, [node]
+    total = 0
+    waiting = [node]
     while waiting and total <= limit:
         current = waiting.pop()
         total += 1
@@ -268,14 +313,17 @@ def load_config(
     may_add: Collection[str] = RUN_KEYS,
     folder: str | Path | None = None,
 ) -> Config:
-    """Read a file with its includes, apply overrides, resolve variables; every mistake is in one ConfigError.
+    """Read a file with its includes, apply overrides, resolve variables; every mistake is in one
+    ConfigError.
 
     Args:
         path: the YAML file.
-        overrides: `a.b=1` changes, `+a.new=1` adds, `++a.b=1` either, `~a.b` removes; `callbacks.0.decay=0.9` by index.
+        overrides: `a.b=1` changes, `+a.new=1` adds, `++a.b=1` either, `~a.b` removes;
+            `callbacks.0.decay=0.9` by index.
         environ: the variables of `${env:NAME}`.
         may_add: top-level keys that an override may set although the file does not, without a `+`.
-        folder: where the modules that kinds name are, if neither beside the file nor where its `modules:` says.
+        folder: where the modules that kinds name are, if neither beside the file nor where its
+            `modules:` says.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -291,7 +339,8 @@ def load_config(
     for override in parsed:
         if override.is_sweep:
             message = (
-                "has several values, which means a sweep of several runs; in quotes it is one string: 'key=\"a,b\"'."
+                "has several values, which means a sweep of several runs; in quotes it is one "
+                "string: 'key=\"a,b\"'."
             )
             problems.extend(override.problem(message).problems)
     root = read_root(path, problems)
@@ -348,15 +397,19 @@ def finish(
 
 
 def module_folder(root: Node, folder: Path) -> Path:
-    """Where the modules that kinds name are looked for: the file's folder, or the one above it that `modules:` names.
+    """Where the modules that kinds name are looked for: the file's folder, or the one above it that
+    `modules:` names.
 
-    Only folders above the file, since a file from a stranger must not choose where on a disk code is taken from.
+    Only folders above the file, since a file from a stranger must not choose where on a disk code
+    is taken from.
     """
     node = root.value.get(MODULES)
     if node is None or node.value is None:
         return folder
     found = (folder / node.value).resolve() if isinstance(node.value, str) else None
     if found is None or not folder.is_relative_to(found):
-        message = f"is {node.shown()}; expected a folder that contains the file, such as `..` or `../..`."
+        message = (
+            f"is {node.shown()}; expected a folder that contains the file, such as `..` or `../..`."
+        )
         raise ConfigError([Problem(node.file, node.line, MODULES, message)])
     return found

@@ -1,4 +1,5 @@
-"""Type hints: as pydantic takes them, with `kind` mappings where they name classes; and in words for messages."""
+"""Type hints: as pydantic takes them, with `kind` mappings where they name classes; and in words
+for messages."""
 
 from __future__ import annotations
 
@@ -10,7 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
 from types import UnionType
-from typing import Annotated, Any, ForwardRef, Literal, NewType, TypeVar, Union, get_args, get_origin, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    ForwardRef,
+    Literal,
+    NewType,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    is_typeddict,
+)
 
 import torch
 from pydantic import (
@@ -26,20 +38,24 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
+from ..text import near_names
 from .kinds import ANYTHING, RefusedError, fits, is_class, resolve_kind
 from .places import KIND, Entry, Place, Schema, public_name
-from .tree import near_names
 from .yaml import plain_text
 
 CONTAINERS: dict[Any, Any] = {
-    **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Iterator), list),
+    **dict.fromkeys(
+        (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Iterator), list
+    ),
     **dict.fromkeys((set, abc.Set, abc.MutableSet), set),
     **dict.fromkeys((dict, abc.Mapping, abc.MutableMapping), dict),
     abc.Reversible: list,
     frozenset: frozenset,
     tuple: tuple,
 }
-MISTAKE, WRONG_VALUE = "mistake", "wrong_value"  # the types of our errors
+# the types of our errors
+MISTAKE = "mistake"
+WRONG_VALUE = "wrong_value"
 PATHS = (Path, PurePath, os.PathLike)
 NAMES = {
     "integer": "a whole number",
@@ -49,7 +65,8 @@ NAMES = {
     "null": "null",
 }
 EXACT = {kind: index for index, kind in enumerate((str, bool, int, float, type(None), dict, list))}
-"""The types of YAML, in the order in which the alternatives of a union are tried: a value keeps its type."""
+"""The types of YAML, in the order in which the alternatives of a union are tried: a value keeps its
+type."""
 
 
 def strip(hint: Any) -> tuple[Any, Place | None]:
@@ -60,13 +77,21 @@ def strip(hint: Any) -> tuple[Any, Place | None]:
         if isinstance(hint, Place):
             return Any, hint
         if origin is Annotated:
-            place = place or next((item for item in hint.__metadata__ if isinstance(item, Place)), None)
+            place = place or next(
+                (item for item in hint.__metadata__ if isinstance(item, Place)), None
+            )
             hint = hint.__origin__
         elif isinstance(hint, NewType):
             hint = hint.__supertype__
         elif isinstance(hint, TypeVar):
             hint = hint.__bound__ or (Union[hint.__constraints__] if hint.__constraints__ else Any)  # noqa: UP007
-        elif getattr(origin, "__name__", None) in ("Final", "ClassVar", "Required", "NotRequired", "ReadOnly"):
+        elif getattr(origin, "__name__", None) in (
+            "Final",
+            "ClassVar",
+            "Required",
+            "NotRequired",
+            "ReadOnly",
+        ):
             hint = get_args(hint)[0]
         elif type(hint).__name__ == "TypeAliasType":
             hint = hint.__value__
@@ -76,7 +101,11 @@ def strip(hint: Any) -> tuple[Any, Place | None]:
 
 def is_unknown(hint: Any) -> bool:
     """Whether a hint says nothing about the value."""
-    return hint is Any or class_of(hint) in (object, abc.Hashable) or isinstance(hint, str | ForwardRef | tuple)
+    return (
+        hint is Any
+        or class_of(hint) in (object, abc.Hashable)
+        or isinstance(hint, str | ForwardRef | tuple)
+    )
 
 
 def options_of(hint: Any) -> tuple[Any, ...] | None:
@@ -91,7 +120,8 @@ def class_of(hint: Any) -> type | None:
 
 
 def json_of(hint: Any, name: str = "") -> dict[str, Any]:
-    """The JSON schema of a hint; with `place`, `schema` and `object` where the caller has to fill one in."""
+    """The JSON schema of a hint; with `place`, `schema` and `object` where the caller has to fill
+    one in."""
     return TypeAdapter(typed(hint, name)).json_schema()
 
 
@@ -107,20 +137,27 @@ def words_of(json: Mapping[str, Any]) -> str:
     if "anyOf" in json:
         return _either(words_of(option) for option in json["anyOf"])
     if "enum" in json:
-        return _either(value if isinstance(value, str) else plain_text(value) for value in json["enum"])
+        return _either(
+            value if isinstance(value, str) else plain_text(value) for value in json["enum"]
+        )
     if "prefixItems" in json:
         parts = [words_of(part) for part in json["prefixItems"]]
         return f"a list of {len(parts)} ({', '.join(parts)})"
     if json.get("type") in ("array", "object"):
         what = "a list of" if json["type"] == "array" else "a mapping to"
         inner = json.get("items", json.get("additionalProperties"))
-        return f"{what} {words_of(inner)}" if isinstance(inner, dict) and inner else what.rpartition(" ")[0]
+        return (
+            f"{what} {words_of(inner)}"
+            if isinstance(inner, dict) and inner
+            else what.rpartition(" ")[0]
+        )
     return NAMES.get(json.get("type", ""), "a value")
 
 
 def _either(texts: Iterable[str]) -> str:
     names = list(dict.fromkeys(texts))
-    if "a number" in names and "a list of numbers" in names:  # a number, or the tensor that is made of one
+    # a number, or the tensor that is made of one
+    if "a number" in names and "a list of numbers" in names:
         names.remove("a list of numbers")
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
@@ -138,26 +175,42 @@ def wrong_value(text: str) -> PydanticCustomError:
 def mismatch(hint: Any, near: Iterable[str] = ()) -> PydanticCustomError:
     """A value that is not what a hint asks for, with the names that may have been meant."""
     names = list(near)
-    return wrong_value(f"expected {describe(hint)}." + (f" Did you mean {' or '.join(names)}?" if names else ""))
+    return wrong_value(
+        f"expected {describe(hint)}." + (f" Did you mean {' or '.join(names)}?" if names else "")
+    )
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # since `Annotated` would take `int | float` for `float | int`
+@dataclass(
+    frozen=True, slots=True, eq=False
+)  # since `Annotated` would take `int | float` for `float | int`
 class Expected:
-    """Annotates what pydantic converts: its messages are replaced by ours, except about the parts of the value.
+    """Annotates what pydantic converts: its messages are replaced by ours, except about the parts
+    of the value.
 
-    options: the alternatives of a union; pydantic chooses the best, and only mistakes inside one of them are its own.
+    options: the alternatives of a union; pydantic chooses the best, and only mistakes inside one of
+    them are its own.
     """
 
     hint: Any
     options: tuple[Any, ...] = ()
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        choices: list[Any] = [(handler.generate_schema(option), str(i)) for i, option in enumerate(self.options)]
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        choices: list[Any] = [
+            (handler.generate_schema(option), str(i)) for i, option in enumerate(self.options)
+        ]
         inner = core_schema.union_schema(choices) if choices else handler(source)
         return core_schema.no_info_wrap_validator_function(self.check, inner)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [json_of(option) for option in get_args(self.hint)]} if self.options else handler(schema)
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return (
+            {"anyOf": [json_of(option) for option in get_args(self.hint)]}
+            if self.options
+            else handler(schema)
+        )
 
     def check(self, value: Any, handler: Callable[[Any], Any]) -> Any:
         try:
@@ -167,8 +220,11 @@ class Expected:
         raise ValidationError.from_exception_data("", inside) if inside else mismatch(self.hint)
 
     def inside(self, error: ValidationError) -> list[InitErrorDetails]:
-        """The mistakes in parts of the value: all of them, or the mistakes of the alternative that fits best."""
-        if any(item["type"] not in (MISTAKE, WRONG_VALUE) for item in error.errors(include_url=False)):
+        """The mistakes in parts of the value: all of them, or the mistakes of the alternative that
+        fits best."""
+        if any(
+            item["type"] not in (MISTAKE, WRONG_VALUE) for item in error.errors(include_url=False)
+        ):
             return []
         if not self.options:
             return moved(error)
@@ -176,7 +232,11 @@ class Expected:
         for item in moved(error):
             option, *location = item["loc"]
             tries.setdefault(option, []).append({**item, "loc": tuple(location)})
-        return min((found for found in tries.values() if any(item["loc"] for item in found)), key=len, default=[])
+        return min(
+            (found for found in tries.values() if any(item["loc"] for item in found)),
+            key=len,
+            default=[],
+        )
 
 
 def moved(error: ValidationError, *before: int | str) -> list[InitErrorDetails]:
@@ -192,11 +252,13 @@ def moved(error: ValidationError, *before: int | str) -> list[InitErrorDetails]:
 
 
 def typed(hint: Any, name: str = "") -> Any:
-    """A hint as pydantic takes it: values of YAML become what it asks for, mappings with a `kind` recipes for objects.
+    """A hint as pydantic takes it: values of YAML become what it asks for, mappings with a `kind`
+    recipes for objects.
 
     name: what an object is called in messages, where its class does not say.
     """
-    if type(hint).__name__ == "TypeAliasType":  # may name itself, so it is looked into when there is a value
+    # may name itself, so it is looked into when there is a value
+    if type(hint).__name__ == "TypeAliasType":
         return leaf(lambda value, info: info.context.value(value, hint.__value__, name))
     if isinstance(hint, Schema):
         words = f"a mapping with {', '.join(hint.entries)}"
@@ -208,7 +270,9 @@ def typed(hint: Any, name: str = "") -> Any:
     options = options_of(hint)
     if options is not None:
         ordered = sorted(options, key=lambda option: EXACT.get(class_of(option), len(EXACT)))
-        return Annotated[Any, Expected(hint, tuple(typed(option, name) for option in _beside_numbers(ordered)))]
+        return Annotated[
+            Any, Expected(hint, tuple(typed(option, name) for option in _beside_numbers(ordered)))
+        ]
     if is_unknown(hint):
         return leaf(partial(_unknown, name=name))
     if get_origin(hint) is Literal:
@@ -236,7 +300,9 @@ def _typed_class(hint: Any, found: Any, name: str) -> Any:
     if issubclass(found, enum.Enum):
         return _one_of(hint, tuple(found))
     if found is type:
-        return leaf(partial(_class, hint=hint, name=name), type="string", words="the import path of a class")
+        return leaf(
+            partial(_class, hint=hint, name=name), type="string", words="the import path of a class"
+        )
     words = "a mapping that describes a "
     if found is abc.Callable:
         words += "module to be called, such as {kind: GELU} (a function cannot be named)"
@@ -249,7 +315,9 @@ def _container(kind: Any, inner: tuple[Any, ...]) -> Any:
     if kind is dict and inner and is_unknown(strip(inner[1])[0]) and strip(inner[1])[1] is None:
         return kind[FREE, FREE]  # `kind` and all
     if not inner:
-        return kind if kind is dict else kind[typed(Any), ...] if kind is tuple else kind[typed(Any)]
+        return (
+            kind if kind is dict else kind[typed(Any), ...] if kind is tuple else kind[typed(Any)]
+        )
     return kind[tuple(part if part is Ellipsis else typed(part) for part in inner)]
 
 
@@ -260,7 +328,9 @@ def _one_of(hint: Any, options: tuple[Any, ...]) -> Any:
     def read(value: Any) -> Any:
         for option, name in zip(options, names, strict=True):
             content = getattr(option, "value", option)
-            if (type(content) is type(value) and content == value) or (name is not option and value == name):
+            if (type(content) is type(value) and content == value) or (
+                name is not option and value == name
+            ):
                 return option
         texts = [name for name in names if type(name) is str]
         raise mismatch(hint, near_names(value, texts) if type(value) is str else ())
@@ -269,7 +339,8 @@ def _one_of(hint: Any, options: tuple[Any, ...]) -> Any:
 
 
 def _unknown(value: Any, info: Any, name: str) -> Any:
-    """An argument that says nothing of its type: data as it is, and objects of the kinds that are known here."""
+    """An argument that says nothing of its type: data as it is, and objects of the kinds that are
+    known here."""
     if isinstance(value, dict) and KIND in value:
         return info.context.placed(value, Place(name or "object", ANYTHING))
     if isinstance(value, dict):
@@ -282,7 +353,9 @@ def _described(value: Any, info: Any, found: type, name: str) -> Any:
     is_named = isinstance(value, str) and fits(found, ANYTHING)
     if found.__module__ == "builtins" or not (isinstance(value, dict) or is_named):
         raise mismatch(found)
-    return info.context.placed(value, Place(name or found.__name__, found), None if found in ANYTHING else found)
+    return info.context.placed(
+        value, Place(name or found.__name__, found), None if found in ANYTHING else found
+    )
 
 
 def _callable(value: Any, info: Any, name: str) -> Any:
@@ -290,7 +363,8 @@ def _callable(value: Any, info: Any, name: str) -> Any:
     if isinstance(value, dict):
         return info.context.placed(value, Place(name or "object", ANYTHING))
     raise wrong_value(
-        "a function cannot be named in a file: describe a module that is called instead, such as {kind: torch.nn.GELU}."
+        "a function cannot be named in a file: describe a module that is called instead, such as "
+        "{kind: torch.nn.GELU}."
     )
 
 
@@ -310,7 +384,9 @@ def _schema_of(found: Any) -> Schema:
     from .arguments import hints_of
 
     hints = hints_of(found) or found.__annotations__
-    return Schema({name: Entry(hint, name in found.__required_keys__) for name, hint in hints.items()})
+    return Schema(
+        {name: Entry(hint, name in found.__required_keys__) for name, hint in hints.items()}
+    )
 
 
 def _dtype(value: Any, hint: Any) -> torch.dtype:
@@ -343,7 +419,10 @@ class _TensorBesideNumber:
 
 def _beside_numbers(options: list[Any]) -> list[Any]:
     has_numbers = int in options or float in options
-    return [_TensorBesideNumber if has_numbers and option is torch.Tensor else option for option in options]
+    return [
+        _TensorBesideNumber if has_numbers and option is torch.Tensor else option
+        for option in options
+    ]
 
 
 def _tensor_beside_number(value: Any, hint: Any) -> torch.Tensor:
@@ -357,7 +436,8 @@ def _refuse(value: Any, hint: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Refuse what pydantic would take as a whole number: text, truth values, and floats too large to be exact."""
+    """Refuse what pydantic would take as a whole number: text, truth values, and floats too large
+    to be exact."""
     if isinstance(value, bool | str) or (isinstance(value, float) and abs(value) >= 2**53):
         raise ValueError
     return value

@@ -1,4 +1,5 @@
-"""From `kind` to the class it names: short names, which modules may be imported, and which classes called."""
+"""From `kind` to the class it names: short names, which modules may be imported, and which classes
+called."""
 
 from __future__ import annotations
 
@@ -21,10 +22,17 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import Dataset, Sampler
 
 from ..callback import Callback
+from ..text import near_names, nearest
 from .places import Place
-from .tree import near_names, nearest
 
-ANYTHING: tuple[type, ...] = (nn.Module, Dataset, Sampler, Optimizer, lr_scheduler.LRScheduler, Callback)
+ANYTHING: tuple[type, ...] = (
+    nn.Module,
+    Dataset,
+    Sampler,
+    Optimizer,
+    lr_scheduler.LRScheduler,
+    Callback,
+)
 """What a nested `kind` may be where the argument it is given to says nothing of its type."""
 _used_folders: set[Path] = set()
 
@@ -35,10 +43,11 @@ class RefusedError(Exception):
 
 @contextmanager
 def beside(folder: str | Path | None) -> Iterator[None]:
-    """Put a config's folder first on `sys.path`, so that modules beside the file are imported from there.
+    """Put a config's folder first on `sys.path`, so that modules beside the file are imported from
+    there.
 
-    `check` and `build` do this themselves; training is to run inside it too, for imports that come late. A module of
-    the same name that an earlier config had beside it is forgotten.
+    `check` and `build` do this themselves; training is to run inside it too, for imports that come
+    late. A module of the same name that an earlier config had beside it is forgotten.
 
     Args:
         folder: the folder of the file; None changes nothing.
@@ -66,11 +75,15 @@ def beside(folder: str | Path | None) -> Iterator[None]:
 
 
 def _forget_namesakes(folder: Path) -> None:
-    names = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    names = {path.stem for path in folder.glob("*.py")} | {
+        path.parent.name for path in folder.glob("*/__init__.py")
+    }
     for name in names & sys.modules.keys():
         home = _home(sys.modules[name])
         if home is not None and home != folder and home in _used_folders:
-            for loaded in [other for other in sys.modules if other == name or other.startswith(f"{name}.")]:
+            for loaded in [
+                other for other in sys.modules if other == name or other.startswith(f"{name}.")
+            ]:
                 del sys.modules[loaded]
 
 
@@ -86,13 +99,14 @@ def _home(module: ModuleType) -> Path | None:
 def import_allowed(name: str, bases: tuple[type, ...], folder: Path | None) -> ModuleType:
     """Import a top-level module if it may be, by rules that look at names and metadata only.
 
-    Beside the file: yes. Standard library: no. Outside any installed distribution (an own project on the path): yes.
-    In an installed distribution: if it is, or depends on, the one that defines what the place needs.
+    Beside the file: yes. Standard library: no. Outside any installed distribution (an own project
+    on the path): yes. In an installed distribution: if it is, or depends on, the one that defines
+    what the place needs.
     """
     if name in sys.stdlib_module_names or name == "__main__":
         raise RefusedError(
-            f"{name} is a module of Python itself, and nothing in it is ever called; your own file with that name is "
-            "hidden by it."
+            f"{name} is a module of Python itself, and nothing in it is ever called; your own "
+            "file with that name is hidden by it."
         )
     is_beside = folder is not None and _is_beside(name, folder)
     if not is_beside:
@@ -100,7 +114,8 @@ def import_allowed(name: str, bases: tuple[type, ...], folder: Path | None) -> M
     module = import_or_refuse(name)
     if is_beside and folder is not None and _home(module) not in (None, folder.resolve()):
         raise RefusedError(
-            f"{name} is next to the file, but another {name} was imported before: {module.__file__}. Rename it."
+            f"{name} is next to the file, but another {name} was imported before: "
+            f"{module.__file__}. Rename it."
         )
     return module
 
@@ -117,11 +132,13 @@ def _is_beside(name: str, folder: Path) -> bool:
     spec = PathFinder.find_spec(name, [str(folder)])
     if spec is None:
         return False
-    return spec.origin is not None or find(name) is None  # a folder without __init__.py gives way to a real package
+    # a folder without __init__.py gives way to a real package
+    return spec.origin is not None or find(name) is None
 
 
 def find(name: str) -> ModuleSpec | None:
-    """What would be imported, without importing it (or anything above it that is not imported yet)."""
+    """What would be imported, without importing it (or anything above it that is not imported
+    yet)."""
     try:
         return find_spec(name)
     except (ImportError, ValueError, AttributeError):
@@ -135,13 +152,17 @@ def _check_installed(name: str, bases: tuple[type, ...], folder: Path | None) ->
     owners = _owners().get(name, [])
     if owners and not any(depends_on(owner, package) for owner in owners for package in wanted):
         raise RefusedError(
-            f"{name} is not imported: {owners[0]} does not depend on {' or '.join(sorted(wanted))}, so it cannot "
-            "define the class that is needed here."
+            f"{name} is not imported: {owners[0]} does not depend on "
+            f"{' or '.join(sorted(wanted))}, so it cannot define the class that is needed here."
         )
     if find(name) is None:
-        beside_file = sorted(path.stem for path in folder.glob("*.py")) if folder is not None else []
+        beside_file = (
+            sorted(path.stem for path in folder.glob("*.py")) if folder is not None else []
+        )
         there = f" (there: {', '.join(beside_file)})" if beside_file else ""
-        raise RefusedError(f"there is no module {name}, neither next to the file{there} nor installed.")
+        raise RefusedError(
+            f"there is no module {name}, neither next to the file{there} nor installed."
+        )
 
 
 @cache
@@ -151,9 +172,12 @@ def _owners() -> dict[str, list[str]]:
 
 @cache
 def depends_on(distribution: str, package: str) -> bool:
-    """Whether a distribution requires another: itself or as an extra, or through what it always requires."""
+    """Whether a distribution requires another: itself or as an extra, or through what it always
+    requires."""
     wanted = {_plain(owner) for owner in _owners().get(package, [package])}
-    waiting, seen, is_first = [distribution], set(), True
+    waiting = [distribution]
+    seen = set()
+    is_first = True
     while waiting:
         current = waiting.pop()
         for requirement in _requirements(current):
@@ -181,14 +205,23 @@ def _requirements(distribution: str) -> list[str]:
 
 
 def resolve_kind(kind: object, place: Place, folder: Path | None) -> Callable[..., Any]:
-    """The class that a `kind` names, or a function that has a short name in this place; raises RefusedError."""
+    """The class that a `kind` names, or a function that has a short name in this place; raises
+    RefusedError."""
     if not isinstance(kind, str):
         raise RefusedError("kind is the import path of a class, such as mine.Net.")
     short = place.short_names
     path = short.get(kind, kind)
     if "." not in path:
-        near = [name for name in near_names(kind, list(short), cutoff=0.7) if _is_accepted(name, place, folder)]
-        hint = f"did you mean {' or '.join(near)}?" if near else "write its import path, such as mine.Net."
+        near = [
+            name
+            for name in near_names(kind, list(short), cutoff=0.7)
+            if _is_accepted(name, place, folder)
+        ]
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else "write its import path, such as mine.Net."
+        )
         raise RefusedError(f"there is no kind {kind} for {place.name}; {hint}")
     found = find_object(path, place, folder)
     if path in short.values() and isinstance(found, FunctionType):
@@ -198,7 +231,8 @@ def resolve_kind(kind: object, place: Place, folder: Path | None) -> Callable[..
 
 
 def _is_accepted(short_name: str, place: Place, folder: Path | None) -> bool:
-    """Whether a short name leads to something that can be used: a package of ours has abstract classes too."""
+    """Whether a short name leads to something that can be used: a package of ours has abstract
+    classes too."""
     try:
         resolve_kind(short_name, place, folder)
     except RefusedError:
@@ -207,19 +241,31 @@ def _is_accepted(short_name: str, place: Place, folder: Path | None) -> bool:
 
 
 def find_object(path: str, place: Place, folder: Path | None) -> Any:
-    """What an import path leads to: through modules, then through classes, never through instances."""
+    """What an import path leads to: through modules, then through classes, never through
+    instances."""
     parts = path.split(".")
     for part in parts:
         if not part.isidentifier() or (part.startswith("__") and part.endswith("__")):
             raise RefusedError(f"{path!r} is not the import path of a class, such as mine.Net.")
-    module, rest = import_allowed(parts[0], place.bases, folder), parts[1:]
-    while len(rest) > 1 and (name := f"{module.__name__}.{rest[0]}") and _is_package(module) and find(name):
-        module, rest = import_or_refuse(name), rest[1:]
-    found, walked = _attribute(module, rest[0], place), f"{module.__name__}.{rest[0]}"
+    module = import_allowed(parts[0], place.bases, folder)
+    rest = parts[1:]
+    while (
+        len(rest) > 1
+        and (name := f"{module.__name__}.{rest[0]}")
+        and _is_package(module)
+        and find(name)
+    ):
+        module = import_or_refuse(name)
+        rest = rest[1:]
+    found = _attribute(module, rest[0], place)
+    walked = f"{module.__name__}.{rest[0]}"
     for name in rest[1:]:
         if not is_class(found):
-            raise RefusedError(f"{walked} is {what_is(found)}, not a module or class, so it has no members to use.")
-        found, walked = inspect.getattr_static(found, name, None), f"{walked}.{name}"
+            raise RefusedError(
+                f"{walked} is {what_is(found)}, not a module or class, so it has no members to use."
+            )
+        found = inspect.getattr_static(found, name, None)
+        walked = f"{walked}.{name}"
         if found is None:
             raise RefusedError(f"there is no {walked}.")
     return found
@@ -237,13 +283,17 @@ def _attribute(module: ModuleType, name: str, place: Place) -> Any:
         hint = nearest(name, usable) if usable else f"it has no {place.wanted}."
         raise RefusedError(f"the module {module.__name__} has no {name}; {hint}") from None
     except Exception as error:  # a module with a `__getattr__` that fails
-        raise RefusedError(f"{module.__name__}.{name} cannot be imported: {type(error).__name__}: {error}.") from error
+        raise RefusedError(
+            f"{module.__name__}.{name} cannot be imported: {type(error).__name__}: {error}."
+        ) from error
 
 
 def _public_names(module: ModuleType) -> list[str]:
     """The public names of a module; a name in `__all__` may be resolved when it is looked up."""
     listed = getattr(module, "__all__", None)
-    names = list(vars(module)) if listed is None else [key for key in listed if isinstance(key, str)]
+    names = (
+        list(vars(module)) if listed is None else [key for key in listed if isinstance(key, str)]
+    )
     return [name for name in names if not name.startswith("_")]
 
 
@@ -259,9 +309,14 @@ def _is_usable(module: ModuleType, name: str, place: Place) -> bool:
 def check_class(found: Any, path: str, place: Place) -> None:
     """Refuse what is not a complete class of the right kind."""
     if not is_class(found):
-        raise RefusedError(f"{path} is {what_is(found)}; expected a class that is a {place.wanted}. It was not called.")
+        raise RefusedError(
+            f"{path} is {what_is(found)}; expected a class that is a {place.wanted}. It was not "
+            "called."
+        )
     if not fits(found, place.bases):
-        raise RefusedError(f"{path} is not a {place.wanted}, which {place.name} needs. It was not called.")
+        raise RefusedError(
+            f"{path} is not a {place.wanted}, which {place.name} needs. It was not called."
+        )
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise RefusedError(f"{path} is abstract: name a subclass that defines {missing}.")
@@ -280,18 +335,28 @@ def real_mro(cls: type) -> tuple[type, ...]:
 
 
 def fits(cls: type, bases: tuple[type, ...]) -> bool:
-    """Whether a class really is a subclass of one of the bases, or has the methods of a protocol among them."""
+    """Whether a class really is a subclass of one of the bases, or has the methods of a protocol
+    among them."""
     return any(base in real_mro(cls) or _conforms(cls, base) for base in bases)
 
 
 def _conforms(cls: type, base: type) -> bool:
-    """Protocols and the abstract classes of Python are also fitted by others, but not by what Python itself ships."""
+    """Protocols and the abstract classes of Python are also fitted by others, but not by what
+    Python itself ships."""
     if (getattr(cls, "__module__", "") or "").split(".")[0] in sys.stdlib_module_names:
         return False
     if getattr(base, "_is_protocol", False):
-        members = {name for owner in real_mro(base) for name in vars(owner) if _is_member(name, owner)}
-        return bool(members) and all(inspect.getattr_static(cls, name, None) is not None for name in members)
-    return type(base) is ABCMeta and base.__module__ == "collections.abc" and type(base).__subclasscheck__(base, cls)
+        members = {
+            name for owner in real_mro(base) for name in vars(owner) if _is_member(name, owner)
+        }
+        return bool(members) and all(
+            inspect.getattr_static(cls, name, None) is not None for name in members
+        )
+    return (
+        type(base) is ABCMeta
+        and base.__module__ == "collections.abc"
+        and type(base).__subclasscheck__(base, cls)
+    )
 
 
 def _is_member(name: str, owner: type) -> bool:
@@ -367,11 +432,15 @@ def _classes(module: str, base: type) -> Mapping[str, str]:
     return {
         name: f"{module}.{name}"
         for name, value in sorted(found)
-        if not name.startswith("_") and isinstance(value, type) and issubclass(value, base) and value is not base
+        if not name.startswith("_")
+        and isinstance(value, type)
+        and issubclass(value, base)
+        and value is not base
     }
 
 
 def _public(module: str) -> dict[str, str]:
-    """What a package of ours lists in `__all__`, without importing each of its modules; classes only."""
+    """What a package of ours lists in `__all__`, without importing each of its modules; classes
+    only."""
     names: list[str] = import_module(module).__all__
     return {name: f"{module}.{name}" for name in sorted(names) if name[:1].isupper()}

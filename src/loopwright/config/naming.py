@@ -13,7 +13,8 @@ UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
 
 
 def name_variants(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each; a name that is too long or not unique ends in a part of the hash of its values."""
+    """A name for each; a name that is too long or not unique ends in a part of the hash of its
+    values."""
     plain = [_plain_name(chosen) for chosen in combinations]
     seen: dict[str, set[str]] = {}
     for name, chosen in zip(plain, combinations, strict=True):
@@ -32,7 +33,8 @@ def _plain_name(chosen: Mapping[str, Any]) -> str:
 
 
 def _short_keys(keys: list[str]) -> dict[str, str]:
-    """The last part of each dotted key, with as many parts before it as make it different from the others."""
+    """The last part of each dotted key, with as many parts before it as make it different from the
+    others."""
     result = {}
     for key in keys:
         parts = key.lstrip("+").split(".")
@@ -46,7 +48,11 @@ def _short_keys(keys: list[str]) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return str(value["kind"]).rpartition(".")[2] if "kind" in value else "-".join(_text(v) for v in value.values())
+        return (
+            str(value["kind"]).rpartition(".")[2]
+            if "kind" in value
+            else "-".join(_text(v) for v in value.values())
+        )
     if isinstance(value, list | tuple):
         return "-".join(_text(item) for item in value)
     if isinstance(value, bool) or value is None:

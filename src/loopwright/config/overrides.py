@@ -1,4 +1,5 @@
-"""Changes from the command line: `a.b=1`, `+a.new=1`, `++a.b=1`, `~a.b`, and several values that make a sweep."""
+"""Changes from the command line: `a.b=1`, `+a.new=1`, `++a.b=1`, `~a.b`, and several values that
+make a sweep."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from .tree import COMMAND_LINE, ConfigError, Key, Node, Problem, child_of, join_key, nearest
+from ..text import nearest
+from .tree import COMMAND_LINE, ConfigError, Key, Node, Problem, child_of, join_key
 from .yaml import parse_scalar, read_text
 
 RANGE = re.compile(r"range\(([^()]*)\)")
@@ -16,7 +18,8 @@ MAX_RANGE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One change. `mark` is "" (change), "+" (add), "++" (either) or "~" (remove); `values` has several in a sweep."""
+    """One change. `mark` is "" (change), "+" (add), "++" (either) or "~" (remove); `values` has
+    several in a sweep."""
 
     key: str
     mark: str
@@ -38,20 +41,28 @@ def parse_override(text: str) -> Override:
     """An override from its text; raises ConfigError."""
     match = re.fullmatch(r"(\+\+|\+|~|)([^=\s+~][^=]*?)\s*(=(.*))?", text, re.S)
     if match is None or (match[3] is None) != (match[1] == "~"):
-        message = "is not an override: write key=value, +key=value to add a key, or ~key to remove one."
+        message = (
+            "is not an override: write key=value, +key=value to add a key, or ~key to remove one."
+        )
         raise ConfigError([Problem(COMMAND_LINE, None, text, message)])
     if match[1] == "~":
         return Override(match[2], "~", (), text)
     try:
         values = tuple(value for part in split_commas(match[4]) for value in parse_values(part))
     except ConfigError as error:
-        raise ConfigError([Problem(COMMAND_LINE, None, text, found.message) for found in error.problems]) from None
+        raise ConfigError(
+            [Problem(COMMAND_LINE, None, text, found.message) for found in error.problems]
+        ) from None
     return Override(match[2], match[1], values, text)
 
 
 def split_commas(text: str) -> list[str]:
-    """The parts between commas that are outside brackets and quotes; a trailing comma makes no part."""
-    parts, depth, quote, start = [], 0, "", 0
+    """The parts between commas that are outside brackets and quotes; a trailing comma makes no
+    part."""
+    parts = []
+    depth = 0
+    quote = ""
+    start = 0
     for position, char in enumerate(text):
         if quote:
             quote = "" if char == quote else quote
@@ -79,16 +90,29 @@ def parse_values(text: str) -> list[Node]:
 def parse_range(text: str) -> list[int | float]:
     """The numbers of a range, its end left out as in Python; the step may be a fraction."""
     numbers = [parse_scalar(part.strip()) for part in text.split(",")]
-    bounds = [number for number in numbers if isinstance(number, int | float) and not isinstance(number, bool)]
-    if len(bounds) != len(numbers) or len(bounds) not in (2, 3) or not all(map(math.isfinite, bounds)):
-        raise _range_error(text, "takes two or three numbers: range(start, stop) or range(start, stop, step).")
+    bounds = [
+        number
+        for number in numbers
+        if isinstance(number, int | float) and not isinstance(number, bool)
+    ]
+    if (
+        len(bounds) != len(numbers)
+        or len(bounds) not in (2, 3)
+        or not all(map(math.isfinite, bounds))
+    ):
+        raise _range_error(
+            text, "takes two or three numbers: range(start, stop) or range(start, stop, step)."
+        )
     start, stop, step = bounds if len(bounds) == 3 else (*bounds, 1)
     if step == 0:
         raise _range_error(text, "has a step of 0, and would never end.")
     count = math.ceil(round((stop - start) / step, 9))
     if not 0 < count <= MAX_RANGE:
         raise _range_error(text, f"has {max(count, 0)} values; expected 1 to {MAX_RANGE}.")
-    return [start + index * step if isinstance(step, int) else _rounded(start + index * step) for index in range(count)]
+    return [
+        start + index * step if isinstance(step, int) else _rounded(start + index * step)
+        for index in range(count)
+    ]
 
 
 def _rounded(value: float) -> float:
@@ -101,7 +125,8 @@ def _range_error(text: str, message: str) -> ConfigError:
 
 
 def apply_override(root: Node, override: Override, may_add: Collection[str] = ()) -> None:
-    """Change the tree; raises ConfigError where the key is not there, or is although it was to be added."""
+    """Change the tree; raises ConfigError where the key is not there, or is although it was to be
+    added."""
     *above, last = _split(root, override.key)
     node = root
     for index, part in enumerate(above):
@@ -118,7 +143,8 @@ def apply_override(root: Node, override: Override, may_add: Collection[str] = ()
 
 def _split(root: Node, key: str) -> list[str]:
     """The parts of a dotted key, where a mapping's own key may contain dots."""
-    parts, node = key.split("."), root
+    parts = key.split(".")
+    node = root
     result: list[str] = []
     while parts:
         joined = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
@@ -131,7 +157,9 @@ def _split(root: Node, key: str) -> list[str]:
     return result
 
 
-def _set(node: Node, last: str, override: Override, above: list[str], may_add: Collection[str]) -> None:
+def _set(
+    node: Node, last: str, override: Override, above: list[str], may_add: Collection[str]
+) -> None:
     value = override.values[0].copy()
     existing = child_of(node, last)
     if existing is None:
@@ -141,15 +169,19 @@ def _set(node: Node, last: str, override: Override, above: list[str], may_add: C
         return
     if override.mark == "+":
         raise override.problem(f"{override.key} exists already: leave out the + to change it.")
-    existing.value, existing.source = value.value, value.source
-    existing.file, existing.line = override.file, override.line
+    existing.value = value.value
+    existing.source = value.source
+    existing.file = override.file
+    existing.line = override.line
 
 
 def _added(node: Node, part: str, value: Node, override: Override, above: list[str]) -> Node:
     """Put a new key into a mapping, or an item at the end of a list."""
     if isinstance(node.value, list):
         if part != str(len(node.value)):
-            raise override.problem(f"{'.'.join(above)} is a list: {_indices(node)}, and +{len(node.value)} adds one.")
+            raise override.problem(
+                f"{'.'.join(above)} is a list: {_indices(node)}, and +{len(node.value)} adds one."
+            )
         node.value.append(value)
     elif isinstance(node.value, dict):
         node.value[part] = value
@@ -171,7 +203,9 @@ def _remove(node: Node, last: str, override: Override, above: list[str]) -> None
     del node.value[key]
 
 
-def _unknown(node: Node, part: str, override: Override, above: list[str], may_add: Collection[str]) -> ConfigError:
+def _unknown(
+    node: Node, part: str, override: Override, above: list[str], may_add: Collection[str]
+) -> ConfigError:
     where = ".".join(above)
     if isinstance(node.value, list):
         return override.problem(f"{where} is a list and has no {part}: {_indices(node)}.")
@@ -185,4 +219,10 @@ def _unknown(node: Node, part: str, override: Override, above: list[str], may_ad
 
 def _indices(node: Node) -> str:
     last = len(node.value) - 1
-    return "it is empty" if last < 0 else f"its indices are 0 to {last}" if last else "its only index is 0"
+    return (
+        "it is empty"
+        if last < 0
+        else f"its indices are 0 to {last}"
+        if last
+        else "its only index is 0"
+    )

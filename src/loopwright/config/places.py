@@ -1,4 +1,5 @@
-"""What a config may hold: the keys of a file, and the places in it where an object is described by its `kind`."""
+"""What a config may hold: the keys of a file, and the places in it where an object is described by
+its `kind`."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ class Entry:
     """A key of a mapping.
 
     Args:
-        accepts: a type hint, which may hold places (`Annotated[Any, place]`, or `one_of_kind`, `list_of` and
-            `mapping_of`), or a `Schema` for a nested mapping with keys of its own.
+        accepts: a type hint, which may hold places (`Annotated[Any, place]`, or `one_of_kind`,
+            `list_of` and `mapping_of`), or a `Schema` for a nested mapping with keys of its own.
         required: whether the key must be there.
         description: for the message where it is missing, and for editors.
 
@@ -53,21 +54,26 @@ class Schema:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A place in a config where `kind` names a class and the keys beside it are its constructor's arguments.
+    """A place in a config where `kind` names a class and the keys beside it are its constructor's
+    arguments.
 
-    Only real subclasses of `needs` (one type or several; for a Protocol, classes with its methods) are ever called.
+    Only real subclasses of `needs` (one type or several; for a Protocol, classes with its methods)
+    are ever called.
 
     Args:
         name: what the object is called in messages.
         needs: what the object must be.
-        given: constructor arguments that the program supplies (`params` of an optimizer): never asked for in the file,
-            refused there, and passed to `build` as keywords. Arguments that a class does not take are left out.
-        short: short names for `kind`, each with its import path. A function may be used here, and only here. Leave it
-            out for the short names of all that ships for `needs` (`AdamW`, `EarlyStopping`, ...); `{}` for none.
+        given: constructor arguments that the program supplies (`params` of an optimizer): never
+            asked for in the file, refused there, and passed to `build` as keywords. Arguments that
+            a class does not take are left out.
+        short: short names for `kind`, each with its import path. A function may be used here, and
+            only here. Leave it out for the short names of all that ships for `needs` (`AdamW`,
+            `EarlyStopping`, ...); `{}` for none.
         default: the `kind` where a file names none, as a short name or an import path.
-        also: keys beside `kind` that the program reads itself, checked against their own entries and never passed to
-            the class (`optimizer` inside `model`).
-        several: whether several objects may be described instead of one, each under a name of the user's choice.
+        also: keys beside `kind` that the program reads itself, checked against their own entries
+            and never passed to the class (`optimizer` inside `model`).
+        several: whether several objects may be described instead of one, each under a name of the
+            user's choice.
         description: for editors.
 
     >>> from torch.optim import Optimizer
@@ -157,7 +163,8 @@ def names_of(value: Mapping[Any, Any], place: Place) -> list[Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Modelled:
-    """A pydantic model with the values of its fields, which it checks once more when objects among them are built."""
+    """A pydantic model with the values of its fields, which it checks once more when objects among
+    them are built."""
 
     model: type[BaseModel]
     fields: Mapping[str, Any]
@@ -167,8 +174,9 @@ class Modelled:
 class Called:
     """A call of a class with checked arguments.
 
-    takes: the names of the arguments that the program supplies when it builds; `needed` are required ones among them.
-    positional: the names of the arguments that are passed by position; `variadic` is the name of `*args`.
+    takes: the names of the arguments that the program supplies when it builds; `needed` are
+    required ones among them. positional: the names of the arguments that are passed by position;
+    `variadic` is the name of `*args`.
     """
 
     target: Callable[..., Any]
@@ -182,13 +190,15 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """Builds the objects in a checked value of this name; `given` are the arguments that the program supplies."""
+    """Builds the objects in a checked value of this name; `given` are the arguments that the
+    program supplies."""
 
     given: Mapping[str, Any]
     name: str
 
     def make(self, value: Any, node: Node, key: str) -> Any:
-        """The value with its recipes carried out; the node is the part of the config that it was made of."""
+        """The value with its recipes carried out; the node is the part of the config that it was
+        made of."""
         if isinstance(value, Called):
             return self.call(value, node, key)
         if isinstance(value, Modelled):
@@ -198,11 +208,14 @@ class Builder:
         return self.parts(value, node, key) if type(value) is dict else value
 
     def parts(self, values: Mapping[Any, Any], node: Node, key: str) -> dict[Any, Any]:
-        """What is made of each value, with the child of the node that has its name, if there is one."""
+        """What is made of each value, with the child of the node that has its name, if there is
+        one."""
         made = {}
         for name, value in values.items():
             child = child_of(node, str(name))
-            made[name] = self.make(value, child or node, key if child is None else join_key(key, name))
+            made[name] = self.make(
+                value, child or node, key if child is None else join_key(key, name)
+            )
         return made
 
     def call(self, recipe: Called, node: Node, key: str) -> Any:
@@ -210,7 +223,9 @@ class Builder:
         supplied = {name: value for name, value in self.given.items() if name in recipe.takes}
         missing = recipe.needed - supplied.keys()
         if missing:
-            raise TypeError(f"{label}: the program must supply {', '.join(sorted(missing))}, but did not.")
+            raise TypeError(
+                f"{label}: the program must supply {', '.join(sorted(missing))}, but did not."
+            )
         keywords = self.parts(recipe.arguments, node, key)
         positional = [keywords.pop(name) for name in recipe.positional if name in keywords]
         rest = keywords.pop(recipe.variadic, ())
@@ -224,4 +239,6 @@ class Builder:
         try:
             return recipe.model.model_validate(self.parts(recipe.fields, node, key))
         except ValidationError as error:
-            raise ConfigError([Problem(node.file, node.line, key, item["msg"]) for item in error.errors()]) from None
+            raise ConfigError(
+                [Problem(node.file, node.line, key, item["msg"]) for item in error.errors()]
+            ) from None

@@ -1,4 +1,5 @@
-"""The keys of a run file, and their JSON schema (draft 2020-12), with which editors complete and check it."""
+"""The keys of a run file, and their JSON schema (draft 2020-12), with which editors complete and
+check it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from .places import KIND, Entry, Place, Schema, mapping_of, one_of_kind
 from .tree import Config
 from .validate import Validation
 
-ARGUMENT = re.compile(r"^\s{0,12}(\w+)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?\s*:[ \t]+(\S.*)$", re.M)
+ARGUMENT = re.compile(
+    r"^\s{0,12}(\w+)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?\s*:[ \t]+(\S.*)$", re.M
+)
 DATA: Any = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 VARIABLE = {"$ref": "#/$defs/variable"}
@@ -25,7 +28,11 @@ Json = dict[str, Any]
 
 def first_sentence(target: Any) -> str:
     """The first line of a docstring that the class has itself."""
-    own = vars(target).get("__doc__") if isinstance(target, type) else getattr(target, "__doc__", None)
+    own = (
+        vars(target).get("__doc__")
+        if isinstance(target, type)
+        else getattr(target, "__doc__", None)
+    )
     text = inspect.cleandoc(own).strip() if isinstance(own, str) else ""
     return text.partition("\n\n")[0].replace("\n", " ")[:300]
 
@@ -36,7 +43,9 @@ def described_arguments(target: Any) -> dict[str, str]:
     texts = [getattr(target, "__doc__", None), getattr(init, "__doc__", None)]
     found: dict[str, str] = {}
     for text in texts:
-        for name, words in ARGUMENT.findall(inspect.cleandoc(text)) if isinstance(text, str) else ():
+        for name, words in (
+            ARGUMENT.findall(inspect.cleandoc(text)) if isinstance(text, str) else ()
+        ):
             found.setdefault(name, words.strip()[:300])
     return found
 
@@ -57,7 +66,8 @@ def json_schema(schema: Schema, config: Config | None = None) -> Json:
     if config is not None:
         validation = Validation(config.folder)
         validation.check(config.root, schema, config.key)
-        folder, kinds = config.folder, validation.kinds
+        folder = config.folder
+        kinds = validation.kinds
     with beside(folder):
         return SchemaWriter(folder, kinds).write(schema)
 
@@ -69,28 +79,50 @@ class SchemaWriter:
         self.folder = folder
         self.kinds = list(kinds)
         self.defs: dict[str, Json] = {
-            "variable": {"type": "string", "pattern": r"\$\{", "description": "A variable: ${key} or ${env:NAME}."}
+            "variable": {
+                "type": "string",
+                "pattern": r"\$\{",
+                "description": "A variable: ${key} or ${env:NAME}.",
+            }
         }
         self.names: dict[Any, str] = {}
-        self.outer: list[Place] = []  # being written; an object inside one of the same kind has the same `given`
+        # being written; an object inside one of the same kind has the same `given`
+        self.outer: list[Place] = []
 
     def write(self, schema: Schema) -> Json:
         body = self.mapping(schema.entries)
-        required = {"required": body.pop("required")}  # which a file that includes others may leave to them
-        whole = {"if": {"required": [DEFAULTS]}, "else": required} if DEFAULTS in schema.entries else required
-        return {"$schema": DIALECT, "title": schema.description or "Config", **body, **whole, "$defs": self.defs}
+        # which a file that includes others may leave to them
+        required = {"required": body.pop("required")}
+        whole = (
+            {"if": {"required": [DEFAULTS]}, "else": required}
+            if DEFAULTS in schema.entries
+            else required
+        )
+        return {
+            "$schema": DIALECT,
+            "title": schema.description or "Config",
+            **body,
+            **whole,
+            "$defs": self.defs,
+        }
 
     def mapping(self, entries: Mapping[str, Entry]) -> Json:
         properties = {name: self.entry(entry) for name, entry in entries.items()}
         required = [name for name, entry in entries.items() if entry.required]
-        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": False,
+        }
 
     def entry(self, entry: Entry) -> Json:
         found = self.hint(entry.accepts)
         return {"description": entry.description, **found} if entry.description else found
 
     def hint(self, hint: Any) -> Json:
-        """What a hint accepts: pydantic's schema of it, with the objects in it described and variables allowed."""
+        """What a hint accepts: pydantic's schema of it, with the objects in it described and
+        variables allowed."""
         return self.completed(json_of(hint))
 
     def completed(self, json: Json) -> Json:
@@ -113,12 +145,15 @@ class SchemaWriter:
     def object(self, found: type) -> Json:
         """An object of a class that a hint names."""
         if fits(found, ANYTHING):
-            outer = next((place for place in self.outer if place.given and found in place.bases), None)
+            outer = next(
+                (place for place in self.outer if place.given and found in place.bases), None
+            )
             return self.place(outer or Place(found.__name__, found))
         return any_of([self.described(found, (), {}), VARIABLE])
 
     def place(self, place: Place) -> Json:
-        """A reference to what a place accepts: the kinds that ship with their arguments, and any other by its path."""
+        """A reference to what a place accepts: the kinds that ship with their arguments, and any
+        other by its path."""
         known = place if place.short is not None or place.also or place.given else place.bases
         if known in self.names:
             return {"$ref": f"#/$defs/{self.names[known]}"}
@@ -127,7 +162,11 @@ class SchemaWriter:
         self.outer.append(place)
         kinds = self.kinds_of(place)
         short = [kind for kind in kinds if "." not in kind]
-        paths = {"type": "string", "pattern": r"^\w+(\.\w+)+$", "description": f"The import path of a {place.wanted}."}
+        paths = {
+            "type": "string",
+            "pattern": r"^\w+(\.\w+)+$",
+            "description": f"The import path of a {place.wanted}.",
+        }
         choices = {"anyOf": [{"enum": short}, paths]} if short else paths
         body: Json = {"type": "object", "properties": {KIND: choices, **self.common(place)}}
         if place.default is None:
@@ -135,21 +174,34 @@ class SchemaWriter:
         if detailed := [kind for kind in kinds if self.is_detailed(kind, place)]:
             body["allOf"] = [self.case(kind, place) for kind in detailed]
         self.outer.pop()
-        self.defs[name] = {"description": place.description or f"A {place.wanted}.", "anyOf": [body, choices, VARIABLE]}
+        self.defs[name] = {
+            "description": place.description or f"A {place.wanted}.",
+            "anyOf": [body, choices, VARIABLE],
+        }
         return self.several(name) if place.several else {"$ref": f"#/$defs/{name}"}
 
     def several(self, name: str) -> Json:
         """One object of a definition, or several under names."""
         one = {"$ref": f"#/$defs/{name}"}
-        named = {"type": "object", "not": {"required": [KIND]}, "minProperties": 1, "additionalProperties": one}
+        named = {
+            "type": "object",
+            "not": {"required": [KIND]},
+            "minProperties": 1,
+            "additionalProperties": one,
+        }
         return {"anyOf": [one, named]}
 
     def kinds_of(self, place: Place) -> list[str]:
         used = [kind for other, kind in self.kinds if other is place]
-        return [kind for kind in dict.fromkeys([*place.short_names, *used]) if self.is_usable(kind, place)]
+        return [
+            kind
+            for kind in dict.fromkeys([*place.short_names, *used])
+            if self.is_usable(kind, place)
+        ]
 
     def is_usable(self, kind: str, place: Place) -> bool:
-        """Whether it is there and fits: a package of ours may list other things, and need what is not installed."""
+        """Whether it is there and fits: a package of ours may list other things, and need what is
+        not installed."""
         try:
             resolve_kind(kind, place, self.folder)
         except RefusedError:
@@ -157,11 +209,13 @@ class SchemaWriter:
         return True
 
     def is_detailed(self, kind: str, place: Place) -> bool:
-        """The layers of torch are listed by name only: their arguments would be most of the file."""
+        """The layers of torch are listed by name only: their arguments would be most of the
+        file."""
         return not place.short_names.get(kind, kind).startswith("torch.nn.")
 
     def common(self, place: Place) -> Json:
-        """The keys that any kind takes in this place: keys of the program, and arguments of the needed class."""
+        """The keys that any kind takes in this place: keys of the program, and arguments of the
+        needed class."""
         properties = {name: self.entry(entry) for name, entry in place.also.items()}
         base = place.bases[0]
         if base in ANYTHING or getattr(base, "_is_protocol", False):
@@ -177,7 +231,9 @@ class SchemaWriter:
         if name not in self.defs:
             self.defs[name] = {}
             target = resolve_kind(kind, place, self.folder)
-            self.defs[name] = self.described(target, place.given, {KIND: True, **dict.fromkeys(place.also, True)})
+            self.defs[name] = self.described(
+                target, place.given, {KIND: True, **dict.fromkeys(place.also, True)}
+            )
         return {"if": condition, "then": {"$ref": f"#/$defs/{name}"}}
 
     def described(self, target: Callable[..., Any], given: Iterable[str], more: Json) -> Json:
@@ -194,15 +250,29 @@ class SchemaWriter:
         arguments = arguments_of(target)
         items = {name: item for name, item in arguments.items.items() if name not in given}
         words = described_arguments(target)
-        model = target if is_model(target) else model_in(arguments.model.hint) if arguments.model is not None else None
+        model = (
+            target
+            if is_model(target)
+            else model_in(arguments.model.hint)
+            if arguments.model is not None
+            else None
+        )
         if model is not None:
             if arguments.model is not None:
                 items.pop(arguments.model.name, None)
             items = {**({} if is_model(target) else items), **fields_of(model)}
-            about = {name: info.description for name, info in model.model_fields.items() if info.description}
+            about = {
+                name: info.description
+                for name, info in model.model_fields.items()
+                if info.description
+            }
             words = {**described_arguments(model), **about}
         required = [name for name, item in items.items() if item.is_required and name != KIND]
-        found = {name: self.argument(item, words.get(name, "")) for name, item in items.items() if name != KIND}
+        found = {
+            name: self.argument(item, words.get(name, ""))
+            for name, item in items.items()
+            if name != KIND
+        }
         return found, required, arguments.is_open if model is None else is_open(model)
 
     def argument(self, item: Argument, words: str) -> Json:
@@ -213,9 +283,11 @@ class SchemaWriter:
         return {**body, **extra}
 
     def free_name(self, wanted: str) -> str:
-        name, count = wanted, 2
+        name = wanted
+        count = 2
         while name in self.defs:
-            name, count = f"{wanted}_{count}", count + 1
+            name = f"{wanted}_{count}"
+            count = count + 1
         return name
 
 
@@ -258,24 +330,47 @@ def run_schema(
     ['model', 'datasets', 'trainer']
     """
     entries = {
-        "name": Entry(str | None, description="The name of the run; its directory is `runs/<name>/<id>`."),
-        "seed": Entry(int | None, description="The seed of all randomness: 0 is a seed, null is none."),
-        "output_path": Entry(Path | None, description="The run directory. Default: a new one in `runs/<name>`."),
+        "name": Entry(
+            str | None, description="The name of the run; its directory is `runs/<name>/<id>`."
+        ),
+        "seed": Entry(
+            int | None, description="The seed of all randomness: 0 is a seed, null is none."
+        ),
+        "output_path": Entry(
+            Path | None, description="The run directory. Default: a new one in `runs/<name>`."
+        ),
         "tags": Entry(list[str], description="Words to find the run by."),
         "resume": Entry(
-            bool | str | None, description="true or auto to continue, false to start anew, or the path of a run."
+            bool | str | None,
+            description="true or auto to continue, false to start anew, or the path of a run.",
         ),
         "vars": Entry(DATA, description="Values to use elsewhere in the file as `${vars.name}`."),
-        "defaults": Entry(list[Any] | str, description="Files to include; this file's keys win over theirs."),
-        "modules": Entry(str, description="The folder of your modules: that of the file, or one above it."),
-        "sweep": Entry(DATA, description="Keys with lists of values, one run for each combination."),
+        "defaults": Entry(
+            list[Any] | str, description="Files to include; this file's keys win over theirs."
+        ),
+        "modules": Entry(
+            str, description="The folder of your modules: that of the file, or one above it."
+        ),
+        "sweep": Entry(
+            DATA, description="Keys with lists of values, one run for each combination."
+        ),
         "model": Entry(one_of_kind(model), True, model.description or "The model that is trained."),
         "datasets": Entry(
-            mapping_of(dataset), True, dataset.description or "Data sets by name, such as train and test."
+            mapping_of(dataset),
+            True,
+            dataset.description or "Data sets by name, such as train and test.",
         ),
-        "trainer": Entry(one_of_kind(trainer), True, trainer.description or "The trainer and its settings."),
+        "trainer": Entry(
+            one_of_kind(trainer), True, trainer.description or "The trainer and its settings."
+        ),
     }
-    for name, place in (("optimizer", optimizer), ("scheduler", scheduler), ("initializer", initializer)):
+    for name, place in (
+        ("optimizer", optimizer),
+        ("scheduler", scheduler),
+        ("initializer", initializer),
+    ):
         if place is not None:
-            entries[name] = Entry(one_of_kind(place), description=place.description or f"The {name}.")
+            entries[name] = Entry(
+                one_of_kind(place), description=place.description or f"The {name}."
+            )
     return Schema(entries, "A training run.")

@@ -1,4 +1,5 @@
-"""One config per combination of values: comma lists and ranges in overrides, and the `sweep:` block of a file."""
+"""One config per combination of values: comma lists and ranges in overrides, and the `sweep:` block
+of a file."""
 
 from __future__ import annotations
 
@@ -11,15 +12,23 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from ..text import nearest
 from .compose import RUN_KEYS, escaped, finish, folder_of, parse_overrides, read_root
 from .naming import name_variants
 from .overrides import RANGE, Override, parse_range
-from .tree import COMMAND_LINE, Config, ConfigError, Node, Problem, nearest, to_node
+from .tree import COMMAND_LINE, Config, ConfigError, Node, Problem, to_node
 
 METHODS = ("grid", "random", "optuna")
-OPTIONS: dict[str, type[Any]] = {"method": str, "num": int, "seed": int, "metric": str, "direction": str}
+OPTIONS: dict[str, type[Any]] = {
+    "method": str,
+    "num": int,
+    "seed": int,
+    "metric": str,
+    "direction": str,
+}
 SWEEP = "sweep"
-VARIED = "values of a sweep"  # where the values of the command line are resolved; a name that no file uses
+# where the values of the command line are resolved; a name that no file uses
+VARIED = "values of a sweep"
 MAX_VARIANTS = 100_000
 
 
@@ -57,7 +66,8 @@ class Interval:
         return self.snapped(value)
 
     def snapped(self, value: float) -> float:
-        """The number of the interval that is nearest from below: a whole one, or one on its steps."""
+        """The number of the interval that is nearest from below: a whole one, or one on its
+        steps."""
         if self.step is not None:
             value = self.low + math.floor(round((value - self.low) / self.step, 9)) * self.step
         if self.is_whole:
@@ -99,7 +109,10 @@ def read_block(block: Node) -> Sweep:
     Without `method` and `space` the block's keys are varied in a grid.
     """
     if not isinstance(block.value, dict) or not block.value:
-        message = f"is {block.shown()}; expected keys with lists of values, such as {{model.width: [16, 32]}}."
+        message = (
+            f"is {block.shown()}; expected keys with lists of values, such as {{model.width: "
+            "[16, 32]}."
+        )
         raise ConfigError([Problem(block.file, block.line, "sweep", message)])
     reader = BlockReader()
     if "space" not in block.value and "method" not in block.value:
@@ -137,7 +150,9 @@ class BlockReader:
         self.allowed(block, values, "direction", ("minimize", "maximize"))
         if "space" not in block.value:
             self.add(
-                block, "sweep.space", "is missing: it says which keys are varied, such as {model.width: [16, 32]}."
+                block,
+                "sweep.space",
+                "is missing: it says which keys are varied, such as {model.width: [16, 32]}.",
             )
         if values.get("method") == "random" and "num" not in block.value:
             self.add(block, "sweep.num", "is missing: the number of random runs.")
@@ -147,13 +162,19 @@ class BlockReader:
 
     def allowed(self, block: Node, values: dict[str, Any], name: str, known: Sequence[str]) -> None:
         if name in values and values[name] not in known:
-            self.add(block.value[name], f"sweep.{name}", f"{values[name]!r} is unknown; {nearest(values[name], known)}")
+            self.add(
+                block.value[name],
+                f"sweep.{name}",
+                f"{values[name]!r} is unknown; {nearest(values[name], known)}",
+            )
 
     def space(self, node: Node, key: str) -> dict[str, Sequence[Any] | Interval]:
         if not isinstance(node.value, dict) or not node.value:
             self.add(node, key, f"is {node.shown()}; expected keys with lists of values.")
             return {}
-        found = {str(name): self.values(child, f"{key}.{name}") for name, child in node.value.items()}
+        found = {
+            str(name): self.values(child, f"{key}.{name}") for name, child in node.value.items()
+        }
         return {name: values for name, values in found.items() if values is not None}
 
     def values(self, node: Node, key: str) -> Sequence[Any] | Interval | None:
@@ -168,24 +189,42 @@ class BlockReader:
                 return None
         if isinstance(node.value, dict):
             return self.interval(node, key)
-        self.add(node, key, f"is {node.shown()}; expected a list of values, range(...), or {{low: ..., high: ...}}.")
+        self.add(
+            node,
+            key,
+            f"is {node.shown()}; expected a list of values, range(...), or {{low: ..., high: "
+            "...}.",
+        )
         return None
 
     def interval(self, node: Node, key: str) -> Interval | None:
-        values, before = node.plain(), len(self.problems)
+        values = node.plain()
+        before = len(self.problems)
         for name, value in values.items():
             wanted: Any = bool if name == "log" else int | float
             if name not in {item.name for item in fields(Interval)}:
-                self.add(node.value[name], f"{key}.{name}", nearest(str(name), ["low", "high", "log", "step"]))
+                self.add(
+                    node.value[name],
+                    f"{key}.{name}",
+                    nearest(str(name), ["low", "high", "log", "step"]),
+                )
             elif type(value) not in (get_args(wanted) or (wanted,)):
-                self.add(node.value[name], f"{key}.{name}", f"is {node.value[name].shown()}; expected {wanted}.")
+                self.add(
+                    node.value[name],
+                    f"{key}.{name}",
+                    f"is {node.value[name].shown()}; expected {wanted}.",
+                )
         if "low" not in values or "high" not in values:
             self.add(node, key, "an interval has low and high.")
         if len(self.problems) > before:
             return None
         interval = Interval(**values)
         if not math.isfinite(interval.high - interval.low) or interval.low >= interval.high:
-            self.add(node, key, f"low is {interval.low} and high is {interval.high}; expected low < high.")
+            self.add(
+                node,
+                key,
+                f"low is {interval.low} and high is {interval.high}; expected low < high.",
+            )
         if interval.log and interval.low <= 0:
             self.add(node, key, f"low is {interval.low}; with log it must be above 0.")
         if interval.step is not None and interval.step <= 0:
@@ -195,7 +234,8 @@ class BlockReader:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One run of a sweep. `name` is the chosen values, safe as the name of a directory, and the same every time."""
+    """One run of a sweep. `name` is the chosen values, safe as the name of a directory, and the
+    same every time."""
 
     name: str
     chosen: Mapping[str, Any]
@@ -211,7 +251,8 @@ def expand_sweep(
 ) -> list[Variant]:
     """The runs of a sweep, in order; a single one called "single" where nothing is varied.
 
-    Several values in overrides are combined as a grid, and win over the same key in the file's `sweep:` block.
+    Several values in overrides are combined as a grid, and win over the same key in the file's
+    `sweep:` block.
 
     Args:
         path: the YAML file.
@@ -231,9 +272,14 @@ def expand_sweep(
     base = Base(path, overrides, environ, may_add)
     combinations = list(itertools.islice(combine(base.sweep, base.origin), MAX_VARIANTS + 1))
     if len(combinations) > MAX_VARIANTS:
-        raise ConfigError([base.origin.problem(f"makes more than {MAX_VARIANTS} runs; vary fewer values.")])
+        raise ConfigError(
+            [base.origin.problem(f"makes more than {MAX_VARIANTS} runs; vary fewer values.")]
+        )
     names = name_variants(combinations)
-    return [Variant(name, chosen, base.config(chosen)) for name, chosen in zip(names, combinations, strict=True)]
+    return [
+        Variant(name, chosen, base.config(chosen))
+        for name, chosen in zip(names, combinations, strict=True)
+    ]
 
 
 def read_sweep(
@@ -243,7 +289,8 @@ def read_sweep(
     environ: Mapping[str, str] = os.environ,
     may_add: Collection[str] = RUN_KEYS,
 ) -> Sweep:
-    """Read what a sweep varies, for a search that chooses the values itself; `space` is empty where nothing is varied.
+    """Read what a sweep varies, for a search that chooses the values itself; `space` is empty where
+    nothing is varied.
 
     Args:
         path: The file, as for `expand_sweep`.
@@ -305,10 +352,15 @@ class Origin:
 
 
 class Base:
-    """What all runs of a sweep have in common: the file, the overrides with one value, and the space."""
+    """What all runs of a sweep have in common: the file, the overrides with one value, and the
+    space."""
 
     def __init__(
-        self, path: str | Path, overrides: Sequence[str], environ: Mapping[str, str], may_add: Collection[str]
+        self,
+        path: str | Path,
+        overrides: Sequence[str],
+        environ: Mapping[str, str],
+        may_add: Collection[str],
     ) -> None:
         self.environ, self.may_add, self.folder = environ, may_add, folder_of(path)
         problems: list[Problem] = []
@@ -316,15 +368,20 @@ class Base:
         self.fixed = [override for override in parsed if not override.is_sweep]
         varied = {override.key: override for override in parsed if override.is_sweep}
         self.root = read_root(path, problems)
-        # Resolved once without the choices, so that a block may use variables and mistakes are reported only once.
+        # Resolved once without the choices, so that a block may use variables and mistakes are
+        # reported only once.
         root = self.root.copy()
-        listed = {key: Node(list(override.values), COMMAND_LINE, None) for key, override in varied.items()}
+        listed = {
+            key: Node(list(override.values), COMMAND_LINE, None) for key, override in varied.items()
+        }
         root.value[VARIED] = Node(listed, COMMAND_LINE, None)
         whole = finish(root, self.fixed, problems, self.folder, environ=environ, may_add=may_add)
         block = whole.root.value.pop(SWEEP, None)
         self.root.value.pop(SWEEP, None)
         self.fixed = [override for override in self.fixed if override.key.split(".")[0] != SWEEP]
-        self.origin = Origin(self.root.file if block is None else block.file, None if block is None else block.line)
+        self.origin = Origin(
+            self.root.file if block is None else block.file, None if block is None else block.line
+        )
         from_file = Sweep({}) if block is None else read_block(block)
         self.sweep = from_file.with_space({**from_file.space, **whole.root.value[VARIED].plain()})
         self.marks = {key: override.mark for key, override in varied.items()}
@@ -333,7 +390,9 @@ class Base:
         """The config in which the varied keys have these values."""
         changes = [self.change(key, value) for key, value in chosen.items()]
         overrides = [*self.fixed, *changes]
-        return finish(self.root.copy(), overrides, [], self.folder, environ=self.environ, may_add=self.may_add)
+        return finish(
+            self.root.copy(), overrides, [], self.folder, environ=self.environ, may_add=self.may_add
+        )
 
     def change(self, key: str, value: Any) -> Override:
         mark = self.marks.get(key, "++" if key.startswith("+") else "")
@@ -354,7 +413,9 @@ def as_text(node: Node) -> Node:
 def combine(sweep: Sweep, origin: Origin) -> Iterator[dict[str, Any]]:
     """The values of each run: all combinations, or `num` random ones."""
     if sweep.method == "optuna":
-        message = "method: optuna chooses values while it runs; there is no list of runs beforehand."
+        message = (
+            "method: optuna chooses values while it runs; there is no list of runs beforehand."
+        )
         raise ConfigError([origin.problem(message)])
     if sweep.method == "random":
         chooser = random.Random(sweep.seed)
@@ -370,7 +431,10 @@ def listed(key: str, values: Sequence[Any] | Interval, origin: Origin) -> Sequen
     if not isinstance(values, Interval):
         return values
     if values.step is None:
-        message = f"{key} is an interval without a step, and a grid needs values: list them, or use method: random."
+        message = (
+            f"{key} is an interval without a step, and a grid needs values: list them, or use "
+            "method: random."
+        )
         raise ConfigError([origin.problem(message)])
     count = math.floor(round((values.high - values.low) / values.step, 9)) + 1
     return [values.snapped(values.low + index * values.step) for index in range(count)]

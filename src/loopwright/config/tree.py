@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..text import nearest
 
 COMMAND_LINE = "command line"
 Scalar = str | int | float | bool | None
@@ -31,7 +31,8 @@ class Problem:
 
 
 class ConfigError(ConfigurationError):
-    """A config cannot be used; `problems` has every mistake that was found, and `str()` is the whole report.
+    """A config cannot be used; `problems` has every mistake that was found, and `str()` is the
+    whole report.
 
     >>> from loopwright.config import ConfigError, Problem
     >>> print(ConfigError([Problem("run.yaml", 3, "seed", "is null; expected a whole number.")]))
@@ -46,39 +47,10 @@ class ConfigError(ConfigurationError):
         super().__init__("\n".join([f"{count} in the configuration:", *map(str, self.problems)]))
 
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """The end of a message about an unknown name: the nearest names that exist, or else all of them.
-
-    Args:
-        name: the unknown name.
-        known: the names that exist.
-        cutoff: how similar a name must be, from 0 (anything) to 1 (equal).
-
-    >>> from loopwright.config import nearest
-    >>> nearest("widht", ["width", "depth"])
-    'did you mean width?'
-    """
-    names = sorted(set(known))
-    close = near_names(name, names, cutoff=cutoff)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    if not names:
-        return "there are none here."
-    shown = names[:20]
-    return f"available: {', '.join(shown)}{', ...' if len(names) > len(shown) else ''}."
-
-
-def near_names(name: str, known: Sequence[str], *, cutoff: float = 0.5) -> list[str]:
-    """Up to three of the known names that look most like this one, whatever their case."""
-    lowered = {other.lower(): other for other in known}
-    found = difflib.get_close_matches(name.lower(), list(lowered), n=3, cutoff=cutoff)
-    ratios = {other: difflib.SequenceMatcher(None, name.lower(), other).ratio() for other in found}
-    return [lowered[other] for other in found if ratios[other] > max(ratios.values()) - 0.1]
-
-
 @dataclass(slots=True)
 class Node:
-    """A value with its origin. `source` is how it is written where that must not show what it resolved to."""
+    """A value with its origin. `source` is how it is written where that must not show what it
+    resolved to."""
 
     value: Any  # a Scalar, dict[Key, Node] or list[Node]
     file: str
@@ -109,11 +81,16 @@ class Node:
         return Node(value, self.file, self.line, self.source)
 
     def shown(self) -> str:
-        """The value for a message: short, in the words of YAML, and without what the environment supplied."""
+        """The value for a message: short, in the words of YAML, and without what the environment
+        supplied."""
         if self.source is not None:
             return self.source
         if isinstance(self.value, dict):
-            return f"a mapping with the keys {', '.join(map(str, self.value))}" if self.value else "an empty mapping"
+            return (
+                f"a mapping with the keys {', '.join(map(str, self.value))}"
+                if self.value
+                else "an empty mapping"
+            )
         if isinstance(self.value, list):
             return f"a list of {len(self.value)}"
         return shown_scalar(self.value)
@@ -128,7 +105,11 @@ def shown_scalar(value: Scalar) -> str:
     if isinstance(value, str):
         text = value if len(value) <= 60 else value[:57] + "..."
         return f"the text {text!r}"
-    text = str(value) if not isinstance(value, int) or value.bit_length() < 200 else "a very long number"
+    text = (
+        str(value)
+        if not isinstance(value, int) or value.bit_length() < 200
+        else "a very long number"
+    )
     return f"{text} (a whole number)" if isinstance(value, int) else text
 
 
@@ -193,8 +174,10 @@ class Config:
         self.tree: dict[str, Any] = root.plain()
 
     def place(self, key: str) -> tuple[str, int | None]:
-        """The file and line of a dotted key; of the nearest one above it that exists, where it does not."""
-        node, parts = self.root, key.split(".") if key else []
+        """The file and line of a dotted key; of the nearest one above it that exists, where it does
+        not."""
+        node = self.root
+        parts = key.split(".") if key else []
         for count in range(len(parts), -1, -1):
             found = descend(self.root, ".".join(parts[:count]))
             if found is not None:
@@ -212,12 +195,15 @@ class Config:
         return default if found is None else found.plain()
 
     def at(self, key: str) -> Config:
-        """The part of this config below a dotted key, as `build` takes it; raises ConfigError if there is none."""
+        """The part of this config below a dotted key, as `build` takes it; raises ConfigError if
+        there is none."""
         found = descend(self.root, key)
         if found is None:
             file, line = self.place(key)
             hint = nearest(key.split(".")[-1], self._siblings(key))
-            raise ConfigError([Problem(file, line, join_key(self.key, key), f"there is no such key; {hint}")])
+            raise ConfigError(
+                [Problem(file, line, join_key(self.key, key), f"there is no such key; {hint}")]
+            )
         return Config(found, self.folder, join_key(self.key, key) if self.key else key)
 
     def problem(self, key: str, message: str) -> Problem:
@@ -226,10 +212,12 @@ class Config:
         return Problem(file, line, join_key(self.key, key) if key else self.key, message)
 
     def to_yaml(self, path: str | Path | None = None) -> str:
-        """A file that loads to this tree; what came from the environment is still `${env:NAME}` in it.
+        """A file that loads to this tree; what came from the environment is still `${env:NAME}` in
+        it.
 
-        path: where the file will be. If that is below the folder of the modules that kinds name, `modules:` is added,
-        so that it runs from there too; otherwise pass `folder=` to `load_config`.
+        path: where the file will be. If that is below the folder of the modules that kinds name,
+        `modules:` is added, so that it runs from there too; otherwise pass `folder=` to
+        `load_config`.
         """
         from .yaml import write_yaml
 
@@ -237,11 +225,18 @@ class Config:
         if above is None:
             return write_yaml(self.root)
         line = Node(above, self.root.file, None)
-        return write_yaml(Node({**self.root.value, "modules": line}, self.root.file, self.root.line))
+        return write_yaml(
+            Node({**self.root.value, "modules": line}, self.root.file, self.root.line)
+        )
 
     def _way_up(self, start: Path) -> str | None:
-        """`../..` from a folder to that of the modules; None if they are the same, or it is not above."""
-        if start == self.folder or not start.is_relative_to(self.folder) or not isinstance(self.root.value, dict):
+        """`../..` from a folder to that of the modules; None if they are the same, or it is not
+        above."""
+        if (
+            start == self.folder
+            or not start.is_relative_to(self.folder)
+            or not isinstance(self.root.value, dict)
+        ):
             return None
         return "/".join([".."] * len(start.relative_to(self.folder).parts))
 

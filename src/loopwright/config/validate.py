@@ -1,4 +1,5 @@
-"""Checking a config as a whole, and building its objects: pydantic checks values, this module keys and kinds."""
+"""Checking a config as a whole, and building its objects: pydantic checks values, this module keys
+and kinds."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from torch import nn
 
+from ..text import near_names, nearest
 from .arguments import (
     EMPTY,
     Argument,
@@ -39,17 +41,18 @@ from .places import (
     one_of_kind,
     public_name,
 )
-from .tree import Config, ConfigError, Node, Problem, child_of, join_key, near_names, nearest, to_node
+from .tree import Config, ConfigError, Node, Problem, child_of, join_key, to_node
 
 Mistakes = list[InitErrorDetails]
 HERE = "config"
 
 
 def check(config: Config, schema: Schema) -> list[Problem]:
-    """Find unknown keys, wrong types, missing arguments and kinds that cannot be used; nothing is built.
+    """Find unknown keys, wrong types, missing arguments and kinds that cannot be used; nothing is
+    built.
 
-    Modules that a `kind` names are imported, by the rules of `kinds`; no class is called, except pydantic models,
-    which check their own fields.
+    Modules that a `kind` names are imported, by the rules of `kinds`; no class is called, except
+    pydantic models, which check their own fields.
 
     Args:
         config: what `load_config` returned.
@@ -70,13 +73,15 @@ def check(config: Config, schema: Schema) -> list[Problem]:
 
 
 def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> Any:
-    """Check one node and construct its object with all its parts; raises ConfigError before anything is built.
+    """Check one node and construct its object with all its parts; raises ConfigError before
+    anything is built.
 
     Args:
-        node: `config.at("model")`, whose mistakes are reported with file and line and whose file's folder is imported
-            from, or a plain mapping.
+        node: `config.at("model")`, whose mistakes are reported with file and line and whose file's
+            folder is imported from, or a plain mapping.
         place: what the object must be.
-        given: values for the names in `place.given`; arguments that the class does not take are left out.
+        given: values for the names in `place.given`; arguments that the class does not take are
+            left out.
 
     >>> from torch import nn
     >>> from loopwright.config import Place, build
@@ -85,7 +90,10 @@ def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> An
     """
     unknown = given.keys() - set(place.given)
     if unknown:
-        raise TypeError(f"{', '.join(sorted(unknown))}: name what is given in Place({place.name!r}, given=...) too.")
+        raise TypeError(
+            f"{', '.join(sorted(unknown))}: name what is given in Place({place.name!r}, "
+            "given=...) too."
+        )
     config = node if isinstance(node, Config) else None
     root = config.root if config is not None else to_node(dict(node), HERE, None)  # type: ignore[arg-type]
     folder, key = (config.folder, config.key) if config is not None else (None, "")
@@ -101,7 +109,8 @@ class Validation:
     """One check of a config, which is the context of pydantic's validators.
 
     kinds: which kind was named in which place.
-    outer: the outermost place that is being checked; objects of the same kind inside it are given the same arguments.
+    outer: the outermost place that is being checked; objects of the same kind inside it are given
+    the same arguments.
     """
 
     folder: Path | None
@@ -126,8 +135,11 @@ class Validation:
         found, mistakes = self.try_keys(value, hints)
         return found if not mistakes else fail(mistakes)
 
-    def try_keys(self, value: Mapping[Any, Any], hints: Mapping[Any, Any]) -> tuple[dict[Any, Any], Mistakes]:
-        """The values of a mapping by their hints, and what is wrong with the others; a mistake may stand for a hint."""
+    def try_keys(
+        self, value: Mapping[Any, Any], hints: Mapping[Any, Any]
+    ) -> tuple[dict[Any, Any], Mistakes]:
+        """The values of a mapping by their hints, and what is wrong with the others; a mistake may
+        stand for a hint."""
         found: dict[Any, Any] = {}
         mistakes: Mistakes = []
         for name, hint in hints.items():
@@ -159,7 +171,8 @@ class Validation:
         return self.keys(value, hints)
 
     def placed(self, value: Any, place: Place, default: type | None = None) -> Any:
-        """An object that is described by its `kind` and arguments, or several by their names where that may be."""
+        """An object that is described by its `kind` and arguments, or several by their names where
+        that may be."""
         if not describes_several(value, place):
             return self.object(value, place, default)
         names = names_of(value, place)
@@ -170,15 +183,16 @@ class Validation:
                 name: one
                 if name in names
                 else mistake(
-                    f"is next to several objects ({', '.join(map(str, names))}): put one into each of them, or one "
-                    f"{name} for all of them at the top of the file."
+                    f"is next to several objects ({', '.join(map(str, names))}): put one into "
+                    f"each of them, or one {name} for all of them at the top of the file."
                 )
                 for name in value
             },
         )
 
     def object(self, value: Any, place: Place, default: type | None = None) -> Any:
-        """The recipe for one object; a bare `kind` as text stands for a mapping with nothing else in it."""
+        """The recipe for one object; a bare `kind` as text stands for a mapping with nothing else
+        in it."""
         value = {KIND: value} if isinstance(value, str) else value
         if not isinstance(value, dict):
             raise wrong_value(f"expected a mapping with `kind:` (a {place.wanted}).")
@@ -189,14 +203,18 @@ class Validation:
             return self.keys(value, {KIND: mistake(str(error)), **also_hints(value, place)})
         if KIND in value:
             self.kinds.append((place, value[KIND]))
-        outer, self.outer = self.outer, self.outer or place
+        outer = self.outer
+        self.outer = self.outer or place
         try:
             return ObjectCheck(self, value, place, target, given_in(place, outer or place)).recipe()
         finally:
             self.outer = outer
 
-    def target(self, value: Mapping[str, Any], place: Place, default: type | None) -> Callable[..., Any]:
-        """The class that is called, which is found and not imported from anywhere that it must not be."""
+    def target(
+        self, value: Mapping[str, Any], place: Place, default: type | None
+    ) -> Callable[..., Any]:
+        """The class that is called, which is found and not imported from anywhere that it must not
+        be."""
         if KIND in value:
             return resolve_kind(value[KIND], place, self.folder)
         if default is not None:
@@ -209,11 +227,14 @@ class Validation:
             return resolve_kind(place.default, place, self.folder)
         near = near_names(KIND, list(value), cutoff=0.7)
         hint = f"; is {near[0]} meant to be kind?" if near else "."
-        raise RefusedError(f"is missing: name the class of the {place.name}, a {place.wanted}{hint}")
+        raise RefusedError(
+            f"is missing: name the class of the {place.name}, a {place.wanted}{hint}"
+        )
 
 
 def given_in(place: Place, outer: Place) -> set[str]:
-    """The arguments that the program supplies; a scheduler inside a scheduler is given the same optimizer."""
+    """The arguments that the program supplies; a scheduler inside a scheduler is given the same
+    optimizer."""
     is_same_kind = outer is not place and not place.given and set(place.bases) & set(outer.bases)
     return set(outer.given if is_same_kind else place.given)
 
@@ -249,8 +270,12 @@ class ObjectCheck:
 
     def recipe(self) -> Called | Modelled:
         _, wrong = self.validation.try_keys(self.value, also_hints(self.value, self.place))
-        children = {name: item for name, item in self.value.items() if name not in {KIND, *self.place.also}}
-        recipe, mistakes = self.model(self.target, children) if is_model(self.target) else self.call(children)
+        children = {
+            name: item for name, item in self.value.items() if name not in {KIND, *self.place.also}
+        }
+        recipe, mistakes = (
+            self.model(self.target, children) if is_model(self.target) else self.call(children)
+        )
         return recipe if not wrong + mistakes else fail(wrong + mistakes)
 
     def call(self, children: Mapping[str, Any]) -> tuple[Called, Mistakes]:
@@ -262,15 +287,25 @@ class ObjectCheck:
         if model is not None and model.name not in children and model.name not in self.given:
             del items[model.name]
             found: Any = model_in(model.hint)
-            rest = {name: item for name, item in children.items() if name not in items or name in fields_of(found)}
+            rest = {
+                name: item
+                for name, item in children.items()
+                if name not in items or name in fields_of(found)
+            }
             parts[model.name], mistakes = self.model(found, rest, others=items)
             children = {name: item for name, item in children.items() if name not in rest}
         values, wrong = self.arguments(items, children, is_open=arguments.is_open)
         takes = frozenset(name for name in self.given if arguments.takes(name))
-        needed = frozenset(name for name in takes if name in arguments.items and arguments.items[name].is_required)
-        positional = [name for name, item in items.items() if item.is_positional and not item.is_variadic]
+        needed = frozenset(
+            name for name in takes if name in arguments.items and arguments.items[name].is_required
+        )
+        positional = [
+            name for name, item in items.items() if item.is_positional and not item.is_variadic
+        ]
         variadic = next((name for name, item in items.items() if item.is_variadic), None)
-        recipe = Called(self.target, self.kind, {**parts, **values}, takes, needed, positional, variadic)
+        recipe = Called(
+            self.target, self.kind, {**parts, **values}, takes, needed, positional, variadic
+        )
         return recipe, mistakes + wrong
 
     def arguments(
@@ -285,14 +320,18 @@ class ObjectCheck:
         }
         for name, item in items.items():
             if item.is_required and name not in children and name not in self.suspects:
-                words = f"is missing: {self.kind} takes it, {describe(item.hint)}, and it has no default."
+                words = (
+                    f"is missing: {self.kind} takes it, {describe(item.hint)}, and it has no "
+                    "default."
+                )
                 hints[name] = mistake(words)
         return self.validation.try_keys(children, hints)
 
     def unknown(
         self, name: str, known: Iterable[str], present: Iterable[str], *, is_open: bool
     ) -> PydanticCustomError | None:
-        """The mistake of a key that is not an argument; where any key is accepted, of a misspelt argument."""
+        """The mistake of a key that is not an argument; where any key is accepted, of a misspelt
+        argument."""
         if name in self.given:
             return mistake("is supplied by the program: leave it out.")
         names = [*known, *self.place.also]
@@ -304,30 +343,42 @@ class ObjectCheck:
         what = "unknown key" if is_open else f"unknown key; {self.kind} takes no such argument"
         return mistake(f"{what}; {nearest(name, absent if near else names)}")
 
-    def model(self, model: Any, children: Mapping[str, Any], others: Iterable[str] = ()) -> tuple[Modelled, Mistakes]:
-        """The fields of a pydantic model, which checks them itself; objects and nested keys among them are ours."""
+    def model(
+        self, model: Any, children: Mapping[str, Any], others: Iterable[str] = ()
+    ) -> tuple[Modelled, Mistakes]:
+        """The fields of a pydantic model, which checks them itself; objects and nested keys among
+        them are ours."""
         known = fields_of(model)
         hints: dict[str, Any] = {}
         for name in children:
             if name not in known:
-                hints[name] = self.unknown(name, [*known, *others], children, is_open=is_open(model)) or Any
+                hints[name] = (
+                    self.unknown(name, [*known, *others], children, is_open=is_open(model)) or Any
+                )
             elif needs_building(known[name].hint) or holds_mappings(known[name].hint):
                 hints[name] = typed(accepted(known[name]), name)
         found, mistakes = self.validation.try_keys(children, hints)
         wrong = {item["loc"][0] for item in mistakes} & known.keys()
         values = {name: item for name, item in children.items() if name in known or name in found}
-        values |= {name: found.get(name) for name in hints if name in known and needs_building(known[name].hint)}
+        values |= {
+            name: found.get(name)
+            for name in hints
+            if name in known and needs_building(known[name].hint)
+        }
         if KIND in known and KIND in self.value:
             values[KIND] = self.value[KIND]
         for item in model_mistakes(model, values, self.value):
-            is_repeated = item["loc"][0] in wrong | self.suspects if item["loc"] else wrong or self.suspects
+            is_repeated = (
+                item["loc"][0] in wrong | self.suspects if item["loc"] else wrong or self.suspects
+            )
             if not is_repeated:
                 mistakes.append(item)
         return Modelled(model, values), mistakes
 
 
 def accepted(item: Argument) -> Any:
-    """What an argument accepts: also null where that is its default, whatever its annotation says."""
+    """What an argument accepts: also null where that is its default, whatever its annotation
+    says."""
     hint = Any if item.hint is EMPTY else item.hint
     plain, place = strip(hint)
     if plain is Any and place is None and isinstance(item.default, nn.Module):
@@ -346,11 +397,18 @@ def fail(mistakes: Mistakes) -> NoReturn:
 
 
 def problem_of(item: Any, node: Node, key: str) -> Problem:
-    """A mistake with its line: that of the value at its location, or of the mapping where it is missing."""
+    """A mistake with its line: that of the value at its location, or of the mapping where it is
+    missing."""
     for before, part in zip((None, *item["loc"]), item["loc"], strict=False):
         if part == "[key]":  # pydantic's word for a mistake in a key itself
             node = Node(before, node.file, node.line)
         else:
-            node, key = child_of(node, str(part)) or node, join_key(key, part)
+            node = child_of(node, str(part)) or node
+            key = join_key(key, part)
     text = item["ctx"]["text"]
-    return Problem(node.file, node.line, key, f"is {node.shown()}; {text}" if item["type"] == WRONG_VALUE else text)
+    return Problem(
+        node.file,
+        node.line,
+        key,
+        f"is {node.shown()}; {text}" if item["type"] == WRONG_VALUE else text,
+    )

@@ -22,13 +22,19 @@ FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 MERGE = "<<"
 PLAIN = "plain"
-TYPES: dict[str, type[Any]] = {f"{TAG}int": int, f"{TAG}float": float, f"{TAG}bool": bool, f"{TAG}null": type(None)}
+TYPES: dict[str, type[Any]] = {
+    f"{TAG}int": int,
+    f"{TAG}float": float,
+    f"{TAG}bool": bool,
+    f"{TAG}null": type(None),
+}
 STRING = f"{TAG}str"
 SIMPLE = re.compile(r"[A-Za-z_./][-A-Za-z0-9_./+=@ ]*[-A-Za-z0-9_./+=@]|[A-Za-z_./]")
 
 
 class TextLoader(yaml.SafeLoader):
-    """PyYAML's parser with plain scalars marked as such, so that this module alone says what they mean."""
+    """PyYAML's parser with plain scalars marked as such, so that this module alone says what they
+    mean."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         if kind is yaml.ScalarNode:
@@ -42,13 +48,19 @@ def read_file(path: Path) -> Node:
     try:
         data = path.read_bytes()
         if len(data) > MAX_BYTES:
-            raise ConfigError([Problem(file, None, "", f"has {len(data)} bytes: too large for a config.")])
+            raise ConfigError(
+                [Problem(file, None, "", f"has {len(data)} bytes: too large for a config.")]
+            )
         text = data.decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError([Problem(file, None, "", f"cannot be read: {error.strerror or error}.")]) from None
+        raise ConfigError(
+            [Problem(file, None, "", f"cannot be read: {error.strerror or error}.")]
+        ) from None
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ConfigError([Problem(file, line, "", "is not UTF-8 text: save it as UTF-8.")]) from None
+        raise ConfigError(
+            [Problem(file, line, "", "is not UTF-8 text: save it as UTF-8.")]
+        ) from None
     node = read_text(text, file)
     if node.value is None:
         node.value = {}
@@ -77,14 +89,21 @@ def read_text(text: str, file: str, *, has_lines: bool = True) -> Node:
         raise ConfigError([Problem(file, line, "", message)]) from None
     except RecursionError:
         raise ConfigError([Problem(file, None, "", "is nested too deeply for a config.")]) from None
-    except (ValueError, OverflowError) as error:  # PyYAML on an escape or a directive that it did not expect
+    except (
+        ValueError,
+        OverflowError,
+    ) as error:  # PyYAML on an escape or a directive that it did not expect
         raise ConfigError([Problem(file, None, "", f"is not YAML: {error}.")]) from None
     return Reader(file, has_lines).read(root)
 
 
 def _advice(error: yaml.MarkedYAMLError, text: str) -> str:
     mark = error.problem_mark
-    line = text.splitlines()[mark.line] if mark is not None and mark.line < len(text.splitlines()) else ""
+    line = (
+        text.splitlines()[mark.line]
+        if mark is not None and mark.line < len(text.splitlines())
+        else ""
+    )
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return "; indent with spaces, not tabs."
     if "found undefined alias" in (error.problem or ""):
@@ -109,7 +128,11 @@ class Reader:
         self.open: set[int] = set()  # nodes that are being read, to see one that contains itself
 
     def read(self, root: yaml.Node | None) -> Node:
-        node = Node(None, self.file, 1 if self.has_lines else None) if root is None else self.node(root, "")
+        node = (
+            Node(None, self.file, 1 if self.has_lines else None)
+            if root is None
+            else self.node(root, "")
+        )
         if self.problems:
             raise ConfigError(self.problems)
         return node
@@ -118,7 +141,11 @@ class Reader:
         self.count += 1
         if self.count > MAX_NODES:
             raise ConfigError(
-                [self.problem(node, key, "aliases (*name) expand to more values than a config may have.")]
+                [
+                    self.problem(
+                        node, key, "aliases (*name) expand to more values than a config may have."
+                    )
+                ]
             )
         if len(self.open) > MAX_DEPTH:
             raise ConfigError([self.problem(node, "", "is nested too deeply for a config.")])
@@ -136,10 +163,17 @@ class Reader:
         if isinstance(node, yaml.MappingNode) and tag == f"{TAG}map":
             return self.mapping(node, key)
         if isinstance(node, yaml.SequenceNode) and tag == f"{TAG}seq":
-            return [self.node(child, join_key(key, index)) for index, child in enumerate(node.value)]
+            return [
+                self.node(child, join_key(key, index)) for index, child in enumerate(node.value)
+            ]
         if isinstance(node, yaml.ScalarNode) and (tag in TYPES or tag in (PLAIN, f"{TAG}str")):
             return self.scalar(node, key)
-        self.add(node, key, f"has the tag {tag.replace(TAG, '!!')}, but a config contains only data: remove the tag.")
+        self.add(
+            node,
+            key,
+            f"has the tag {tag.replace(TAG, '!!')}, but a config contains only data: remove the "
+            "tag.",
+        )
         return None
 
     def scalar(self, node: yaml.ScalarNode, key: str) -> Scalar:
@@ -174,32 +208,47 @@ class Reader:
             if name in own:
                 first = own[name].line
                 since = f" (first in line {first})" if first is not None else ""
-                self.add(key_node, join_key(key, name), f"the key {name} appears twice{since}: remove one.")
+                self.add(
+                    key_node,
+                    join_key(key, name),
+                    f"the key {name} appears twice{since}: remove one.",
+                )
             own.setdefault(name, child)
         return {**merged, **own} if merged else own
 
     def key(self, node: yaml.Node, above: str) -> Key | None:
-        """A key as text or a whole number; the words that YAML reads as other things are refused as keys."""
+        """A key as text or a whole number; the words that YAML reads as other things are refused as
+        keys."""
         if not isinstance(node, yaml.ScalarNode):
-            self.add(node, above, "has a key that is not a string: a key is a name or a whole number.")
+            self.add(
+                node, above, "has a key that is not a string: a key is a name or a whole number."
+            )
             return None
         value = self.scalar(node, above) if node.tag in (PLAIN, f"{TAG}str", f"{TAG}int") else None
         if isinstance(value, bool) or not isinstance(value, str | int):
             self.add(
-                node, above, f"has the key {str(node.value)!r}: a key is a string or a whole number; put it in quotes."
+                node,
+                above,
+                f"has the key {str(node.value)!r}: a key is a string or a whole number; put it in "
+                "quotes.",
             )
             return None
         return value
 
     def merged(self, node: yaml.Node, key: str) -> dict[Key, Node]:
-        """The keys that `<<` merges in, of a mapping or a list of mappings; the first mapping wins."""
+        """The keys that `<<` merges in, of a mapping or a list of mappings; the first mapping
+        wins."""
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         result: dict[Key, Node] = {}
         for source in sources:
             if not isinstance(source, yaml.MappingNode):
-                self.add(source, key, "`<<` takes an alias of a mapping (<<: *name), or a list of them.")
+                self.add(
+                    source, key, "`<<` takes an alias of a mapping (<<: *name), or a list of them."
+                )
                 continue
-            for name, child in self.node(source, key).value.items() if id(source) not in self.open else ():
+            for name, child in (
+                self.node(source, key).value.items() if id(source) not in self.open else ()
+            ):
                 result.setdefault(name, child)
         return result
 
@@ -217,7 +266,8 @@ class Reader:
 
 
 def parse_scalar(text: str) -> Scalar:
-    """What a plain (unquoted) scalar means in YAML 1.2: `1e-3` is a number; `no`, `on` and `12:30` are text."""
+    """What a plain (unquoted) scalar means in YAML 1.2: `1e-3` is a number; `no`, `on` and `12:30`
+    are text."""
     if text in WORDS:
         return WORDS[text]
     if INTEGER.fullmatch(text):
@@ -230,7 +280,8 @@ def parse_scalar(text: str) -> Scalar:
 
 
 class TextDumper(yaml.SafeDumper):
-    """PyYAML's writer without its rules for plain scalars, so that this module decides what is quoted."""
+    """PyYAML's writer without its rules for plain scalars, so that this module decides what is
+    quoted."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         return f"{TAG}{'str' if kind is yaml.ScalarNode else 'seq' if kind is yaml.SequenceNode else 'map'}"
@@ -262,12 +313,16 @@ def graph(node: Node) -> yaml.Node:
 
 
 def key_node(key: Key) -> yaml.Node:
-    return text_node(key, is_key=True) if isinstance(key, str) else yaml.ScalarNode(STRING, str(key))
+    return (
+        text_node(key, is_key=True) if isinstance(key, str) else yaml.ScalarNode(STRING, str(key))
+    )
 
 
 def text_node(text: str, *, is_key: bool) -> yaml.Node:
     """Text without quotes where every reader of YAML, old or new, takes it as text."""
-    is_plain = SIMPLE.fullmatch(text) and isinstance(parse_scalar(text), str) and not is_old_word(text)
+    is_plain = (
+        SIMPLE.fullmatch(text) and isinstance(parse_scalar(text), str) and not is_old_word(text)
+    )
     return yaml.ScalarNode(STRING, text, style=None if is_plain else '"')
 
 
@@ -294,4 +349,5 @@ def plain_text(value: int | float | bool | None) -> str:
     if value in (float("inf"), float("-inf")):
         return ".inf" if value > 0 else "-.inf"
     text = repr(value)
-    return text if "." in text or "e" not in text else text.replace("e", ".0e")  # so that YAML 1.1 sees a number too
+    # so that YAML 1.1 sees a number too
+    return text if "." in text or "e" not in text else text.replace("e", ".0e")

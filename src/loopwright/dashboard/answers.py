@@ -36,7 +36,9 @@ def plain(value: object) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else str(key): plain(entry) for key, entry in value.items()}
+        return {
+            key if isinstance(key, str) else str(key): plain(entry) for key, entry in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(entry) for entry in value]
     return str(value)
@@ -86,7 +88,12 @@ def error_answer(status: int, text: str) -> Response:
     """An error as JSON."""
     from starlette.responses import Response
 
-    return Response(to_json({"error": text}), status, {"Cache-Control": "no-store"}, media_type="application/json")
+    return Response(
+        to_json({"error": text}),
+        status,
+        {"Cache-Control": "no-store"},
+        media_type="application/json",
+    )
 
 
 def number(request: Request, name: str) -> float | None:

@@ -1,4 +1,5 @@
-"""The server of the live page: its routes, and how each request is answered. Starlette is imported when it is used."""
+"""The server of the live page: its routes, and how each request is answered. Starlette is imported
+when it is used."""
 
 from __future__ import annotations
 
@@ -41,8 +42,10 @@ def build_app(folder: RunsFolder, access: Access | None = None) -> Starlette:
         raise MissingExtraError(EXTRA) from error
     from .live import Live
 
-    stores, static = Stores(), StaticFiles()
-    data, live = Data(folder, stores), Live(folder, stores)
+    stores = Stores()
+    static = StaticFiles()
+    data = Data(folder, stores)
+    live = Live(folder, stores)
     endpoints = {
         "/api/runs": data.runs,
         "/api/curves": data.curves,
@@ -87,7 +90,9 @@ def answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], Re
             return error_answer(refusal.status, str(refusal))
         except (LoopwrightError, OSError) as error:  # damaged, or removed while it was read
             return error_answer(404, str(error))
-        except Exception as error:  # files of a run may hold anything; other runs are served all the same
+        except (
+            Exception
+        ) as error:  # files of a run may hold anything; other runs are served all the same
             logger.warning("%s cannot be answered", request.url.path, exc_info=True)
             return error_answer(404, f"This cannot be read: {type(error).__name__}: {error}"[:500])
 
@@ -95,7 +100,8 @@ def answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], Re
 
 
 def said_when_cut_short(parts: Iterator[str]) -> Iterator[str]:
-    """The parts of an answer that is sent as it is read; an error ends the connection, so that the client knows."""
+    """The parts of an answer that is sent as it is read; an error ends the connection, so that the
+    client knows."""
     try:
         yield from parts
     except (LoopwrightError, OSError) as error:
@@ -107,7 +113,8 @@ class Data:
     """The answers about runs, each a function of a request."""
 
     def __init__(self, folder: RunsFolder, stores: Stores) -> None:
-        self.folder, self.stores = folder, stores
+        self.folder = folder
+        self.stores = stores
         self._curves = curves.Curves(folder, stores)
 
     def runs(self, request: Request) -> Response:
@@ -135,14 +142,20 @@ class Data:
             points=whole_number(request, "points", 1000, least=2, most=MAX_POINTS),
             level=curves.parse_level(query.get("level", "")),
         )
-        return answer(request, self._curves.answer(query.getlist("run"), query.getlist("name"), window))
+        return answer(
+            request, self._curves.answer(query.getlist("run"), query.getlist("name"), window)
+        )
 
     def events(self, request: Request) -> Response:
-        """The events of some runs, to be marked on their curves; a run that cannot be read has none."""
+        """The events of some runs, to be marked on their curves; a run that cannot be read has
+        none."""
         found: dict[str, list[detail.Json]] = {}
         for run in dict.fromkeys(request.query_params.getlist("run")):
             found[run] = []
-            with suppress(Refusal, LoopwrightError, OSError), self.stores.opened(self.folder.readable(run)) as metrics:
+            with (
+                suppress(Refusal, LoopwrightError, OSError),
+                self.stores.opened(self.folder.readable(run)) as metrics,
+            ):
                 found[run] = [detail.as_event(event) for event in metrics.events()]
         return answer(request, to_json(plain({"events": found})))
 
@@ -156,8 +169,12 @@ class Data:
             raise Refusal(400, "Name at least one run: /api/csv?run=first&name=loss")
         paths = [(run, self.folder.readable(run)) for run in dict.fromkeys(runs)]
         lines = curves.csv_lines(self.stores, paths, query.getlist("name"))
-        lines = said_when_cut_short(chain([next(lines)], lines))  # most errors come with the first part
-        sent = {"Content-Disposition": 'attachment; filename="metrics.csv"', "Cache-Control": "no-store"}
+        # most errors come with the first part
+        lines = said_when_cut_short(chain([next(lines)], lines))
+        sent = {
+            "Content-Disposition": 'attachment; filename="metrics.csv"',
+            "Cache-Control": "no-store",
+        }
         return StreamingResponse(lines, headers=sent, media_type="text/csv; charset=utf-8")
 
     def run(self, request: Request) -> Response:
@@ -173,14 +190,18 @@ class Data:
         """The checkpoints, with their hashes compared on request."""
         view = self.folder.view(request.path_params["run"])
         verify = request.query_params.get("verify") in ("1", "true")
-        return answer(request, to_json(plain({"checkpoints": detail.checkpoints(view, verify=verify)})))
+        return answer(
+            request, to_json(plain({"checkpoints": detail.checkpoints(view, verify=verify)}))
+        )
 
     def log(self, request: Request) -> Response:
         """The end of the log."""
         view = self.folder.view(request.path_params["run"])
         last = whole_number(request, "last", detail.LOG_LINES, least=1, most=MAX_LOG)
         with self.stores.opened(view.path) as metrics:
-            return answer(request, to_json(plain({"log": detail.read_log(view.path, metrics, last)})))
+            return answer(
+                request, to_json(plain({"log": detail.read_log(view.path, metrics, last)}))
+            )
 
     def contents(self, request: Request) -> Response:
         """Histograms, texts or tables of a name."""
@@ -206,9 +227,14 @@ class Data:
     def compare(self, request: Request) -> Response:
         """Differences between runs."""
         runs = list(dict.fromkeys(request.query_params.getlist("run")))[: comparison.MAX_RUNS + 1]
-        return answer(request, to_json(plain(comparison.compare([(run, self.folder.view(run)) for run in runs]))))
+        return answer(
+            request,
+            to_json(plain(comparison.compare([(run, self.folder.view(run)) for run in runs]))),
+        )
 
     def sweep(self, request: Request) -> Response:
         """The runs of a folder with the parameters that vary."""
         folder = request.query_params.get("folder", "").strip("/")
-        return answer(request, to_json(plain(comparison.sweep(self.folder.scan().values(), folder))))
+        return answer(
+            request, to_json(plain(comparison.sweep(self.folder.scan().values(), folder)))
+        )

@@ -1,4 +1,5 @@
-"""Several runs side by side: what their configs differ in, where their metrics diverge, and what a sweep varied."""
+"""Several runs side by side: what their configs differ in, where their metrics diverge, and what a
+sweep varied."""
 
 from __future__ import annotations
 
@@ -17,15 +18,20 @@ from .folder import Entry
 Json = dict[str, Any]
 MAX_RUNS = 20
 MAX_VALUES = 50  # of a parameter that are listed
-LOG_RATIO = 50.0  # of the largest to the smallest value of a parameter that is drawn on a logarithmic axis
+LOG_RATIO = (
+    50.0  # of the largest to the smallest value of a parameter that is drawn on a logarithmic axis
+)
 
 
 def compare(runs: Sequence[tuple[str, RunView]]) -> Json:
-    """Differences between runs; the metrics of the first are compared with those of each other run."""
+    """Differences between runs; the metrics of the first are compared with those of each other
+    run."""
     if not 2 <= len(runs) <= MAX_RUNS:
         raise Refusal(400, f"Name 2 to {MAX_RUNS} runs to compare, not {len(runs)}.")
     parts = [described_parts(run) for _, run in runs]
-    differences, same, unknown = [], [], []
+    differences = []
+    same = []
+    unknown = []
     for part in parts[0]:
         found = _differences(part, [described[part] for described in parts])
         differences += found
@@ -63,7 +69,9 @@ def _divergences(runs: Sequence[tuple[str, RunView]]) -> tuple[list[Json], list[
         try:
             divergences, left_out = compare_metrics(first, run)
         except LoopwrightError as error:
-            found.append({"first": first_name, "second": name, "level": None, "sentence": str(error)})
+            found.append(
+                {"first": first_name, "second": name, "level": None, "sentence": str(error)}
+            )
             continue
         ignored.update(left_out)
         found += [_divergence(first_name, name, divergence) for divergence in divergences]
@@ -117,10 +125,16 @@ def sweep(entries: Iterable[Entry], folder: str) -> Json:
         "folder": folder,
         "folders": [
             {"folder": "", "runs": len(known)},
-            *({"folder": name, "runs": count} for name, count in sorted(folders.items()) if name and count > 1),
+            *(
+                {"folder": name, "runs": count}
+                for name, count in sorted(folders.items())
+                if name and count > 1
+            ),
         ],
         "metric": Counter(main).most_common(1)[0][0] if main else headline(metrics),
-        "parameters": [_parameter(key, titles[key], [run["config"].get(key) for run in chosen]) for key in keys],
+        "parameters": [
+            _parameter(key, titles[key], [run["config"].get(key) for run in chosen]) for key in keys
+        ],
         "metrics": [{"name": name, "mode": _mode(chosen, name)} for name in metrics],
         "rows": [_row(run, keys) for run in chosen],
     }
@@ -144,19 +158,36 @@ def _varied(runs: Sequence[Json]) -> list[str]:
     return [
         key
         for key in keys
-        if key.partition(".")[0] not in OWN and len({repr(config.get(key, MISSING)) for config in configs}) > 1
+        if key.partition(".")[0] not in OWN
+        and len({repr(config.get(key, MISSING)) for config in configs}) > 1
     ]
 
 
 def _parameter(key: str, title: str, values: Sequence[object]) -> Json:
     known = [value for value in values if value is not None]
-    distinct = sorted({value for value in known if isinstance(value, int | float) and not isinstance(value, bool)})
-    is_number = bool(known) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
+    distinct = sorted(
+        {value for value in known if isinstance(value, int | float) and not isinstance(value, bool)}
+    )
+    is_number = bool(known) and all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in known
+    )
     if is_number:
         is_log = len(distinct) > 1 and distinct[0] > 0 and distinct[-1] / distinct[0] >= LOG_RATIO
-        return {"key": key, "title": title, "kind": "number", "is_log": is_log, "values": distinct[:MAX_VALUES]}
+        return {
+            "key": key,
+            "title": title,
+            "kind": "number",
+            "is_log": is_log,
+            "values": distinct[:MAX_VALUES],
+        }
     texts = list(dict.fromkeys(str(value) for value in values))
-    return {"key": key, "title": title, "kind": "category", "is_log": False, "values": texts[:MAX_VALUES]}
+    return {
+        "key": key,
+        "title": title,
+        "kind": "category",
+        "is_log": False,
+        "values": texts[:MAX_VALUES],
+    }
 
 
 def _mode(runs: Sequence[Json], name: str) -> str | None:

@@ -45,7 +45,8 @@ class CurveCache:
 
     def __init__(self, most: int = CACHE_CHARACTERS) -> None:
         self._texts: OrderedDict[object, str] = OrderedDict()
-        self._most, self._size = most, 0
+        self._most = most
+        self._size = 0
         self._lock = threading.Lock()
 
     def get(self, key: object) -> str | None:
@@ -70,11 +71,18 @@ class Curves:
         self.folder, self.stores, self.cache = folder, stores, CurveCache()
 
     def answer(self, runs: Sequence[str], names: Sequence[str], window: Window) -> str:
-        """The curves of some metrics of some runs, as JSON; what cannot be read is listed beside them."""
+        """The curves of some metrics of some runs, as JSON; what cannot be read is listed beside
+        them."""
         if not runs or not names:
-            raise Refusal(400, "Name at least one run and one metric: /api/curves?run=first&name=loss")
+            raise Refusal(
+                400, "Name at least one run and one metric: /api/curves?run=first&name=loss"
+            )
         if len(runs) * len(names) > MAX_CURVES:
-            raise Refusal(400, f"At most {MAX_CURVES} curves at a time: {len(runs)} runs with {len(names)} metrics.")
+            raise Refusal(
+                400,
+                f"At most {MAX_CURVES} curves at a time: {len(runs)} runs with {len(names)} "
+                "metrics.",
+            )
         texts: list[str] = []
         cursors: dict[str, str] = {}
         missing: list[dict[str, str]] = []
@@ -88,13 +96,21 @@ class Curves:
         return f'{head},"curves":[{",".join(texts)}],{tail}}}'
 
     def _add_run(
-        self, run: str, names: Sequence[str], window: Window, texts: list[str], missing: list[dict[str, str]]
+        self,
+        run: str,
+        names: Sequence[str],
+        window: Window,
+        texts: list[str],
+        missing: list[dict[str, str]],
     ) -> str:
         path = self.folder.path_of(run)
         stamp = stamp_of(path)
         with self.stores.opened(path) as metrics:
             cursor = str(metrics.cursor())
-            known: dict[Level, set[str]] = {"step": set(metrics.step_names()), "epoch": set(metrics.epoch_names)}
+            known: dict[Level, set[str]] = {
+                "step": set(metrics.step_names()),
+                "epoch": set(metrics.epoch_names),
+            }
             for name in dict.fromkeys(names):
                 levels = [level for level in _levels(window.level) if name in known[level]]
                 for level in levels:
@@ -105,7 +121,9 @@ class Curves:
                         self.cache.put(key, text)
                     texts.append(text)
                 if not levels:
-                    missing.append({"run": run, "name": name, "error": f"The run has no values of {name!r}."})
+                    missing.append(
+                        {"run": run, "name": name, "error": f"The run has no values of {name!r}."}
+                    )
         return cursor
 
 
@@ -125,7 +143,9 @@ def read_curve(metrics: MetricsView, name: str, level: Level, window: Window) ->
     """One curve of a run."""
     if level == "epoch":
         return metrics.epoch_curve(name, x=window.x, first=window.first, last=window.last)
-    return metrics.curve(name, x=window.x, first=window.first, last=window.last, points=window.points)
+    return metrics.curve(
+        name, x=window.x, first=window.first, last=window.last, points=window.points
+    )
 
 
 def plain_curve(run: str, curve: Curve) -> dict[str, Any]:
@@ -141,7 +161,8 @@ def plain_curve(run: str, curve: Curve) -> dict[str, Any]:
 
 
 def is_exact(curve: Curve) -> bool:
-    """Whether every column is one value; `every` is an average, which may be 1 where some columns are not."""
+    """Whether every column is one value; `every` is an average, which may be 1 where some columns
+    are not."""
     return all(count == 1 for count in curve.count)
 
 
@@ -163,7 +184,9 @@ HEADER = ("run", "name", "level", "step", "update", "epoch", "samples", "seconds
 ROWS_AT_ONCE = 5_000
 
 
-def csv_lines(stores: Stores, runs: Sequence[tuple[str, Path]], names: Sequence[str]) -> Iterator[str]:
+def csv_lines(
+    stores: Stores, runs: Sequence[tuple[str, Path]], names: Sequence[str]
+) -> Iterator[str]:
     """All values of some metrics of some runs as CSV, in parts; what a run does not know is empty.
 
     Every run is looked at before the first part is given, so that an error comes before it.

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Json = dict[str, Any]
 LOG = "log.txt"
-LOG_LINES, LOG_BYTES = 400, 400_000
+LOG_LINES = 400
+LOG_BYTES = 400_000
 LARGEST_TEXT = 4_000_000  # bytes of a file that is passed through
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3}) ([A-Z]+) (.*)", re.DOTALL)
 TRACEBACK = "Traceback (most recent call last):"
+# entries of the manifest that have a place of their own
 APART = (
     "packages",
     "hardware",
@@ -40,20 +42,25 @@ APART = (
     "data",
     "config",
     "arguments",
-)  # entries of the manifest that have a place of their own
+)
 
 
 class Detail:
     """The answer of /api/run; a part that cannot be read is empty, and `problems` says why."""
 
     def __init__(self, entry: Entry, run: RunView, metrics: MetricsView) -> None:
-        self.entry, self.run, self.metrics = entry, run, metrics
+        self.entry = entry
+        self.run = run
+        self.metrics = metrics
         self.problems: list[str] = []
 
     def answer(self) -> Json:
         """All that the page of a run shows."""
-        run, manifest, config = self.run, self.run.manifest, own_text(self.run.path, CONFIG)
-        cursor = self._part(lambda: str(self.metrics.cursor()), str)  # first: what comes meanwhile then comes twice
+        run = self.run
+        manifest = self.run.manifest
+        config = own_text(self.run.path, CONFIG)
+        # first: what comes meanwhile then comes twice
+        cursor = self._part(lambda: str(self.metrics.cursor()), str)
         events: list[Event] = self._part(self.metrics.events, list)
         log = self._part(lambda: read_log(run.path, self.metrics, LOG_LINES), empty_log)
         return {
@@ -74,8 +81,12 @@ class Detail:
             "media": self._part(lambda: media_index(self.metrics.media()), list),
             "profile": run.profile if own_text(run.path, PROFILE) else None,
             "log": log,
-            "traceback": traceback_of(events, run.path) if run.state in ("failed", "crashed") else None,
-            "problems": list(dict.fromkeys([*self.entry.summary["damaged"], *run.problems, *self.problems])),
+            "traceback": traceback_of(events, run.path)
+            if run.state in ("failed", "crashed")
+            else None,
+            "problems": list(
+                dict.fromkeys([*self.entry.summary["damaged"], *run.problems, *self.problems])
+            ),
         }
 
     def _part(self, read: Callable[[], T], nothing: Callable[[], T]) -> T:
@@ -105,7 +116,13 @@ def unreadable(entry: Entry) -> Json:
 
 def as_event(event: Event) -> Json:
     """An event as JSON."""
-    return {"id": event.id, "kind": event.kind, "text": event.text, "detail": event.detail or None, **_place(event)}
+    return {
+        "id": event.id,
+        "kind": event.kind,
+        "text": event.text,
+        "detail": event.detail or None,
+        **_place(event),
+    }
 
 
 def _place(item: Event | MediaItem) -> Json:
@@ -122,11 +139,14 @@ def media_index(items: Iterable[MediaItem]) -> list[Json]:
     found: dict[tuple[str, str], list[Json]] = {}
     for item in items:
         found.setdefault((item.name, item.kind), []).append(as_media(item))
-    return [{"name": name, "kind": kind, "items": entries} for (name, kind), entries in found.items()]
+    return [
+        {"name": name, "kind": kind, "items": entries} for (name, kind), entries in found.items()
+    ]
 
 
 def contents(metrics: MetricsView, name: str, points: int) -> Json:
-    """The contents of all histograms, texts or tables of a name, evenly thinned to a number of them."""
+    """The contents of all histograms, texts or tables of a name, evenly thinned to a number of
+    them."""
     items = [item for item in metrics.media(name) if item.kind != "image"]
     if not items:
         raise Refusal(404, f"The run has logged no histogram, text or table {name!r}.")
@@ -150,20 +170,31 @@ def media_file(run: Path, item: MediaItem) -> bytes:
 
 
 def checkpoints(run: RunView, *, verify: bool = False) -> list[Json]:
-    """The resume points and kept models of a run; sizes are compared, and hashes too if `verify`."""
+    """The resume points and kept models of a run; sizes are compared, and hashes too if
+    `verify`."""
     from ..checkpoint.inspect import list_checkpoints
     from ..run.best import choose
 
     home = run.path.resolve()
-    found = [info for info in list_checkpoints(run.path, verify=verify) if info.path.resolve().is_relative_to(home)]
+    found = [
+        info
+        for info in list_checkpoints(run.path, verify=verify)
+        if info.path.resolve().is_relative_to(home)
+    ]
     best = None
     with suppress(LoopwrightError):  # the direction of its metric may be unknown
         best = choose(run)
-    return [_checkpoint(info, is_best=best is not None and best.path == info.path) for info in found]
+    return [
+        _checkpoint(info, is_best=best is not None and best.path == info.path) for info in found
+    ]
 
 
 def _checkpoint(info: CheckpointInfo, *, is_best: bool) -> Json:
-    metric = None if info.metric is None else {"name": info.metric[0], "value": info.metric[1], "mode": info.mode}
+    metric = (
+        None
+        if info.metric is None
+        else {"name": info.metric[0], "value": info.metric[1], "mode": info.mode}
+    )
     return {
         "kind": info.kind,
         "name": info.name,
@@ -209,12 +240,17 @@ def _command(command: object) -> str | None:
 
 
 def _changes(noted: object) -> list[str]:
-    """Changes that the program made in the middle of the run: "at update 96: optimizer.lr 0.01 -> 0.003"."""
-    changes = [change for change in noted if isinstance(change, dict)] if isinstance(noted, list) else []
+    """Changes that the program made in the middle of the run: "at update 96: optimizer.lr 0.01 ->
+    0.003"."""
+    changes = (
+        [change for change in noted if isinstance(change, dict)] if isinstance(noted, list) else []
+    )
     texts = []
     for change in changes:
         pairs = _table(change.get("values")).items()
-        values = ", ".join(f"{key} {' -> '.join(map(str, pair))}" for key, pair in pairs if isinstance(pair, list))
+        values = ", ".join(
+            f"{key} {' -> '.join(map(str, pair))}" for key, pair in pairs if isinstance(pair, list)
+        )
         texts.append(f"at update {change.get('update')}: {values}")
     return texts
 
@@ -224,13 +260,22 @@ def empty_log() -> Json:
 
 
 def read_log(run: Path, metrics: MetricsView, last: int) -> Json:
-    """The last lines of the run's log: those of its metrics file, or of `log.txt` where that has none."""
+    """The last lines of the run's log: those of its metrics file, or of `log.txt` where that has
+    none."""
     lines = metrics.log_lines(last + 1)
     if lines:
-        return {"lines": [as_log_line(line) for line in lines[-last:]], "is_cut": len(lines) > last, "source": "store"}
+        return {
+            "lines": [as_log_line(line) for line in lines[-last:]],
+            "is_cut": len(lines) > last,
+            "source": "store",
+        }
     texts, is_cut = tail(run, LOG_BYTES)
     parsed = [_parse_line(text) for text in texts]
-    return {"lines": parsed[-last:], "is_cut": is_cut or len(parsed) > last, "source": LOG if parsed else None}
+    return {
+        "lines": parsed[-last:],
+        "is_cut": is_cut or len(parsed) > last,
+        "source": LOG if parsed else None,
+    }
 
 
 def as_log_line(line: LogLine) -> Json:
@@ -254,14 +299,21 @@ def _parse_line(text: str) -> Json:
     found = LINE.fullmatch(text)
     if found is None:
         return {"id": None, "wall": None, "level": None, "text": text}
-    wall = datetime.fromisoformat(f"{found[1]}.{found[2]}").timestamp()  # the log's clock is this machine's
+    # the log's clock is this machine's
+    wall = datetime.fromisoformat(f"{found[1]}.{found[2]}").timestamp()
     return {"id": None, "wall": wall, "level": found[3], "text": found[4]}
 
 
 def traceback_of(events: Iterable[Event], run: Path) -> str | None:
     """The traceback of a run that failed: as its last event has it, or the last one in its log."""
-    failed = [event for event in events if event.kind in ("failed", "finished", "started", "resumed")]
-    if failed and failed[-1].kind == "failed" and isinstance((failed[-1].detail or {}).get("traceback"), str):
+    failed = [
+        event for event in events if event.kind in ("failed", "finished", "started", "resumed")
+    ]
+    if (
+        failed
+        and failed[-1].kind == "failed"
+        and isinstance((failed[-1].detail or {}).get("traceback"), str)
+    ):
         return str(failed[-1].detail["traceback"])
     if failed and failed[-1].kind != "failed":
         return None
@@ -269,7 +321,11 @@ def traceback_of(events: Iterable[Event], run: Path) -> str | None:
     starts = [at for at, line in enumerate(lines) if TRACEBACK in line]
     if not starts:
         return None
-    chain = [at for at in starts if all(LINE.fullmatch(line) is None for line in lines[at + 1 : starts[-1]])]
+    chain = [
+        at
+        for at in starts
+        if all(LINE.fullmatch(line) is None for line in lines[at + 1 : starts[-1]])
+    ]
     first = chain[0]
     ends = (at for at in range(first + 1, len(lines)) if LINE.fullmatch(lines[at]))
     return "\n".join(lines[first : next(ends, len(lines))])

@@ -1,4 +1,5 @@
-"""The runs below a folder: found without leaving it, and summarized again only when their files change."""
+"""The runs below a folder: found without leaving it, and summarized again only when their files
+change."""
 
 from __future__ import annotations
 
@@ -18,8 +19,23 @@ from .answers import Refusal, plain, to_json
 from .summary import damaged_summary, summarize
 
 Stamp = tuple[tuple[int, int], ...]
-WATCHED = (MANIFEST, CONFIG, METRICS, f"{METRICS}-wal", "checkpoints", "kept")  # that a summary depends on
-OWN_FILES = (MANIFEST, CONFIG, METRICS, f"{METRICS}-wal", LOCK)  # that are read, so none may lead elsewhere
+# that a summary depends on
+WATCHED = (
+    MANIFEST,
+    CONFIG,
+    METRICS,
+    f"{METRICS}-wal",
+    "checkpoints",
+    "kept",
+)
+# that are read, so none may lead elsewhere
+OWN_FILES = (
+    MANIFEST,
+    CONFIG,
+    METRICS,
+    f"{METRICS}-wal",
+    LOCK,
+)
 MAX_DEPTH = 12  # of folders in folders
 NUM_THREADS = 4
 PATIENCE = 10  # times as long as reading took: a tenth of a processor at most for one run
@@ -42,7 +58,8 @@ class Entry:
     def is_stale(self, stamp: Stamp) -> bool:
         """Whether files have changed since, or the process of a run that was training is gone.
 
-        A run that takes long to read, with a hundred thousand epochs, is read again less often, unless it has ended.
+        A run that takes long to read, with a hundred thousand epochs, is read again less often,
+        unless it has ended.
         """
         if stamp == self.stamp:
             return self.summary["state"] == "running" and state_of(self.path) != "running"
@@ -75,7 +92,11 @@ class RunsFolder:
             stale = [run for run in found if run not in old or old[run].is_stale(stamps[run])]
             read = self._read([(run, found[run], stamps[run]) for run in stale])
             entries = {run: read[run] if run in read else old[run] for run in found}
-            self._entries = {run: _newer(old.get(run), entry) for run, entry in entries.items() if entry is not None}
+            self._entries = {
+                run: _newer(old.get(run), entry)
+                for run, entry in entries.items()
+                if entry is not None
+            }
             return dict(self._entries)
 
     def _read(self, runs: list[tuple[str, Path, Stamp]]) -> dict[str, Entry | None]:
@@ -89,7 +110,10 @@ class RunsFolder:
         """The directories of all runs by id; no file of them is read."""
         if self._only is not None:
             return {self._only.name: self._only} if (self._only / MANIFEST).is_file() else {}
-        return {run_id(path.relative_to(self.root)): path for path in sorted(_walk(self.root, self.root, 0))}
+        return {
+            run_id(path.relative_to(self.root)): path
+            for path in sorted(_walk(self.root, self.root, 0))
+        }
 
     def entry(self, run: str) -> Entry:
         """A run by its id, as it is now.
@@ -102,7 +126,8 @@ class RunsFolder:
         try:
             path = self.path_of(run)
         except Refusal:
-            if known is not None and known.problem is not None:  # a link that leads out of the folder
+            # a link that leads out of the folder
+            if known is not None and known.problem is not None:
                 return known
             raise
         stamp = stamp_of(path)
@@ -121,16 +146,22 @@ class RunsFolder:
             raise no_run(run) from None
 
     def readable(self, run: str) -> Path:
-        """The directory of a run to read from; an error says why one that is damaged cannot be read."""
+        """The directory of a run to read from; an error says why one that is damaged cannot be
+        read."""
         path = self.path_of(run)
         if problem := find_problem(path):
             raise Refusal(404, problem)
         return path
 
     def path_of(self, run: str) -> Path:
-        """The directory of a run; links in the way to it are followed, and may not lead out of the folder."""
+        """The directory of a run; links in the way to it are followed, and may not lead out of the
+        folder."""
         parts = run.split("/")
-        if not run or "\0" in run or any(part in ("", ".", "..") or part.startswith(".") for part in parts):
+        if (
+            not run
+            or "\0" in run
+            or any(part in ("", ".", "..") or part.startswith(".") for part in parts)
+        ):
             raise no_run(run)
         path = self.root.joinpath(*parts)
         try:
@@ -149,13 +180,16 @@ def _newer(old: Entry | None, new: Entry) -> Entry:
 
 
 def run_id(path: Path) -> str:
-    """The path of a run below the folder as text; bytes that are not UTF-8 are escaped, and then lead nowhere."""
+    """The path of a run below the folder as text; bytes that are not UTF-8 are escaped, and then
+    lead nowhere."""
     return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
 
 
 def no_run(run: str) -> Refusal:
     shown = run if len(run) <= 80 else f"{run[:80]}…"
-    return Refusal(404, f"There is no run {shown!r} in this folder; it may have been moved or removed.")
+    return Refusal(
+        404, f"There is no run {shown!r} in this folder; it may have been moved or removed."
+    )
 
 
 def is_inside(path: Path, folder: Path) -> bool:
@@ -167,7 +201,8 @@ def own_file(run: Path, name: str) -> Path | None:
     """A regular file of a run, unless there is none or it is a link that leads out of the run."""
     path = run / name
     try:
-        real, home = path.resolve(strict=True), run.resolve()
+        real = path.resolve(strict=True)
+        home = run.resolve()
         is_own = stat.S_ISREG(real.stat().st_mode) and is_inside(real, home)
     except (OSError, RuntimeError, ValueError):
         return None
@@ -210,12 +245,15 @@ def find_problem(path: Path) -> str | None:
 
 
 def read_entry(run: str, path: Path, stamp: Stamp) -> Entry | None:
-    """Summarize a run; None where it is gone. A damaged run has a summary too, which says what is wrong."""
+    """Summarize a run; None where it is gone. A damaged run has a summary too, which says what is
+    wrong."""
     began = time.monotonic()
     try:
         problem = find_problem(path)
         summary = damaged_summary(run, path, problem) if problem else _summarize(run, RunView(path))
-    except Exception as error:  # files of a run may hold anything, and one run must not take the list with it
+    except (
+        Exception
+    ) as error:  # files of a run may hold anything, and one run must not take the list with it
         if not (path / MANIFEST).is_file():
             return None
         problem = f"It cannot be read: {error or type(error).__name__}"
@@ -234,7 +272,8 @@ def _summarize(run: str, view: RunView) -> dict[str, Any]:
 
 
 def _walk(folder: Path, root: Path, depth: int) -> Iterator[Path]:
-    """The run directories below a folder; links to folders are listed where they are runs, and never followed."""
+    """The run directories below a folder; links to folders are listed where they are runs, and
+    never followed."""
     if depth > 0 and os.path.isfile(folder / MANIFEST):
         yield folder
         return
@@ -251,4 +290,6 @@ def _walk(folder: Path, root: Path, depth: int) -> Iterator[Path]:
 
 def _leads_out(link: str, root: Path) -> bool:
     """Whether a link leads to a run that is not in the folder, and is thus not listed elsewhere."""
-    return os.path.isfile(os.path.join(link, MANIFEST)) and not is_inside(Path(link).resolve(), root)
+    return os.path.isfile(os.path.join(link, MANIFEST)) and not is_inside(
+        Path(link).resolve(), root
+    )

@@ -1,7 +1,8 @@
 """Server-sent events: what has changed since a client last looked.
 
-One task looks at the files of all runs that somebody watches, and only while somebody does. It compares times and
-sizes; rows are read when these change, once for all clients that are at the same place.
+One task looks at the files of all runs that somebody watches, and only while somebody does. It
+compares times and sizes; rows are read when these change, once for all clients that are at the same
+place.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class Live:
         except Refusal as refusal:
             return error_answer(refusal.status, str(refusal))
         sent = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._events(listener), headers=sent, media_type="text/event-stream")
+        return StreamingResponse(
+            self._events(listener), headers=sent, media_type="text/event-stream"
+        )
 
     def close(self) -> None:
         """Let all clients go; may be called from a signal handler."""
@@ -119,7 +122,8 @@ class Live:
 
     def _join(self, listener: Listener) -> None:
         self.listeners.add(listener)
-        listener.runs.update(listener.cursors)  # it may have missed something since it read its curves
+        # it may have missed something since it read its curves
+        listener.runs.update(listener.cursors)
         listener.wake.set()
         if self._entries is not None:
             self._catch_up(listener, self._entries)
@@ -130,17 +134,22 @@ class Live:
         self.listeners.discard(listener)
         if not self.listeners and self._task is not None:
             self._task.cancel()
-            self._task, self._entries, self._stamps = None, None, {}
+            self._task = None
+            self._entries = None
+            self._stamps = {}
 
     def _catch_up(self, listener: Listener, entries: dict[str, Entry]) -> None:
         since = listener.since
-        missed = {run: e.text for run, e in entries.items() if since is not None and e.read_at > since}
+        missed = {
+            run: e.text for run, e in entries.items() if since is not None and e.read_at > since
+        }
         if missed:
             listener.summaries.update(missed)
             listener.wake.set()
 
     async def _watch(self) -> None:
-        """Look for changes until nobody listens; whatever goes wrong with one look, the next one is taken."""
+        """Look for changes until nobody listens; whatever goes wrong with one look, the next one is
+        taken."""
         scanned = 0.0
         while True:
             try:
@@ -155,8 +164,13 @@ class Live:
     async def _compare_files(self) -> None:
         watched = {run for listener in self.listeners for run in listener.cursors}
         stamps = await asyncio.to_thread(lambda: {run: self._stamp(run) for run in watched})
-        # A run that was not looked at before counts as changed: it may have been, since the client read it.
-        changed = {run for run, stamp in stamps.items() if run not in self._stamps or self._stamps[run] != stamp}
+        # A run that was not looked at before counts as changed: it may have been, since the client
+        # read it.
+        changed = {
+            run
+            for run, stamp in stamps.items()
+            if run not in self._stamps or self._stamps[run] != stamp
+        }
         self._stamps = stamps
         for listener in self.listeners:
             if own := changed & set(listener.cursors):
@@ -171,15 +185,22 @@ class Live:
 
     async def _compare_summaries(self) -> None:
         entries = await asyncio.to_thread(self._folder.scan)
-        known, self._entries = self._entries, entries
+        known = self._entries
+        self._entries = entries
         if known is None:
             for listener in self.listeners:
                 self._catch_up(listener, entries)
             return
-        changed = {run: e.text for run, e in entries.items() if run not in known or known[run].text != e.text}
+        changed = {
+            run: e.text
+            for run, e in entries.items()
+            if run not in known or known[run].text != e.text
+        }
         removed = set(known) - set(entries)
         for listener in self.listeners if changed or removed else ():
-            listener.summaries = {k: v for k, v in listener.summaries.items() if k not in removed} | changed
+            listener.summaries = {
+                k: v for k, v in listener.summaries.items() if k not in removed
+            } | changed
             listener.removed = (listener.removed - set(changed)) | removed
             listener.wake.set()
 
@@ -191,7 +212,8 @@ def _changed_runs(summaries: dict[str, str], removed: set[str]) -> str:
 def parse_listener(request: Request) -> Listener:
     """What a client wants to watch, from its query, and where it was, from its last event."""
     query = request.query_params
-    runs, cursors = query.getlist("run"), query.getlist("cursor")
+    runs = query.getlist("run")
+    cursors = query.getlist("cursor")
     if len(runs) > MAX_RUNS:
         raise Refusal(400, f"At most {MAX_RUNS} runs can be watched at a time, not {len(runs)}.")
     given = dict(zip(runs, [*cursors, *[""] * len(runs)], strict=False))
@@ -200,7 +222,9 @@ def parse_listener(request: Request) -> Listener:
     for cursor in given.values():
         parse_cursor(cursor)
     since = last.get("time", query.get("since"))
-    return Listener(given, tuple(dict.fromkeys(query.getlist("name"))), query.get("x") or "step", _time(since))
+    return Listener(
+        given, tuple(dict.fromkeys(query.getlist("name"))), query.get("x") or "step", _time(since)
+    )
 
 
 def _last_event(request: Request) -> dict[str, Any]:
@@ -209,7 +233,9 @@ def _last_event(request: Request) -> dict[str, Any]:
     except ValueError:
         return {}
     cursors = found.get("cursors") if isinstance(found, dict) else None
-    if not isinstance(cursors, dict) or not all(isinstance(cursor, str) for cursor in cursors.values()):
+    if not isinstance(cursors, dict) or not all(
+        isinstance(cursor, str) for cursor in cursors.values()
+    ):
         return {}
     return {"time": found.get("time"), "cursors": cursors}
 
@@ -226,19 +252,23 @@ def parse_cursor(text: str) -> Cursor | None:
     try:
         return Cursor.parse(text) if text else None
     except ValueError:
-        raise Refusal(400, f"cursor={text[:40]!r} is not from this server: read /api/curves again.") from None
+        raise Refusal(
+            400, f"cursor={text[:40]!r} is not from this server: read /api/curves again."
+        ) from None
 
 
 class Rows:
     """Reads the rows that a client does not have, once for all clients at the same place."""
 
     def __init__(self, folder: RunsFolder, stores: Stores) -> None:
-        self._folder, self._stores = folder, stores
+        self._folder = folder
+        self._stores = stores
         self._kept: OrderedDict[object, Changes] = OrderedDict()
         self._lock = threading.Lock()
 
     def event(self, run: str, listener: Listener) -> tuple[str, str] | None:
-        """The name and the data of an event for one client, whose cursor is moved; None where there is nothing new."""
+        """The name and the data of an event for one client, whose cursor is moved; None where there
+        is nothing new."""
         try:
             path = self._folder.readable(run)
             cursor = parse_cursor(listener.cursors[run])
@@ -249,7 +279,10 @@ class Rows:
             changes = self._changes(run, stamp_of(path), cursor, listener)
         except Refusal:
             return self._gone(run, listener)
-        except (LoopwrightError, OSError) as error:  # it may be removed, or replaced, at this moment
+        except (
+            LoopwrightError,
+            OSError,
+        ) as error:  # it may be removed, or replaced, at this moment
             logger.debug("%s cannot be read: %s", run, error)
             return None
         listener.cursors[run] = str(changes.cursor)
@@ -264,7 +297,8 @@ class Rows:
 
     def _changes(self, run: str, stamp: Stamp, cursor: Cursor, listener: Listener) -> Changes:
         key = (run, stamp, str(cursor), listener.names, listener.x)
-        with self._lock:  # one after the other: clients at the same place find what the first has read
+        # one after the other: clients at the same place find what the first has read
+        with self._lock:
             if key not in self._kept:
                 with self._stores.opened(self._folder.path_of(run)) as metrics:
                     found = metrics.since(cursor, listener.names, x=listener.x, points=MAX_ROWS)
@@ -279,7 +313,8 @@ def _is_behind(changes: Changes) -> bool:
 
 
 def _rows_event(run: str, changes: Changes) -> tuple[str, str] | None:
-    steps, epochs = _columns(changes.steps), _columns(changes.epochs)
+    steps = _columns(changes.steps)
+    epochs = _columns(changes.epochs)
     events = [as_event(event) for event in changes.events]
     media = [{"name": item.name, "kind": item.kind, **as_media(item)} for item in changes.media]
     log = [as_log_line(line) for line in changes.log_lines]

@@ -70,13 +70,18 @@ def duration_text(seconds: float) -> str:
 
 def _state(run: RunView) -> str:
     """ "Finished after 10 epochs (3,120 updates) in 4 min 12 s on cpu." """
-    progress, device = run.progress, run.manifest.get("device")
+    progress = run.progress
+    device = run.manifest.get("device")
     done = _count(progress.epoch, "epoch") or _count(progress.update, "update") or "no update"
     unit, most = progress.limit or (None, 0)
     if run.state != "finished" and unit is not None and (so_far := getattr(progress, unit, None)):
         done = f"{so_far:,} of {_count(most, unit)}"
     words = [STATES[run.state], done]
-    words += [f"({updates})"] if (updates := _count(progress.update, "update")) and "update" not in done else []
+    words += (
+        [f"({updates})"]
+        if (updates := _count(progress.update, "update")) and "update" not in done
+        else []
+    )
     words += [f"in {duration_text(seconds)}"] if (seconds := trained_seconds(run)) else []
     words += [f"on {device}"] if isinstance(device, str) else []
     return f"{' '.join(words)}."
@@ -104,12 +109,15 @@ def _occurrences(counts: Counter[str]) -> Iterator[str]:
     for kind, text in OCCURRENCES.items():
         if (count := counts[kind]) > 0:
             yield text.format(
-                times=TIMES.get(count, f"{count} times"), count=count, noun="signal" if count == 1 else "signals"
+                times=TIMES.get(count, f"{count} times"),
+                count=count,
+                noun="signal" if count == 1 else "signals",
             )
 
 
 def _kind(event: Event) -> str:
-    """The kind of an event; a start before the first update is another thing than a further call of `train`."""
+    """The kind of an event; a start before the first update is another thing than a further call of
+    `train`."""
     return "started anew" if event.kind == "started" and not event.update else event.kind
 
 

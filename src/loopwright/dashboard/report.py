@@ -1,6 +1,7 @@
 """One HTML file with the page, its charts and the runs in it: it needs no server and loads nothing.
 
-Modules of the page become `data:` addresses in an import map, since a file may not import other files.
+Modules of the page become `data:` addresses in an import map, since a file may not import other
+files.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 MARK = "<!-- made by loopwright report -->"
 MAX_COLUMNS = 150_000  # of all curves together
-FEWEST_POINTS, MOST_POINTS = 100, 2_000  # of a curve, unless the user says
+# of a curve, unless the user says
+FEWEST_POINTS = 100
+MOST_POINTS = 2_000
 MAX_IMAGE_BYTES = 24_000_000  # of all images together
 MAX_CONTENTS = 60  # histograms, texts or tables of a name
 IMPORT = re.compile(r'(\bfrom\s*|\bimport\s*)"\./([\w-]+\.js)"')
@@ -62,7 +65,9 @@ def find_entries(runs: Sequence[RunView]) -> list[Entry]:
     if not paths:
         raise ConfigurationError("A report needs at least one run.")
     root = commonpath([path.parent for path in paths])
-    entries = [read_entry(path.relative_to(root).as_posix(), path, stamp_of(path)) for path in paths]
+    entries = [
+        read_entry(path.relative_to(root).as_posix(), path, stamp_of(path)) for path in paths
+    ]
     found = [entry for entry in entries if entry is not None]
     if broken := next((entry for entry in found if entry.problem is not None), None):
         raise ConfigurationError(f"{broken.path} cannot be in a report. {broken.problem}")
@@ -92,11 +97,14 @@ def build_report(entries: Sequence[Entry], points: int | None = None) -> tuple[s
 def _notes(report: Report) -> list[str]:
     if report.num_thinned:
         report.notes.append(
-            f"{report.num_thinned} curves have more than {report.points:,} points and are thinned to the mean, "
-            "smallest and largest value of each group of points."
+            f"{report.num_thinned} curves have more than {report.points:,} points and are thinned "
+            "to the mean, smallest and largest value of each group of points."
         )
     if report.num_left_out:
-        report.notes.append(f"{report.num_left_out} images are not included: the report has the newest of each name.")
+        report.notes.append(
+            f"{report.num_left_out} images are not included: the report has the newest of each "
+            "name."
+        )
     return report.notes
 
 
@@ -109,7 +117,9 @@ def _collect(report: Report, entries: Sequence[Entry], stores: Stores) -> Json:
     views = [(entry.id, RunView(entry.path)) for entry in entries]
     for entry, (run, view) in zip(entries, views, strict=True):
         runs.append(entry.summary)
-        curves[run], media[run], contents[run] = [], {}, {}
+        curves[run] = []
+        media[run] = {}
+        contents[run] = {}
         with stores.opened(entry.path) as metrics:
             details[run] = _detail(entry, view, metrics)
             if problems := details[run]["problems"]:
@@ -121,10 +131,18 @@ def _collect(report: Report, entries: Sequence[Entry], stores: Stores) -> Json:
                 items = metrics.media()
                 media[run] = _images(report, entry.path, items)
                 others = dict.fromkeys(item.name for item in items if item.kind != "image")
-                contents[run] = {name: detail.contents(metrics, name, MAX_CONTENTS) for name in others}
+                contents[run] = {
+                    name: detail.contents(metrics, name, MAX_CONTENTS) for name in others
+                }
         _keep_present(details[run], media[run])
     made = datetime.now(UTC)
-    head = {"root": "report", "path": "", "is_single": len(entries) == 1, "exists": True, "version": __version__}
+    head = {
+        "root": "report",
+        "path": "",
+        "is_single": len(entries) == 1,
+        "exists": True,
+        "version": __version__,
+    }
     compared = views[: comparison.MAX_RUNS]
     return {
         "made": made.isoformat(timespec="seconds"),
@@ -140,7 +158,8 @@ def _collect(report: Report, entries: Sequence[Entry], stores: Stores) -> Json:
 
 
 def _detail(entry: Entry, view: RunView, metrics: MetricsView) -> Json:
-    """The page of a run, without what says more of the machine than a reader of the report needs."""
+    """The page of a run, without what says more of the machine than a reader of the report
+    needs."""
     return {**detail.Detail(entry, view, metrics).answer(), "path": entry.id}
 
 
@@ -164,7 +183,8 @@ def _curves(report: Report, entry: Entry, metrics: MetricsView) -> list[Json]:
 
 
 def _curve(axes: Mapping[str, Curve]) -> Json:
-    """A curve with its places on every axis; an axis on which not all points have a place is left out."""
+    """A curve with its places on every axis; an axis on which not all points have a place is left
+    out."""
     base = axes["step"] if axes["step"].places else axes["epoch"]
     columns = base.columns()
     columns.pop("x")
@@ -185,7 +205,8 @@ def _images(report: Report, run: Path, items: Sequence[MediaItem]) -> Json:
     """Images as data addresses, the newest first, as long as there is room for them."""
     found: dict[str, str] = {}
     images = sorted(
-        (item for item in items if item.kind == "image"), key=lambda item: (-(item.step or 0), item.position)
+        (item for item in items if item.kind == "image"),
+        key=lambda item: (-(item.step or 0), item.position),
     )
     for item in images:
         path = None if item.file is None else own_file(run, item.file)
@@ -194,7 +215,9 @@ def _images(report: Report, run: Path, items: Sequence[MediaItem]) -> Json:
             report.num_left_out += 1
             continue
         report.image_bytes += size
-        found[str(item.id)] = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        found[str(item.id)] = (
+            f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        )
     return found
 
 
@@ -204,21 +227,33 @@ def render(title: str, data: Json) -> str:
     try:
         text = (STATIC / "index.html").read_text(encoding="utf-8")
     except OSError as error:
-        raise LoopwrightError(f"The files of the page are missing from this installation: {error}") from error
+        raise LoopwrightError(
+            f"The files of the page are missing from this installation: {error}"
+        ) from error
     text = SHEET.sub(lambda found: _sheet(f"{found[1]}.css"), text)
-    text = ICON.sub(lambda found: f"{found[1]}{_address(STATIC / f'{found[2]}{found[3]}')}{found[4]}", text)
+    text = ICON.sub(
+        lambda found: f"{found[1]}{_address(STATIC / f'{found[2]}{found[3]}')}{found[4]}", text
+    )
     text = SCRIPT.sub(lambda found: _script(found[1], scripts), text)
     embedded = to_json(plain(data)).replace("<", "\\u003c")
-    hashes = " ".join(f"'sha256-{base64.b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts
+    )
     policy = (
-        f"default-src 'none'; script-src {hashes} data:; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {hashes} data:; style-src 'unsafe-inline'; img-src data: "
+        "blob:; base-uri 'none'; form-action 'none'"
     )
     head = (
         f'{MARK}<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<script type="application/json" id="loopwright-report">{embedded}</script>'
     )
-    text = re.sub(r"<title>.*?</title>", lambda _: f"<title>{escape(title)}</title>", text, count=1, flags=re.DOTALL)
+    text = re.sub(
+        r"<title>.*?</title>",
+        lambda _: f"<title>{escape(title)}</title>",
+        text,
+        count=1,
+        flags=re.DOTALL,
+    )
     return re.sub(r"<head>", lambda _: f"<head>{head}", text, count=1)
 
 
@@ -236,7 +271,10 @@ def _script(name: str, scripts: list[str]) -> str:
     imports = {f"loopwright/{own}": _module(text) for own, text in modules.items()}
     scripts.append(_inside(to_json({"imports": imports})))
     scripts.append(f'import "loopwright/{name}";')
-    return f'<script type="importmap">{scripts[-2]}</script><script type="module">{scripts[-1]}</script>'
+    return (
+        f'<script type="importmap">{scripts[-2]}</script><script '
+        f'type="module">{scripts[-1]}</script>'
+    )
 
 
 def _module(text: str) -> str:
@@ -246,7 +284,8 @@ def _module(text: str) -> str:
 
 
 def _inside(text: str) -> str:
-    """A script that does not end before its end; in strings and patterns, a backslash changes nothing."""
+    """A script that does not end before its end; in strings and patterns, a backslash changes
+    nothing."""
     return re.sub(r"<(?=/script|!--|script)", r"\\x3c", text, flags=re.IGNORECASE)
 
 

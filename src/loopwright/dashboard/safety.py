@@ -1,7 +1,9 @@
-"""Who may see the page: the token of a server that others reach, the Host header, and what browsers may load.
+"""Who may see the page: the token of a server that others reach, the Host header, and what browsers
+may load.
 
-A page of another site can send requests to a server on this machine, but not read the answers: no header allows it. A
-name that leads to this machine (DNS rebinding) would be a way around that, hence the check of the Host header.
+A page of another site can send requests to a server on this machine, but not read the answers: no
+header allows it. A name that leads to this machine (DNS rebinding) would be a way around that,
+hence the check of the Host header.
 """
 
 from __future__ import annotations
@@ -20,12 +22,18 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
-# Plotly fills an empty <style> through the CSSOM (the first hash), brings the sheet of its maps (the second, of plotly
-# 7; without it a browser only logs that), and sets attributes `style`. It needs no eval and no inline script.
-STYLES = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' 'sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o='"
+# Plotly fills an empty <style> through the CSSOM (the first hash), brings the sheet of its maps
+# (the second, of plotly
+# 7; without it a browser only logs that), and sets attributes `style`. It needs no eval and no
+# inline script.
+STYLES = (
+    "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' "
+    "'sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o='"
+)
 POLICY = (
-    f"default-src 'none'; script-src 'self'; style-src 'self' {STYLES}; style-src-attr 'unsafe-inline'; "
-    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    f"default-src 'none'; script-src 'self'; style-src 'self' {STYLES}; style-src-attr "
+    "'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -81,10 +89,12 @@ def _digest(text: str) -> bytes:
 
 
 class Guard:
-    """Middleware that refuses requests before any route sees them, and adds the headers of every answer."""
+    """Middleware that refuses requests before any route sees them, and adds the headers of every
+    answer."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
-        self.app, self.access = app, access
+        self.app = app
+        self.access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -107,14 +117,19 @@ class Guard:
             return error_answer(405, "This server only answers GET: it changes nothing.")
         if self.access.token is None and not _is_local(headers.get(b"host", "")):
             return error_answer(
-                403, "The Host header is not this machine: open the page as http://localhost or http://127.0.0.1."
+                403,
+                "The Host header is not this machine: open the page as http://localhost or "
+                "http://127.0.0.1.",
             )
         if is_data and headers.get(b"sec-fetch-site") == "cross-site":
             return error_answer(403, "Other sites may not read runs.")
         return self._without_token(scope, headers, is_data=is_data)
 
-    def _without_token(self, scope: Scope, headers: dict[bytes, str], *, is_data: bool) -> Response | None:
-        """None where the request has the token; a redirect that sets the cookie where the address has it."""
+    def _without_token(
+        self, scope: Scope, headers: dict[bytes, str], *, is_data: bool
+    ) -> Response | None:
+        """None where the request has the token; a redirect that sets the cookie where the address
+        has it."""
         from starlette.responses import HTMLResponse, RedirectResponse
 
         access = self.access
@@ -126,16 +141,24 @@ class Guard:
             rest = urlencode([(name, value) for name, value in query if name != "token"])
             path = "/" + scope["path"].lstrip("/\\")  # never the address of another host
             response: Response = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
-            response.set_cookie(access.cookie, access.token, httponly=True, samesite="lax", max_age=30 * 86400)
+            response.set_cookie(
+                access.cookie, access.token, httponly=True, samesite="lax", max_age=30 * 86400
+            )
             return response
         if is_data:
-            return error_answer(401, "The token is missing or wrong: open the address that `loopwright ui` printed.")
+            return error_answer(
+                401, "The token is missing or wrong: open the address that `loopwright ui` printed."
+            )
         return HTMLResponse(CLOSED_PAGE, 401, {"Cache-Control": "no-store"})
 
 
 def _is_local(host: str) -> bool:
     """Whether a Host header names this machine; a request without one comes from no browser."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
+    name = (
+        host.rpartition(":")[0]
+        if host.rpartition(":")[2].isdigit() and not host.endswith("]")
+        else host
+    )
     return name.strip("[]").lower().rstrip(".") in LOCAL_NAMES or is_loopback(name)
 
 

@@ -50,25 +50,38 @@ def bind(host: str, port: int) -> Address:
     if not 0 <= port <= LARGEST_PORT:
         raise ConfigurationError(f"--port {port}: use 1 to {LARGEST_PORT}, or 0 for any free one.")
     try:
-        family, _, _, _, place = socket.getaddrinfo(host or ANY[0], port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, place = socket.getaddrinfo(host or ANY[0], port, type=socket.SOCK_STREAM)[
+            0
+        ]
     except (OSError, UnicodeError) as error:
-        raise ConfigurationError(f"--host {host}: {error}. Use a name or an address of this machine.") from error
+        raise ConfigurationError(
+            f"--host {host}: {error}. Use a name or an address of this machine."
+        ) from error
     last = min(port + MAX_TRIES, LARGEST_PORT) if port else 0
     for candidate in range(port, last + 1):
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((place[0], candidate))
-            listening.listen(socket.SOMAXCONN)  # two servers may bind one port, but only one can listen
+            # two servers may bind one port, but only one can listen
+            listening.listen(socket.SOMAXCONN)
         except OSError as error:
             listening.close()
             if error.errno == errno.EADDRINUSE:
                 continue
-            advice = "a port above 1023" if error.errno == errno.EACCES else "an address of this machine"
-            raise ConfigurationError(f"{host}:{candidate}: {error.strerror}. Use {advice}.") from error
+            advice = (
+                "a port above 1023" if error.errno == errno.EACCES else "an address of this machine"
+            )
+            raise ConfigurationError(
+                f"{host}:{candidate}: {error.strerror}. Use {advice}."
+            ) from error
         is_local = is_loopback(host) and is_loopback(str(place[0]))
-        return Address(listening, host, listening.getsockname()[1], None if is_local else new_token())
-    raise ConfigurationError(f"No port from {port} to {last} is free: name another with --port, or 0 for any.")
+        return Address(
+            listening, host, listening.getsockname()[1], None if is_local else new_token()
+        )
+    raise ConfigurationError(
+        f"No port from {port} to {last} is free: name another with --port, or 0 for any."
+    )
 
 
 def serve(folder: RunsFolder, address: Address, started: Callable[[], None] = lambda: None) -> None:
@@ -87,7 +100,9 @@ def serve(folder: RunsFolder, address: Address, started: Callable[[], None] = la
         address.socket.close()
 
 
-def build_server(folder: RunsFolder, address: Address, started: Callable[[], None]) -> uvicorn.Server:
+def build_server(
+    folder: RunsFolder, address: Address, started: Callable[[], None]
+) -> uvicorn.Server:
     """The server of a folder at an address; see `serve`."""
     try:
         import uvicorn

@@ -66,7 +66,11 @@ class StaticFiles:
     def page(self, request: Request) -> Response:
         """The page itself, for every address that is not a file's."""
         path: str = request.path_params["path"]
-        if "." in path.rpartition("/")[2] or path.startswith(("api/", "static/")) or path in ("api", "static"):
+        if (
+            "." in path.rpartition("/")[2]
+            or path.startswith(("api/", "static/"))
+            or path in ("api", "static")
+        ):
             raise Refusal(404, "There is nothing at this address.")
         return self._answer(request, self._path("index.html"))
 
@@ -87,7 +91,9 @@ class StaticFiles:
         if content.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=sent)
         if accepts_gzip(request):
-            return Response(content.packed, 200, {**sent, "Content-Encoding": "gzip"}, media_type=content.kind)
+            return Response(
+                content.packed, 200, {**sent, "Content-Encoding": "gzip"}, media_type=content.kind
+            )
         return Response(content.data, 200, sent, media_type=content.kind)
 
     def _content(self, path: Path) -> Content:

@@ -1,7 +1,8 @@
-"""Open metrics of runs: files at rest stay open between requests, files of a training run are closed at once.
+"""Open metrics of runs: files at rest stay open between requests, files of a training run are
+closed at once.
 
-A reader that has the file of a training run open when the run ends would make SQLite leave its log behind; a file at
-rest is opened without any lock. See `MetricsView`.
+A reader that has the file of a training run open when the run ends would make SQLite leave its log
+behind; a file at rest is opened without any lock. See `MetricsView`.
 """
 
 from __future__ import annotations
@@ -51,9 +52,16 @@ class Stores:
                 yield metrics
             except LoopwrightError:
                 raise
-            except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # no row that we have written
+            except (
+                ValueError,
+                TypeError,
+                LookupError,
+                ArithmeticError,
+            ) as error:  # no row that we have written
                 logger.debug("%s contains malformed rows", metrics.path, exc_info=True)
-                raise CheckpointError(f"The metrics in {metrics.path} are damaged: {error}.") from error
+                raise CheckpointError(
+                    f"The metrics in {metrics.path} are damaged: {error}."
+                ) from error
 
     @contextmanager
     def _lent(self, path: Path) -> Iterator[MetricsView]:

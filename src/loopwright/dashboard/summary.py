@@ -1,4 +1,5 @@
-"""A run in a row of the table: state, progress, best metric, config; also of a run that cannot be read."""
+"""A run in a row of the table: state, progress, best metric, config; also of a run that cannot be
+read."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Json = dict[str, Any]
 def summarize(run_id: str, run: RunView) -> Json:
     """The summary of a run; what of it cannot be read is said under `damaged`."""
     names = _names(run)
-    progress, is_going = run.progress, run.state == "running"
+    progress = run.progress
+    is_going = run.state == "running"
     seconds = trained_seconds(run)
     counts = {name: getattr(progress, name) for name in COUNTS}
     limit = None if progress.limit is None else list(progress.limit)
@@ -37,14 +39,17 @@ def summarize(run_id: str, run: RunView) -> Json:
         "ended": _seconds(run.ended),
         "seconds": seconds,
         "device": _text(run.manifest.get("device")),
-        "door": _text(run.manifest.get("door")),
+        "interface": _text(run.manifest.get("door")),
         "tags": list(run.tags),
         "config": _settings(run),
         **names,
         "modes": {name: run.mode_of(name) for name in names["epoch_names"]},
     }
     damaged = list(dict.fromkeys(run.problems))
-    return summary | {"damaged": damaged, "state": "unreadable" if damaged and not run.manifest else run.state}
+    return summary | {
+        "damaged": damaged,
+        "state": "unreadable" if damaged and not run.manifest else run.state,
+    }
 
 
 def damaged_summary(run_id: str, path: Path, problem: str) -> Json:
@@ -53,7 +58,20 @@ def damaged_summary(run_id: str, path: Path, problem: str) -> Json:
     return {
         **_identity(run_id, path.name, "unreadable"),
         "progress": {"fraction": None, **counts, "limit": None},
-        **dict.fromkeys(("reason", "eta", "rate", "best", "started", "updated", "ended", "seconds", "device", "door")),
+        **dict.fromkeys(
+            (
+                "reason",
+                "eta",
+                "rate",
+                "best",
+                "started",
+                "updated",
+                "ended",
+                "seconds",
+                "device",
+                "interface",
+            )
+        ),
         "tags": [],
         "config": {},
         "modes": {},
@@ -73,16 +91,25 @@ def _identity(run_id: str, name: str, state: str) -> Json:
 def _names(run: RunView) -> Json:
     """The names of metrics and their newest values."""
     try:
-        steps, epochs = run.metrics.step_names(), list(run.epoch_names)
+        steps = run.metrics.step_names()
+        epochs = list(run.epoch_names)
         last = run.metrics.latest()
     except LoopwrightError as error:
         run.problems.append(str(error))
-        steps, epochs, last = [], [], {}
-    return {"last": last, "names": sorted({*steps, *epochs}), "step_names": steps, "epoch_names": epochs}
+        steps = []
+        epochs = []
+        last = {}
+    return {
+        "last": last,
+        "names": sorted({*steps, *epochs}),
+        "step_names": steps,
+        "epoch_names": epochs,
+    }
 
 
 def trained_seconds(run: RunView) -> float | None:
-    """How long a run has trained: the time since its start would count the time between a crash and a resume."""
+    """How long a run has trained: the time since its start would count the time between a crash and
+    a resume."""
     if run.state not in ("running", "crashed"):
         return run.seconds
     place = run.metrics.last_place() if run.epoch_names or not run.problems else None
@@ -98,7 +125,11 @@ def best_of(run: RunView) -> Json | None:
     if best is not None:
         return {"name": best.name, "value": best.value, "epoch": best.epoch, "mode": best.mode}
     last = None if name is None or run.mode_of(name) else run.last_of(name)
-    return None if last is None else {"name": name, "value": last.value, "epoch": last.at, "mode": None}
+    return (
+        None
+        if last is None
+        else {"name": name, "value": last.value, "epoch": last.at, "mode": None}
+    )
 
 
 def _best_or_last(run: RunView, name: str) -> float | None:

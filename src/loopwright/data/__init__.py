@@ -1,4 +1,5 @@
-"""Data: streams of batches over every kind of data, with a known sample order, position and randomness."""
+"""Data: streams of batches over every kind of data, with a known sample order, position and
+randomness."""
 
 from .columns import BatchTransform
 from .open import Batch, Stream, batch_size_of, open_stream

@@ -1,8 +1,9 @@
 """The batches of torch's `default_collate`, with less work where samples consist of plain tensors.
 
-A column of tensors is stacked as torch does it; every other kind of column is left to torch. In a worker torch stacks
-into shared memory, whose set-up costs more than a small batch: up to `MAX_BY_VALUE` bytes the batch is built in the
-worker's own memory, and `data/workers.py` sends it by value.
+A column of tensors is stacked as torch does it; every other kind of column is left to torch. In a
+worker torch stacks into shared memory, whose set-up costs more than a small batch: up to
+`MAX_BY_VALUE` bytes the batch is built in the worker's own memory, and `data/workers.py` sends it
+by value.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def collate_samples(samples: Any) -> Any:
     except TypeError as error:
         if kind.__module__.partition(".")[0] not in ("torch", "numpy"):
             error.add_note(
-                f"The data set returned a sample with a value of type {kind.__name__}: let it return tensors or "
-                "numbers (for images use a transform such as torchvision's `ToTensor()`), or pass a DataLoader with a "
-                "`collate_fn`."
+                f"The data set returned a sample with a value of type {kind.__name__}: let it "
+                "return tensors or numbers (for images use a transform such as torchvision's "
+                "`ToTensor()`), or pass a DataLoader with a `collate_fn`."
             )
         raise
 
@@ -55,14 +56,16 @@ def _column(column: Any) -> Any:
 def _stack(tensors: Any, first: Tensor) -> Any:
     if first.is_nested or first.layout is not torch.strided:
         return default_collate(tensors)  # which says that it cannot
-    if get_worker_info() is not None and (first.requires_grad or len(tensors) * first.nbytes > MAX_BY_VALUE):
+    if get_worker_info() is not None and (
+        first.requires_grad or len(tensors) * first.nbytes > MAX_BY_VALUE
+    ):
         return default_collate(tensors)
     try:
         return torch.stack(tensors)
     except RuntimeError as error:
         if any(tensor.shape != first.shape for tensor in tensors):
             error.add_note(
-                "Samples of one batch have different shapes: crop or pad them in the data set, or pass a DataLoader "
-                "with a `collate_fn` that pads them."
+                "Samples of one batch have different shapes: crop or pad them in the data set, or "
+                "pass a DataLoader with a `collate_fn` that pads them."
             )
         raise

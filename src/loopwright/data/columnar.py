@@ -1,7 +1,7 @@
 """Batches selected from whole columns, with the values of fetching and collating samples.
 
-A column is a tensor, an array or a list, alone or inside torch's containers. Only exact types count: a subclass may
-have its own `__getitem__`, and takes the general path.
+A column is a tensor, an array or a list, alone or inside torch's containers. Only exact types
+count: a subclass may have its own `__getitem__`, and takes the general path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Select = Callable[[Tensor], Any]
 
 
 class Columns(NamedTuple):
-    """Selects batches by indices of 0 or more; `form` is the nested structure of dtypes and shapes of rows."""
+    """Selects batches by indices of 0 or more; `form` is the nested structure of dtypes and shapes
+    of rows."""
 
     select: Select
     length: int
@@ -55,7 +56,9 @@ def _of_tensor(tensor: Tensor) -> Columns | None:
     if tensor.dim() == 0 or not is_plain_tensor(tensor) or not tensor.is_cpu:
         return None
     select = tensor.index_select
-    return Columns(lambda indices: select(0, indices), len(tensor), (tensor.dtype, tensor.shape[1:]))
+    return Columns(
+        lambda indices: select(0, indices), len(tensor), (tensor.dtype, tensor.shape[1:])
+    )
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> Columns | None:
@@ -68,8 +71,13 @@ def _of_array(array: np.ndarray[Any, Any]) -> Columns | None:
 
 
 def _of_list(samples: list[Any], kind: Callable[[Iterable[Any]], Any] = list) -> Columns:
-    """Return the column of a list; `kind` is the type in which torch hands on a column, and keeps one of strings."""
-    return Columns(lambda indices: collate_samples(kind(samples[n] for n in indices.tolist())), len(samples), None)
+    """Return the column of a list; `kind` is the type in which torch hands on a column, and keeps
+    one of strings."""
+    return Columns(
+        lambda indices: collate_samples(kind(samples[n] for n in indices.tolist())),
+        len(samples),
+        None,
+    )
 
 
 def _of_parts(parts: Sequence[Any], kind: Callable[[Iterable[Any]], Any] = tuple) -> Columns | None:
@@ -86,9 +94,12 @@ def _of_named(parts: dict[str, Any]) -> Columns | None:
     columns = _of_parts(list(parts.values()), list)
     if columns is None:
         return None
-    select, names = columns.select, list(parts)
+    select = columns.select
+    names = list(parts)
     form = dict(zip(names, columns.form, strict=True))
-    return Columns(lambda indices: dict(zip(names, select(indices), strict=True)), columns.length, form)
+    return Columns(
+        lambda indices: dict(zip(names, select(indices), strict=True)), columns.length, form
+    )
 
 
 def _of_stack(dataset: StackDataset[Any]) -> Columns | None:
@@ -97,7 +108,8 @@ def _of_stack(dataset: StackDataset[Any]) -> Columns | None:
 
 
 def _of_subset(dataset: Subset[Any]) -> Columns | None:
-    inner, chosen = columns_of(dataset.dataset), dataset.indices
+    inner = columns_of(dataset.dataset)
+    chosen = dataset.indices
     if inner is None or inner.form is None:
         return None
     every = as_indices(chosen)
@@ -108,7 +120,11 @@ def _of_subset(dataset: Subset[Any]) -> Columns | None:
 def _of_concatenation(dataset: ConcatDataset[Any]) -> Columns | None:
     parts = [columns_of(part) for part in dataset.datasets]
     known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or not known[0].is_known or any(part.form != known[0].form for part in known):
+    if (
+        len(known) < len(parts)
+        or not known[0].is_known
+        or any(part.form != known[0].form for part in known)
+    ):
         return None
     ends = torch.tensor(dataset.cumulative_sizes)
     starts = [0, *dataset.cumulative_sizes]
@@ -117,7 +133,9 @@ def _of_concatenation(dataset: ConcatDataset[Any]) -> Columns | None:
         numbers = torch.bucketize(indices, ends, right=True)
         found = sorted(set(numbers.tolist()))
         places = [(numbers == number).nonzero().flatten() for number in found]
-        batches = [known[n].select(indices[at] - starts[n]) for n, at in zip(found, places, strict=True)]
+        batches = [
+            known[n].select(indices[at] - starts[n]) for n, at in zip(found, places, strict=True)
+        ]
         return _merged(batches, places) if len(found) > 1 else batches[0]
 
     return Columns(select, starts[-1], known[0].form)

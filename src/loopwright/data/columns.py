@@ -1,4 +1,5 @@
-"""Data sets of the rows of tensors and arrays in memory, and advice for data of unsupported types."""
+"""Data sets of the rows of tensors and arrays in memory, and advice for data of unsupported
+types."""
 
 from __future__ import annotations
 
@@ -18,13 +19,22 @@ from torch.utils.data import DataLoader, Dataset, StackDataset, TensorDataset, d
 
 from ..errors import DataError
 
-ACCEPTED = "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a list or another iterable of batches"
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+ACCEPTED = (
+    "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a list or another "
+    "iterable of batches"
+)
+_FLOATS = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _DTYPES = frozenset(_FLOATS + _INTEGERS)
-_READ_ONLY = (
-    "_is_read_only"  # an attribute of tensors in such memory: torch would write there, and the process would end
-)
+# an attribute of tensors in such memory: torch would write there, and the process would end
+_READ_ONLY = "_is_read_only"
 
 
 class NamedColumns(Dataset[dict[str, Tensor]]):
@@ -41,14 +51,17 @@ class NamedColumns(Dataset[dict[str, Tensor]]):
 
 
 class BatchTransform(Dataset[Any]):
-    """Data whose batches go through a function: `transform(batch)` gets a whole batch and returns the new one.
+    """Data whose batches go through a function: `transform(batch)` gets a whole batch and returns
+    the new one.
 
-    One call for each batch, in place of one for each sample. The random numbers that it draws (from torch, numpy or
-    `random`) depend on the seed, the epoch and the first index of the batch; a resumed run draws the same.
+    One call for each batch, in place of one for each sample. The random numbers that it draws (from
+    torch, numpy or `random`) depend on the seed, the epoch and the first index of the batch; a
+    resumed run draws the same.
 
     Args:
         data: Tensors or arrays, alone, as a tuple or as a dict, or a data set with indices.
-        transform: Gets a batch as the model would get it without this class, and returns the batch for the model.
+        transform: Gets a batch as the model would get it without this class, and returns the batch
+            for the model.
 
     >>> import torch
     >>> from loopwright.data import BatchTransform, open_stream
@@ -58,13 +71,15 @@ class BatchTransform(Dataset[Any]):
     """
 
     def __init__(self, data: Any, transform: Callable[[Any], Any]) -> None:
-        is_columns = isinstance(data, (Tensor, np.ndarray, tuple, Mapping)) and not isinstance(data, Dataset)
+        is_columns = isinstance(data, (Tensor, np.ndarray, tuple, Mapping)) and not isinstance(
+            data, Dataset
+        )
         self.data: Any = from_columns(data) if is_columns else data
         if not hasattr(self.data, "__getitem__") or not hasattr(self.data, "__len__"):
             raise DataError(
-                f"BatchTransform was given a {type(data).__name__}, whose samples have no index: pass tensors, arrays "
-                "or a data set with `__getitem__` and `__len__`. To use a DataLoader, put it around the transform: "
-                "`DataLoader(BatchTransform(...))`."
+                f"BatchTransform was given a {type(data).__name__}, whose samples have no index: "
+                "pass tensors, arrays or a data set with `__getitem__` and `__len__`. To use a "
+                "DataLoader, put it around the transform: `DataLoader(BatchTransform(...))`."
             )
         self.transform = transform
 
@@ -85,22 +100,27 @@ def _first(batch: Any) -> Any:
 
 
 def from_columns(data: Any) -> Any:
-    """Return a data set of the rows of a tensor, or of a tuple or dict of tensors; any other tuple unchanged."""
+    """Return a data set of the rows of a tensor, or of a tuple or dict of tensors; any other tuple
+    unchanged."""
     if isinstance(data, Mapping):
         if _has_lists(list(data.values())):
             return StackDataset(**dict(zip(data, _stacked(data.values()), strict=True)))
         _check_names(data)
-        return NamedColumns(dict(zip(data, _columns(data.values(), "a dict", list(data)), strict=True)))
+        return NamedColumns(
+            dict(zip(data, _columns(data.values(), "a dict", list(data)), strict=True))
+        )
     if not isinstance(data, tuple):
         if data.ndim == 1:
             raise DataError(
-                f"Data is a {type(data).__name__} of one dimension, whose rows are single numbers: for one sample "
-                "write `x[None]`, for samples of one number each `x[:, None]`, for inputs and targets `(x, y)`."
+                f"Data is a {type(data).__name__} of one dimension, whose rows are single "
+                "numbers: for one sample write `x[None]`, for samples of one number each `x[:, "
+                "None]`, for inputs and targets `(x, y)`."
             )
         return TensorDataset(*_columns([data], f"a {type(data).__name__}", [""]))
     if any(isinstance(part, (Dataset, DataLoader)) for part in data):
         raise DataError(
-            f"Data is a tuple of {_kinds(data)}: pass the training data alone, and the evaluation data as `eval_data=`."
+            f"Data is a tuple of {_kinds(data)}: pass the training data alone, and the evaluation "
+            "data as `eval_data=`."
         )
     if data and all(_is_column(part) for part in data):
         return TensorDataset(*_columns(data, "a tuple", [f"entry {n}" for n in range(len(data))]))
@@ -108,10 +128,14 @@ def from_columns(data: Any) -> Any:
         return StackDataset(*_stacked(data))
     if any(_is_column(part) or is_frame(part) for part in data):
         raise DataError(
-            f"Data is a tuple of {_kinds(data)}: for inputs and targets, make all of them tensors or arrays with one "
-            f"row per sample{_frame_hint(data)}; for batches, pass a list."
+            f"Data is a tuple of {_kinds(data)}: for inputs and targets, make all of them tensors "
+            f"or arrays with one row per sample{_frame_hint(data)}; for batches, pass a list."
         )
-    if len(data) > 1 and all(_is_nested_numbers(part) for part in data) and len({len(part) for part in data}) == 1:
+    if (
+        len(data) > 1
+        and all(_is_nested_numbers(part) for part in data)
+        and len({len(part) for part in data}) == 1
+    ):
         raise DataError(
             f"Data is a tuple of {_kinds(data)} of numbers: make tensors of them, as in "
             "`(torch.tensor(x), torch.tensor(y))`."
@@ -124,8 +148,8 @@ def _frame_hint(data: tuple[Any, ...]) -> str:
         return ", such as `frame.to_numpy('float32')`"
     if any(isinstance(part, tuple) for part in data):
         return (
-            ". Write several inputs as `(x1, x2, y)`: the last entry is the target. For several targets, override "
-            "`split_batch`, which says what of a batch is input"
+            ". Write several inputs as `(x1, x2, y)`: the last entry is the target. For several "
+            "targets, override `split_batch`, which says what of a batch is input"
         )
     return ""
 
@@ -139,59 +163,69 @@ def _is_nested_numbers(part: Any) -> bool:
 
 
 def check_list(data: list[Any]) -> None:
-    """Raise a `DataError` for a list that contains columns or samples; a list is expected to contain batches."""
+    """Raise a `DataError` for a list that contains columns or samples; a list is expected to
+    contain batches."""
     if not data:
         return
     first = data[0]
     is_column = all(isinstance(part, (Tensor, np.ndarray)) and part.ndim for part in data[:8])
-    if isinstance(first, np.ndarray) or (is_column and len(data) <= 3 and len({_row_of(part) for part in data}) > 1):
+    if isinstance(first, np.ndarray) or (
+        is_column and len(data) <= 3 and len({_row_of(part) for part in data}) > 1
+    ):
         raise DataError(
-            f"Data is a list of {_kinds(data[:8])}, and a list means a list of batches: for inputs and targets pass a "
-            "tuple, `(x, y)`."
+            f"Data is a list of {_kinds(data[:8])}, and a list means a list of batches: for "
+            "inputs and targets pass a tuple, `(x, y)`."
         )
     is_sample = isinstance(first, (tuple, list)) and any(map(_is_single, first))
     if is_sample and any(isinstance(part, Tensor) and part.ndim for part in first):
         raise DataError(
-            f"Data is a list, which means a list of batches, but its first entry is a {type(first).__name__} of "
-            f"{_kinds(first)}, which looks like a sample: pass `batch_size=` to combine samples into batches."
+            "Data is a list, which means a list of batches, but its first entry is a "
+            f"{type(first).__name__} of {_kinds(first)}, which looks like a sample: pass "
+            "`batch_size=` to combine samples into batches."
         )
 
 
 def refuse(data: Any) -> None:
-    """Raise a `DataError` with the type of an object that is no data, and with what to pass instead."""
+    """Raise a `DataError` with the type of an object that is no data, and with what to pass
+    instead."""
     kind = type(data).__name__
     if is_frame(data):
         hint = (
-            "choose the columns for inputs and targets, as in `(torch.tensor(frame[['a', 'b']].to_numpy(), "
-            "dtype=torch.float32), torch.tensor(frame['y'].to_numpy()))`"
+            "choose the columns for inputs and targets, as in `(torch.tensor(frame[['a', "
+            "'b']].to_numpy(), dtype=torch.float32), torch.tensor(frame['y'].to_numpy()))`"
         )
     elif isinstance(data, nn.Module):
         hint = (
-            "pass the model to the constructor, `Trainer(model, optimizer, loss_fn)`; here the first argument is the "
-            "data"
+            "pass the model to the constructor, `Trainer(model, optimizer, loss_fn)`; here the "
+            "first argument is the data"
         )
     elif isinstance(data, Optimizer):
         hint = (
-            "pass the optimizer to the constructor, `Trainer(model, optimizer, loss_fn)`; here the first argument is "
-            "the data"
+            "pass the optimizer to the constructor, `Trainer(model, optimizer, loss_fn)`; here "
+            "the first argument is the data"
         )
     elif isinstance(data, (str, bytes, os.PathLike)):
         hint = f"data is not read from a path; {ACCEPTED}"
     elif hasattr(data, "train_dataloader"):
-        hint = "pass the loaders of a data module: `data.train_dataloader()`, and `eval_data=data.val_dataloader()`"
+        hint = (
+            "pass the loaders of a data module: `data.train_dataloader()`, and "
+            "`eval_data=data.val_dataloader()`"
+        )
     elif isinstance(data, type):
-        kind, hint = f"class {data.__name__}", f"create an instance, `{data.__name__}(...)`"
+        kind = f"class {data.__name__}"
+        hint = f"create an instance, `{data.__name__}(...)`"
     elif isgeneratorfunction(data):
         hint = (
-            f"call it, `{data.__name__}()`; a generator gives one epoch only, so for several epochs pass an object "
-            "whose `__iter__` starts a new one"
+            f"call it, `{data.__name__}()`; a generator gives one epoch only, so for several "
+            "epochs pass an object whose `__iter__` starts a new one"
         )
     elif hasattr(data, "__getitem__") and not hasattr(data, "__len__"):
         hint = "add `__len__` to make it a data set"
     else:
         hint = ACCEPTED
     raise DataError(
-        f"Data is {'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}, which cannot be iterated in batches: {hint}."
+        f"Data is {'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}, which cannot be iterated "
+        f"in batches: {hint}."
     )
 
 
@@ -200,25 +234,30 @@ def _check_names(data: Mapping[Any, Any]) -> None:
     if not data or others:
         names = ", ".join(f"{name!r}: {kind}" for name, kind in others.items()) or "nothing"
         raise DataError(
-            f"Data is a dict of {names}. A dict is one data set of tensors, with one row per sample. If these are "
-            "several data sets, pass one of them, and evaluate the others with "
-            "`callbacks=[loopwright.callbacks.OfflineLoss('test', datasets={'test': data})]`."
+            f"Data is a dict of {names}. A dict is one data set of tensors, with one row per "
+            "sample. If these are several data sets, pass one of them, and evaluate the others "
+            "with `callbacks=[loopwright.callbacks.OfflineLoss('test', datasets={'test': "
+            "data})]`."
         )
 
 
 def _columns(parts: Any, what: str, names: list[str]) -> list[Tensor]:
     tensors = [
-        part if isinstance(part, Tensor) else _tensor(part, name) for part, name in zip(parts, names, strict=True)
+        part if isinstance(part, Tensor) else _tensor(part, name)
+        for part, name in zip(parts, names, strict=True)
     ]
     if any(tensor.dim() == 0 for tensor in tensors):
         raise DataError(
-            f"Data is {what} with a tensor that has no dimensions: the first dimension must count the samples."
+            f"Data is {what} with a tensor that has no dimensions: the first dimension must count "
+            "the samples."
         )
     if len({len(tensor) for tensor in tensors}) > 1:
-        lengths = ", ".join(f"{name}: {len(tensor)}" for name, tensor in zip(names, tensors, strict=True))
+        lengths = ", ".join(
+            f"{name}: {len(tensor)}" for name, tensor in zip(names, tensors, strict=True)
+        )
         raise DataError(
-            f"Data is {what} of tensors of different lengths ({lengths}): each needs one row per sample. If they are "
-            "separate batches, pass a list."
+            f"Data is {what} of tensors of different lengths ({lengths}): each needs one row per "
+            "sample. If they are separate batches, pass a list."
         )
     return tensors
 
@@ -233,7 +272,8 @@ def _tensor(array: Any, name: str) -> Tensor:
         return as_tensor(array)
     except TypeError as error:
         raise DataError(
-            f"The array {name or 'given as data'} is of {array.dtype}, a dtype that torch does not have: {error}"
+            f"The array {name or 'given as data'} is of {array.dtype}, a dtype that torch does "
+            f"not have: {error}"
         ) from None
 
 
@@ -241,16 +281,21 @@ def _mapped_tensor(array: Any, name: str) -> Tensor:
     what = f"The memory-mapped array {name or 'given as data'}"
     if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
         kind = (
-            f"of {array.dtype} with the bytes in another order" if not array.dtype.isnative else "a view from its end"
+            f"of {array.dtype} with the bytes in another order"
+            if not array.dtype.isnative
+            else "a view from its end"
         )
         raise DataError(
-            f"{what} is {kind}, which torch cannot read in place: copy it into memory with `np.array(...)`, in this "
-            "machine's byte order, or pass a data set that converts each sample in `__getitem__`."
+            f"{what} is {kind}, which torch cannot read in place: copy it into memory with "
+            "`np.array(...)`, in this machine's byte order, or pass a data set that converts "
+            "each sample in `__getitem__`."
         )
     try:
         return as_tensor(array)
     except TypeError as error:
-        raise DataError(f"{what} is of {array.dtype}, a dtype that torch does not have: {error}") from None
+        raise DataError(
+            f"{what} is of {array.dtype}, a dtype that torch does not have: {error}"
+        ) from None
 
 
 def is_mapped_array(array: Any) -> bool:
@@ -273,7 +318,8 @@ def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def is_read_only(data: Any) -> bool:
-    """Whether samples of a data set of `from_columns` are in memory that must not be written, such as a mapped file."""
+    """Whether samples of a data set of `from_columns` are in memory that must not be written, such
+    as a mapped file."""
     if isinstance(data, TensorDataset):
         return any(map(is_read_only, data.tensors))
     if isinstance(data, StackDataset):
@@ -297,18 +343,22 @@ def as_indices(values: Any) -> Tensor:
     """Return indices of samples as a tensor of int64.
 
     Raises:
-        DataError: for a mask, whose entries would be read as the indices 0 and 1, and for fractions.
+        DataError: for a mask, whose entries would be read as the indices 0 and 1, and for
+            fractions.
     """
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
         values = values.astype(np.int64)  # also of a reversed array, which torch does not take
     indices = torch.as_tensor(values)
     if len(indices) and indices.dtype is torch.bool:
         raise DataError(
-            "A Subset or a sampler has a mask of True and False, where indices of samples are expected: pass the "
-            "positions of True, such as `torch.as_tensor(mask).nonzero().flatten()`."
+            "A Subset or a sampler has a mask of True and False, where indices of samples are "
+            "expected: pass the positions of True, such as "
+            "`torch.as_tensor(mask).nonzero().flatten()`."
         )
     if len(indices) and indices.dtype.is_floating_point:
-        raise DataError(f"A Subset or a sampler has indices of samples of {indices.dtype}: pass integers.")
+        raise DataError(
+            f"A Subset or a sampler has indices of samples of {indices.dtype}: pass integers."
+        )
     return indices.to(torch.int64)
 
 
@@ -354,5 +404,6 @@ def _kinds(parts: Any) -> str:
 
 
 def is_frame(data: Any) -> bool:
-    """Whether it is a data frame of pandas or polars, which does not say which columns are inputs and targets."""
+    """Whether it is a data frame of pandas or polars, which does not say which columns are inputs
+    and targets."""
     return type(data).__module__.partition(".")[0] in ("pandas", "polars")

@@ -35,10 +35,11 @@ class Randomness(Enum):
 
 
 class Cursor:
-    """Reads items one by one, never in advance, and knows the position of the source where that has one.
+    """Reads items one by one, never in advance, and knows the position of the source where that has
+    one.
 
-    The position is that of the source itself, which then goes on from epoch to epoch, or that of its iterator, of which
-    every epoch has its own.
+    The position is that of the source itself, which then goes on from epoch to epoch, or that of
+    its iterator, of which every epoch has its own.
     """
 
     def __init__(self, source: Iterable[Any], seed: int, randomness: Randomness) -> None:
@@ -62,17 +63,22 @@ class Cursor:
         return self._own is not None
 
     def start(self, epoch: int) -> None:
-        self._epoch, self._items, self.is_exhausted = epoch, None, False
+        self._epoch = epoch
+        self._items = None
+        self.is_exhausted = False
         self._may_be_exhausted = self.spans_epochs
-        self._first, self._check_at = None, 0
+        self._first = None
+        self._check_at = 0
         set_epoch(self.source, epoch)
 
     def has_position(self) -> bool:
-        """Whether the position can be read and set; if so, a state that cannot be saved is an error from now on."""
+        """Whether the position can be read and set; if so, a state that cannot be saved is an error
+        from now on."""
         found = self._accessors()
         if found is None and self._items is None and may_have_iterators_with_state(self.source):
             with preserved_rng():
-                found = accessors(iter(self.source))  # and not kept: an epoch opens its own, after `set_epoch`
+                # and not kept: an epoch opens its own, after `set_epoch`
+                found = accessors(iter(self.source))
         self._is_saved = found is not None
         return found is not None
 
@@ -87,7 +93,8 @@ class Cursor:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a saved state, in an epoch that was started."""
-        position, self.remark = state["position"], _note_on_workers(self.source)
+        position = state["position"]
+        self.remark = _note_on_workers(self.source)
         is_inside = bool(position) and not state["is_exhausted"]
         if is_inside and "order" in state:
             self._replay(state)
@@ -95,8 +102,8 @@ class Cursor:
             self._restore(state, is_inside=is_inside)
         elif is_inside:
             raise DataError(
-                f"The saved position has no state of {type(self.source).__name__}, which had no state when it was "
-                "saved: start a new run."
+                f"The saved position has no state of {type(self.source).__name__}, which had no "
+                "state when it was saved: start a new run."
             )
         self.is_exhausted, self._first = state["is_exhausted"], state.get("first")
         self._may_be_exhausted = self.is_exhausted or not position
@@ -106,10 +113,12 @@ class Cursor:
         if self.is_exhausted:
             return []
         items = self._next(number)
-        if not items and self._may_be_exhausted:  # a source saved at its end may give one empty iteration first
+        # a source saved at its end may give one empty iteration first
+        if not items and self._may_be_exhausted:
             self._items = None
             items = self._next(number)
-        self._may_be_exhausted, self.is_exhausted = False, not items
+        self._may_be_exhausted = False
+        self.is_exhausted = not items
         if number == self._check_at and items:
             self._check(number)
         return items
@@ -127,45 +136,52 @@ class Cursor:
     def _restore(self, state: dict[str, Any], *, is_inside: bool) -> None:
         if self._own is None:
             self._items = self._open()
-        found, saved = self._accessors(), state["source"]
+        found = self._accessors()
+        saved = state["source"]
         if found is None:
             raise DataError(
-                f"The saved position is the state of an iterator of {type(self.source).__name__}, but its iterators "
-                "now have no state: resume with the same data, or start a new run."
+                f"The saved position is the state of an iterator of {type(self.source).__name__}, "
+                "but its iterators now have no state: resume with the same data, or start a new "
+                "run."
             )
         found.write(deepcopy(saved))
         self._is_placed = True
         if not is_inside:
             return
         if isinstance(self.source, Restarting) and self.source.restart_on_stop_iteration:
-            self.source.restart_on_stop_iteration = False  # a state at the end of an epoch is not the next one's start
+            self.source.restart_on_stop_iteration = (
+                False  # a state at the end of an epoch is not the next one's start
+            )
             self._items = self._open()
             self.source.restart_on_stop_iteration = True
         self._loaded = digest(saved)
         self._check_at = -1 if _shows(found, self._loaded) else state["position"]
 
     def _replay(self, state: dict[str, Any]) -> None:
-        """Read the epoch again up to the position, for a source with a shuffle buffer, which its state lacks."""
-        name, position = type(self.source).__name__, state["position"]
+        """Read the epoch again up to the position, for a source with a shuffle buffer, which its
+        state lacks."""
+        name = type(self.source).__name__
+        position = state["position"]
         if state["order"] != order_of_buffers(self.source):
             raise DataError(
-                f"{name} is shuffled in a different order than when the position was saved: pass a seed to `shuffle`, "
-                "`.shuffle(seed=0, buffer_size=...)`, and start a new run."
+                f"{name} is shuffled in a different order than when the position was saved: pass "
+                "a seed to `shuffle`, `.shuffle(seed=0, buffer_size=...)`, and start a new run."
             )
         with self.preserved_generators():
             for number in range(position):
                 if not self._next(number):
                     raise DataError(
-                        f"{name} gave only {number} of the {position} items that come before the saved position: "
-                        "resume with the same data, or start a new run."
+                        f"{name} gave only {number} of the {position} items that come before the "
+                        "saved position: resume with the same data, or start a new run."
                     )
         self.remark = (
-            f"{position} items of {name} were read again to return to the saved position, because its state does not "
-            "contain the examples in its shuffle buffer."
+            f"{position} items of {name} were read again to return to the saved position, because "
+            "its state does not contain the examples in its shuffle buffer."
         )
 
     def _check(self, number: int) -> None:
-        """Look at the state after an item: can it be saved, and was the state that was loaded taken over?"""
+        """Look at the state after an item: can it be saved, and was the state that was loaded taken
+        over?"""
         self._check_at = -1
         found = self._accessors()
         if found is None:
@@ -181,9 +197,9 @@ class Cursor:
             self._first = now
         elif now == self._first != self._loaded:
             raise DataError(
-                f"{found.owner}.{found.set.__name__}() did not restore the position: after item {number + 1} the state "
-                "is the same as after the first item. Make it continue from the state that it receives, or start a "
-                "new run."
+                f"{found.owner}.{found.set.__name__}() did not restore the position: after item "
+                f"{number + 1} the state is the same as after the first item. Make it continue "
+                "from the state that it receives, or start a new run."
             )
 
     def _next(self, number: int) -> list[Any]:
@@ -200,8 +216,10 @@ class Cursor:
             raise
 
     def _open(self) -> Iterator[Any]:
-        """Return an iterator of this epoch; a node starts over, unless a state was loaded, which may be at its end."""
-        is_placed, self._is_placed = self._is_placed, False
+        """Return an iterator of this epoch; a node starts over, unless a state was loaded, which
+        may be at its end."""
+        is_placed = self._is_placed
+        self._is_placed = False
         node = self.source
         if is_node(node) and not is_placed:
             node.reset()
@@ -217,14 +235,15 @@ def _note_on_workers(source: object) -> str | None:
     if not (isinstance(source, DataLoader) and source.num_workers):
         return None
     return (
-        f"{type(source).__name__} continues with the same samples, but the random numbers that the data set draws in "
-        f"its {source.num_workers} workers differ from those of an uninterrupted run: its state does not contain the "
-        "generators of the workers."
+        f"{type(source).__name__} continues with the same samples, but the random numbers that "
+        f"the data set draws in its {source.num_workers} workers differ from those of an "
+        "uninterrupted run: its state does not contain the generators of the workers."
     )
 
 
 def _shows(found: Accessors, loaded: str) -> bool:
-    """Whether the state that was loaded can be read at once; many sources only show it with the next item."""
+    """Whether the state that was loaded can be read at once; many sources only show it with the
+    next item."""
     try:
         return digest(found.get()) == loaded
     except Exception:  # of a method that works only after an item

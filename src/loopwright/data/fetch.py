@@ -1,9 +1,11 @@
-"""Fetching samples and collating batches; generators are seeded for each sample from (seed, epoch, index).
+"""Fetching samples and collating batches; generators are seeded for each sample from (seed, epoch,
+index).
 
-The same object fetches in this process and, pickled or forked, in workers, so that both give the same batch.
-`__getitems__` of a data set is called for whole batches until it draws random numbers, and from then on for one sample
-at a time, so that a sample does not depend on the other samples of its batch. A collate function, and a `__getitems__`
-that does not return a list of samples, are seeded from the first index of the batch.
+The same object fetches in this process and, pickled or forked, in workers, so that both give the
+same batch. `__getitems__` of a data set is called for whole batches until it draws random numbers,
+and from then on for one sample at a time, so that a sample does not depend on the other samples of
+its batch. A collate function, and a `__getitems__` that does not return a list of samples, are
+seeded from the first index of the batch.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ Collate = Callable[[Any], Any]
 
 
 class Request(NamedTuple):
-    """The indices of a batch, with their epoch, since persistent workers live for several epochs."""
+    """The indices of a batch, with their epoch, since persistent workers live for several
+    epochs."""
 
     epoch: int
     indices: list[Any]
@@ -48,7 +51,9 @@ class Request(NamedTuple):
 class Fetcher:
     """Builds the batch of a request. With `index_is_batch`, one index is one ready batch."""
 
-    def __init__(self, dataset: Any, collate: Collate, seed: int, index_is_batch: bool = False) -> None:
+    def __init__(
+        self, dataset: Any, collate: Collate, seed: int, index_is_batch: bool = False
+    ) -> None:
         self.dataset = dataset
         self.seed = seed
         is_transformed = type(dataset) is BatchTransform
@@ -64,20 +69,25 @@ class Fetcher:
         is_default = not index_is_batch and self._put_together is not collate
         self._selects = is_default and not self._is_random  # where the data set has columns
         self._is_arrow = is_default and is_arrow(self._data)
-        self._copies = not is_default and is_read_only(self._data)  # for a function that writes into its samples
+        # for a function that writes into its samples
+        self._copies = not is_default and is_read_only(self._data)
         self._select: tuple[int, Callable[[Any], Any] | None] | None = None  # of an epoch
         self._rng, self._collate_rng = RngTracker(), RngTracker()
         self._seeds = SampleSeeds(seed)
-        self._can_split = True  # until `__getitems__` turns out to return something else than a list of samples
+        self._can_split = (
+            True  # until `__getitems__` turns out to return something else than a list of samples
+        )
 
     def describe(self) -> dict[str, Any]:
-        """Return the length of the data set, where it has one, and the collate function if it is not torch's."""
+        """Return the length of the data set, where it has one, and the collate function if it is
+        not torch's."""
         length = len(self.dataset) if isinstance(self.dataset, Sized) else None
         own = self._transform or self._collate
         return {"length": length} | ({"collate": own} if self._is_random_collate else {})
 
     def with_dataset(self, dataset: Any) -> Fetcher:
-        """Return a fetcher over another data set with seed 0, to read samples independently of the run's seed."""
+        """Return a fetcher over another data set with seed 0, to read samples independently of the
+        run's seed."""
         return Fetcher(dataset, self._collate, 0, self._index_is_batch)
 
     def sample(self, index: Any) -> Any:
@@ -90,11 +100,19 @@ class Fetcher:
         return Batch(value, self._size_of(value, request))
 
     def _build(self, request: Request) -> Any:
-        """Fetch and collate together: the collate function may change samples, so a second attempt needs new ones."""
-        if self._selects and (select := self._columns(request.epoch)) and _are_numbers(request.indices):
-            samples, put_together = torch.tensor(request.indices), select
+        """Fetch and collate together: the collate function may change samples, so a second attempt
+        needs new ones."""
+        if (
+            self._selects
+            and (select := self._columns(request.epoch))
+            and _are_numbers(request.indices)
+        ):
+            samples = torch.tensor(request.indices)
+            put_together = select
         else:
-            samples = self._rng.run(self._fetch, request) if self._is_random else self._fetch(request)
+            samples = (
+                self._rng.run(self._fetch, request) if self._is_random else self._fetch(request)
+            )
             put_together = self._put_together
             samples = copied(samples) if self._copies else samples
         if self._collate_rng:
@@ -103,7 +121,8 @@ class Fetcher:
         return batch if self._transform is None else self._transform(batch)
 
     def _columns(self, epoch: int) -> Callable[[Any], Any] | None:
-        """Return the function that selects batches from columns, looked up anew for each epoch; None without."""
+        """Return the function that selects batches from columns, looked up anew for each epoch;
+        None without."""
         if self._select is None or self._select[0] != epoch:
             self._select = epoch, _select_of(self._data)
         return self._select[1]
@@ -114,9 +133,11 @@ class Fetcher:
     def _fetch(self, request: Request) -> Any:
         if self._by_batch:
             return self._fetch_together(request)
-        dataset, indices = self._data, request.indices
+        dataset = self._data
+        indices = request.indices
         if self._is_random and self._rng:
-            seed, samples = self._rng.seed, []
+            seed = self._rng.seed
+            samples = []
             for index, number in zip(indices, self._seeds.of(request.epoch, indices), strict=True):
                 seed(number)
                 samples.append(dataset[index])
@@ -149,7 +170,8 @@ class Fetcher:
 
 
 class SampleSeeds:
-    """The seeds of samples. Those of indices below `MAX_TABLE` are mixed at once for an epoch, and then looked up."""
+    """The seeds of samples. Those of indices below `MAX_TABLE` are mixed at once for an epoch, and
+    then looked up."""
 
     MAX_TABLE = 1 << 16  # such a table takes 2.6 MB
     MIN_BATCH = 8  # samples, below which a table does not pay
@@ -163,7 +185,8 @@ class SampleSeeds:
         """Return the seed of every index, which may be any key, too."""
         if len(indices) >= self.MIN_BATCH:
             try:
-                if min(indices) >= 0 and (last := max(indices)) < self.MAX_TABLE:  # -1 has a seed of its own
+                # -1 has a seed of its own
+                if min(indices) >= 0 and (last := max(indices)) < self.MAX_TABLE:
                     table = self._table_up_to(last, epoch)
                     return [table[index] for index in indices]
             except TypeError:  # keys
@@ -209,7 +232,8 @@ class LocalSource:
 
     def next(self) -> Batch:
         batch = self.fetcher[next(self._requests)]
-        if self.wait is not None and self.wait.has_raised:  # the data set caught it: the batch may be another one
+        # the data set caught it: the batch may be another one
+        if self.wait is not None and self.wait.has_raised:
             raise WaitInterrupted
         return Batch(pin(batch.value), batch.size) if self._pins else batch
 
@@ -226,11 +250,21 @@ def is_deterministic(dataset: Any) -> bool:
         return all(map(is_deterministic, dataset.datasets))
     if kind is StackDataset:
         return all(map(is_deterministic, _stacked(dataset)))
-    return kind in (TensorDataset, NamedColumns, torch.Tensor, np.ndarray, np.memmap, list, tuple, range)
+    return kind in (
+        TensorDataset,
+        NamedColumns,
+        torch.Tensor,
+        np.ndarray,
+        np.memmap,
+        list,
+        tuple,
+        range,
+    )
 
 
 def fetches_batches(dataset: Any) -> bool:
-    """Whether a data set defines `__getitems__`; for torch's containers, whether the data set inside does."""
+    """Whether a data set defines `__getitems__`; for torch's containers, whether the data set
+    inside does."""
     method = getattr(type(dataset), "__getitems__", None)
     if method is Subset.__getitems__:
         return fetches_batches(dataset.dataset)
@@ -241,7 +275,9 @@ def fetches_batches(dataset: Any) -> bool:
 
 def can_pin() -> bool:
     """Whether this machine has an accelerator that uses pinned memory."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    )
     return accelerator is not None and accelerator.type != "mps"
 
 
@@ -260,7 +296,8 @@ def _fast_collate(collate: Collate) -> Collate:
 
 
 def is_arrow(dataset: Any) -> bool:
-    """Whether it is a `datasets.Dataset`, of which an index of a list of rows gives a dict of columns."""
+    """Whether it is a `datasets.Dataset`, of which an index of a list of rows gives a dict of
+    columns."""
     kind = type(dataset)
     return kind.__name__ == "Dataset" and kind.__module__.partition(".")[0] == "datasets"
 
@@ -308,8 +345,8 @@ def spread_indices(length: int, count: int) -> list[int]:
 def peek_samples(fetcher: Fetcher) -> list[Any] | None:
     """Return a few samples of the first epoch, the first one twice; None where reading them fails.
 
-    They are read from a copy of the data set: no generator changes state, and a file that is opened with the first
-    sample is not open yet when workers are forked.
+    They are read from a copy of the data set: no generator changes state, and a file that is opened
+    with the first sample is not open yet when workers are forked.
     """
     if not isinstance(fetcher.dataset, Sized):
         return None
@@ -321,7 +358,8 @@ def peek_samples(fetcher: Fetcher) -> list[Any] | None:
 
 
 def _copied(value: Any, depth: int = DEPTH) -> Any:
-    """Return a copy of a data set whose attributes may change; the data that they refer to is shared."""
+    """Return a copy of a data set whose attributes may change; the data that they refer to is
+    shared."""
     if isinstance(value, torch.Generator):
         return value.clone_state()
     if isinstance(value, (random.Random, numpy_random().Generator, numpy_random().RandomState)):
@@ -340,8 +378,13 @@ def _copied(value: Any, depth: int = DEPTH) -> Any:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether it is a plain Python object: callable, without its own pickling, no class, function or module."""
+    """Whether it is a plain Python object: callable, without its own pickling, no class, function
+    or module."""
     if not hasattr(value, "__dict__") or isinstance(value, NO_COPIES):
         return False
     kind: Any = type(value)
-    return kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__ and callable(value)
+    return (
+        kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__
+        and callable(value)
+    )

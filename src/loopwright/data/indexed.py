@@ -1,4 +1,5 @@
-"""Streams over map-style data sets: the order is known, so a position is one integer and seeking is O(1)."""
+"""Streams over map-style data sets: the order is known, so a position is one integer and seeking is
+O(1)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _KIND = "a map-style data set"
 
 
 class Position:
-    """The position in a map-style data set: epoch, offset in the epoch, and the batch plan they refer to.
+    """The position in a map-style data set: epoch, offset in the epoch, and the batch plan they
+    refer to.
 
     The offset counts samples; it counts batches where an index is one ready batch.
     """
@@ -50,18 +52,21 @@ class Position:
         return self._plan
 
     def move(self, epoch: int, position: int = 0) -> None:
-        self.epoch, self.offset, self._plan = epoch, position, None
+        self.epoch = epoch
+        self.offset = position
+        self._plan = None
 
     @property
     def spans_epochs(self) -> bool:
-        """Whether the order of an epoch may depend on earlier epochs, through a sampler with state."""
+        """Whether the order of an epoch may depend on earlier epochs, through a sampler with
+        state."""
         return isinstance(self.batch_plan.order.sampler, Stateful)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and the numbers by which other data or another order is noticed.
 
-        The state of a sampler is saved twice: from before this epoch was drawn (if it was), and the current state,
-        which drawing this epoch changed and which the user may have changed since.
+        The state of a sampler is saved twice: from before this epoch was drawn (if it was), and the
+        current state, which drawing this epoch changed and which the user may have changed since.
         """
         sampler = self.batch_plan.order.sampler
         now = deepcopy(sampler.state_dict()) if isinstance(sampler, Stateful) else None
@@ -82,28 +87,33 @@ class Position:
     def _load_sampler(self, sampler: Stateful, state: dict[str, Any]) -> None:
         if state["sampler"] is not None:
             sampler.load_state_dict(deepcopy(state["sampler"]))
-            self._sampler_state, self._plan = state["sampler"], self.batch_plan.for_epoch(self.epoch)
+            self._sampler_state, self._plan = (
+                state["sampler"],
+                self.batch_plan.for_epoch(self.epoch),
+            )
         if state.get("sampler_now") is not None:  # runs of earlier versions do not have it
             sampler.load_state_dict(deepcopy(state["sampler_now"]))
 
     def check_resumable(self) -> None:
         if name := self.batch_plan.order.hidden_state():
             raise DataError(
-                f"A run with {name} cannot be resumed exactly: its order may depend on state that is not saved. Add "
-                "`set_epoch(epoch)` and let the order depend only on the epoch, or add `state_dict` and "
-                "`load_state_dict`, or use shuffle=True."
+                f"A run with {name} cannot be resumed exactly: its order may depend on state that "
+                "is not saved. Add `set_epoch(epoch)` and let the order depend only on the "
+                "epoch, or add `state_dict` and `load_state_dict`, or use shuffle=True."
             )
 
     def _check_same_order(self, state: dict[str, Any]) -> None:
         if state["seed"] != self._seed:
             raise DataError(
-                f"The position to continue from was saved with seed {state['seed']}, but the seed is now "
-                f"{self._seed}, which gives another order: use seed={state['seed']}, or start a new run."
+                f"The position to continue from was saved with seed {state['seed']}, but the seed "
+                f"is now {self._seed}, which gives another order: use seed={state['seed']}, or "
+                "start a new run."
             )
         if state["num_samples"] != self.epoch_plan.num_samples:
             raise DataError(
-                f"The data position was saved in an epoch of {state['num_samples']} samples, but the data now has "
-                f"{self.epoch_plan.num_samples}: resume with the same data, or start a new run."
+                f"The data position was saved in an epoch of {state['num_samples']} samples, but "
+                f"the data now has {self.epoch_plan.num_samples}: resume with the same data, or "
+                "start a new run."
             )
 
 
@@ -111,7 +121,12 @@ class IndexedStream(Stream):
     """Batches of a map-style data set, fetched by a batch source: this process or workers."""
 
     def __init__(
-        self, position: Position, source: BatchSource, in_order: bool = True, *, reads_ahead: bool = False
+        self,
+        position: Position,
+        source: BatchSource,
+        in_order: bool = True,
+        *,
+        reads_ahead: bool = False,
     ) -> None:
         self._position = position
         self._source = source
@@ -130,7 +145,8 @@ class IndexedStream(Stream):
         if not self._is_started:
             self._start()
         batches: list[Batch] = []
-        position, left = self._position.offset, max_samples
+        position = self._position.offset
+        left = max_samples
         while len(batches) < count and (left is None or left > 0):
             batch = self._next(position, left)
             if batch is None:
@@ -159,7 +175,8 @@ class IndexedStream(Stream):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._position.load_state_dict(state)
-        if state["num_samples"] is None:  # no epoch was drawn yet, and drawing one changes a stateful sampler
+        # no epoch was drawn yet, and drawing one changes a stateful sampler
+        if state["num_samples"] is None:
             self._is_started = False
         else:
             self._start()
@@ -172,8 +189,8 @@ class IndexedStream(Stream):
         self._position.check_resumable()
         if not self._in_order:
             raise DataError(
-                "A run whose DataLoader has in_order=False cannot be resumed exactly: it is not known which batches "
-                "have been used. Keep in_order=True."
+                "A run whose DataLoader has in_order=False cannot be resumed exactly: it is not "
+                "known which batches have been used. Keep in_order=True."
             )
 
     def describe(self) -> dict[str, Any]:
@@ -186,7 +203,8 @@ class IndexedStream(Stream):
 
     def close(self) -> None:
         self._source.close()
-        self._is_started, self._ahead = False, None
+        self._is_started = False
+        self._ahead = None
 
     def _start(self) -> None:
         plan = self._position.epoch_plan
@@ -204,7 +222,8 @@ class IndexedStream(Stream):
         if start == stop:  # end of the epoch: its workers end
             self._restart(iter(()))
             return None
-        if limit is not None and stop - start > limit:  # a shorter batch than the source was asked for
+        # a shorter batch than the source was asked for
+        if limit is not None and stop - start > limit:
             self._restart(self._requests(position, limit))
         batch = self._source.next() if self._ahead is None else next(self._ahead)
         if (shard := self._position.shard) is None:
@@ -213,14 +232,18 @@ class IndexedStream(Stream):
         return Batch(batch.value, shard.size(total), total)
 
     def _requests(self, position: int, limit: int | None = None) -> Iterator[Request]:
-        plan, epoch, shard = self._position.epoch_plan, self._position.epoch, self._position.shard
+        plan = self._position.epoch_plan
+        epoch = self._position.epoch
+        shard = self._position.shard
         for start, stop in spans_from(plan, position, limit):
             if shard is not None:
                 start, stop = shard.part(start, stop)
             yield Request(epoch, plan.indices(start, stop))
 
 
-_BLOCK = 512  # batches whose indices are split in one call: cheap per batch, and no noticeable delay
+_BLOCK = (
+    512  # batches whose indices are split in one call: cheap per batch, and no noticeable delay
+)
 
 
 class TensorStream(Stream):
@@ -253,7 +276,11 @@ class TensorStream(Stream):
 
     def upcoming(self, max_samples: int | None = None) -> Any:
         start, stop = self._position.epoch_plan.span(self._position.offset)
-        if self._batches is None or start == stop or (max_samples is not None and stop - start > max_samples):
+        if (
+            self._batches is None
+            or start == stop
+            or (max_samples is not None and stop - start > max_samples)
+        ):
             return None
         if not isinstance(self._batches, ReadAhead):
             self._batches = ReadAhead(self._batches.__next__)
@@ -265,7 +292,8 @@ class TensorStream(Stream):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._position.load_state_dict(state)
         self._batches = None  # restarts at the position with the next batch
-        if state["num_samples"] is not None:  # otherwise no epoch was drawn yet, and drawing changes a stateful sampler
+        # otherwise no epoch was drawn yet, and drawing changes a stateful sampler
+        if state["num_samples"] is not None:
             self._start()
 
     @property
@@ -303,27 +331,38 @@ class TensorStream(Stream):
     def _start(self, limit: int | None = None) -> Iterator[Batch]:
         plan = self._position.epoch_plan
         assert isinstance(plan, EvenBatches)
-        self.num_batches, self.num_samples = plan.num_batches, plan.num_samples
+        self.num_batches = plan.num_batches
+        self.num_samples = plan.num_samples
         batches = chain.from_iterable(self._blocks(plan, self._position.offset, limit))
         self._batches = map(_pinned, batches) if self._pins else batches
         return self._batches
 
-    def _blocks(self, plan: EvenBatches, position: int, limit: int | None) -> Iterator[Iterator[Batch]]:
+    def _blocks(
+        self, plan: EvenBatches, position: int, limit: int | None
+    ) -> Iterator[Iterator[Batch]]:
         cut = self._cutter(plan.order)
-        while position < plan.num_samples:  # the rest of a batch first, then blocks of whole batches
+        # the rest of a batch first, then blocks of whole batches
+        while position < plan.num_samples:
             start, stop = plan.span(position)
             if limit is not None:
-                stop, limit = min(stop, start + limit), None
+                stop = min(stop, start + limit)
+                limit = None
             if stop % plan.batch_size == 0 and start % plan.batch_size == 0:
                 stop = min(start + _BLOCK * plan.batch_size, plan.num_samples)
             yield cut((start, stop), plan.batch_size, self._position.shard)
             position = stop
 
-    def _cutter(self, order: Any) -> Callable[[tuple[int, int], int, Shard | None], Iterator[Batch]]:
+    def _cutter(
+        self, order: Any
+    ) -> Callable[[tuple[int, int], int, Shard | None], Iterator[Batch]]:
         """Return the function that yields the batches of a span of the order."""
         if is_tensors(self._dataset):
             tensors, order = _resolve(self._dataset, order)
-            return partial(copies, tensors) if isinstance(order, range) else partial(rows, tensors, order)
+            return (
+                partial(copies, tensors)
+                if isinstance(order, range)
+                else partial(rows, tensors, order)
+            )
         from .columnar import columns_of
 
         columns = columns_of(self._dataset)
@@ -332,9 +371,11 @@ class TensorStream(Stream):
 
 
 def is_tensor_data(dataset: Any, collate: Any, num_workers: int = 0) -> bool:
-    """Whether selecting from the columns of a data set gives exactly the batches of fetching and collating samples.
+    """Whether selecting from the columns of a data set gives exactly the batches of fetching and
+    collating samples.
 
-    Tensors in memory need no workers; memory-mapped files and lists are read by the workers that the user asked for.
+    Tensors in memory need no workers; memory-mapped files and lists are read by the workers that
+    the user asked for.
     """
     if collate is not default_collate or not collates_as_torch():
         return False
@@ -354,11 +395,15 @@ def is_tensors(dataset: Any) -> bool:
         dataset = dataset.dataset
     if type(dataset) is not TensorDataset:
         return False
-    return all(map(is_plain_tensor, dataset.tensors)) and len({tensor.device for tensor in dataset.tensors}) == 1
+    return (
+        all(map(is_plain_tensor, dataset.tensors))
+        and len({tensor.device for tensor in dataset.tensors}) == 1
+    )
 
 
 def _resolve(dataset: Any, order: Any) -> tuple[tuple[Tensor, ...], Any]:
-    """Return the tensors inside nested subsets, and the order as indices into them (a range if sequential)."""
+    """Return the tensors inside nested subsets, and the order as indices into them (a range if
+    sequential)."""
     while type(dataset) is Subset:
         chosen = as_indices(dataset.indices)
         order = chosen if isinstance(order, range) else chosen[as_indices(order)]

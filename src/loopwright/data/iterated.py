@@ -1,4 +1,5 @@
-"""Streams over data that is iterated: iterable data sets, stateful loaders, iterables and lists of batches."""
+"""Streams over data that is iterated: iterable data sets, stateful loaders, iterables and lists of
+batches."""
 
 from __future__ import annotations
 
@@ -32,7 +33,13 @@ class IteratedStream(Stream):
     """Batches read from an iterable; the position is the number of items read."""
 
     def __init__(
-        self, cursor: Cursor, batching: Batching, *, refusal: str, length: int | None, shard: Shard | None = None
+        self,
+        cursor: Cursor,
+        batching: Batching,
+        *,
+        refusal: str,
+        length: int | None,
+        shard: Shard | None = None,
     ) -> None:
         self._shard = shard  # every process reads all items and collates its part
         self.is_shared = shard is not None
@@ -40,14 +47,16 @@ class IteratedStream(Stream):
         self._batching = batching
         self._refusal = refusal
         self._pins = batching.pin_memory and can_pin()
-        self._epoch = self._position = 0
+        self._epoch = 0
+        self._position = 0
         self.num_batches = self._length = length
         if length is not None and batching.size is not None:
             self.num_samples = length - length % batching.size if batching.drop_last else length
             self.num_batches = -(-self.num_samples // batching.size)
 
     def begin(self, epoch: int) -> None:
-        self._epoch, self._position = epoch, 0
+        self._epoch = epoch
+        self._position = 0
         self._cursor.start(epoch)
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
@@ -57,7 +66,11 @@ class IteratedStream(Stream):
             while len(batches) < count and (left is None or left > 0):
                 if (batch := self._next_batch(left)) is None:
                     break
-                left = None if left is None else left - (batch.size if batch.total is None else batch.total)
+                left = (
+                    None
+                    if left is None
+                    else left - (batch.size if batch.total is None else batch.total)
+                )
                 batches.append(batch)
         return batches
 
@@ -71,8 +84,9 @@ class IteratedStream(Stream):
             self.check_resumable()
         if self._length is not None and state["position"] > self._length:
             raise DataError(
-                f"The saved position is item {state['position']}, but {type(self._cursor.source).__name__} has only "
-                f"{self._length} items now: resume with the same data, or start a new run."
+                f"The saved position is item {state['position']}, but "
+                f"{type(self._cursor.source).__name__} has only {self._length} items now: resume "
+                "with the same data, or start a new run."
             )
         self.begin(state["epoch"])
         self._cursor.load_state_dict(state)
@@ -93,7 +107,11 @@ class IteratedStream(Stream):
             raise DataError(self._refusal + lacks_half(self._cursor.source))
 
     def describe(self) -> dict[str, Any]:
-        return {"length": self._length, "batch_size": self._batching.size, "drop_last": self._batching.drop_last}
+        return {
+            "length": self._length,
+            "batch_size": self._batching.size,
+            "drop_last": self._batching.drop_last,
+        }
 
     def close(self) -> None:
         self._cursor.close()
@@ -104,14 +122,20 @@ class IteratedStream(Stream):
         if not items:
             return None
         self._position += len(items)
-        total, own = len(items), len(items)
+        total = len(items)
+        own = len(items)
         if self._shard is not None:
             first, last = self._shard.part(0, total)
-            items, own = items[first:last], self._shard.size(total)
+            items = items[first:last]
+            own = self._shard.size(total)
         value = self._batching.collate(items[0] if size is None else items)
         if self._pins:
             value = pin(value)
-        return Batch(value, batch_size_of(value) if size is None else own, None if self._shard is None else total)
+        return Batch(
+            value,
+            batch_size_of(value) if size is None else own,
+            None if self._shard is None else total,
+        )
 
     def _read(self, wanted: int, left: int | None) -> list[Any]:
         items: list[Any] = []
@@ -126,16 +150,21 @@ _SEQUENCE_KIND = "a sequence of batches"
 
 
 class SequenceStream(Stream):
-    """Batches of a list or another sequence, in its order; the position is the number of batches."""
+    """Batches of a list or another sequence, in its order; the position is the number of
+    batches."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self._batches = batches
-        self._epoch = self._position = 0
+        self._epoch = 0
+        self._position = 0
         self.num_batches = len(batches)
-        self.num_samples = sum(map(batch_size_of, batches)) if isinstance(batches, list | tuple) else None
+        self.num_samples = (
+            sum(map(batch_size_of, batches)) if isinstance(batches, list | tuple) else None
+        )
 
     def begin(self, epoch: int) -> None:
-        self._epoch, self._position = epoch, 0
+        self._epoch = epoch
+        self._position = 0
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         batches: list[Batch] = []
@@ -151,7 +180,11 @@ class SequenceStream(Stream):
 
     def upcoming(self, max_samples: int | None = None) -> Any:
         is_plain = type(self._batches) in (list, tuple)
-        return self._batches[self._position] if is_plain and self._position < len(self._batches) else None
+        return (
+            self._batches[self._position]
+            if is_plain and self._position < len(self._batches)
+            else None
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"kind": _SEQUENCE_KIND, "epoch": self._epoch, "position": self._position}
@@ -160,10 +193,11 @@ class SequenceStream(Stream):
         check_kind(state, _SEQUENCE_KIND)
         if state["position"] > len(self._batches):
             raise DataError(
-                f"The saved position is batch {state['position']}, but there are only {len(self._batches)} batches "
-                "now: resume with the same data, or start a new run."
+                f"The saved position is batch {state['position']}, but there are only "
+                f"{len(self._batches)} batches now: resume with the same data, or start a new run."
             )
-        self._epoch, self._position = state["epoch"], state["position"]
+        self._epoch = state["epoch"]
+        self._position = state["position"]
 
     def describe(self) -> dict[str, Any]:
         return {"length": len(self._batches)}
@@ -173,7 +207,10 @@ class SequenceStream(Stream):
 
         with preserved_rng():
             try:
-                return [self._batches[index] for index in spread_indices(len(self._batches), NUM_SAMPLES)]
+                return [
+                    self._batches[index]
+                    for index in spread_indices(len(self._batches), NUM_SAMPLES)
+                ]
             except Exception:  # training raises it again, with the batch that causes it
                 return None
 

@@ -1,4 +1,5 @@
-"""Open a stream over the data that a user passes: a data set, tensors, a DataLoader or an iterable of batches."""
+"""Open a stream over the data that a user passes: a data set, tensors, a DataLoader or an iterable
+of batches."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ __all__ = ["Batch", "Shard", "Stream", "as_dataset", "batch_size_of", "open_stre
 DEFAULT_BATCH_SIZE = 32
 NO_DATA = nn.Module | Optimizer | str | bytes | PurePath | type | int | float
 _INSTEAD = (
-    "Use a map-style data set, num_workers=0 with a data set that has `state_dict` and `load_state_dict`, "
-    "or a loader that has them (such as torchdata's StatefulDataLoader)."
+    "Use a map-style data set, num_workers=0 with a data set that has `state_dict` and "
+    "`load_state_dict`, or a loader that has them (such as torchdata's StatefulDataLoader)."
 )
 
 
@@ -65,15 +66,18 @@ def open_stream(
     collate_fn: Callable[[Any], Any] | None = None,
     shard: Shard | None = None,
 ) -> Stream:
-    """Open a stream over a data set, tensors, a DataLoader, a sequence of batches, or any iterable of batches.
+    """Open a stream over a data set, tensors, a DataLoader, a sequence of batches, or any iterable
+    of batches.
 
     Args:
         data: The data.
         batch_size: Samples per batch of a data set (None means 32); a DataLoader keeps its own.
         seed: Determines, with the epoch, the order and the randomness of samples.
         shuffle: Whether to shuffle a data set in each epoch; a DataLoader keeps its own order.
-        collate_fn: Makes a batch of a list of samples of a data set; torch's `default_collate` by default.
-        shard: Rank and world size; every batch is then a global batch, and this process gets its part of it.
+        collate_fn: Makes a batch of a list of samples of a data set; torch's `default_collate` by
+            default.
+        shard: Rank and world size; every batch is then a global batch, and this process gets its
+            part of it.
 
     >>> import torch
     >>> stream = open_stream(torch.arange(6.0).reshape(3, 2), batch_size=2, seed=0, shuffle=False)
@@ -90,16 +94,18 @@ def open_stream(
 
 
 def refuse_shuffled(data: Any) -> None:
-    """Raise a `ConfigurationError` for a loader that shuffles: outputs of `predict` are in the order of the data."""
+    """Raise a `ConfigurationError` for a loader that shuffles: outputs of `predict` are in the
+    order of the data."""
     if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
         raise ConfigurationError(
-            "predict was given a DataLoader that shuffles, so the outputs could not be matched with the samples: pass "
-            "the data set itself, or a DataLoader without `shuffle=True`."
+            "predict was given a DataLoader that shuffles, so the outputs could not be matched "
+            "with the samples: pass the data set itself, or a DataLoader without `shuffle=True`."
         )
 
 
 def as_dataset(data: Any) -> Any:
-    """Return a data set of the rows of tensors and arrays (one, a tuple or a dict of them); other data unchanged."""
+    """Return a data set of the rows of tensors and arrays (one, a tuple or a dict of them); other
+    data unchanged."""
     is_plain_data = isinstance(data, Dataset | Stateful) and not isinstance(data, NO_DATA)
     if is_plain_data or not isinstance(data, Tensor | np.ndarray | tuple | Mapping | NO_DATA):
         return data
@@ -145,30 +151,40 @@ def _open_dataset(
     shard: Shard | None,
 ) -> Stream:
     if not isinstance(dataset, Sized):
-        raise DataError(f"{type(dataset).__name__} has no length: give it `__len__`, or make it an IterableDataset.")
+        raise DataError(
+            f"{type(dataset).__name__} has no length: give it `__len__`, or make it an "
+            "IterableDataset."
+        )
     order: Order = ShuffledOrder(dataset, seed) if shuffle else SequentialOrder(dataset)
     batch_plan = BatchPlan(order, batch_size or DEFAULT_BATCH_SIZE, drop_last=False)
     collate = collate_fn or default_collate
-    return open_indexed(dataset, batch_plan, collate, seed=seed, settings=WorkerSettings(), shard=shard)
+    return open_indexed(
+        dataset, batch_plan, collate, seed=seed, settings=WorkerSettings(), shard=shard
+    )
 
 
 def is_samples(data: Any, batch_size: int | None) -> bool:
-    """Whether `data` is a data set: by its class, or because it has indices and is no iterable of batches."""
+    """Whether `data` is a data set: by its class, or because it has indices and is no iterable of
+    batches."""
     if isinstance(data, Dataset):
         return True
     if is_frame(data) or not isinstance(data, _MapStyle):
         return False
     if isinstance(data, Sequence):
         return batch_size is not None
-    return batch_size is not None or isinstance(data, _FetchesBatches) or not isinstance(data, Iterable)
+    return (
+        batch_size is not None
+        or isinstance(data, _FetchesBatches)
+        or not isinstance(data, Iterable)
+    )
 
 
 def _check_batch_size(batch_size: int | None) -> None:
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         if isinstance(batch_size, Iterable):
             raise ConfigurationError(
-                f"batch_size is a {type(batch_size).__name__}: use a positive whole number. Data is the first "
-                "argument of `train`, and evaluation data is `eval_data=`."
+                f"batch_size is a {type(batch_size).__name__}: use a positive whole number. Data "
+                "is the first argument of `train`, and evaluation data is `eval_data=`."
             )
         raise ConfigurationError(f"batch_size is {batch_size!r}: use a positive whole number.")
 
@@ -186,13 +202,14 @@ def _check_no_batching(data: Any, batch_size: int | None, collate_fn: object) ->
     name = "batch_size" if batch_size is not None else "collate_fn"
     if batch_size is not None or collate_fn is not None:
         raise ConfigurationError(
-            f"{name} was given together with a {type(data).__name__}, which makes its own batches: leave out "
-            f"{name}, or pass the data set itself."
+            f"{name} was given together with a {type(data).__name__}, which makes its own "
+            f"batches: leave out {name}, or pass the data set itself."
         )
 
 
 def is_plain(loader: object) -> bool:
-    """Whether a loader iterates exactly as torch's DataLoader does, so that a stream can take over its iteration."""
+    """Whether a loader iterates exactly as torch's DataLoader does, so that a stream can take over
+    its iteration."""
     return iterates_as_torch(loader)
 
 
@@ -201,13 +218,17 @@ def open_loader(loader: DataLoader[Any], seed: int, shard: Shard | None = None) 
     if isinstance(loader.dataset, IterableDataset):
         if loader.num_workers or isinstance(loader.dataset, IterDataPipe):
             return _open_iterable_loader(loader, seed)
-        batching = Batching(loader.batch_size, loader.drop_last, loader.collate_fn, bool(loader.pin_memory))
+        batching = Batching(
+            loader.batch_size, loader.drop_last, loader.collate_fn, bool(loader.pin_memory)
+        )
         return open_items(loader.dataset, batching, seed, shard)
     batch_plan = _batch_plan_of(loader, seed)
     if batch_plan is None:
         return open_iterable(loader, seed)
     settings = WorkerSettings.of(loader)
-    return open_indexed(loader.dataset, batch_plan, loader.collate_fn, seed=seed, settings=settings, shard=shard)
+    return open_indexed(
+        loader.dataset, batch_plan, loader.collate_fn, seed=seed, settings=settings, shard=shard
+    )
 
 
 def open_indexed(
@@ -219,7 +240,8 @@ def open_indexed(
     settings: WorkerSettings,
     shard: Shard | None = None,
 ) -> Stream:
-    """Open a stream over a map-style data set; a `TensorStream` where this gives the same batches faster."""
+    """Open a stream over a map-style data set; a `TensorStream` where this gives the same batches
+    faster."""
     is_divided = shard is not None and isinstance(batch_plan.order.sampler, DistributedSampler)
     cuts = shard is not None and not is_divided and not batch_plan.index_is_batch
     if cuts and shard is not None and shard.is_per_process:
@@ -242,22 +264,30 @@ def _open_position(
     fetcher = Fetcher(dataset, collate, seed, batch_plan.index_is_batch)
     if settings.num_workers == 0:
         is_plain = collate is default_collate and is_deterministic(dataset)
-        return IndexedStream(position, LocalSource(fetcher, settings.pin_memory), reads_ahead=is_plain)
-    return IndexedStream(position, WorkerSource(fetcher, settings), settings.in_order, reads_ahead=True)
+        return IndexedStream(
+            position, LocalSource(fetcher, settings.pin_memory), reads_ahead=is_plain
+        )
+    return IndexedStream(
+        position, WorkerSource(fetcher, settings), settings.in_order, reads_ahead=True
+    )
 
 
-def open_items(dataset: Iterable[Any], batching: Batching, seed: int, shard: Shard | None = None) -> Stream:
+def open_items(
+    dataset: Iterable[Any], batching: Batching, seed: int, shard: Shard | None = None
+) -> Stream:
     """Open a stream over an iterable data set that is read in this process."""
     refusal = (
-        f"A run with {type(dataset).__name__} cannot be resumed exactly: its position is not known. Add `state_dict` "
-        "and `load_state_dict`, or use a map-style data set."
+        f"A run with {type(dataset).__name__} cannot be resumed exactly: its position is not "
+        "known. Add `state_dict` and `load_state_dict`, or use a map-style data set."
     )
     cursor = _cursor(dataset, seed, "PER_ITEM")
     if batching.size is None:
         shard = None  # items that are batches already cannot be cut
     elif shard is not None:
         batching = replace(batching, size=batching.size * shard.scale)
-    return IteratedStream(cursor, batching, refusal=refusal, length=_length_of(dataset), shard=shard)
+    return IteratedStream(
+        cursor, batching, refusal=refusal, length=_length_of(dataset), shard=shard
+    )
 
 
 def open_stateful(batches: Iterable[Any], seed: int) -> Stream:
@@ -269,21 +299,24 @@ def open_stateful(batches: Iterable[Any], seed: int) -> Stream:
 def open_iterable(batches: Iterable[Any], seed: int) -> Stream:
     """Open a stream over any iterable of batches, whose position cannot be saved."""
     refusal = (
-        f"A run with {type(batches).__name__} cannot be resumed exactly: its position is not known. Use a data set, a "
-        "plain DataLoader with a sampler that has a length, a list of batches, or an object that has `state_dict` and "
-        "`load_state_dict`, or `get_state` and `set_state`. Its iterators may have these methods instead."
+        f"A run with {type(batches).__name__} cannot be resumed exactly: its position is not "
+        "known. Use a data set, a plain DataLoader with a sampler that has a length, a list of "
+        "batches, or an object that has `state_dict` and `load_state_dict`, or `get_state` and "
+        "`set_state`. Its iterators may have these methods instead."
     )
     cursor = _cursor(batches, seed, "UNSEEDED")
     return IteratedStream(cursor, _READY_BATCHES, refusal=refusal, length=_length_of(batches))
 
 
 def _open_iterable_loader(loader: DataLoader[Any], seed: int) -> Stream:
-    name, workers = type(loader.dataset).__name__, loader.num_workers
+    name = type(loader.dataset).__name__
+    workers = loader.num_workers
     refusal = (
-        f"A run with the iterable data set {name} read by {workers} workers cannot be resumed exactly: the position of "
-        f"each worker is not known. {_INSTEAD}"
+        f"A run with the iterable data set {name} read by {workers} workers cannot be resumed "
+        f"exactly: the position of each worker is not known. {_INSTEAD}"
     )
-    samples = _length_of(loader.dataset)  # not len(loader), which makes torch warn about its own estimate
+    # not len(loader), which makes torch warn about its own estimate
+    samples = _length_of(loader.dataset)
     cursor = _cursor(loader, seed, "PER_EPOCH")
     stream = IteratedStream(cursor, _READY_BATCHES, refusal=refusal, length=None)
     if samples is not None:
@@ -308,14 +341,19 @@ def _batch_plan_of(loader: DataLoader[Any], seed: int) -> BatchPlan | None:
     if batches is None:
         return BatchPlan(order, None, drop_last=False, index_is_batch=True)
     if type(batches) is BatchSampler:
-        return BatchPlan(order_of(batches.sampler, seed), batches.batch_size, drop_last=batches.drop_last)
+        return BatchPlan(
+            order_of(batches.sampler, seed), batches.batch_size, drop_last=batches.drop_last
+        )
     return BatchPlan(order, None, drop_last=False)
 
 
 def _length_of(data: object) -> int | None:
     try:
         return len(data) if isinstance(data, Sized) else None
-    except (TypeError, NotImplementedError):  # a loader has __len__ even where its data set has none
+    except (
+        TypeError,
+        NotImplementedError,
+    ):  # a loader has __len__ even where its data set has none
         return None
 
 

@@ -1,4 +1,5 @@
-"""The order of samples as a pure function of (seed, epoch), the derived seeds, and the division into batches."""
+"""The order of samples as a pure function of (seed, epoch), the derived seeds, and the division
+into batches."""
 
 from __future__ import annotations
 
@@ -26,15 +27,22 @@ from .random import preserved_rng, seed_sample
 from .stream import HasEpochs, Stateful
 
 _MASK = (1 << 64) - 1
-_STRIDE = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: consecutive inputs land far with_dataset
+# 2**64 divided by the golden ratio: consecutive inputs land far with_dataset
+_STRIDE = 0x9E3779B97F4A7C15
 
 _MAX_LISTED = 1 << 16  # indices of an epoch that are kept as Python numbers, 2.6 MB
 _FEW = 16  # numbers, up to which Python is faster than an array
 _S1, _S27, _S30, _S31 = map(np.uint64, (1, 27, 30, 31))
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
 
-# Purposes of derived seeds; each has its own number, so that no two sequences of random numbers are the same.
-ORDER, SAMPLE, COLLATE, SAMPLER, WORKER = 1, 2, 3, 4, 5
+# Purposes of derived seeds; each has its own number, so that no two sequences of random numbers are
+# the same.
+ORDER = 1
+SAMPLE = 2
+COLLATE = 3
+SAMPLER = 4
+WORKER = 5
 
 
 def derive_seed(seed: int, *parts: int) -> int:
@@ -50,7 +58,8 @@ def derive_seed(seed: int, *parts: int) -> int:
 
 
 def derive_seeds(seed: int, *parts: int, last: Sequence[int]) -> list[int]:
-    """Return `derive_seed(seed, *parts, number)` for every number in `last`, all of them mixed at once.
+    """Return `derive_seed(seed, *parts, number)` for every number in `last`, all of them mixed at
+    once.
 
     >>> derive_seeds(0, 1, last=[2, -3]) == [derive_seed(0, 1, 2), derive_seed(0, 1, -3)]
     True
@@ -73,7 +82,8 @@ def derive_seeds(seed: int, *parts: int, last: Sequence[int]) -> list[int]:
 
 
 def _as_words(numbers: Sequence[int]) -> Any:
-    """Return an array of 64 bits for each number, which wraps as the mask does; None where Python is better."""
+    """Return an array of 64 bits for each number, which wraps as the mask does; None where Python
+    is better."""
     if isinstance(numbers, range):
         return np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64).view(np.uint64)
     if len(numbers) < _FEW or set(map(type, numbers)) != {int}:
@@ -111,7 +121,8 @@ class Order(Protocol):
     def __len__(self) -> int: ...
     def indices(self, epoch: int) -> Indices: ...
     def hidden_state(self) -> str | None:
-        """Return the name of a sampler whose order may depend on more than (seed, epoch), or None."""
+        """Return the name of a sampler whose order may depend on more than (seed, epoch), or
+        None."""
 
     def describe(self) -> str:
         """Return the text that identifies the order in a run's fingerprint."""
@@ -202,12 +213,15 @@ class SampledOrder:
             return list(self.sampler)
 
     def hidden_state(self) -> str | None:
-        known = _draws_from_its_generator(self.sampler) or isinstance(self.sampler, HasEpochs | Stateful)
+        known = _draws_from_its_generator(self.sampler) or isinstance(
+            self.sampler, HasEpochs | Stateful
+        )
         return None if known else type(self.sampler).__name__
 
     def describe(self) -> str:
         name = type(self.sampler).__name__
-        is_divided = isinstance(self.sampler, DistributedSampler)  # its length depends on the world size
+        # its length depends on the world size
+        is_divided = isinstance(self.sampler, DistributedSampler)
         return name if is_divided else f"{name} of {len(self)}"
 
 
@@ -272,7 +286,8 @@ class EpochPlan(Protocol):
     num_samples: int
 
     def span(self, position: int) -> tuple[int, int]:
-        """Return start and end of the rest of the batch at `position`; both are equal at the end of the epoch."""
+        """Return start and end of the rest of the batch at `position`; both are equal at the end of
+        the epoch."""
         ...
 
     def indices(self, start: int, stop: int) -> list[Any]: ...
@@ -296,7 +311,9 @@ class EvenBatches:
     def indices(self, start: int, stop: int) -> list[Any]:
         if self._listed is None:
             order = self.order
-            self._listed = order.tolist() if isinstance(order, Tensor) and len(order) <= _MAX_LISTED else order
+            self._listed = (
+                order.tolist() if isinstance(order, Tensor) and len(order) <= _MAX_LISTED else order
+            )
         part = self._listed[start:stop]
         return part.tolist() if isinstance(part, Tensor) else list(part)
 
@@ -305,9 +322,13 @@ class GivenBatches:
     """Batches of indices from a batch sampler."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
-        self._batches = [batch.tolist() if isinstance(batch, Tensor) else list(batch) for batch in batches]
+        self._batches = [
+            batch.tolist() if isinstance(batch, Tensor) else list(batch) for batch in batches
+        ]
         if not all(self._batches):
-            raise DataError("The batch sampler returned a batch without indices: skip empty batches.")
+            raise DataError(
+                "The batch sampler returned a batch without indices: skip empty batches."
+            )
         self._ends = list(accumulate(map(len, self._batches)))
         self.num_batches = len(self._batches)
         self.num_samples = self._ends[-1] if self._ends else 0
@@ -325,18 +346,26 @@ class GivenBatches:
 class BatchPlan:
     """How every epoch of a data set is divided into batches.
 
-    Without `batch_size`, `order` gives batches of indices. With `index_is_batch`, an index is one ready batch.
+    Without `batch_size`, `order` gives batches of indices. With `index_is_batch`, an index is one
+    ready batch.
     """
 
-    def __init__(self, order: Order, batch_size: int | None, drop_last: bool, index_is_batch: bool = False) -> None:
+    def __init__(
+        self, order: Order, batch_size: int | None, drop_last: bool, index_is_batch: bool = False
+    ) -> None:
         self.order = order
         self.batch_size = 1 if index_is_batch else batch_size
         self.drop_last = drop_last
         self.index_is_batch = index_is_batch
 
     def scaled(self, factor: int) -> BatchPlan:
-        """Return a plan with a batch size `factor` times as large; the same plan for batches of a batch sampler."""
-        size = self.batch_size * factor if self.is_even and self.batch_size is not None else self.batch_size
+        """Return a plan with a batch size `factor` times as large; the same plan for batches of a
+        batch sampler."""
+        size = (
+            self.batch_size * factor
+            if self.is_even and self.batch_size is not None
+            else self.batch_size
+        )
         return BatchPlan(self.order, size, self.drop_last, self.index_is_batch)
 
     @property
@@ -350,7 +379,8 @@ class BatchPlan:
         return {"batch_size": size, "drop_last": self.drop_last, "order": self.order.describe()}
 
     def sizes(self) -> tuple[int | None, int | None]:
-        """Return the numbers of batches and samples of an epoch that is not drawn yet; None where unknown."""
+        """Return the numbers of batches and samples of an epoch that is not drawn yet; None where
+        unknown."""
         length = len(self.order)
         if self.batch_size is None:
             return length, None
@@ -364,8 +394,11 @@ class BatchPlan:
         return GivenBatches(list(indices))
 
 
-def spans_from(plan: EpochPlan, position: int, limit: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield start and end of every batch from a position on; the first has at most `limit` samples."""
+def spans_from(
+    plan: EpochPlan, position: int, limit: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Yield start and end of every batch from a position on; the first has at most `limit`
+    samples."""
     start, stop = plan.span(position)
     if limit is not None:
         stop = min(stop, start + limit)

@@ -1,4 +1,5 @@
-"""How the position in an iterable is read and set: the protocols of loaders, iterators, nodes and streams of data."""
+"""How the position in an iterable is read and set: the protocols of loaders, iterators, nodes and
+streams of data."""
 
 from __future__ import annotations
 
@@ -16,10 +17,31 @@ from torch.utils.data import DataLoader
 from ..errors import DataError
 from .stream import HasEpochs, Stateful
 
-PLAIN = (bool, int, float, complex, str, bytes, Tensor, np.ndarray, np.generic, torch.dtype, torch.device, PurePath)
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    Tensor,
+    np.ndarray,
+    np.generic,
+    torch.dtype,
+    torch.device,
+    PurePath,
+)
 STORABLE = "numbers, strings, bytes, tensors, arrays, and dicts, lists and tuples of them"
-INSIDE = ("dataset", "_ex_iterable", "ex_iterable", "ex_iterables")  # where a data set of `datasets` holds others
-BUFFER = "BufferShuffledExamplesIterable"  # of `datasets`: its state lacks the examples in the buffer
+# where a data set of `datasets` holds others
+INSIDE = (
+    "dataset",
+    "_ex_iterable",
+    "ex_iterable",
+    "ex_iterables",
+)
+BUFFER = (
+    "BufferShuffledExamplesIterable"  # of `datasets`: its state lacks the examples in the buffer
+)
 
 
 @runtime_checkable
@@ -41,7 +63,8 @@ class Resettable(Protocol):
 
 @runtime_checkable
 class Restarting(Protocol):
-    """A loader such as torchdata's `Loader`, which starts over if it is opened with a state at its end."""
+    """A loader such as torchdata's `Loader`, which starts over if it is opened with a state at its
+    end."""
 
     restart_on_stop_iteration: bool
 
@@ -59,8 +82,9 @@ class Accessors(NamedTuple):
             return self.get()
         except Exception as error:
             raise DataError(
-                f"{self.owner}.{self.get.__name__}() failed ({type(error).__name__}: {error}), so the position in the "
-                f"data cannot be saved. It must work after every item, and return {STORABLE}."
+                f"{self.owner}.{self.get.__name__}() failed ({type(error).__name__}: {error}), so "
+                "the position in the data cannot be saved. It must work after every item, and "
+                f"return {STORABLE}."
             ) from error
 
     def read_storable(self) -> Any:
@@ -68,8 +92,8 @@ class Accessors(NamedTuple):
         state = self.read()
         if (problem := unstorable(state)) is not None:
             raise DataError(
-                f"{self.owner}.{self.get.__name__}() returned a state that cannot be saved: {problem}. Return "
-                f"{STORABLE}."
+                f"{self.owner}.{self.get.__name__}() returned a state that cannot be saved: "
+                f"{problem}. Return {STORABLE}."
             )
         return state
 
@@ -79,13 +103,15 @@ class Accessors(NamedTuple):
             self.set(state)
         except Exception as error:
             raise DataError(
-                f"{self.owner}.{self.set.__name__}() refused the saved position, a {type(state).__name__} "
-                f"({type(error).__name__}: {error}): resume with the same data, or start a new run."
+                f"{self.owner}.{self.set.__name__}() refused the saved position, a "
+                f"{type(state).__name__} ({type(error).__name__}: {error}): resume with the same "
+                "data, or start a new run."
             ) from error
 
 
 def accessors(owner: object) -> Accessors | None:
-    """Return the functions that read and set the position of an object, by the protocol that it has."""
+    """Return the functions that read and set the position of an object, by the protocol that it
+    has."""
     name = type(owner).__name__
     if isinstance(owner, Stateful):
         return Accessors(name, owner.state_dict, owner.load_state_dict)
@@ -100,25 +126,33 @@ def is_node(source: object) -> TypeGuard[Resettable]:
 
 
 def may_have_iterators_with_state(source: object) -> bool:
-    """Whether an iterator may have a state, so that one must be opened to see: generators and loaders' have none."""
+    """Whether an iterator may have a state, so that one must be opened to see: generators and
+    loaders' have none."""
     iterate = getattr(type(source), "__iter__", None)
     is_own = iterate is not None and not isgeneratorfunction(iterate)
     return is_own and not isinstance(source, Iterator | DataLoader | list | tuple | Mapping)
 
 
 def lacks_half(source: object) -> str:
-    """Say which half of a pair of methods is missing; an empty text where both or none are there."""
+    """Say which half of a pair of methods is missing; an empty text where both or none are
+    there."""
     pairs = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
-    missing = (b if hasattr(source, a) else a for a, b in pairs if hasattr(source, a) != hasattr(source, b))
+    missing = (
+        b if hasattr(source, a) else a for a, b in pairs if hasattr(source, a) != hasattr(source, b)
+    )
     return next((f" It lacks `{name}`." for name in missing), "")
 
 
 def set_epoch(source: object, epoch: int) -> None:
-    """Announce an epoch to a source, and to data set and sampler of a loader that iterates them itself."""
-    parts = (source, source.dataset, source.sampler) if isinstance(source, DataLoader) else (source,)
+    """Announce an epoch to a source, and to data set and sampler of a loader that iterates them
+    itself."""
+    parts = (
+        (source, source.dataset, source.sampler) if isinstance(source, DataLoader) else (source,)
+    )
     for part in parts:
         if is_streaming_dataset(part) and isinstance(part, Stateful):
-            part.load_state_dict({})  # otherwise each pass through the same epoch would begin where the last was loaded
+            # otherwise each pass through the same epoch would begin where the last was loaded
+            part.load_state_dict({})
         if isinstance(part, HasEpochs):
             part.set_epoch(epoch)
 
@@ -129,7 +163,8 @@ def is_streaming_dataset(source: object) -> bool:
 
 
 def shuffle_buffers(source: object) -> list[object]:
-    """Return the parts of a data set of `datasets` that shuffle in a buffer, whose examples are in no state."""
+    """Return the parts of a data set of `datasets` that shuffle in a buffer, whose examples are in
+    no state."""
     found = [source] if type(source).__name__ == BUFFER else []
     for name in INSIDE:
         inner = getattr(source, name, None)
@@ -142,8 +177,12 @@ def shuffle_buffers(source: object) -> list[object]:
 def order_of_buffers(source: object) -> str | None:
     """Return a digest of the generators that shuffle buffers draw from; None without buffers."""
     buffers = shuffle_buffers(source)
-    generators = [getattr(getattr(buffer, "generator", None), "bit_generator", None) for buffer in buffers]
-    return digest([getattr(generator, "state", None) for generator in generators]) if buffers else None
+    generators = [
+        getattr(getattr(buffer, "generator", None), "bit_generator", None) for buffer in buffers
+    ]
+    return (
+        digest([getattr(generator, "state", None) for generator in generators]) if buffers else None
+    )
 
 
 def unstorable(state: Any, path: str = "it") -> str | None:
@@ -156,7 +195,9 @@ def unstorable(state: Any, path: str = "it") -> str | None:
         parts = [(f"{path}[{number}]", part) for number, part in enumerate(state)]
     else:
         return f"{path} is a {type(state).__name__}"
-    return next((problem for name, part in parts if (problem := unstorable(part, name)) is not None), None)
+    return next(
+        (problem for name, part in parts if (problem := unstorable(part, name)) is not None), None
+    )
 
 
 def digest(state: Any) -> str:

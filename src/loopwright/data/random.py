@@ -1,4 +1,5 @@
-"""The global random generators: seeding, saving, restoring, and tracking which of them data draws from."""
+"""The global random generators: seeding, saving, restoring, and tracking which of them data draws
+from."""
 
 from __future__ import annotations
 
@@ -32,12 +33,14 @@ _last = Seed(0, "default")  # of the last `seed_everything` in this process
 
 
 def resolve_seed(given: int | Literal["auto"] | None) -> Seed:
-    """Return the seed that was given; "auto" is that of the last `seed_everything` in this process, else 0."""
+    """Return the seed that was given; "auto" is that of the last `seed_everything` in this process,
+    else 0."""
     return _last if given == "auto" else Seed(given)
 
 
 def seed_sample(seed: int) -> None:
-    """Seed the generators that a data set may draw from: torch's CPU generator, numpy's and python's.
+    """Seed the generators that a data set may draw from: torch's CPU generator, numpy's and
+    python's.
 
     `torch.manual_seed` would visit every device, which costs 200 µs.
     """
@@ -50,8 +53,8 @@ def seed_sample(seed: int) -> None:
 def seed_everything(seed: int) -> int:
     """Seed every global generator of this process: python's, numpy's, torch's, on all devices.
 
-    Call it for random numbers that the program draws itself, such as a model's initial weights. A trainer without a
-    `seed` of its own takes this one for everything that it builds and draws.
+    Call it for random numbers that the program draws itself, such as a model's initial weights. A
+    trainer without a `seed` of its own takes this one for everything that it builds and draws.
 
     Args:
         seed: A whole number, 0 or more.
@@ -86,7 +89,8 @@ def seed_generators(seed: int) -> None:
 @contextmanager
 def preserved_rng() -> Iterator[None]:
     """Restore torch's CPU generator, numpy's and python's on leaving the block."""
-    torch_state, python_state = _default.get_state(), random.getstate()
+    torch_state = _default.get_state()
+    python_state = random.getstate()
     numpy_state = numpy_random().get_state()
     try:
         yield
@@ -98,7 +102,8 @@ def preserved_rng() -> Iterator[None]:
 
 @contextmanager
 def all_preserved() -> Iterator[dict[str, Any]]:
-    """Restore every global generator on leaving the block, those of devices too; gives their state."""
+    """Restore every global generator on leaving the block, those of devices too; gives their
+    state."""
     before = rng_state()
     try:
         yield before
@@ -109,8 +114,9 @@ def all_preserved() -> Iterator[dict[str, Any]]:
 class OwnGenerators:
     """The random numbers of a run, apart from those of the program that calls it.
 
-    In a call the global generators are those of the run; between two calls the run keeps their state here, and the
-    program has its own again. The first call begins where the program's generators are.
+    In a call the global generators are those of the run; between two calls the run keeps their
+    state here, and the program has its own again. The first call begins where the program's
+    generators are.
     """
 
     def __init__(self) -> None:
@@ -120,28 +126,34 @@ class OwnGenerators:
 
     @contextmanager
     def in_use(self, *, follows_program: bool) -> Iterator[None]:
-        """Context of a call. With `follows_program`, a `torch.manual_seed` between two calls counts for the second."""
+        """Context of a call. With `follows_program`, a `torch.manual_seed` between two calls counts
+        for the second."""
         if self.are_in_use:
             yield
             return
         program_seed = _default.initial_seed()
         with all_preserved():
-            if self._kept is not None and not (follows_program and program_seed != self._program_seed):
+            if self._kept is not None and not (
+                follows_program and program_seed != self._program_seed
+            ):
                 set_rng_state(self._kept)
             self.are_in_use = True
             try:
                 yield
             finally:
                 self.are_in_use = False
-                self._kept, self._program_seed = rng_state(), program_seed
+                self._kept = rng_state()
+                self._program_seed = program_seed
 
     def of_program(self) -> AbstractContextManager[Any]:
-        """Context after which the program's generators are as before; in a call of the run it does nothing."""
+        """Context after which the program's generators are as before; in a call of the run it does
+        nothing."""
         return nullcontext() if self.are_in_use else all_preserved()
 
     @contextmanager
     def apart(self, seed: int | None) -> Iterator[None]:
-        """Context of an evaluation: all generators are as before afterwards. Outside of a call it begins at `seed`."""
+        """Context of an evaluation: all generators are as before afterwards. Outside of a call it
+        begins at `seed`."""
         with preserved_rng() if self.are_in_use else all_preserved():
             if seed is not None and not self.are_in_use:
                 seed_generators(seed)
@@ -180,7 +192,9 @@ def set_rng_state(state: dict[str, Any]) -> None:
     _set_numpy_state(state["numpy"])
     _set_python_state(state["python"])
     if "cuda" in state and torch.cuda.is_available():
-        for device, device_state in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+        for device, device_state in zip(
+            range(torch.cuda.device_count()), state["cuda"], strict=False
+        ):
             torch.cuda.set_rng_state(device_state, device)
     if "mps" in state and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
@@ -188,7 +202,8 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 @cache
 def numpy_random() -> ModuleType:
-    """Return `numpy.random`, imported on first use: it takes 20 ms, and torch does not import it."""
+    """Return `numpy.random`, imported on first use: it takes 20 ms, and torch does not import
+    it."""
     import numpy.random
 
     return numpy.random
@@ -207,7 +222,9 @@ def _numpy_state() -> dict[str, Any]:
 
 def _set_numpy_state(state: dict[str, Any]) -> None:
     keys = state["keys"].numpy().astype("uint32")
-    position, has_gauss, gauss = state["position"], state["has_gauss"], state["gauss"]
+    position = state["position"]
+    has_gauss = state["has_gauss"]
+    gauss = state["gauss"]
     numpy_random().set_state((state["kind"], keys, position, has_gauss, gauss))
 
 
@@ -231,8 +248,8 @@ _Memory = c_char * _MT19937_BYTES
 class GlobalGenerator(Protocol):
     """One of the global random generators.
 
-    Its state is read twice for every batch, so its memory is read where possible: the functions of the libraries
-    convert each of 624 words.
+    Its state is read twice for every batch, so its memory is read where possible: the functions of
+    the libraries convert each of 624 words.
     """
 
     def state(self) -> Any: ...
@@ -267,7 +284,11 @@ class PythonGenerator:
         self._memory = _python_memory(self._generator)
 
     def state(self) -> Any:
-        return random.getstate() if self._memory is None else (self._memory.raw, self._generator.gauss_next)
+        return (
+            random.getstate()
+            if self._memory is None
+            else (self._memory.raw, self._generator.gauss_next)
+        )
 
     def has_moved(self, state: Any) -> bool:
         return bool(state != self.state())
@@ -308,11 +329,13 @@ class NumpyGenerator:
     def state(self) -> Any:
         words = self._read()
         if not words or words != self._words or self._state["has_gauss"]:
-            self._state, self._words = numpy_random().get_state(legacy=False), words
+            self._state = numpy_random().get_state(legacy=False)
+            self._words = words
         return self._state
 
     def has_moved(self, state: Any) -> bool:
-        if self._words and not state["has_gauss"]:  # the second gaussian of a pair is in other memory
+        # the second gaussian of a pair is in other memory
+        if self._words and not state["has_gauss"]:
             return self._read() != self._words
         return pickle.dumps(numpy_random().get_state(legacy=False)) != pickle.dumps(state)
 
@@ -327,11 +350,14 @@ class NumpyGenerator:
         self._seed(seed & _NUMPY_MASK)
 
     def _read(self) -> bytes:
-        """Return the memory of the state, at the address that numpy publishes; nothing for another generator."""
+        """Return the memory of the state, at the address that numpy publishes; nothing for another
+        generator."""
         generator = self._current()
         if generator is not self._generator:
             is_known = type(generator) is numpy_random().MT19937
-            self._memory = _Memory.from_address(generator.ctypes.state_address) if is_known else None
+            self._memory = (
+                _Memory.from_address(generator.ctypes.state_address) if is_known else None
+            )
             self._generator = generator
         return b"" if self._memory is None else self._memory.raw
 
@@ -343,10 +369,11 @@ def generators() -> tuple[GlobalGenerator, ...]:
 
 
 class RngTracker:
-    """Tracks which global generators some code draws from, seeds only these, and restores all of them.
+    """Tracks which global generators some code draws from, seeds only these, and restores all of
+    them.
 
-    Seeding a generator costs more than fetching a small sample, and most data sets use none or one of the three.
-    `seed` is the function that seeds the generators drawn from so far.
+    Seeding a generator costs more than fetching a small sample, and most data sets use none or one
+    of the three. `seed` is the function that seeds the generators drawn from so far.
     """
 
     def __init__(self) -> None:
@@ -361,7 +388,8 @@ class RngTracker:
         return RngTracker, ()  # in another process there are other generators
 
     def run(self, build: Callable[[Argument], Result], argument: Argument) -> Result:
-        """Return `build(argument)`, which is called again if it drew from a generator that was not seeded."""
+        """Return `build(argument)`, which is called again if it drew from a generator that was not
+        seeded."""
         states = [(generator, generator.state()) for generator in generators()]
         try:
             result = build(argument)
@@ -375,10 +403,12 @@ class RngTracker:
         return result
 
     def _find_drawn(self, states: list[tuple[GlobalGenerator, Any]]) -> bool:
-        drawn, moved = self._drawn, False
+        drawn = self._drawn
+        moved = False
         for generator, state in states:
             if generator not in drawn and generator.has_moved(state):
-                drawn, moved = [*drawn, generator], True
+                drawn = [*drawn, generator]
+                moved = True
         if moved:
             self._drawn = drawn
             self.seed = drawn[0].seed if len(drawn) == 1 else self._seed_drawn

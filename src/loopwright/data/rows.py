@@ -12,19 +12,29 @@ from .stream import Batch
 
 
 def rows(
-    tensors: tuple[Tensor, ...], order: Tensor, span: tuple[int, int], batch_size: int, shard: Shard | None
+    tensors: tuple[Tensor, ...],
+    order: Tensor,
+    span: tuple[int, int],
+    batch_size: int,
+    shard: Shard | None,
 ) -> Iterator[Batch]:
     """Yield the batches of some rows of tensors, selected by index."""
     select = [tensor.index_select for tensor in tensors]
     if shard is not None:
-        yield from selections(lambda indices: [of(0, indices) for of in select], order, span, batch_size, shard)
+        yield from selections(
+            lambda indices: [of(0, indices) for of in select], order, span, batch_size, shard
+        )
         return
     for indices in _split(order, span, batch_size):
         yield Batch([of(0, indices) for of in select], indices.shape[0])
 
 
 def selections(
-    select: Callable[[Tensor], Any], order: Tensor, span: tuple[int, int], batch_size: int, shard: Shard | None
+    select: Callable[[Tensor], Any],
+    order: Tensor,
+    span: tuple[int, int],
+    batch_size: int,
+    shard: Shard | None,
 ) -> Iterator[Batch]:
     """Yield the batches that `select` returns for the indices of each."""
     for indices in _split(order, span, batch_size):
@@ -36,7 +46,9 @@ def selections(
             yield Batch(select(indices[first:last]), shard.size(total), total)
 
 
-def copies(tensors: tuple[Tensor, ...], span: tuple[int, int], batch_size: int, shard: Shard | None) -> Iterator[Batch]:
+def copies(
+    tensors: tuple[Tensor, ...], span: tuple[int, int], batch_size: int, shard: Shard | None
+) -> Iterator[Batch]:
     """Yield the batches of consecutive rows of tensors, as copies."""
     parts = [_split(tensor, span, batch_size) for tensor in tensors]
     for views in zip(*parts, strict=True):  # views of the data set's memory: batches are copies

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from ..errors import DataError, WaitInterrupted
 
-MAX_BY_VALUE = 1 << 19  # bytes of a tensor that workers send by value: at 1 MB shared memory is as fast, at 3 MB faster
+# bytes of a tensor that workers send by value: at 1 MB shared memory is as fast, at 3 MB faster
+MAX_BY_VALUE = 1 << 19
 
 
 class Batch(NamedTuple):
     """A batch as `train_step` gets it, and the number of samples in it.
 
-    `total` is the number of samples of the global batch, where the batch is sharded over several processes.
+    `total` is the number of samples of the global batch, where the batch is sharded over several
+    processes.
     """
 
     value: Any
@@ -27,7 +29,8 @@ class Batch(NamedTuple):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object whose state can be saved and restored, such as a sampler, a data set or a loader."""
+    """An object whose state can be saved and restored, such as a sampler, a data set or a
+    loader."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
@@ -42,7 +45,8 @@ class HasEpochs(Protocol):
 
 F = TypeVar("F", bound=Callable[..., Any])
 WAITS: set[CodeType] = set()  # functions that wait for data
-MAY_BE_LEFT: set[CodeType] = set()  # functions in which a signal may end a wait: `WaitInterrupted` is handled
+# functions in which a signal may end a wait: `WaitInterrupted` is handled
+MAY_BE_LEFT: set[CodeType] = set()
 
 
 def waits_for_data(function: F) -> F:
@@ -61,7 +65,9 @@ class Wait(Protocol):
     """What ends a wait for data, by `WaitInterrupted`."""
 
     has_raised: bool  # in the user's data set
-    is_leaving: bool  # whether a signal ends the program, so that a worker that hangs is not waited for
+    is_leaving: (
+        bool  # whether a signal ends the program, so that a worker that hangs is not waited for
+    )
 
     def is_asked(self) -> bool: ...
 
@@ -74,7 +80,9 @@ class Stream(ABC):
 
     num_batches: int | None = None
     num_samples: int | None = None
-    is_shared = False  # whether batches are sharded: this process gets its part of each global batch
+    is_shared = (
+        False  # whether batches are sharded: this process gets its part of each global batch
+    )
     pin_memory: bool | None = None  # what a loader says; None for data without a loader
 
     @abstractmethod
@@ -83,10 +91,11 @@ class Stream(ABC):
 
     @abstractmethod
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
-        """Return the next batches of this epoch, at most `count`; an empty list when its data is exhausted.
+        """Return the next batches of this epoch, at most `count`; an empty list when its data is
+        exhausted.
 
-        With `max_samples`, a stream that builds batches from samples shortens the last one; a stream of ready batches
-        stops after the batch that reaches this number.
+        With `max_samples`, a stream that builds batches from samples shortens the last one; a
+        stream of ready batches stops after the batch that reaches this number.
         """
 
     @property
@@ -95,20 +104,24 @@ class Stream(ABC):
         return None
 
     def upcoming(self, max_samples: int | None = None) -> Any:
-        """Return the value of the batch that `take(..., max_samples)` returns next, without any effect on the position.
+        """Return the value of the batch that `take(..., max_samples)` returns next, without any
+        effect on the position.
 
-        It is read in advance only where this cannot be noticed: from tensors, from workers, which read in advance
-        anyway, and not from the user's objects in this process, which may depend on training. Otherwise it is None, as
-        at the end of an epoch.
+        It is read in advance only where this cannot be noticed: from tensors, from workers, which
+        read in advance anyway, and not from the user's objects in this process, which may depend on
+        training. Otherwise it is None, as at the end of an epoch.
         """
         return None
 
-    def leave_when(self, wait: Wait) -> None:  # noqa: B027  (for streams whose position such an end does not move)
-        """Let `take` raise `WaitInterrupted` once this is asked for; no batch then counts as taken."""
+    # for streams whose position such an end does not move
+    def leave_when(self, wait: Wait) -> None:  # noqa: B027
+        """Let `take` raise `WaitInterrupted` once this is asked for; no batch then counts as
+        taken."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return epoch, position and all other state that is needed to continue exactly after the last batch taken."""
+        """Return epoch, position and all other state that is needed to continue exactly after the
+        last batch taken."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -116,7 +129,8 @@ class Stream(ABC):
 
     @property
     def spans_epochs(self) -> bool:
-        """Whether an epoch begins where the previous one ended, so that the position matters between epochs, too."""
+        """Whether an epoch begins where the previous one ended, so that the position matters
+        between epochs, too."""
         return False
 
     @abstractmethod
@@ -124,11 +138,13 @@ class Stream(ABC):
         """Raise a `DataError` that says what to do instead, if the position cannot be known."""
 
     def describe(self) -> dict[str, Any]:
-        """Return properties that identify the data in a run's fingerprint: length, batch size, order, where known."""
+        """Return properties that identify the data in a run's fingerprint: length, batch size,
+        order, where known."""
         return {}
 
     def peek(self) -> list[Any] | None:
-        """Return a few samples at fixed indices, the first one twice, and change no state; None where impossible."""
+        """Return a few samples at fixed indices, the first one twice, and change no state; None
+        where impossible."""
         return None
 
     def close(self) -> None:  # noqa: B027  (most streams hold no resources)
@@ -142,11 +158,13 @@ class Stream(ABC):
 
 
 class StreamWrapper(Stream):
-    """A stream that wraps another one and forwards every method that a subclass does not override."""
+    """A stream that wraps another one and forwards every method that a subclass does not
+    override."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self.is_shared, self.pin_memory = stream.is_shared, stream.pin_memory
+        self.is_shared = stream.is_shared
+        self.pin_memory = stream.pin_memory
         self._update_sizes()
 
     def begin(self, epoch: int) -> None:
@@ -184,12 +202,15 @@ class StreamWrapper(Stream):
         self._stream.close()
 
     def _update_sizes(self) -> None:
-        """Update the sizes of the epoch, which the wrapped stream may know only after the epoch has begun."""
-        self.num_batches, self.num_samples = self._stream.num_batches, self._stream.num_samples
+        """Update the sizes of the epoch, which the wrapped stream may know only after the epoch has
+        begun."""
+        self.num_batches = self._stream.num_batches
+        self.num_samples = self._stream.num_samples
 
 
 class ReadAhead(Iterator[Batch]):
-    """Batches of a function, the next of which can be looked at; what goes wrong then is raised when it is taken.
+    """Batches of a function, the next of which can be looked at; what goes wrong then is raised
+    when it is taken.
 
     The position of a stream counts the batches that were taken, so looking has no effect on it.
 
@@ -206,13 +227,16 @@ class ReadAhead(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
-        held, self._held = self._held, None
+        held = self._held
+        self._held = None
         return self._read() if held is None else held
 
     def peek(self) -> Batch | None:
-        """Return the next batch, which stays the next one; None where there is none, or reading it failed."""
+        """Return the next batch, which stays the next one; None where there is none, or reading it
+        failed."""
         if self._held is None and self._error is None:
             try:
                 self._held = self._read()
@@ -228,13 +252,14 @@ def check_kind(state: dict[str, Any], kind: str) -> None:
     """Raise a `DataError` if a saved position belongs to another kind of data."""
     if state["kind"] != kind:
         raise DataError(
-            f"The saved position is in {state['kind']}, but the data is now {kind}: resume with the same data, or "
-            "start a new run."
+            f"The saved position is in {state['kind']}, but the data is now {kind}: resume with "
+            "the same data, or start a new run."
         )
 
 
 def batch_size_of(batch: Any) -> int:
-    """Return the number of samples in a batch: the length of the first tensor found in it, otherwise 1."""
+    """Return the number of samples in a batch: the length of the first tensor found in it,
+    otherwise 1."""
     tensor = _first_tensor(batch)
     return tensor.shape[0] if tensor is not None and tensor.ndim else 1
 
@@ -290,13 +315,17 @@ class LimitedStream(StreamWrapper):
         """Update the sizes of the epoch; they stay unknown for data of unknown length."""
         whole = self._stream.num_batches
         self.num_batches = None if whole is None else min(whole, self._limit)
-        self.num_samples = self._stream.num_samples if whole is not None and whole <= self._limit else None
+        self.num_samples = (
+            self._stream.num_samples if whole is not None and whole <= self._limit else None
+        )
 
 
 class SkippingStream(StreamWrapper):
-    """Skips batches of the current epoch by number; accumulation windows are filled up with the next batches.
+    """Skips batches of the current epoch by number; accumulation windows are filled up with the
+    next batches.
 
-    Its state is the wrapped stream's state with two more entries, so that a run may be resumed with or without it.
+    Its state is the wrapped stream's state with two more entries, so that a run may be resumed with
+    or without it.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -312,7 +341,8 @@ class SkippingStream(StreamWrapper):
         self._update_sizes()
 
     def skipped_with(self, kept: int) -> dict[int, int]:
-        """Return the skipped batches and one batch of the last window: number `kept` (from 0) of the kept batches."""
+        """Return the skipped batches and one batch of the last window: number `kept` (from 0) of
+        the kept batches."""
         number = kept
         for skipped in sorted(self.skipped):
             number += skipped <= number
@@ -321,10 +351,13 @@ class SkippingStream(StreamWrapper):
     def count_from(self, kept: int) -> None:
         """Set the number of batches read in this epoch, if the loaded state did not contain it."""
         if not self._is_counted:
-            self._num_read, self._is_counted = kept, True
+            self._num_read = kept
+            self._is_counted = True
 
     def begin(self, epoch: int) -> None:
-        self._num_read, self._is_counted, self.skipped = 0, True, {}
+        self._num_read = 0
+        self._is_counted = True
+        self.skipped = {}
         super().begin(epoch)
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
@@ -351,7 +384,10 @@ class SkippingStream(StreamWrapper):
         return None if self._num_read in self.skipped else self._stream.upcoming(max_samples)
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"num_read": self._num_read, "skipped": [list(pair) for pair in sorted(self.skipped.items())]}
+        own = {
+            "num_read": self._num_read,
+            "skipped": [list(pair) for pair in sorted(self.skipped.items())],
+        }
         return self._stream.state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -369,6 +405,7 @@ class SkippingStream(StreamWrapper):
 
     def _update_sizes(self) -> None:
         """Update the sizes of the epoch, without the skipped batches."""
-        batches, samples = self._stream.num_batches, self._stream.num_samples
+        batches = self._stream.num_batches
+        samples = self._stream.num_samples
         self.num_batches = None if batches is None else batches - len(self.skipped)
         self.num_samples = None if samples is None else samples - sum(self.skipped.values())

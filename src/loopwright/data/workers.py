@@ -1,9 +1,10 @@
-"""Batches from worker processes, and how workers react to signals that are sent to a whole process group.
+"""Batches from worker processes, and how workers react to signals that are sent to a whole process
+group.
 
-A terminal, torchrun, SLURM and systemd send SIGINT and SIGTERM to workers, too. The training process decides how to
-react, and needs its workers to finish the update: workers ignore both signals while it trains. Afterwards SIGTERM ends
-them again, which torch and multiprocessing rely on. A worker without a parent process ends within seconds, by torch's
-own check.
+A terminal, torchrun, SLURM and systemd send SIGINT and SIGTERM to workers, too. The training
+process decides how to react, and needs its workers to finish the update: workers ignore both
+signals while it trains. Afterwards SIGTERM ends them again, which torch and multiprocessing rely
+on. A worker without a parent process ends within seconds, by torch's own check.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IS_POSIX = os.name == "posix"
 LEAVING_SECONDS = 1.0  # for workers to end when a signal ends the program
 OUT_OF_MEMORY = (
-    "Most often the system ran out of memory: `dmesg` or `journalctl -k` then has a line with 'Out of memory' and this "
-    "process, and in a container or a SLURM job the file memory.events of its cgroup counts it as oom_kill. Use fewer "
-    "workers, a smaller `prefetch_factor` or smaller batches, or ask for more memory."
+    "Most often the system ran out of memory: `dmesg` or `journalctl -k` then has a line with "
+    "'Out of memory' and this process, and in a container or a SLURM job the file memory.events "
+    "of its cgroup counts it as oom_kill. Use fewer workers, a smaller `prefetch_factor` or "
+    "smaller batches, or ask for more memory."
 )
 
 
@@ -104,18 +106,21 @@ class WorkerSource:
             raise WaitInterrupted
 
     def close(self) -> None:
-        batches, loader = self._batches, self._loader
+        batches = self._batches
+        loader = self._loader
         if batches is None and loader is not None:  # persistent workers between epochs
             batches = persistent_iterator(loader)
         if batches is not None:  # shut down explicitly: a traceback may keep a reference
-            kill = threading.Timer(LEAVING_SECONDS, _kill, (workers_of(batches),))  # torch waits 5 s for each worker
+            # torch waits 5 s for each worker
+            kill = threading.Timer(LEAVING_SECONDS, _kill, (workers_of(batches),))
             if self.wait is not None and self.wait.is_leaving:
                 expect_killed_workers(batches)
                 kill.start()
             shut_down_workers(batches)
             kill.cancel()
             _kill(workers_of(batches))
-        self._batches = self._loader = None
+        self._batches = None
+        self._loader = None
 
     def _open(self) -> Any:
         with warnings.catch_warnings():  # the user's own loader has already warned
@@ -125,7 +130,8 @@ class WorkerSource:
             context = self._settings.multiprocessing_context or torch.multiprocessing
             with signals_blocked(context.get_start_method()):
                 batches: Any = iter(self._loader)
-        batches.__class__, batches.look = PolledBatches, self._look
+        batches.__class__ = PolledBatches
+        batches.look = self._look
         return batches
 
     def _build(self) -> DataLoader[Any]:
@@ -158,7 +164,8 @@ class _Requests:
 
 @dataclass(frozen=True, slots=True)
 class _WorkerStart:
-    """Starts a worker: signals, the user's data set in `get_worker_info()`, then the user's `worker_init_fn`."""
+    """Starts a worker: signals, the user's data set in `get_worker_info()`, then the user's
+    `worker_init_fn`."""
 
     function: Callable[[int], Any] | None
     flag: TrainingFlag | None
@@ -178,11 +185,17 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     Only a tensor that is all of its memory: others may share it, and torch keeps that.
     """
     storage = tensor.untyped_storage()
-    is_small = tensor.layout is torch.strided and 0 < storage.nbytes() == tensor.nbytes <= MAX_BY_VALUE
+    is_small = (
+        tensor.layout is torch.strided and 0 < storage.nbytes() == tensor.nbytes <= MAX_BY_VALUE
+    )
     is_plain = tensor.is_cpu and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
     if not is_small or not is_plain or not tensor.is_contiguous():
         return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
-    return _rebuild_tensor, (string_at(tensor.data_ptr(), tensor.nbytes), tensor.dtype, tuple(tensor.shape))
+    return _rebuild_tensor, (
+        string_at(tensor.data_ptr(), tensor.nbytes),
+        tensor.dtype,
+        tuple(tensor.shape),
+    )
 
 
 def _rebuild_tensor(memory: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -198,11 +211,17 @@ def _kill(workers: list[Any]) -> None:
             worker.kill()
 
 
-WORKER_ERRORS = (RuntimeError, ConnectionError, EOFError)  # torch's own, and what a batch of a dead worker raises
+# torch's own, and what a batch of a dead worker raises
+WORKER_ERRORS = (
+    RuntimeError,
+    ConnectionError,
+    EOFError,
+)
 
 
 def check_worker(error: BaseException) -> None:
-    """Raise a `DataError` that says why a worker ended and what to do, if that is the reason for an error."""
+    """Raise a `DataError` that says why a worker ended and what to do, if that is the reason for an
+    error."""
     found = ended_worker(error) if isinstance(error, RuntimeError) else _wait_for_end()
     if found is not None:
         _reap()
@@ -211,7 +230,8 @@ def check_worker(error: BaseException) -> None:
 
 @contextmanager
 def workers_explained() -> Iterator[None]:
-    """Context for code in which a worker of any loader may end: torch's handler of SIGCHLD raises in a step, too."""
+    """Context for code in which a worker of any loader may end: torch's handler of SIGCHLD raises
+    in a step, too."""
     try:
         yield
     except RuntimeError as error:
@@ -234,7 +254,8 @@ def _wait_for_end() -> tuple[int, int | None] | None:
 
 
 def _reap() -> None:
-    """Reap dead workers: torch's handler of SIGCHLD would raise again, in any code, while other workers end."""
+    """Reap dead workers: torch's handler of SIGCHLD would raise again, in any code, while other
+    workers end."""
     is_done = False
     while not is_done:
         with suppress(RuntimeError):  # of the handler
@@ -248,8 +269,8 @@ def _end_of_worker(pid: int, code: int | None) -> str:
         return f"A worker of the loader (process {pid}) ended unexpectedly. {OUT_OF_MEMORY}"
     if code > 0:
         return (
-            f"A worker of the loader (process {pid}) exited with code {code}: code in a data set must not exit its "
-            "process."
+            f"A worker of the loader (process {pid}) exited with code {code}: code in a data set "
+            "must not exit its process."
         )
     name = signal.Signals(-code).name
     advice = {
@@ -267,7 +288,8 @@ def _unchanged(batch: Any) -> Any:
 
 
 class TrainingFlag:
-    """Whether this process trains: a byte in shared memory, read by its workers, forked or spawned."""
+    """Whether this process trains: a byte in shared memory, read by its workers, forked or
+    spawned."""
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         if memory is None:
@@ -321,16 +343,19 @@ def leave_signals_to_trainer(flag: TrainingFlag | None) -> None:
             os._exit(0)
 
     signal.set_wakeup_fd(-1)  # inherited by fork: the parent would treat this signal as its own
-    signal.signal(signal.SIGTERM, end_unless_training)  # not SIG_IGN, which child programs of the worker would inherit
+    # not SIG_IGN, which child programs of the worker would inherit
+    signal.signal(signal.SIGTERM, end_unless_training)
     signal.siginterrupt(signal.SIGTERM, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 @contextmanager
 def workers_outlive_signals() -> Iterator[None]:
-    """Context for training: workers that are forked inside ignore signals, also workers of loaders that users iterate.
+    """Context for training: workers that are forked inside ignore signals, also workers of loaders
+    that users iterate.
 
-    torch first gives every worker a SIGTERM handler that ends it; this replaces the handler right afterwards.
+    torch first gives every worker a SIGTERM handler that ends it; this replaces the handler right
+    afterwards.
     """
     flag = training_flag()
     if flag is None:
@@ -356,7 +381,8 @@ def workers_outlive_signals() -> Iterator[None]:
 
 @contextmanager
 def signals_blocked(start_method: str) -> Iterator[None]:
-    """Context for starting workers: spawned ones inherit this thread's signal mask and need seconds to start."""
+    """Context for starting workers: spawned ones inherit this thread's signal mask and need seconds
+    to start."""
     if start_method != "spawn" or not _IS_POSIX:
         yield
         return

@@ -1,4 +1,5 @@
-"""Find state that is not saved: compare an uninterrupted run with one that is saved and loaded into new objects."""
+"""Find state that is not saved: compare an uninterrupted run with one that is saved and loaded into
+new objects."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ logger = logging.getLogger("loopwright")
 
 @dataclass(frozen=True, slots=True)
 class ResumeReport:
-    """The differences between an uninterrupted run and the same run resumed in its middle; `str` adds advice.
+    """The differences between an uninterrupted run and the same run resumed in its middle; `str`
+    adds advice.
 
     Args:
         num_updates: The number of updates before and after the interruption.
@@ -58,14 +60,32 @@ class ResumeReport:
         if self.ok:
             return f"Resuming after {updates} is exact: nothing differs {updates} later."
         if self.irreproducible:
-            first = "The run is not reproducible: two runs from the same start differ before anything is saved."
-            return "\n".join([first, *_lines(self.irreproducible, "first run / second run"), f"  {_IRREPRODUCIBLE}"])
+            first = (
+                "The run is not reproducible: two runs from the same start differ before "
+                "anything is saved."
+            )
+            return "\n".join(
+                [
+                    first,
+                    *_lines(self.irreproducible, "first run / second run"),
+                    f"  {_IRREPRODUCIBLE}",
+                ]
+            )
         lines = [f"Resuming after {updates} is not exact."]
         if self.unsaved:
-            lines += ["Not saved, so it differs after loading:", *_lines(self.unsaved, "saved run / loaded run")]
-            lines += [f"  {advice}" for advice in dict.fromkeys(_advice(found.path) for found in self.unsaved)]
+            lines += [
+                "Not saved, so it differs after loading:",
+                *_lines(self.unsaved, "saved run / loaded run"),
+            ]
+            lines += [
+                f"  {advice}"
+                for advice in dict.fromkeys(_advice(found.path) for found in self.unsaved)
+            ]
         if self.differing:
-            lines += [f"Different {updates} later:", *_lines(self.differing, "in one piece / resumed")]
+            lines += [
+                f"Different {updates} later:",
+                *_lines(self.differing, "in one piece / resumed"),
+            ]
             if not self.unsaved:
                 lines.append(f"  {_HIDDEN}")
         return "\n".join(lines)
@@ -82,11 +102,14 @@ def check_resume(
 ) -> ResumeReport:
     """Train `2 * num_updates` updates without and with a save and load in the middle, and compare.
 
-    Everything is written to a temporary directory; global random generators are restored afterwards.
+    Everything is written to a temporary directory; global random generators are restored
+    afterwards.
 
     Args:
-        build: A function that returns a new trainer, with new models, optimizers and callbacks, at each call.
-        data: The training data, which is copied for each run, or a function without arguments that returns it.
+        build: A function that returns a new trainer, with new models, optimizers and callbacks, at
+            each call.
+        data: The training data, which is copied for each run, or a function without arguments that
+            returns it.
         eval_data: The evaluation data, likewise.
         num_updates: The number of updates before the save, and after it.
         batch_size: Samples per batch, as for `Trainer.train`.
@@ -106,24 +129,31 @@ def check_resume(
     """
     if num_updates < 1:
         raise ConfigurationError(f"check_resume(num_updates={num_updates}): use 1 or more.")
-    with all_preserved() as start, tempfile.TemporaryDirectory(prefix="loopwright-resume-") as folder:
+    with (
+        all_preserved() as start,
+        tempfile.TemporaryDirectory(prefix="loopwright-resume-") as folder,
+    ):
         check = _Check(build, data, eval_data, num_updates, batch_size, Path(folder), start)
         straight = check.run("straight")
         saved = check.run("saved", is_saved=True)
         resumed = check.run("resumed", is_resumed=True)
-    report = _without(ResumeReport(num_updates, compare_trees(straight.middle, saved.middle)), ignore)
+    report = _without(
+        ResumeReport(num_updates, compare_trees(straight.middle, saved.middle)), ignore
+    )
     if not report.irreproducible:
         differing = compare_trees(straight.end, resumed.end)
         unsaved = compare_trees(saved.unsaved_middle, resumed.unsaved_middle)
         at_end = {found.path for found in compare_trees(straight.unsaved_end, resumed.unsaved_end)}
-        unsaved = tuple(found for found in unsaved if differing or found.path in at_end)  # the rest is computed again
+        # the rest is computed again
+        unsaved = tuple(found for found in unsaved if differing or found.path in at_end)
         report = _without(ResumeReport(num_updates, (), unsaved, differing), ignore)
     return report
 
 
 @dataclass(slots=True)
 class _Run:
-    """The state of a run in its middle and at its end: the saved state, and the unsaved state in attributes."""
+    """The state of a run in its middle and at its end: the saved state, and the unsaved state in
+    attributes."""
 
     middle: Any = None
     unsaved_middle: Any = None
@@ -142,14 +172,18 @@ class _Check:
     generators: dict[str, Any]
 
     def run(self, name: str, *, is_saved: bool = False, is_resumed: bool = False) -> _Run:
-        run, path = _Run(), self.folder / "checkpoint"
+        run = _Run()
+        path = self.folder / "checkpoint"
         set_rng_state(self.generators)
-        data, eval_data = _fresh(self.data), _fresh(self.eval_data)
+        data = _fresh(self.data)
+        eval_data = _fresh(self.eval_data)
         if is_resumed:
             _advance_generators()  # a new process may have other states of its generators
         trainer = self.build()
         if not isinstance(trainer, Trainer):
-            raise ConfigurationError(f"build() returned a {type(trainer).__name__}: return a loopwright.Trainer.")
+            raise ConfigurationError(
+                f"build() returned a {type(trainer).__name__}: return a loopwright.Trainer."
+            )
         trainer.run.progress_style = "silent"
         trainer.run_dir = self.folder / name if trainer.run_dir is not None else None
         probe = _Probe(run, data, self.num_updates, path if is_saved else None)
@@ -158,13 +192,20 @@ class _Check:
         resume = path if is_resumed else False
         limit = 2 * self.num_updates  # the same for all runs: schedules depend on it
         with _without_warnings() if is_resumed else nullcontext():
-            trainer.train(data, eval_data=eval_data, num_updates=limit, batch_size=self.batch_size, resume=resume)
+            trainer.train(
+                data,
+                eval_data=eval_data,
+                num_updates=limit,
+                batch_size=self.batch_size,
+                resume=resume,
+            )
         return run
 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Hide what the log says of a resumed run in a new directory: it lacks metrics, and repeats other warnings."""
+    """Hide what the log says of a resumed run in a new directory: it lacks metrics, and repeats
+    other warnings."""
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -179,7 +220,8 @@ class _Probe(Callback):
     precedence = 2  # that of checkpoints: after all other callbacks
 
     def __init__(self, run: _Run, data: Any, num_updates: int, save_to: Path | None) -> None:
-        self._run, self._data = run, data
+        self._run = run
+        self._data = data
         self._num_updates = num_updates
         self._save_to = save_to
 
@@ -216,7 +258,8 @@ def _fresh(data: Any) -> Any:
         return deepcopy(data)
     except TypeError as error:
         raise ConfigurationError(
-            f"The data ({type(data).__name__}) cannot be copied ({error}): pass a function that returns it."
+            f"The data ({type(data).__name__}) cannot be copied ({error}): pass a function that "
+            "returns it."
         ) from error
 
 
@@ -229,34 +272,44 @@ def _advance_generators() -> None:
 def _without(report: ResumeReport, patterns: Sequence[str]) -> ResumeReport:
     def kept(differences: tuple[Difference, ...]) -> tuple[Difference, ...]:
         paths = {d: d.path.replace("/", ".") for d in differences}
-        return tuple(d for d in differences if not any(fnmatchcase(paths[d], pattern) for pattern in patterns))
+        return tuple(
+            d
+            for d in differences
+            if not any(fnmatchcase(paths[d], pattern) for pattern in patterns)
+        )
 
     parts = (report.irreproducible, report.unsaved, report.differing)
     return ResumeReport(report.num_updates, *map(kept, parts))
 
 
 def _lines(differences: Sequence[Difference], sides: str) -> list[str]:
-    lines = [f"  - {found.path.replace('/', '.')}: {found.what}" for found in differences[:MOST_LINES]]
+    lines = [
+        f"  - {found.path.replace('/', '.')}: {found.what}" for found in differences[:MOST_LINES]
+    ]
     lines[0] += f"   ({sides})"
     more = len(differences) - len(lines)
     return [*lines, f"  - and {more} more"] if more > 0 else lines
 
 
 _IRREPRODUCIBLE = (
-    "-> Something uses random generators that are not seeded, or depends on the time or on a file that changes. Pass "
-    "`seed=` to the trainer, and draw from torch, numpy or random's global generators."
+    "-> Something uses random generators that are not seeded, or depends on the time or on a file "
+    "that changes. Pass `seed=` to the trainer, and draw from torch, numpy or random's global "
+    "generators."
 )
 _HIDDEN = (
-    "-> Something that influences training is stored where this check does not look: a global variable, a closure, a "
-    "random generator of a library. Keep it in a callback with `state_dict`, or make it a buffer of a model."
+    "-> Something that influences training is stored where this check does not look: a global "
+    "variable, a closure, a random generator of a library. Keep it in a callback with "
+    "`state_dict`, or make it a buffer of a model."
 )
 _ADVICE = {
-    "data": "-> data: draw from torch, numpy or random's global generators, which are seeded for every sample; or give "
-    "an iterable data set `state_dict` and `load_state_dict`.",
+    "data": "-> data: draw from torch, numpy or random's global generators, which are seeded for "
+    "every sample; or give an iterable data set `state_dict` and `load_state_dict`.",
     "callbacks": "-> callbacks: return it from `state_dict` and restore it in `load_state_dict`.",
-    "models": "-> models: make it a buffer, `register_buffer(name, tensor)`, without persistent=False.",
-    "trainer": "-> trainer: return it from a `state_dict` of your class and restore it in `load_state_dict`, or make "
-    "it a buffer of a model; `trainer.progress` has counters that are saved.",
+    "models": "-> models: make it a buffer, `register_buffer(name, tensor)`, without "
+    "persistent=False.",
+    "trainer": "-> trainer: return it from a `state_dict` of your class and restore it in "
+    "`load_state_dict`, or make it a buffer of a model; `trainer.progress` has counters "
+    "that are saved.",
 }
 
 

@@ -1,4 +1,5 @@
-"""State of a trainer, its callbacks, models and data that is visible in attributes and is not part of a checkpoint."""
+"""State of a trainer, its callbacks, models and data that is visible in attributes and is not part
+of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,18 +21,29 @@ from ..callback import Callback
 from ..checkpoint.tree import ATOMS
 from ..trainer import Trainer
 
-MAX_VALUES = 1 << 22  # values of a tensor that are copied; a larger tensor is represented by a digest
+# values of a tensor that are copied; a larger tensor is represented by a digest
+MAX_VALUES = 1 << 22
 COMPONENTS = (Optimizer, nn.Module, Trainer)  # saved, or listed on their own
 DATA_CLASSES = (Dataset, DataLoader, Sampler)
-LIBRARIES = ("torch", "numpy", "loopwright", "builtins", "functools")  # whose objects are not searched
-RESULTS = frozenset(("latest", "statistics"))  # results of shipped callbacks, measured for the user to read
+# whose objects are not searched
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "loopwright",
+    "builtins",
+    "functools",
+)
+# results of shipped callbacks, measured for the user to read
+RESULTS = frozenset(("latest", "statistics"))
 
 
 def unsaved_state(trainer: Trainer, data: Any) -> dict[str, Any]:
-    """Collect the attributes of data, callbacks, models and the trainer that their saved state does not include.
+    """Collect the attributes of data, callbacks, models and the trainer that their saved state does
+    not include.
 
-    Attributes of the library itself are left out: of the trainer, the attributes that a plain `Trainer` has; of a
-    subclass of a shipped callback, constructor options, private attributes and `RESULTS`.
+    Attributes of the library itself are left out: of the trainer, the attributes that a plain
+    `Trainer` has; of a subclass of a shipped callback, constructor options, private attributes and
+    `RESULTS`.
     """
     return {
         "data": _Reader().value(data),
@@ -46,8 +58,13 @@ def unsaved_state(trainer: Trainer, data: Any) -> dict[str, Any]:
 
 
 def _trainer_attributes(trainer: Trainer) -> frozenset[str]:
-    """The attributes of a plain trainer, and the private ones of the engine of a door, which saves its own state."""
-    private = {name for name in vars(trainer) if name.startswith("_")} if _is_shipped(type(trainer)) else set()
+    """The attributes of a plain trainer, and the private ones of the engine of an interface, which
+    saves its own state."""
+    private = (
+        {name for name in vars(trainer) if name.startswith("_")}
+        if _is_shipped(type(trainer))
+        else set()
+    )
     return _plain_attributes().union(private)
 
 
@@ -57,7 +74,8 @@ def _plain_attributes() -> frozenset[str]:
 
 
 def _library_attributes(kind: type, callback: Callback) -> frozenset[str]:
-    """The attributes that a shipped base class of a user's callback sets; none if it derives from `Callback` alone."""
+    """The attributes that a shipped base class of a user's callback sets; none if it derives from
+    `Callback` alone."""
     shipped = [base for base in kind.__mro__ if _is_shipped(base) and base is not Callback]
     if not shipped:
         return frozenset()
@@ -67,7 +85,8 @@ def _library_attributes(kind: type, callback: Callback) -> frozenset[str]:
 
 
 def _user_callbacks(trainer: Trainer) -> dict[str, Callback]:
-    """The callbacks of classes that the user wrote, by class name; shipped callbacks save their state themselves."""
+    """The callbacks of classes that the user wrote, by class name; shipped callbacks save their
+    state themselves."""
     own = [callback for callback in trainer.run.callbacks if not _is_shipped(type(callback))]
     return {f"{type(c).__name__}{f'-{i}' if i else ''}": c for i, c in enumerate(own)}
 
@@ -80,7 +99,9 @@ def _unsaved_of(model: nn.Module) -> dict[str, Any]:
     """Buffers that are not persistent, and public attributes of all modules."""
     saved = model.state_dict(keep_vars=True).keys()
     found: dict[str, Any] = {
-        name: buffer.detach().cpu().clone() for name, buffer in model.named_buffers() if name not in saved
+        name: buffer.detach().cpu().clone()
+        for name, buffer in model.named_buffers()
+        if name not in saved
     }
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -90,7 +111,8 @@ def _unsaved_of(model: nn.Module) -> dict[str, Any]:
 
 
 class _Reader:
-    """Copies values at any depth into a tree of plain values; an object that was read before is None."""
+    """Copies values at any depth into a tree of plain values; an object that was read before is
+    None."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
@@ -116,10 +138,15 @@ class _Reader:
         return self.attributes(value) if _is_searched(value) else None
 
     def attributes(self, value: Any, excluded: Collection[str] = ()) -> dict[str, Any]:
-        """Read the attributes of an object, except the excluded ones and private ones of torch's own classes."""
+        """Read the attributes of an object, except the excluded ones and private ones of torch's
+        own classes."""
         is_torch = type(value).__module__.startswith("torch.")
         names = [name for name in getattr(value, "__dict__", {}) if name not in excluded]
-        return {name: self.value(vars(value)[name]) for name in names if not (is_torch and name.startswith("_"))}
+        return {
+            name: self.value(vars(value)[name])
+            for name in names
+            if not (is_torch and name.startswith("_"))
+        }
 
 
 def _copied(tensor: Tensor) -> Any:
@@ -132,7 +159,8 @@ def _copied(tensor: Tensor) -> Any:
 
 
 def _generator_state(value: Any) -> Any:
-    """The state of a random generator of torch, numpy or python as one value; None for any other object."""
+    """The state of a random generator of torch, numpy or python as one value; None for any other
+    object."""
     if isinstance(value, torch.Generator):
         return _Generator(value.get_state().numpy().tobytes())
     if isinstance(value, np.random.Generator):
@@ -148,16 +176,22 @@ class _Generator(str):
     __slots__ = ()
 
     def __new__(cls, state: bytes) -> _Generator:
-        return super().__new__(cls, f"generator in state {blake2b(state, digest_size=4).hexdigest()}")
+        return super().__new__(
+            cls, f"generator in state {blake2b(state, digest_size=4).hexdigest()}"
+        )
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def _is_searched(value: Any) -> bool:
-    """Whether to read the attributes of an object: of users' classes, and of torch's classes around data sets."""
+    """Whether to read the attributes of an object: of users' classes, and of torch's classes around
+    data sets."""
     if isinstance(value, (type, *COMPONENTS)) or not hasattr(value, "__dict__"):
         return False
     if isinstance(value, DATA_CLASSES):
         return True
-    return not callable(getattr(value, "__get__", None)) and type(value).__module__.partition(".")[0] not in LIBRARIES
+    return (
+        not callable(getattr(value, "__get__", None))
+        and type(value).__module__.partition(".")[0] not in LIBRARIES
+    )

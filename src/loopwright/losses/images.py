@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from ..errors import ConfigurationError
 
-# torchvision's `vgg19().features`: where its convolutions and poolings are. A stage ends after relu k_1.
+# torchvision's `vgg19().features`: where its convolutions and poolings are. A stage ends after relu
+# k_1.
 _CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)
 _POOLINGS = (4, 9, 18, 27, 36)
 _STAGE_ENDS = (1, 6, 11, 20, 29)
@@ -21,15 +22,16 @@ _CONVOLUTION_NAME = re.compile(r"(?:features\.)?(\d+)\.weight")
 
 
 class Perceptual(nn.Module):
-    """Perceptual loss: the sum over stages of a network of the mean absolute difference of two images' features.
+    """Perceptual loss: the sum over stages of a network of the mean absolute difference of two
+    images' features.
 
     The network is frozen and stays in eval mode. Nothing is downloaded.
 
     Args:
-        features: A path to VGG19 weights in torchvision's naming (`.pth` or `.safetensors`), a module (each child of an
-            `nn.Sequential` is a stage), or a list of consecutive stages.
-        statistics: Mean and standard deviation per channel, to normalise images in the range -1 to 1; None leaves
-            images unchanged, except for VGG19, which gets ImageNet's.
+        features: A path to VGG19 weights in torchvision's naming (`.pth` or `.safetensors`), a
+            module (each child of an `nn.Sequential` is a stage), or a list of consecutive stages.
+        statistics: Mean and standard deviation per channel, to normalise images in the range -1 to
+            1; None leaves images unchanged, except for VGG19, which gets ImageNet's.
 
     >>> import torch
     >>> from loopwright.losses import Perceptual
@@ -51,22 +53,35 @@ class Perceptual(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(features, (str, Path)):
-            features, statistics = vgg_stages(features), statistics or self.IMAGENET
-        stages = [features] if isinstance(features, nn.Module) and not isinstance(features, nn.Sequential) else features
+            features = vgg_stages(features)
+            statistics = statistics or self.IMAGENET
+        stages = (
+            [features]
+            if isinstance(features, nn.Module) and not isinstance(features, nn.Sequential)
+            else features
+        )
         self.stages = nn.ModuleList(stages).requires_grad_(False).eval()
-        mean, deviation = statistics or ((0.5,), (0.5,))  # cancels the change of range in `_normalised`
+        # cancels the change of range in `_normalised`
+        mean, deviation = statistics or (
+            (0.5,),
+            (0.5,),
+        )
         self.register_buffer("mean", torch.tensor(mean).reshape(1, -1, 1, 1), persistent=False)
-        self.register_buffer("deviation", torch.tensor(deviation).reshape(1, -1, 1, 1), persistent=False)
+        self.register_buffer(
+            "deviation", torch.tensor(deviation).reshape(1, -1, 1, 1), persistent=False
+        )
 
     def train(self, mode: bool = True) -> Perceptual:
         """Do nothing: the network stays in eval mode."""
         return self
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        first, second = self._normalised(first), self._normalised(second)
+        first = self._normalised(first)
+        second = self._normalised(second)
         total = first.new_zeros(())
         for stage in self.stages:
-            first, second = stage(first), stage(second)
+            first = stage(first)
+            second = stage(second)
             total = total + F.l1_loss(first, second)
         return total
 
@@ -83,15 +98,15 @@ def vgg_stages(path: str | Path) -> list[nn.Module]:
     >>> from loopwright.losses import vgg_stages
     >>> vgg_stages("missing.pth")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    loopwright.errors.ConfigurationError: There are no VGG19 weights at missing.pth, and they are not downloaded ...
+    loopwright.errors.ConfigurationError: There are no VGG19 weights at missing.pth, ...
     """
     from ..checkpoint.weights import load_weights
 
     if not Path(path).is_file():
         raise ConfigurationError(
-            f"There are no VGG19 weights at {path}, and they are not downloaded automatically: save torchvision's "
-            "`vgg19(weights='IMAGENET1K_V1').state_dict()` to a file where you have network access and pass its path, "
-            "or pass your own module."
+            f"There are no VGG19 weights at {path}, and they are not downloaded automatically: "
+            "save torchvision's `vgg19(weights='IMAGENET1K_V1').state_dict()` to a file where "
+            "you have network access and pass its path, or pass your own module."
         )
     weights = load_weights(path)
     numbers = sorted(int(m[1]) for name in weights if (m := _CONVOLUTION_NAME.fullmatch(name)))
@@ -99,14 +114,16 @@ def vgg_stages(path: str | Path) -> list[nn.Module]:
         n for n in numbers if n <= _STAGE_ENDS[-1]
     ]:
         raise ConfigurationError(
-            f"{path} does not contain a VGG19: its convolutions are numbered {numbers}, but those of torchvision's "
-            f"vgg19().features are {list(_CONVOLUTIONS)}."
+            f"{path} does not contain a VGG19: its convolutions are numbered {numbers}, but those "
+            f"of torchvision's vgg19().features are {list(_CONVOLUTIONS)}."
         )
     prefix = "features." if "features.0.weight" in weights else ""
     stages: list[nn.Module] = []
     start = 0
     for end in _STAGE_ENDS:
-        stages.append(nn.Sequential(*(_layer(number, weights, prefix) for number in range(start, end + 1))))
+        stages.append(
+            nn.Sequential(*(_layer(number, weights, prefix) for number in range(start, end + 1)))
+        )
         start = end + 1
     return stages
 
@@ -125,10 +142,12 @@ def _layer(number: int, weights: Mapping[str, Tensor], prefix: str) -> nn.Module
 class GANLoss(nn.Module):
     """The loss of a discriminator's prediction: `loss(prediction, target)`.
 
-    The target is True for real, False for generated, or a tensor of the prediction's shape for soft labels.
+    The target is True for real, False for generated, or a tensor of the prediction's shape for soft
+    labels.
 
     Args:
-        mode: "bce" for binary cross-entropy, where the prediction is a logit, or "lsgan" for least squares.
+        mode: "bce" for binary cross-entropy, where the prediction is a logit, or "lsgan" for least
+            squares.
 
     >>> import torch
     >>> from loopwright.losses import GANLoss
@@ -170,7 +189,9 @@ class Sobel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         across = torch.tensor(_SOBEL)
-        self.register_buffer("kernels", torch.stack([across, across.T]).unsqueeze(1), persistent=False)
+        self.register_buffer(
+            "kernels", torch.stack([across, across.T]).unsqueeze(1), persistent=False
+        )
 
     def edges(self, image: Tensor) -> Tensor:
         """Return the edge strength of the grey image at each pixel."""
@@ -182,7 +203,8 @@ class Sobel(nn.Module):
 
 
 class Laplacian(nn.Module):
-    """The mean absolute difference of the second derivatives of two images, which show fine texture.
+    """The mean absolute difference of the second derivatives of two images, which show fine
+    texture.
 
     >>> import torch
     >>> from loopwright.losses import Laplacian
@@ -195,7 +217,9 @@ class Laplacian(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("kernels", torch.tensor(_LAPLACIAN).reshape(1, 1, 3, 3), persistent=False)
+        self.register_buffer(
+            "kernels", torch.tensor(_LAPLACIAN).reshape(1, 1, 3, 3), persistent=False
+        )
 
     def texture(self, image: Tensor) -> Tensor:
         """Return the second derivative of the grey image at each pixel."""
@@ -206,6 +230,7 @@ class Laplacian(nn.Module):
 
 
 def _filtered(image: Tensor, kernels: Tensor) -> Tensor:
-    """Convolve the grey image with each kernel; the border is replicated, so that it is no edge itself."""
+    """Convolve the grey image with each kernel; the border is replicated, so that it is no edge
+    itself."""
     grey = image.mean(1, keepdim=True)
     return F.conv2d(F.pad(grey, (1, 1, 1, 1), mode="replicate"), kernels.to(grey.dtype))

@@ -1,6 +1,8 @@
-"""The one notion of best: how two values compare, which metric a run goes by, and what names of metrics say of both.
+"""The one notion of best: how two values compare, which metric a run goes by, and what names of
+metrics say of both.
 
-Whatever looks for the best (callbacks, kept models, commands, sweeps, doors) calls this module. It imports no torch.
+Whatever looks for the best (callbacks, kept models, commands, sweeps, interfaces) calls this
+module. It imports no torch.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ T = TypeVar("T")
 
 
 def sort_key(value: float | None, mode: Mode) -> tuple[bool, float]:
-    """Sort key that puts better values first: the rule that all functions of this module compare values by.
+    """Sort key that puts better values first: the rule that all functions of this module compare
+    values by.
 
-    Infinities rank as numbers. NaN, and None for a value that was never measured, come after every number.
+    Infinities rank as numbers. NaN, and None for a value that was never measured, come after every
+    number.
     """
     if value is None or math.isnan(value):
         return True, 0.0
@@ -31,7 +35,8 @@ def sort_key(value: float | None, mode: Mode) -> tuple[bool, float]:
 def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:
     """Whether a value improves on the best one so far by more than `min_delta`.
 
-    NaN is never better, and any number is better than NaN or None. Of equal values the earlier one stays the best.
+    NaN is never better, and any number is better than NaN or None. Of equal values the earlier one
+    stays the best.
     """
     (is_missing, cost), (was_missing, lowest) = sort_key(value, mode), sort_key(best, mode)
     if is_missing or was_missing:
@@ -39,9 +44,14 @@ def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0
     return lowest - cost > min_delta
 
 
-def ranked(items: Iterable[T], value_of: Callable[[T], float | None], mode: Mode | Callable[[T], Mode]) -> list[T]:
-    """Items sorted by their values, best first; equal ones keep their order. The mode may depend on the item."""
-    return sorted(items, key=lambda item: sort_key(value_of(item), mode(item) if callable(mode) else mode))
+def ranked(
+    items: Iterable[T], value_of: Callable[[T], float | None], mode: Mode | Callable[[T], Mode]
+) -> list[T]:
+    """Items sorted by their values, best first; equal ones keep their order. The mode may depend on
+    the item."""
+    return sorted(
+        items, key=lambda item: sort_key(value_of(item), mode(item) if callable(mode) else mode)
+    )
 
 
 def first_best(items: Iterable[T], value_of: Callable[[T], float | None], mode: Mode) -> T | None:
@@ -52,14 +62,16 @@ def first_best(items: Iterable[T], value_of: Callable[[T], float | None], mode: 
 
 @dataclass(frozen=True, slots=True)
 class BestSoFar:
-    """The best value of a metric, when it was measured, and how many values in a row have not improved on it."""
+    """The best value of a metric, when it was measured, and how many values in a row have not
+    improved on it."""
 
     value: float | None = None
     at: int = 0
     num_bad: int = 0
 
     def after(self, value: float, at: int, mode: Mode, min_delta: float = 0.0) -> BestSoFar:
-        """The state after one more value, measured at an epoch, update or sample; an improvement has `num_bad` 0."""
+        """The state after one more value, measured at an epoch, update or sample; an improvement
+        has `num_bad` 0."""
         if is_better(value, self.value, mode, min_delta):
             return BestSoFar(value, at)
         return BestSoFar(self.value, self.at, self.num_bad + 1)
@@ -97,13 +109,33 @@ _UNCLEAR = """
 neg negative minus inverse inv reciprocal gap drop diff difference delta change ratio weight weights scale std stdev
 variance var norm grad gradient reduction increase decrease improvement gain coef coefficient threshold margin survival
 """
-SMALLER, LARGER = frozenset(_SMALLER.split()), frozenset(_LARGER.split())
-UNCLEAR = frozenset(_UNCLEAR.split())  # with one of these in a name, its other words do not say which way is better
+SMALLER = frozenset(_SMALLER.split())
+LARGER = frozenset(_LARGER.split())
+# with one of these in a name, its other words do not say which way is better
+UNCLEAR = frozenset(_UNCLEAR.split())
 ENDINGS = ("accuracy", "precision", "recall", "loss", "error")  # also without a gap before them
-WEAK = frozenset(("score", "scores"))  # they say nothing beside another known word: a `fid_score` is a FID
+# they say nothing beside another known word: a `fid_score` is a FID
+WEAK = frozenset(("score", "scores"))
 
-EVALUATION = ("eval", "evaluation", "val", "valid", "validation", "test", "dev", "holdout", "heldout")
-PREFIXES = (*EVALUATION, "train", "training", "ema", "online")  # whose metrics are better in the same direction
+EVALUATION = (
+    "eval",
+    "evaluation",
+    "val",
+    "valid",
+    "validation",
+    "test",
+    "dev",
+    "holdout",
+    "heldout",
+)
+# whose metrics are better in the same direction
+PREFIXES = (
+    *EVALUATION,
+    "train",
+    "training",
+    "ema",
+    "online",
+)
 LONGEST = max(entry.count("_") + 1 for entry in SMALLER | LARGER | UNCLEAR)
 
 _PARTS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+\d*|[A-Z]+\d*|\d+")
@@ -111,9 +143,11 @@ _PARTS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+\d*|[A-Z]+\d*|\d+")
 
 @lru_cache(maxsize=4096)
 def direction_of(metric: str) -> Mode | None:
-    """Whether smaller or larger values of a metric are better, by its name; None where the name does not say it.
+    """Whether smaller or larger values of a metric are better, by its name; None where the name
+    does not say it.
 
-    The last known word decides, so a `dice_loss` is a loss; a name such as `loss_accuracy` is ambiguous.
+    The last known word decides, so a `dice_loss` is a loss; a name such as `loss_accuracy` is
+    ambiguous.
     """
     found = list(_entries(words_of(plain_name(metric))))
     if any(entry in UNCLEAR for entry in found):
@@ -126,15 +160,21 @@ def direction_of(metric: str) -> Mode | None:
 
 
 def words_of(metric: str) -> list[str]:
-    """The words of a name in small letters: split at everything but letters and digits, and at capitals."""
+    """The words of a name in small letters: split at everything but letters and digits, and at
+    capitals."""
     words: list[str] = []
     for token in re.findall(r"[A-Za-z0-9]+", metric):
-        words += [token.lower()] if _known(token.lower()) else [part.lower() for part in _PARTS.findall(token)]
+        words += (
+            [token.lower()]
+            if _known(token.lower())
+            else [part.lower() for part in _PARTS.findall(token)]
+        )
     return words
 
 
 def plain_name(metric: str) -> str:
-    """The metric itself, of one that `BestMetric` adds: `best_<metric>` or `<metric>_at_best_<other>`."""
+    """The metric itself, of one that `BestMetric` adds: `best_<metric>` or
+    `<metric>_at_best_<other>`."""
     return metric.partition("_at_best_")[0].removeprefix("best_")
 
 
@@ -165,16 +205,19 @@ def _ending(word: str) -> str | None:
 
 
 class Directions:
-    """The modes of the metrics of a run: as callbacks were given them, then losses of steps, then the names."""
+    """The modes of the metrics of a run: as callbacks were given them, then losses of steps, then
+    the names."""
 
     def __init__(self) -> None:
         self.given: dict[str, Mode] = {}  # of the metrics that callbacks watch
         self.watched: list[str] = []  # those metrics in the order of the callbacks
         self.losses: set[str] = set()  # names in steps, to which evaluations add prefixes
-        self.eval_keys: set[str] = set()  # prefixes of metrics that callbacks measure in evaluations of their own
+        # prefixes of metrics that callbacks measure in evaluations of their own
+        self.eval_keys: set[str] = set()
 
     def of(self, metric: str) -> Mode | None:
-        """The mode of a metric; None where it is not known, or where its name contradicts the step's losses."""
+        """The mode of a metric; None where it is not known, or where its name contradicts the
+        step's losses."""
         name = plain_name(metric)
         if metric in self.given or name in self.given:
             return self.given.get(metric) or self.given[name]
@@ -188,12 +231,15 @@ class Directions:
     def _is_loss(self, name: str, prefixes: Collection[str]) -> bool:
         if name in self.losses:
             return True
-        rests = [name[len(p) + 1 :] for p in prefixes if name.startswith((f"{p}_", f"{p}/", f"{p}."))]
+        rests = [
+            name[len(p) + 1 :] for p in prefixes if name.startswith((f"{p}_", f"{p}/", f"{p}."))
+        ]
         return any(self._is_loss(rest, prefixes) for rest in rests if rest)
 
 
 class WatchedMetric:
-    """A metric whose best values a callback looks for; with mode "auto", its `mode` is known once it is settled.
+    """A metric whose best values a callback looks for; with mode "auto", its `mode` is known once
+    it is settled.
 
     Args:
         name: The metric.
@@ -205,12 +251,15 @@ class WatchedMetric:
     def __init__(self, name: str, given: str, owner: str, argument: str = "mode") -> None:
         if not isinstance(name, str):
             raise ConfigurationError(
-                f"{owner} watches {name!r}, which is not the name of a metric: pass a name such as 'eval_loss', and "
-                "pass other arguments by name."
+                f"{owner} watches {name!r}, which is not the name of a metric: pass a name such "
+                "as 'eval_loss', and pass other arguments by name."
             )
         if given not in ("auto", "min", "max"):
             raise ConfigurationError(f"{owner}({argument}={given!r}): use 'min', 'max' or 'auto'.")
-        self.name, self.given, self.owner, self.argument = name, given, owner, argument
+        self.name = name
+        self.given = given
+        self.owner = owner
+        self.argument = argument
         self._mode: Mode | None = "min" if given == "min" else "max" if given == "max" else None
 
     @property
@@ -229,7 +278,8 @@ class WatchedMetric:
         return mode
 
     def settle(self, directions: Directions) -> None:
-        """Take the mode that the run knows; an error where there is none, or another callback has the opposite."""
+        """Take the mode that the run knows; an error where there is none, or another callback has
+        the opposite."""
         if not self.is_given:
             self._mode = directions.of(self.name)
             if self._mode is None and direction_of(self.name) is not None:
@@ -239,52 +289,68 @@ class WatchedMetric:
                 )
         if directions.given.setdefault(self.name, self.mode) != self.mode:
             raise ConfigurationError(
-                f"{self.owner} has {self.argument}={self.mode!r} for {self.name!r}, but another callback has the "
-                "opposite: one of them would take the worst value for the best. Use the same mode for both."
+                f"{self.owner} has {self.argument}={self.mode!r} for {self.name!r}, but another "
+                "callback has the opposite: one of them would take the worst value for the best. "
+                "Use the same mode for both."
             )
 
 
 def settle_all(watched: Iterable[WatchedMetric], directions: Directions) -> None:
-    """Settle the watched metrics of one run; a mode that was given for one callback holds for all of the metric."""
+    """Settle the watched metrics of one run; a mode that was given for one callback holds for all
+    of the metric."""
     metrics = list(watched)
-    directions.given, directions.watched = {}, list(dict.fromkeys(metric.name for metric in metrics))
+    directions.given, directions.watched = (
+        {},
+        list(dict.fromkeys(metric.name for metric in metrics)),
+    )
     for metric in sorted(metrics, key=lambda metric: not metric.is_given):
         metric.settle(directions)
 
 
 # Which metric a run goes by
 
-ASIDE = frozenset(("train", "training", "epoch", "mean", "avg", "average"))  # that leave a loss the loss
+# that leave a loss the loss
+ASIDE = frozenset(("train", "training", "epoch", "mean", "avg", "average"))
 TOTAL = frozenset(("total", "sum", "overall"))
 GENERATOR = frozenset(("g", "gen", "generator"))
 ADVERSARIAL = frozenset(("gan", "adv", "adversarial"))  # how well a discriminator is deceived
 DISCRIMINATOR = frozenset(("d", "dis", "disc", "discriminator", "critic"))
-MACHINE = frozenset(("time", "seconds", "sec", "memory", "throughput", "fps", "latency", "duration", "speed", "lr"))
+MACHINE = frozenset(
+    ("time", "seconds", "sec", "memory", "throughput", "fps", "latency", "duration", "speed", "lr")
+)
 
 
 def headline(metrics: Iterable[str], eval_keys: Collection[str] = ()) -> str | None:
-    """The metric to go by: of an evaluation before training, a loss before others, the first of equals.
+    """The metric to go by: of an evaluation before training, a loss before others, the first of
+    equals.
 
-    Of losses, `loss` itself comes first, then a total, then a generator's other than its adversarial one; a
-    discriminator's come last, since they do not say how good a model is. `eval_keys` are the prefixes of metrics that
-    callbacks measure on data of their own.
+    Of losses, `loss` itself comes first, then a total, then a generator's other than its
+    adversarial one; a discriminator's come last, since they do not say how good a model is.
+    `eval_keys` are the prefixes of metrics that callbacks measure on data of their own.
     """
     return next(iter(by_importance(metrics, eval_keys)), None)
 
 
 def by_importance(metrics: Iterable[str], eval_keys: Collection[str] = ()) -> list[str]:
     """Metrics in the order in which a run would go by them (see `headline`)."""
-    return sorted(metrics, key=lambda name: (not is_evaluation(name, eval_keys), _rank(name, eval_keys)))
+    return sorted(
+        metrics, key=lambda name: (not is_evaluation(name, eval_keys), _rank(name, eval_keys))
+    )
 
 
 def is_evaluation(metric: str, eval_keys: Collection[str] = ()) -> bool:
     """Whether a metric comes from an evaluation, by what its name begins with."""
     words = words_of(metric)
-    return bool(words) and (words[0] in EVALUATION or any(metric.startswith((f"{k}_", f"{k}/")) for k in eval_keys))
+    return bool(words) and (
+        words[0] in EVALUATION or any(metric.startswith((f"{k}_", f"{k}/")) for k in eval_keys)
+    )
 
 
 def _rank(metric: str, eval_keys: Collection[str]) -> int:
-    own = next((metric[len(key) + 1 :] for key in eval_keys if metric.startswith((f"{key}_", f"{key}/"))), metric)
+    own = next(
+        (metric[len(key) + 1 :] for key in eval_keys if metric.startswith((f"{key}_", f"{key}/"))),
+        metric,
+    )
     words = [word for word in words_of(own) if word not in ASIDE]
     words = words[1:] if words[:1] and words[0] in EVALUATION else words
     known = set(words)

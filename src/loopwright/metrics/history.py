@@ -1,4 +1,5 @@
-"""The history of a run: one row of metrics per epoch, and a series of bounded length per step metric."""
+"""The history of a run: one row of metrics per epoch, and a series of bounded length per step
+metric."""
 
 from __future__ import annotations
 
@@ -24,10 +25,11 @@ MAX_POINTS = 1 << 17
 
 
 class Series:
-    """The values of one step metric. At `MAX_POINTS`, every second point is dropped, so memory is bounded.
+    """The values of one step metric. At `MAX_POINTS`, every second point is dropped, so memory is
+    bounded.
 
-    `series.steps` has the numbers of the steps, `series.values` the values; iterating gives the values. Of all values
-    that were added (`num_seen`), every `stride`-th is kept.
+    `series.steps` has the numbers of the steps, `series.values` the values; iterating gives the
+    values. Of all values that were added (`num_seen`), every `stride`-th is kept.
     """
 
     __slots__ = ("num_seen", "steps", "stride", "values")
@@ -39,33 +41,44 @@ class Series:
         self.num_seen = 0
 
     def add(self, points: Iterable[tuple[int, float]]) -> None:
-        """Add steps with their values, in order; whether a point is kept does not depend on how many come at once."""
+        """Add steps with their values, in order; whether a point is kept does not depend on how
+        many come at once."""
         for step, value in points:
             if self.num_seen % self.stride == 0:
                 self.steps.append(step)
                 self.values.append(value)
                 if len(self.steps) >= MAX_POINTS:
                     self.stride *= 2
-                    self.steps, self.values = self.steps[::2], self.values[::2]
+                    self.steps = self.steps[::2]
+                    self.values = self.values[::2]
             self.num_seen += 1
 
     def since(self, num_seen: int) -> Series:
         """The points that came after the first `num_seen` values, as a series of their own."""
-        added, first = Series(), self._num_points(num_seen, self.stride)
-        added.stride, added.num_seen = self.stride, self.num_seen
-        added.steps, added.values = self.steps[first:], self.values[first:]
+        added = Series()
+        first = self._num_points(num_seen, self.stride)
+        added.stride = self.stride
+        added.num_seen = self.num_seen
+        added.steps = self.steps[first:]
+        added.values = self.values[first:]
         return added
 
     def extend(self, added: Series) -> None:
-        """Append what `since` returned of a longer series; points that it has dropped in the meantime are dropped."""
+        """Append what `since` returned of a longer series; points that it has dropped in the
+        meantime are dropped."""
         thinning = max(added.stride // self.stride, 1)
         if thinning > 1:
-            self.steps, self.values = self.steps[::thinning], self.values[::thinning]
+            self.steps = self.steps[::thinning]
+            self.values = self.values[::thinning]
         self.steps.extend(added.steps)
         self.values.extend(added.values)
-        self.stride, self.num_seen = added.stride, added.num_seen
+        self.stride = added.stride
+        self.num_seen = added.num_seen
         if not len(self.steps) == len(self.values) == self._num_points(self.num_seen, self.stride):
-            raise ValueError(f"{len(self.values)} points of {self.num_seen} values (every {self.stride}th is kept)")
+            raise ValueError(
+                f"{len(self.values)} points of {self.num_seen} values (every {self.stride}th is "
+                "kept)"
+            )
 
     @staticmethod
     def _num_points(num_seen: int, stride: int) -> int:
@@ -81,30 +94,41 @@ class Series:
         return {"stride": self.stride, "num_seen": self.num_seen, **self.tensors()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copies of the steps and the values, each copied as one block of memory, since there may be a million."""
-        return {"steps": _copied(self.steps, torch.int64), "values": _copied(self.values, torch.float64)}
+        """Copies of the steps and the values, each copied as one block of memory, since there may
+        be a million."""
+        return {
+            "steps": _copied(self.steps, torch.int64),
+            "values": _copied(self.values, torch.float64),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.stride, self.num_seen = state["stride"], state["num_seen"]
+        self.stride = state["stride"]
+        self.num_seen = state["num_seen"]
         self.steps = _filled("q", state["steps"], torch.int64)
         self.values = _filled("d", state["values"], torch.float64)
 
 
 def _copied(numbers: array[Any], dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(numbers, dtype=dtype).clone() if numbers else torch.empty(0, dtype=dtype)
+    return (
+        torch.frombuffer(numbers, dtype=dtype).clone() if numbers else torch.empty(0, dtype=dtype)
+    )
 
 
 def _filled(code: str, tensor: Tensor, dtype: torch.dtype) -> array[Any]:
     if tensor.dtype != dtype or tensor.dim() != 1:
-        raise TypeError(f"{tensor.dtype} of shape {tuple(tensor.shape)} in the place of a row of {dtype}")
+        raise TypeError(
+            f"{tensor.dtype} of shape {tuple(tensor.shape)} in the place of a row of {dtype}"
+        )
     numbers = array(code)
-    numbers.frombytes(tensor.cpu().contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]  # it takes buffers
+    # it takes buffers
+    numbers.frombytes(tensor.cpu().contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]
     return numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The size of a history: the number of its epochs, and of the values that each series has seen."""
+    """The size of a history: the number of its epochs, and of the values that each series has
+    seen."""
 
     num_epochs: int = 0
     num_seen: Mapping[str, int] = field(default_factory=dict)
@@ -112,7 +136,8 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """The part of a history beyond an extent, with the last row before it, since that may have been replaced."""
+    """The part of a history beyond an extent, with the last row before it, since that may have been
+    replaced."""
 
     first_epoch: int
     epochs: list[dict[str, float]]
@@ -125,10 +150,12 @@ class Addition:
 
 
 class History:
-    """The metrics of a run: of epochs (`history["eval_loss"]`, `history.epochs`) and steps (`history.steps["loss"]`).
+    """The metrics of a run: of epochs (`history["eval_loss"]`, `history.epochs`) and steps
+    (`history.steps["loss"]`).
 
-    It is read as a mapping of the epoch metrics: `for name, values in history.items()`, `list(history)` is the names,
-    `dict(history)` a list of values per name. `len(history)` is the number of epochs, and `history.epochs` their rows.
+    It is read as a mapping of the epoch metrics: `for name, values in history.items()`,
+    `list(history)` is the names, `dict(history)` a list of values per name. `len(history)` is the
+    number of epochs, and `history.epochs` their rows.
 
     >>> import torch, loopwright
     >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
@@ -151,10 +178,13 @@ class History:
     if not TYPE_CHECKING:  # or every misspelt attribute would have a type
 
         def __getattr__(self, name: str) -> Any:
-            """Raise the error of a missing attribute; for `history.history` of Keras, with what to write."""
+            """Raise the error of a missing attribute; for `history.history` of Keras, with what to
+            write."""
             if name == "history":
                 raise MissingAttributeError(
-                    "History has no attribute 'history': write `history['loss']`.", name=name, obj=self
+                    "History has no attribute 'history': write `history['loss']`.",
+                    name=name,
+                    obj=self,
                 )
             return object.__getattribute__(self, name)  # raises the first error again
 
@@ -172,27 +202,36 @@ class History:
         self.steps.setdefault(name, Series()).add(points)
 
     def set_epoch(self, epoch: int, row: Mapping[str, float]) -> None:
-        """Record the row of an epoch (0-based); the row of an epoch that was cut short is replaced when it ends."""
+        """Record the row of an epoch (0-based); the row of an epoch that was cut short is replaced
+        when it ends."""
         if epoch < len(self.epochs) - 1:
-            self.epochs = self.epochs[:epoch]  # a new list: more than its end is another now (see `since`)
+            # a new list: more than its end is another now (see `since`)
+            self.epochs = self.epochs[:epoch]
         del self.epochs[epoch:]
         self.epochs.append(dict(row))
 
     @property
     def extent(self) -> Extent:
         """The size of this history now, for `since`."""
-        return Extent(len(self.epochs), {name: series.num_seen for name, series in self.steps.items()})
+        return Extent(
+            len(self.epochs), {name: series.num_seen for name, series in self.steps.items()}
+        )
 
     def since(self, extent: Extent) -> Addition:
-        """The part after an earlier `extent`; `epochs` and `steps` have to be the same objects as then."""
+        """The part after an earlier `extent`; `epochs` and `steps` have to be the same objects as
+        then."""
         first = max(extent.num_epochs - 1, 0)
-        steps = {name: series.since(extent.num_seen.get(name, 0)) for name, series in self.steps.items()}
+        steps = {
+            name: series.since(extent.num_seen.get(name, 0)) for name, series in self.steps.items()
+        }
         return Addition(first, [dict(row) for row in self.epochs[first:]], steps)
 
     def extend(self, added: Addition) -> None:
         """Append what `since` returned of a longer history."""
         if added.first_epoch > len(self.epochs):
-            raise ValueError(f"rows from epoch {added.first_epoch + 1} on, after {len(self.epochs)} epochs")
+            raise ValueError(
+                f"rows from epoch {added.first_epoch + 1} on, after {len(self.epochs)} epochs"
+            )
         self.epochs[added.first_epoch :] = added.epochs
         for name, series in added.steps.items():
             self.steps.setdefault(name, Series()).extend(series)
@@ -234,7 +273,8 @@ class History:
         return self.to_dict().get(name, default)
 
     def last(self, name: str) -> float:
-        """The latest value of an epoch metric; takes the same time however many epochs there are."""
+        """The latest value of an epoch metric; takes the same time however many epochs there
+        are."""
         row = next((row for row in reversed(self.epochs) if name in row), None)
         if row is None:
             raise self._unknown(name)
@@ -260,12 +300,18 @@ class History:
         try:
             import pandas as pd
         except ImportError as error:
-            raise MissingExtraError("A history as a frame needs pandas: pip install 'loopwright[frames]'.") from error
+            raise MissingExtraError(
+                "A history as a frame needs pandas: pip install 'loopwright[frames]'."
+            ) from error
         if level == "epochs":
-            return pd.DataFrame(self.epochs, index=pd.RangeIndex(1, len(self.epochs) + 1, name="epoch"))
+            return pd.DataFrame(
+                self.epochs, index=pd.RangeIndex(1, len(self.epochs) + 1, name="epoch")
+            )
         if level != "steps":
             raise ConfigurationError(f"Unknown level {level!r}: use 'epochs' or 'steps'.")
-        columns = {name: pd.Series(list(s.values), index=list(s.steps)) for name, s in self.steps.items()}
+        columns = {
+            name: pd.Series(list(s.values), index=list(s.steps)) for name, s in self.steps.items()
+        }
         return pd.DataFrame(columns).rename_axis("step")
 
     def plot(self, path: str | Path | None = None, names: Sequence[str] | None = None) -> Any:
@@ -282,11 +328,15 @@ class History:
         unknown = [name for name in names if name not in self]
         if unknown or not names:
             what = ", ".join(unknown) or "an empty history"
-            raise ConfigurationError(f"Cannot plot {what}; available: {', '.join(self.names) or 'nothing'}.")
+            raise ConfigurationError(
+                f"Cannot plot {what}; available: {', '.join(self.names) or 'nothing'}."
+            )
         try:
             from .plotting import plot_epochs
         except ImportError as error:
-            raise MissingExtraError("A plot needs matplotlib: pip install 'loopwright[plots]'.") from error
+            raise MissingExtraError(
+                "A plot needs matplotlib: pip install 'loopwright[plots]'."
+            ) from error
         return plot_epochs(self.epochs, self.steps, names, path)
 
     def state_dict(self) -> dict[str, Any]:
@@ -308,7 +358,11 @@ class History:
         return (self.epochs, self.steps)
 
     def __repr__(self) -> str:
-        latest = ", ".join(f"{name} {value:.4g}" for name, value in self.epochs[-1].items()) if self.epochs else "empty"
+        latest = (
+            ", ".join(f"{name} {value:.4g}" for name, value in self.epochs[-1].items())
+            if self.epochs
+            else "empty"
+        )
         return f"History({counted(len(self.epochs), 'epoch')}; {latest})"
 
     def _repr_html_(self) -> str:
@@ -328,7 +382,8 @@ class HistoryCopy:
     def take(self, history: History) -> None:
         """Bring the copy up to date with this history."""
         if not is_same(self._identity, history.identity):
-            self._history, self._identity = History(), history.identity
+            self._history = History()
+            self._identity = history.identity
         self._history.extend(history.since(self._history.extent))
 
     def state_dict(self) -> dict[str, Any]:
@@ -337,4 +392,6 @@ class HistoryCopy:
 
 def is_same(first: Sequence[object], second: Sequence[object]) -> bool:
     """Whether two sequences consist of the same objects, not only of equal ones."""
-    return len(first) == len(second) and all(one is other for one, other in zip(first, second, strict=True))
+    return len(first) == len(second) and all(
+        one is other for one, other in zip(first, second, strict=True)
+    )

@@ -1,4 +1,5 @@
-"""HTML for notebooks: tables and bars that take the colours of the page, light or dark. Every text is escaped."""
+"""HTML for notebooks: tables and bars that take the colours of the page, light or dark. Every text
+is escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ TABLE = "border-collapse:collapse;margin:4px 0;text-align:right;font-variant-num
 MAX_ROWS = 30
 
 
-def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], marked: Iterable[int] = ()) -> str:
+def table_html(
+    header: Sequence[str], rows: Sequence[Sequence[str]], marked: Iterable[int] = ()
+) -> str:
     """A table; of many rows the last ones, and a line that says how many are before them.
 
     Args:
@@ -19,7 +22,8 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], marked: Ite
         rows: The cells of each row.
         marked: The positions of rows in bold.
     """
-    bold, first = set(marked), max(len(rows) - MAX_ROWS, 0)
+    bold = set(marked)
+    first = max(len(rows) - MAX_ROWS, 0)
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = [f"<tr>{head}</tr>"]
     if first:
@@ -32,14 +36,23 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], marked: Ite
 
 def facts_html(facts: Mapping[str, str]) -> str:
     """Names and values, one pair under the other."""
-    rows = (f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts.items())
+    rows = (
+        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts.items()
+    )
     return f'<table cellpadding="4" style="{TABLE};text-align:left">{"".join(rows)}</table>'
 
 
 def bar_html(label: str, fraction: float | None, text: str) -> str:
     """A bar with a label before and a text behind it; without a fraction, the texts alone."""
-    shown = "" if fraction is None else f'<progress max="1" value="{min(max(fraction, 0.0), 1.0):.4f}"></progress> '
-    return f'<div style="font-variant-numeric:tabular-nums">{escape(label)} {shown}{escape(text)}</div>'
+    shown = (
+        ""
+        if fraction is None
+        else f'<progress max="1" value="{min(max(fraction, 0.0), 1.0):.4f}"></progress> '
+    )
+    return (
+        f'<div style="font-variant-numeric:tabular-nums">{escape(label)} '
+        f"{shown}{escape(text)}</div>"
+    )
 
 
 def line_html(text: str) -> str:
@@ -48,7 +61,8 @@ def line_html(text: str) -> str:
 
 
 def history_html(epochs: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
-    """Epochs as a table; the best one of the metric that a run goes by is bold, where its name says what is better."""
+    """Epochs as a table; the best one of the metric that a run goes by is bold, where its name says
+    what is better."""
     if not names:
         return line_html("History of no epochs yet.")
     rows = [

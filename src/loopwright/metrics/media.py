@@ -1,4 +1,5 @@
-"""What a run logs besides numbers: images, histograms, texts and tables, with their place in the run."""
+"""What a run logs besides numbers: images, histograms, texts and tables, with their place in the
+run."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ Cell: TypeAlias = float | int | str | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """One or several images of one name and step, as PNG files, each with a caption that may be empty."""
+    """One or several images of one name and step, as PNG files, each with a caption that may be
+    empty."""
 
     files: tuple[bytes, ...]
     captions: tuple[str, ...]

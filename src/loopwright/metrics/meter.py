@@ -1,4 +1,5 @@
-"""Averages over an epoch or an evaluation: sums and counts in float64, read from the device at log points only."""
+"""Averages over an epoch or an evaluation: sums and counts in float64, read from the device at log
+points only."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from .rows import Place, StepRow, StepValues, build_rows
 AddUp = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, float]]]
 Gather = Callable[[Any], list[Any]]
 Check = Callable[[str, "ComputedMetric"], None]
-Pending = tuple[Any, Any, Any, Mapping[str, Any] | None, Place | None]  # loss, size, count, metrics, place
+# loss, size, count, metrics, place
+Pending = tuple[Any, Any, Any, Mapping[str, Any] | None, Place | None]
 
 
 @runtime_checkable
@@ -31,16 +33,19 @@ class ComputedMetric(Protocol):
 
 
 class Meter:
-    """Averages the results of a phase (an epoch or an evaluation), without reading from the device before `flush`.
+    """Averages the results of a phase (an epoch or an evaluation), without reading from the device
+    before `flush`.
 
-    Values are added in the order of the steps, in float64 on the host, so the results do not depend on when `flush` is
-    called.
+    Values are added in the order of the steps, in float64 on the host, so the results do not depend
+    on when `flush` is called.
 
     Args:
-        ignores_nonfinite: Leave NaN and infinite values out of the averages, for runs that skip such steps.
-        logs_once: Refuse a second number of a name that was logged, since it would replace the first.
-        check: Called as `check(name, metric)` with every metric that keeps its own state, before it is first used; it
-            raises an exception to refuse the metric.
+        ignores_nonfinite: Leave NaN and infinite values out of the averages, for runs that skip
+            such steps.
+        logs_once: Refuse a second number of a name that was logged, since it would replace the
+            first.
+        check: Called as `check(name, metric)` with every metric that keeps its own state, before it
+            is first used; it raises an exception to refuse the metric.
 
     >>> from loopwright import StepResult
     >>> from loopwright.metrics.meter import Meter
@@ -51,7 +56,13 @@ class Meter:
     {'loss': 0.75}
     """
 
-    def __init__(self, *, ignores_nonfinite: bool = False, logs_once: bool = False, check: Check | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        ignores_nonfinite: bool = False,
+        logs_once: bool = False,
+        check: Check | None = None,
+    ) -> None:
         self.ignores_nonfinite = ignores_nonfinite
         self.logs_once = logs_once
         self.check = check
@@ -61,10 +72,13 @@ class Meter:
         self._pending: list[Pending] = []
         self.computed: dict[str, ComputedMetric] = {}
         self._logged: dict[str, float] = {}
-        self.is_over = False  # whether the row of its phase is written: what is logged now would be lost
+        self.is_over = (
+            False  # whether the row of its phase is written: what is logged now would be lost
+        )
 
     def add(self, result: StepResult, progress: Progress | None = None) -> None:
-        """Add the result of a step; with `progress`, the run's counters, `flush_rows` makes a row of it."""
+        """Add the result of a step; with `progress`, the run's counters, `flush_rows` makes a row
+        of it."""
         loss = result.loss
         if isinstance(loss, Tensor):
             loss = loss.detach()
@@ -72,47 +86,58 @@ class Meter:
             self.losses.update(result.losses)
         place = None  # the step is counted already, and its update is not
         if progress is not None:
-            place = (progress.update + 1, progress.step, progress.epoch, progress.sample, progress.seconds)
+            place = (
+                progress.update + 1,
+                progress.step,
+                progress.epoch,
+                progress.sample,
+                progress.seconds,
+            )
         self._pending.append((loss, result.size, result.count, result.metrics or None, place))
 
     def add_to_last(self, values: Mapping[str, Any]) -> None:
         """Add metrics to the step that was added last."""
         if not self._pending:
             raise ConfigurationError(
-                f"log_step({', '.join(values)}): there is no step to add the value to, because the last step was "
-                "already logged. Call it in on_train_step_end or on_update_end, or use `log` for a metric of the "
-                "epoch."
+                f"log_step({', '.join(values)}): there is no step to add the value to, because "
+                "the last step was already logged. Call it in on_train_step_end or "
+                "on_update_end, or use `log` for a metric of the epoch."
             )
         for name, value in values.items():
-            if not isinstance(value, (Real, ComputedMetric)) and not (isinstance(value, Tensor) and value.numel() == 1):
+            if not isinstance(value, (Real, ComputedMetric)) and not (
+                isinstance(value, Tensor) and value.numel() == 1
+            ):
                 raise ConfigurationError(
-                    f"Cannot log {name!r} of a step: it is a {_kind(value)}; pass a number, such as its mean, or a "
-                    f"one-element tensor. {_other_call(name, value)}"
+                    f"Cannot log {name!r} of a step: it is a {_kind(value)}; pass a number, such "
+                    f"as its mean, or a one-element tensor. {_other_call(name, value)}"
                 )
         loss, size, count, metrics, place = self._pending[-1]
         self._pending[-1] = (loss, size, count, {**(metrics or {}), **values}, place)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Set values of the whole phase: numbers, one-element tensors, or objects with `compute` and `reset`."""
+        """Set values of the whole phase: numbers, one-element tensors, or objects with `compute`
+        and `reset`."""
         if not isinstance(values, Mapping):
             raise ConfigurationError(
-                f"log({values!r:.60}): pass a dict of names and values, as in `log({{'accuracy': value}})`."
+                f"log({values!r:.60}): pass a dict of names and values, as in `log({{'accuracy': "
+                "value})`."
             )
         for name, value in values.items():
             if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
                 if self.logs_once and name in self._logged:
                     raise ConfigurationError(
-                        f"log({{{name!r}: ...}}) was called twice in one evaluation, and only the last value would "
-                        "count. For the mean over all samples, return it from `eval_step`: "
-                        f"`{{'loss': loss, {name!r}: value}}`."
+                        f"log({{{name!r}: ...}}) was called twice in one evaluation, and only the "
+                        "last value would count. For the mean over all samples, return it from "
+                        f"`eval_step`: `{{'loss': loss, {name!r}: value}}`."
                     )
                 self._logged[name] = float(value.detach() if isinstance(value, Tensor) else value)
             elif isinstance(value, ComputedMetric):
                 self._take(name, value)
             else:
                 raise ConfigurationError(
-                    f"Cannot log {name!r}: it is a {_kind(value)}; pass a number, such as its mean, a one-element "
-                    f"tensor, or a metric with `compute` and `reset`. {_other_call(name, value)}"
+                    f"Cannot log {name!r}: it is a {_kind(value)}; pass a number, such as its "
+                    "mean, a one-element tensor, or a metric with `compute` and `reset`. "
+                    f"{_other_call(name, value)}"
                 )
 
     @property
@@ -126,11 +151,13 @@ class Meter:
         return len(self._pending)
 
     def flush(self, weights: list[dict[str, float]] | None = None) -> list[StepValues]:
-        """Add pending values to the sums, with one read from the device a name, and return the values of each step.
+        """Add pending values to the sums, with one read from the device a name, and return the
+        values of each step.
 
         `weights` gets those of each step by name, where they are needed.
         """
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []
         rows = [StepValues() for _ in pending]
         if weights is not None:
             weights += [{} for _ in pending]
@@ -150,7 +177,8 @@ class Meter:
 
         Args:
             progress: The counters of the run.
-            add_up: All-reduces the sums and counts, where there are several processes; the rows then have their means.
+            add_up: All-reduces the sums and counts, where there are several processes; the rows
+                then have their means.
         """
         places = [step[4] for step in self._pending if step[4] is not None]
         weights: list[dict[str, float]] | None = None if add_up is None else []
@@ -159,7 +187,9 @@ class Meter:
             values = average_steps(values, weights, add_up)
         return build_rows(places, values, progress.seconds)
 
-    def _spread(self, columns: dict[str, Any], at: int, metrics: Mapping[str, Any], size: int) -> None:
+    def _spread(
+        self, columns: dict[str, Any], at: int, metrics: Mapping[str, Any], size: int
+    ) -> None:
         for name, value in metrics.items():
             if isinstance(value, Tensor):
                 columns.setdefault(name, []).append((at, value.detach(), size, False))
@@ -182,10 +212,13 @@ class Meter:
     ) -> None:
         values = _to_host([cell[1] for cell in cells], name)
         counts = _to_host([cell[2] for cell in cells], f"count of {name}")
-        total, count = self.sums.get(name, 0.0), self.counts.get(name, 0.0)
+        total = self.sums.get(name, 0.0)
+        count = self.counts.get(name, 0.0)
         for (at, _, _, is_sum), value, weight in zip(cells, values, counts, strict=True):
             if is_sum and not weight >= 0:
-                raise ConfigurationError(f"The {name} of a step has the count {weight:g}: use a number, 0 or more.")
+                raise ConfigurationError(
+                    f"The {name} of a step has the count {weight:g}: use a number, 0 or more."
+                )
             rows[at][name] = (value / weight if weight else 0.0) if is_sum else value
             if weights is not None:
                 weights[at][name] = weight
@@ -193,14 +226,18 @@ class Meter:
                 continue
             total += value if is_sum else value * weight
             count += weight
-        self.sums[name], self.counts[name] = total, count
+        self.sums[name] = total
+        self.counts[name] = count
 
-    def compute(self, add_up: AddUp = dict, *, is_final: bool = True, gather: Gather | None = None) -> dict[str, float]:
+    def compute(
+        self, add_up: AddUp = dict, *, is_final: bool = True, gather: Gather | None = None
+    ) -> dict[str, float]:
         """Compute the averages of the phase, and the metrics that keep their own state.
 
         Args:
             add_up: All-reduces a table of sums and counts, where there are several processes.
-            is_final: Whether the phase is over: the metrics that keep their own state are reset then.
+            is_final: Whether the phase is over: the metrics that keep their own state are reset
+                then.
             gather: Gathers an object from all processes, where there are several.
         """
         self.flush()
@@ -214,14 +251,17 @@ class Meter:
             values = compute_together(self.computed, gather)
         for name, value in values.items():
             result.update(
-                {k: float(v) for k, v in value.items()} if isinstance(value, Mapping) else {name: float(value)}
+                {k: float(v) for k, v in value.items()}
+                if isinstance(value, Mapping)
+                else {name: float(value)}
             )
         if is_final:
             self.reset_computed()
         return result | (self._logged if gather is None else average_logged(gather(self._logged)))
 
     def fresh(self) -> Meter:
-        """A meter for the next phase, with the same settings; metrics that keep their own state are reset."""
+        """A meter for the next phase, with the same settings; metrics that keep their own state are
+        reset."""
         self.reset_computed()
         return Meter(ignores_nonfinite=self.ignores_nonfinite, check=self.check)
 
@@ -248,7 +288,8 @@ class Meter:
 
 
 def average_logged(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average values over the processes that logged them; a value that all of these have in common stays exactly that.
+    """Average values over the processes that logged them; a value that all of these have in common
+    stays exactly that.
 
     >>> average_logged([{"a": 0.1, "b": 1.0}, {"a": 0.1, "b": 2.0}, {"a": 0.1, "c": 5.0}])
     {'a': 0.1, 'b': 1.5, 'c': 5.0}
@@ -258,14 +299,16 @@ def average_logged(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in table.items():
             columns.setdefault(name, []).append(value)
     return {
-        name: column[0] if len(set(column)) == 1 else fsum(column) / len(column) for name, column in columns.items()
+        name: column[0] if len(set(column)) == 1 else fsum(column) / len(column)
+        for name, column in columns.items()
     }
 
 
 def average_steps(
     steps: Sequence[StepValues], weights: Sequence[Mapping[str, float]], add_up: AddUp
 ) -> list[StepValues]:
-    """Average the metrics of each step over all processes, weighted by the samples (or items) of each process."""
+    """Average the metrics of each step over all processes, weighted by the samples (or items) of
+    each process."""
     table = {
         f"{at}/{name}": (value * weights[at][name] if weights[at][name] else 0.0, weights[at][name])
         for at, values in enumerate(steps)
@@ -283,9 +326,14 @@ def _ratio(total: float, count: float) -> float:
 
 
 def _to_host(values: list[Any], name: str) -> list[float]:
-    """Convert numbers and one-element tensors to floats; tensors are stacked first, so that the device is read once."""
+    """Convert numbers and one-element tensors to floats; tensors are stacked first, so that the
+    device is read once."""
     try:
-        tensors = [value if value.dim() == 0 else value.reshape(()) for value in values if isinstance(value, Tensor)]
+        tensors = [
+            value if value.dim() == 0 else value.reshape(())
+            for value in values
+            if isinstance(value, Tensor)
+        ]
         if not tensors:
             return list(map(float, values))
         read = torch.stack(tensors).tolist()
@@ -295,16 +343,23 @@ def _to_host(values: list[Any], name: str) -> list[float]:
         return [float(next(rest) if isinstance(value, Tensor) else value) for value in values]
     except (RuntimeError, TypeError, ValueError) as error:
         for value in values:
-            if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
+            if not isinstance(value, (int, float)) and not (
+                isinstance(value, Tensor) and value.numel() == 1
+            ):
                 raise ConfigurationError(
-                    f"The {name} of a step is a {_kind(value)}: reduce it to one number, such as its mean, or put "
-                    f"larger values into StepResult.outputs. {_other_call(name, value)}"
+                    f"The {name} of a step is a {_kind(value)}: reduce it to one number, such as "
+                    "its mean, or put larger values into StepResult.outputs. "
+                    f"{_other_call(name, value)}"
                 ) from error
         raise
 
 
 def _kind(value: Any) -> str:
-    return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    return (
+        f"tensor of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else type(value).__name__
+    )
 
 
 def _other_call(name: str, value: Any) -> str:
@@ -315,9 +370,17 @@ def _other_call(name: str, value: Any) -> str:
         what = [("text", "a text")]
     elif hasattr(value, "savefig"):
         what = [("figure", "a figure")]
-    elif isinstance(value, Tensor) or (hasattr(value, "__array__") and not hasattr(value, "columns")):
+    elif isinstance(value, Tensor) or (
+        hasattr(value, "__array__") and not hasattr(value, "columns")
+    ):
         dims = getattr(value, "ndim", 3)
-        pictures = [("images", "images")] if dims == 4 else [("image", "an image")] if dims in (2, 3) else []
+        pictures = (
+            [("images", "images")]
+            if dims == 4
+            else [("image", "an image")]
+            if dims in (2, 3)
+            else []
+        )
         what = [*pictures, ("histogram", "the distribution of values")]
     else:
         what = [("table", "rows and columns")]

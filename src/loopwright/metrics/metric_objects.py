@@ -1,7 +1,8 @@
-"""Metrics that keep their own state, as torchmetrics' do: merged over processes, and saved with a checkpoint.
+"""Metrics that keep their own state, as torchmetrics' do: merged over processes, and saved with a
+checkpoint.
 
-torchmetrics can merge states itself, but only where every process has the metric and has updated it. With few samples,
-some processes may have none.
+torchmetrics can merge states itself, but only where every process has the metric and has updated
+it. With few samples, some processes may have none.
 """
 
 from __future__ import annotations
@@ -52,9 +53,16 @@ class MetricOwners:
     objects: Mapping[str, object]
 
     @classmethod
-    def of(cls, modules: Mapping[str, nn.Module], program: object, callbacks: Sequence[CallbackLike]) -> MetricOwners:
-        """The modules of a trainer, the trainer itself, and its callbacks without a `state_dict` of their own."""
-        objects = {f"{type(c).__name__}-{number}.": c for number, c in enumerate(callbacks) if not c.has_own_state}
+    def of(
+        cls, modules: Mapping[str, nn.Module], program: object, callbacks: Sequence[CallbackLike]
+    ) -> MetricOwners:
+        """The modules of a trainer, the trainer itself, and its callbacks without a `state_dict` of
+        their own."""
+        objects = {
+            f"{type(c).__name__}-{number}.": c
+            for number, c in enumerate(callbacks)
+            if not c.has_own_state
+        }
         return cls(modules, {"": program, **objects})
 
 
@@ -68,7 +76,8 @@ def mergeable_parts(metric: object) -> dict[str, MergeableMetric]:
 def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     for path, part in module.named_modules(prefix=prefix):
         if isinstance(part, nn.ModuleDict):
-            list(part.items())  # metrics of a collection may share one state, which is copied to each of them here
+            # metrics of a collection may share one state, which is copied to each of them here
+            list(part.items())
         yield path, part
 
 
@@ -79,8 +88,15 @@ def merged(metrics: Mapping[str, object], gather: Gather) -> Iterator[list[set[s
     Yields the names of the metrics that each process has.
     """
     parts = {name: mergeable_parts(metric) for name, metric in metrics.items()}
-    own = {name: {path: _state(part) for path, part in found.items()} for name, found in parts.items()}
-    states = gather({name: {path: _to(state, "cpu") for path, state in found.items()} for name, found in own.items()})
+    own = {
+        name: {path: _state(part) for path, part in found.items()} for name, found in parts.items()
+    }
+    states = gather(
+        {
+            name: {path: _to(state, "cpu") for path, state in found.items()}
+            for name, found in own.items()
+        }
+    )
     for name, found in parts.items():
         for path, part in found.items():
             others = [state[name][path] for state in states if path in state.get(name, {})]
@@ -96,7 +112,8 @@ def merged(metrics: Mapping[str, object], gather: Gather) -> Iterator[list[set[s
 
 
 def compute_together(metrics: Mapping[str, Any], gather: Gather) -> dict[str, Any]:
-    """Compute each metric over all processes; processes that lack a metric get its value too. Collective."""
+    """Compute each metric over all processes; processes that lack a metric get its value too.
+    Collective."""
     with merged(metrics, gather) as names:
         values = {name: metric.compute() for name, metric in metrics.items()}
     if all(theirs == names[0] for theirs in names):
@@ -109,7 +126,9 @@ def compute_together(metrics: Mapping[str, Any], gather: Gather) -> dict[str, An
 
 def merge_copies(metric: object, copies: Sequence[object]) -> None:
     """Set a metric or a collection to the merged state of its copies."""
-    states = [{path: _state(part) for path, part in mergeable_parts(copy).items()} for copy in copies]
+    states = [
+        {path: _state(part) for path, part in mergeable_parts(copy).items()} for copy in copies
+    ]
     for path, part in mergeable_parts(metric).items():
         merge_into(part, [state[path] for state in states])
 
@@ -131,7 +150,11 @@ def merge(part: MergeableMetric, states: Sequence[State]) -> State:
             values[name] = [value for rows in column for value in rows]
         else:
             joins = getattr(reduce, "__name__", "") == "dim_zero_cat"
-            stacked = torch.cat([v.reshape(1) if v.dim() == 0 else v for v in column]) if joins else torch.stack(column)
+            stacked = (
+                torch.cat([v.reshape(1) if v.dim() == 0 else v for v in column])
+                if joins
+                else torch.stack(column)
+            )
             values[name] = stacked if reduce is None or joins else reduce(stacked)
     return {"values": values, "updates": sum(state["updates"] for state in states)}
 
@@ -162,8 +185,11 @@ def metric_states(modules: Mapping[str, nn.Module]) -> dict[str, State]:
     return {path: _state(metric) for path, metric in _metrics(modules).items()}
 
 
-def load_metric_states(modules: Mapping[str, nn.Module], states: Sequence[Mapping[str, Any]]) -> None:
-    """Load the `metric_states` of one or several processes, merged; a metric without a saved state stays as it is."""
+def load_metric_states(
+    modules: Mapping[str, nn.Module], states: Sequence[Mapping[str, Any]]
+) -> None:
+    """Load the `metric_states` of one or several processes, merged; a metric without a saved state
+    stays as it is."""
     for path, metric in _metrics(modules).items():
         saved = [state[path] for state in states if path in state]
         if saved or not states:
@@ -183,20 +209,26 @@ def _metrics(modules: Mapping[str, nn.Module]) -> dict[str, CountedMetric]:
 
 def object_states(owners: MetricOwners) -> dict[str, State]:
     """The state of every metric that is no module and has a `state_dict`, by path."""
-    return {path: {"state": deepcopy(metric.state_dict())} for path, metric in _plain(owners).items()}
+    return {
+        path: {"state": deepcopy(metric.state_dict())} for path, metric in _plain(owners).items()
+    }
 
 
 def load_object_states(
-    owners: MetricOwners, states: Sequence[Mapping[str, Any]], *, is_in_epoch: bool, num_processes: int
+    owners: MetricOwners,
+    states: Sequence[Mapping[str, Any]],
+    *,
+    is_in_epoch: bool,
+    num_processes: int,
 ) -> None:
     """Load `object_states`; those of several processes cannot be merged, so only between epochs."""
     for path, metric in _plain(owners).items():
         saved = [state[path]["state"] for state in states if path in state]
         if len(saved) > 1 and is_in_epoch:
             raise CheckpointError(
-                f"{path} was saved in the middle of an epoch on {len(saved)} processes, and their partial results "
-                f"cannot be combined on {num_processes}: resume on {len(saved)} processes, or use a torchmetrics "
-                "metric."
+                f"{path} was saved in the middle of an epoch on {len(saved)} processes, and their "
+                f"partial results cannot be combined on {num_processes}: resume on {len(saved)} "
+                "processes, or use a torchmetrics metric."
             )
         if saved:
             metric.load_state_dict(deepcopy(saved[0]))
@@ -211,42 +243,56 @@ def paths_of(computed: Mapping[str, ComputedMetric], owners: MetricOwners) -> di
 
 
 def metrics_at(paths: Mapping[str, str], owners: MetricOwners) -> dict[str, ComputedMetric]:
-    """The metrics at the paths that `paths_of` gave, by name, without those that are not there any more."""
+    """The metrics at the paths that `paths_of` gave, by name, without those that are not there any
+    more."""
     found = _all(owners)
     return {name: found[path] for name, path in paths.items() if path in found}
 
 
 def check_saved(owners: MetricOwners, name: str, metric: ComputedMetric) -> None:
-    """Refuse a metric that no checkpoint would save, since a run resumed inside an epoch would lose its state."""
+    """Refuse a metric that no checkpoint would save, since a run resumed inside an epoch would lose
+    its state."""
     kind = type(metric).__name__
     lost = "so a run that is resumed inside an epoch would lose its partial results"
     if not any(metric is known for known in _all(owners).values()):
         raise ConfigurationError(
-            f"The metric {name!r} ({kind}) is not an attribute of the trainer or of a callback, {lost}: make it one, "
-            f"as in `self.{name} = {kind}()`, or train without `run_dir`."
+            f"The metric {name!r} ({kind}) is not an attribute of the trainer or of a callback, "
+            f"{lost}: make it one, as in `self.{name} = {kind}()`, or train without `run_dir`."
         )
     if not isinstance(metric, nn.Module | Stateful):
         raise ConfigurationError(
-            f"The metric {name!r} ({kind}) has no `state_dict` and `load_state_dict`, {lost}: add both methods, return "
-            "numbers instead (they are averaged for you), or train without `run_dir`."
+            f"The metric {name!r} ({kind}) has no `state_dict` and `load_state_dict`, {lost}: add "
+            "both methods, return numbers instead (they are averaged for you), or train without "
+            "`run_dir`."
         )
 
 
 def modules_with_metrics(owners: MetricOwners) -> dict[str, nn.Module]:
-    """The modules, and the metrics among the attributes of objects that are modules too, by path."""
-    held = {path: metric for path, metric in _objects(owners).items() if isinstance(metric, nn.Module)}
+    """The modules, and the metrics among the attributes of objects that are modules too, by
+    path."""
+    held = {
+        path: metric for path, metric in _objects(owners).items() if isinstance(metric, nn.Module)
+    }
     return {**owners.modules, **held}
 
 
 def _plain(owners: MetricOwners) -> dict[str, Stateful]:
     found = _objects(owners).items()
-    return {path: m for path, m in found if isinstance(m, Stateful) and not isinstance(m, nn.Module)}
+    return {
+        path: m for path, m in found if isinstance(m, Stateful) and not isinstance(m, nn.Module)
+    }
 
 
 def _all(owners: MetricOwners) -> dict[str, Any]:
     """Every metric, modules included, by path."""
-    parts = {path: part for name, m in owners.modules.items() for path, part in m.named_modules(prefix=name)}
-    return {path: part for path, part in parts.items() if isinstance(part, ComputedMetric)} | _objects(owners)
+    parts = {
+        path: part
+        for name, m in owners.modules.items()
+        for path, part in m.named_modules(prefix=name)
+    }
+    return {
+        path: part for path, part in parts.items() if isinstance(part, ComputedMetric)
+    } | _objects(owners)
 
 
 def _objects(owners: MetricOwners) -> dict[str, Any]:
@@ -255,16 +301,22 @@ def _objects(owners: MetricOwners) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for prefix, owner in owners.objects.items():
         for path, value in attributes_of(owner):
-            if not hasattr(value, "compute"):  # most are none, and a protocol takes Python 3.11 some microseconds
+            # most are none, and a protocol takes Python 3.11 some microseconds
+            if not hasattr(value, "compute"):
                 continue
-            if isinstance(value, ComputedMetric) and not isinstance(value, type) and id(value) not in known:
+            if (
+                isinstance(value, ComputedMetric)
+                and not isinstance(value, type)
+                and id(value) not in known
+            ):
                 known.add(id(value))
                 found[f"{prefix}{path}"] = value
     return found
 
 
 def attributes_of(owner: object) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object, and the items of those that are dicts, lists or tuples, by path."""
+    """The attributes of an object, and the items of those that are dicts, lists or tuples, by
+    path."""
     for name, value in vars(owner).items():
         yield name, value
         if isinstance(value, dict):

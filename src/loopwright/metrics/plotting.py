@@ -1,4 +1,5 @@
-"""Curves of a history as a matplotlib figure, which a notebook shows as a picture. Imported with matplotlib."""
+"""Curves of a history as a matplotlib figure, which a notebook shows as a picture. Imported with
+matplotlib."""
 
 from __future__ import annotations
 
@@ -24,13 +25,18 @@ class Plot(Figure):
 Epochs: TypeAlias = Sequence[Mapping[str, float]]
 
 
-def plot_epochs(epochs: Epochs, steps: Mapping[str, Any], names: Sequence[str], path: str | Path | None = None) -> Plot:
-    """One panel per metric, a metric together with its `eval_` counterpart; the step values lie faintly behind."""
+def plot_epochs(
+    epochs: Epochs, steps: Mapping[str, Any], names: Sequence[str], path: str | Path | None = None
+) -> Plot:
+    """One panel per metric, a metric together with its `eval_` counterpart; the step values lie
+    faintly behind."""
     panels: dict[str, list[str]] = {}
     for name in names:
         panels.setdefault(name.removeprefix("eval_"), []).append(name)
     figure = Plot(figsize=(5 * len(panels), 3.6), layout="constrained")
-    for axis, (title, group) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    for axis, (title, group) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
         _draw(axis, epochs, steps.get(title), title, group)
     if path is not None:
         figure.savefig(path, dpi=DPI)

@@ -1,4 +1,5 @@
-"""Where a run is: the one clock of epochs, steps, updates and samples, and the limits that stop it."""
+"""Where a run is: the one clock of epochs, steps, updates and samples, and the limits that stop
+it."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ def seconds_of(time: str | timedelta, name: str) -> float:
     parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*(d|h|min|m|s)\s*", time)
     if not parts or "".join(number + unit for number, unit in parts) != "".join(time.split()):
         raise ConfigurationError(
-            f"{name}={time!r}: use a number of seconds, a `timedelta`, or a string with units, such as '1h30m', "
-            "'45min', '90s' or '2d'."
+            f"{name}={time!r}: use a number of seconds, a `timedelta`, or a string with units, "
+            "such as '1h30m', '45min', '90s' or '2d'."
         )
     return sum(float(number) * UNITS[unit] for number, unit in parts)
 
@@ -34,7 +35,8 @@ def counted(count: float, noun: str) -> str:
 
 @dataclass(slots=True)
 class Progress:
-    """Counters of a run. A step is one batch; an update is one window of steps that ends in optimizer steps.
+    """Counters of a run. A step is one batch; an update is one window of steps that ends in
+    optimizer steps.
 
     Args:
         epoch: Completed epochs.
@@ -47,7 +49,8 @@ class Progress:
         recorded_step: The step up to which the history has rows of epochs.
         seconds: Time in training, evaluations not included.
         call: The number of the `train` call, from 1.
-        call_epoch: `epoch` at the beginning of the call; likewise `call_update`, `call_sample` and `call_seconds`.
+        call_epoch: `epoch` at the beginning of the call; likewise `call_update`, `call_sample` and
+            `call_seconds`.
         call_finished: Whether the call ended by a limit or a stop.
 
     >>> import torch, loopwright
@@ -133,15 +136,28 @@ class Limits:
     @classmethod
     def given(cls, epochs: Any, updates: Any, samples: Any, time: Any) -> Limits:
         """Limits from the arguments of `train`."""
-        for name, count in (("num_epochs", epochs), ("num_updates", updates), ("num_samples", samples)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int | float | str)):
+        for name, count in (
+            ("num_epochs", epochs),
+            ("num_updates", updates),
+            ("num_samples", samples),
+        ):
+            if count is not None and (
+                isinstance(count, bool) or not isinstance(count, int | float | str)
+            ):
                 what = f"a {type(count).__name__}" if not isinstance(count, bool) else str(count)
                 order = (
-                    "`train((x, y), num_epochs)`" if hasattr(count, "shape") else "`train(data, num_epochs, eval_data)`"
+                    "`train((x, y), num_epochs)`"
+                    if hasattr(count, "shape")
+                    else "`train(data, num_epochs, eval_data)`"
                 )
-                raise ConfigurationError(f"{name} is {what}: use a whole number. The order is {order}.")
+                raise ConfigurationError(
+                    f"{name} is {what}: use a whole number. The order is {order}."
+                )
         return cls(
-            epochs, updates, samples, seconds_of(time, "max_time") if isinstance(time, str | timedelta) else time
+            epochs,
+            updates,
+            samples,
+            seconds_of(time, "max_time") if isinstance(time, str | timedelta) else time,
         )
 
     def from_call(self, progress: Progress) -> Limits:

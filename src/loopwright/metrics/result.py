@@ -18,13 +18,15 @@ class StepResult:
     """The loss of one step and its other measurements.
 
     Args:
-        loss: the mean over the batch; with `count` the sum over that number of items (tokens, say), which is optimised
-            and reported as sum / count, also across the batches of an accumulation window.
+        loss: the mean over the batch; with `count` the sum over that number of items (tokens, say),
+            which is optimised and reported as sum / count, also across the batches of an
+            accumulation window.
         size: the number of samples, by which means are weighted; default: the size of the batch.
         metrics: further values by name.
         count: the number of items that `loss` is a sum over.
         outputs: the model's outputs, for callbacks.
-        losses: the names of the metrics that are losses, of which smaller values are better whatever their names.
+        losses: the names of the metrics that are losses, of which smaller values are better
+            whatever their names.
 
     >>> import torch
     >>> StepResult.of({"loss": torch.tensor(0.5), "accuracy": 0.75}, 8).metrics
@@ -45,7 +47,8 @@ class StepResult:
 
     @staticmethod
     def of(returned: Any, size: int, outputs: Any = None) -> StepResult:
-        """Make a result of the value that `train_step` or `eval_step` returned for a batch of `size` samples."""
+        """Make a result of the value that `train_step` or `eval_step` returned for a batch of
+        `size` samples."""
         if isinstance(returned, StepResult):
             return returned if returned.size is not None else replace(returned, size=size)
         if isinstance(returned, Tensor):
@@ -57,43 +60,60 @@ class StepResult:
             return StepResult(returned[0], size, {}, _whole_count(returned[1]), outputs)
         if returned is None or isinstance(returned, (int, float)):
             return StepResult(returned, size, {}, None, outputs)
-        raise ConfigurationError(f"A step returned {type(returned).__name__}; expected {_ACCEPTED}.")
+        raise ConfigurationError(
+            f"A step returned {type(returned).__name__}; expected {_ACCEPTED}."
+        )
 
     @staticmethod
     def of_loss(computed: Any, size: int, outputs: Any = None) -> StepResult:
-        """Make a result of the value that `compute_loss` returned; named losses without a "loss" are summed."""
+        """Make a result of the value that `compute_loss` returned; named losses without a "loss"
+        are summed."""
         if isinstance(computed, Mapping) and "loss" not in computed:
             if not computed:
-                raise ConfigurationError("compute_loss returned an empty dict: return at least one named loss.")
-            return StepResult(sum(computed.values()), size, dict(computed), None, outputs, tuple(computed))
+                raise ConfigurationError(
+                    "compute_loss returned an empty dict: return at least one named loss."
+                )
+            return StepResult(
+                sum(computed.values()), size, dict(computed), None, outputs, tuple(computed)
+            )
         if isinstance(computed, tuple) and len(computed) == 2:
             result = StepResult(computed[0], size, {}, _checked_count(computed[1]), outputs)
         else:
             result = StepResult.of(computed, size, outputs)
         if result.loss is None:
-            raise ConfigurationError("compute_loss returned None: return the loss, or pass `loss_fn=`.")
+            raise ConfigurationError(
+                "compute_loss returned None: return the loss, or pass `loss_fn=`."
+            )
         return result
 
 
 def _checked_count(count: Any) -> Any:
-    """The count of a (sum, count) pair; anything else is more likely a model's outputs, and refused."""
+    """The count of a (sum, count) pair; anything else is more likely a model's outputs, and
+    refused."""
     if isinstance(count, (int, float)) or (isinstance(count, Tensor) and count.numel() == 1):
         return count
-    kind = f"tensor of shape {tuple(count.shape)}" if isinstance(count, Tensor) else type(count).__name__
+    kind = (
+        f"tensor of shape {tuple(count.shape)}"
+        if isinstance(count, Tensor)
+        else type(count).__name__
+    )
     raise ConfigurationError(
-        f"A step returned a pair whose second part is a {kind}; a pair means (sum, count): the loss summed over that "
-        "number of items. To return a loss with outputs, use StepResult(loss, outputs=outputs)."
+        f"A step returned a pair whose second part is a {kind}; a pair means (sum, count): the "
+        "loss summed over that number of items. To return a loss with outputs, use "
+        "StepResult(loss, outputs=outputs)."
     )
 
 
 def _whole_count(count: Any) -> Any:
-    """The count of a pair that a step returned; one that is not a whole number is more likely a metric, and refused."""
+    """The count of a pair that a step returned; one that is not a whole number is more likely a
+    metric, and refused."""
     count = _checked_count(count)
     if isinstance(count, float) or (isinstance(count, Tensor) and count.is_floating_point()):
         raise ConfigurationError(
-            "A step returned a pair whose second part is a float; a pair is (sum, count), a loss summed over that "
-            "number of items. To return a loss with a metric, use a dict: `{'loss': loss, 'accuracy': accuracy}`. For "
-            "a count that is not a whole number, use StepResult(total, count=count)."
+            "A step returned a pair whose second part is a float; a pair is (sum, count), a loss "
+            "summed over that number of items. To return a loss with a metric, use a dict: "
+            "`{'loss': loss, 'accuracy': accuracy}`. For a count that is not a whole number, use "
+            "StepResult(total, count=count)."
         )
     return count
 
@@ -104,26 +124,36 @@ def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | No
         return "is None: check the code that should compute and return it"
     if isinstance(loss, Mapping):
         return (
-            f"is a {type(loss).__name__} ({', '.join(map(str, loss))}): return one tensor, such as the sum of the "
-            "losses"
+            f"is a {type(loss).__name__} ({', '.join(map(str, loss))}): return one tensor, such "
+            "as the sum of the losses"
         )
     if not isinstance(loss, Tensor):
         shown = f" ({loss:g})" if type(loss) is float else ""
         return (
-            f"is a {type(loss).__name__}{shown}: return the tensor itself, without `.item()`, `float()` or `.tolist()`"
+            f"is a {type(loss).__name__}{shown}: return the tensor itself, without `.item()`, "
+            "`float()` or `.tolist()`"
         )
     if loss.is_complex():
-        return f"is complex ({loss.dtype}): return a real number, such as `loss.abs()` or `loss.real`"
+        return (
+            f"is complex ({loss.dtype}): return a real number, such as `loss.abs()` or `loss.real`"
+        )
     if loss.numel() != 1:
         other = ", or return its sum with `count=`" if takes_count else ""
         return f"has shape {tuple(loss.shape)}: reduce it to one number, such as its mean{other}"
     if not loss.requires_grad:
         return (
-            "has no graph, so there is nothing to train: compute it from the model's outputs, without `.detach()`, "
-            "`torch.tensor(...)` or `torch.no_grad()`, and with parameters that are not all frozen"
+            "has no graph, so there is nothing to train: compute it from the model's outputs, "
+            "without `.detach()`, `torch.tensor(...)` or `torch.no_grad()`, and with parameters "
+            "that are not all frozen"
         )
     if count is None:
         return None
-    if not isinstance(count, (int, float, Tensor)) or (isinstance(count, Tensor) and count.numel() != 1):
+    if not isinstance(count, (int, float, Tensor)) or (
+        isinstance(count, Tensor) and count.numel() != 1
+    ):
         return f"has the count {count!r}: pass the number of items in the sum"
-    return None if count >= 0 else f"has the count {float(count):g}: pass the number of items in the sum"
+    return (
+        None
+        if count >= 0
+        else f"has the count {float(count):g}: pass the number of items in the sum"
+    )

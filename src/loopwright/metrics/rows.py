@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-Place: TypeAlias = tuple[int, int, int, int, float]  # update, step, epoch, samples, seconds before the update
+# update, step, epoch, samples, seconds before the update
+Place: TypeAlias = tuple[int, int, int, int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line that was printed (of kind "line") or an event, with its time and its place in the run."""
+    """A line that was printed (of kind "line") or an event, with its time and its place in the
+    run."""
 
     kind: str
     text: str
@@ -21,7 +23,8 @@ class Note:
 
 
 class StepValues(dict[str, float]):
-    """The metrics of a step by name; called, it gives its numbers, so that a row's `values()` works as a dict's."""
+    """The metrics of a step by name; called, it gives its numbers, so that a row's `values()` works
+    as a dict's."""
 
     __slots__ = ()
 
@@ -33,17 +36,19 @@ class StepValues(dict[str, float]):
 class StepRow(Mapping[str, float]):
     """The metrics of one training step, and where in the run it was.
 
-    It is a mapping of its metrics too, as the dicts that `on_log` once gave: `row["loss"]`, `row.get("lr")`,
-    `for name in row`, `row.items()`, `row.values()` and `dict(row)` work, and a row equals a dict of the same metrics.
-    Two rows are equal where all of their fields are. A row cannot be changed: several readers share it.
+    It is a mapping of its metrics too, as the dicts that `on_log` once gave: `row["loss"]`,
+    `row.get("lr")`, `for name in row`, `row.items()`, `row.values()` and `dict(row)` work, and a
+    row equals a dict of the same metrics. Two rows are equal where all of their fields are. A row
+    cannot be changed: several readers share it.
 
     Args:
-        update: The update that the step is part of, from 1. All steps of an accumulation window have the same.
+        update: The update that the step is part of, from 1. All steps of an accumulation window
+            have the same.
         step: The step, from 1: one batch through `train_step`.
         epoch: The epoch that the step is in, from 0, as `trainer.progress.epoch`.
         samples: Samples seen in the run so far, with this step's, over all processes.
-        seconds: Seconds of training so far, without evaluations, at the end of the update; of a step that was read
-            before its update was over, at the end of the update before.
+        seconds: Seconds of training so far, without evaluations, at the end of the update; of a
+            step that was read before its update was over, at the end of the update before.
         values: The metrics by name.
 
     >>> from loopwright import StepRow
@@ -60,7 +65,13 @@ class StepRow(Mapping[str, float]):
     values: StepValues
 
     def __init__(
-        self, update: int, step: int, epoch: int, samples: int, seconds: float, values: Mapping[str, float]
+        self,
+        update: int,
+        step: int,
+        epoch: int,
+        samples: int,
+        seconds: float,
+        values: Mapping[str, float],
     ) -> None:
         _set(self, "update", update)
         _set(self, "step", step)
@@ -91,18 +102,26 @@ class StepRow(Mapping[str, float]):
 _set = object.__setattr__
 
 
-def build_rows(places: Sequence[Place], values: Sequence[StepValues], seconds: float) -> list[StepRow]:
-    """Rows from the places and metrics of consecutive steps, read when `seconds` of training had passed.
+def build_rows(
+    places: Sequence[Place], values: Sequence[StepValues], seconds: float
+) -> list[StepRow]:
+    """Rows from the places and metrics of consecutive steps, read when `seconds` of training had
+    passed.
 
-    A place has the seconds before its update, which are the seconds at the end of the update before. So the end of an
-    update is known from the first step of the next one, and of the last update from `seconds`.
+    A place has the seconds before its update, which are the seconds at the end of the update
+    before. So the end of an update is known from the first step of the next one, and of the last
+    update from `seconds`.
     """
     rows: list[StepRow] = []
-    next_update, next_seconds = 0, seconds
-    for (update, step, epoch, samples, before), metrics in zip(reversed(places), reversed(values), strict=True):
+    next_update = 0
+    next_seconds = seconds
+    for (update, step, epoch, samples, before), metrics in zip(
+        reversed(places), reversed(values), strict=True
+    ):
         if update != next_update and rows:
             seconds = next_seconds
         rows.append(StepRow(update, step, epoch, samples, seconds, metrics))
-        next_update, next_seconds = update, before
+        next_update = update
+        next_seconds = before
     rows.reverse()
     return rows

@@ -1,1 +1,2 @@
-"""Optimizers: building them, parameter groups, learning-rate schedules, and the weights that a run starts with."""
+"""Optimizers: building them, parameter groups, learning-rate schedules, and the weights that a run
+starts with."""

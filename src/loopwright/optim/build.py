@@ -1,4 +1,5 @@
-"""Build optimizers and schedulers from constructor arguments: objects, or factories; and check these arguments."""
+"""Build optimizers and schedulers from constructor arguments: objects, or factories; and check
+these arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class CurveLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CurveSchedule:
-    """A curve as a scheduler. It has no state and is never stepped: `ScheduleLearningRate` sets its values."""
+    """A curve as a scheduler. It has no state and is never stepped: `ScheduleLearningRate` sets its
+    values."""
 
     curve: Any
     optimizer: Optimizer
@@ -61,14 +63,16 @@ ORDER = "The order is `Trainer(model, optimizer, loss_fn)`."
 class Schedule:
     """A scheduler with its own cadence, for `Trainer(scheduler=)`.
 
-    By default a scheduler is stepped as its own documentation says: OneCycleLR and CyclicLR after every update, the
-    others after every epoch.
+    By default a scheduler is stepped as its own documentation says: OneCycleLR and CyclicLR after
+    every update, the others after every epoch.
 
     Args:
         scheduler: A torch scheduler, or a factory `optimizer -> scheduler`.
         every: When to step it: "update" or "epoch".
-        metric: The metric that ReduceLROnPlateau watches; "eval_loss" if there is evaluation data, otherwise "loss".
-        mode: Which values of that metric are better, "min" or "max", where the metric's name does not say it.
+        metric: The metric that ReduceLROnPlateau watches; "eval_loss" if there is evaluation data,
+            otherwise "loss".
+        mode: Which values of that metric are better, "min" or "max", where the metric's name does
+            not say it.
 
     >>> from functools import partial
     >>> import torch
@@ -118,7 +122,8 @@ def build_optimizer(
     *,
     models: Mapping[str, nn.Module] | None = None,
 ) -> Optimizer:
-    """Return the given optimizer, or the optimizer that a factory builds of the parameters, fused where possible.
+    """Return the given optimizer, or the optimizer that a factory builds of the parameters, fused
+    where possible.
 
     `models` are the models of these parameters, for a factory that needs the names of parameters.
     """
@@ -130,16 +135,18 @@ def build_optimizer(
     built = call_factory(given, params(), name, "the parameters")
     if not isinstance(built, Optimizer):
         raise ConfigurationError(
-            f"The factory given as {name} returned a {type(built).__name__}, which is not a torch optimizer."
+            f"The factory given as {name} returned a {type(built).__name__}, which is not a torch "
+            "optimizer."
         )
     return _fused(built, models or {})
 
 
 def _fused(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> Optimizer:
-    """Return the same object with its fused implementation, if it has one and the user chose no implementation.
+    """Return the same object with its fused implementation, if it has one and the user chose no
+    implementation.
 
-    One that its factory has given hooks, or a state, stays as it is: they would be lost. Fused ones have no sparse
-    gradients.
+    One that its factory has given hooks, or a state, stays as it is: they would be lost. Fused ones
+    have no sparse gradients.
     """
     from .._torch_compat.fast_paths import OptimizerStep
 
@@ -149,11 +156,22 @@ def _fused(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> Optimizer:
     if (
         type(optimizer) not in kinds
         or OptimizerStep(optimizer).plain_function() is None
-        or any(getattr(part, "sparse", False) for model in models.values() for part in model.modules())
+        or any(
+            getattr(part, "sparse", False) for model in models.values() for part in model.modules()
+        )
         or (optimizer.state and type(optimizer) is not torch.optim.Adagrad)
-        or any(group.get(option) for group in optimizer.param_groups for option in (*chosen, "dampening"))
-        or any(group.get("fused") is False or group.get("foreach") is False for group in optimizer.param_groups)
-        or not all(p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps") for p in params)
+        or any(
+            group.get(option)
+            for group in optimizer.param_groups
+            for option in (*chosen, "dampening")
+        )
+        or any(
+            group.get("fused") is False or group.get("foreach") is False
+            for group in optimizer.param_groups
+        )
+        or not all(
+            p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps") for p in params
+        )
     ):
         return optimizer
     accepted = inspect.signature(type(optimizer)).parameters
@@ -166,8 +184,13 @@ def _fused(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> Optimizer:
 
 
 def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
-    """Return a `Schedule` of a scheduler, a curve, a factory `optimizer -> scheduler`, or a `Schedule` of these."""
-    every, metric, mode = (given.every, given.metric, given.mode) if isinstance(given, Schedule) else (None, None, None)
+    """Return a `Schedule` of a scheduler, a curve, a factory `optimizer -> scheduler`, or a
+    `Schedule` of these."""
+    every, metric, mode = (
+        (given.every, given.metric, given.mode)
+        if isinstance(given, Schedule)
+        else (None, None, None)
+    )
     scheduler = given.scheduler if isinstance(given, Schedule) else given
     if every not in (None, "update", "epoch"):
         raise ConfigurationError(f"Schedule(every={every!r}): use 'update' or 'epoch'.")
@@ -177,18 +200,23 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
         is_curve = isinstance(scheduler, CurveLike) and not isinstance(scheduler, type)
         if not callable(scheduler) and not is_curve:
             raise ConfigurationError(
-                f"scheduler is a {type(scheduler).__name__}: pass a scheduler, or a function that takes the optimizer "
-                "and returns one."
+                f"scheduler is a {type(scheduler).__name__}: pass a scheduler, or a function that "
+                "takes the optimizer and returns one."
             )
         if optimizer is None:
             raise ConfigurationError(
-                "A scheduler factory needs its optimizer, but there are several optimizers: pass `scheduler={'name of "
-                "the optimizer': factory}`."
+                "A scheduler factory needs its optimizer, but there are several optimizers: pass "
+                "`scheduler={'name of the optimizer': factory}`."
             )
-        scheduler = CurveSchedule(scheduler, optimizer) if is_curve else _build_scheduler(scheduler, optimizer)
+        scheduler = (
+            CurveSchedule(scheduler, optimizer)
+            if is_curve
+            else _build_scheduler(scheduler, optimizer)
+        )
     if every == "update" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigurationError(
-            "ReduceLROnPlateau watches a metric of the epoch, so it cannot be stepped every update: leave out `every`."
+            "ReduceLROnPlateau watches a metric of the epoch, so it cannot be stepped every "
+            "update: leave out `every`."
         )
     return Schedule(scheduler, every, metric, mode)
 
@@ -196,8 +224,9 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
 def _build_scheduler(factory: Callable[[Any], Any], optimizer: Optimizer) -> Any:
     """Return the scheduler that a factory makes for an optimizer."""
     advice = (
-        "A function given as scheduler takes the optimizer and returns a scheduler. For a factor as a function of the "
-        "epoch, pass `functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=...)`."
+        "A function given as scheduler takes the optimizer and returns a scheduler. For a factor "
+        "as a function of the epoch, pass `functools.partial(torch.optim.lr_scheduler.LambdaLR, "
+        "lr_lambda=...)`."
     )
     try:
         scheduler = call_factory(factory, optimizer, "scheduler", "the optimizer")
@@ -206,22 +235,27 @@ def _build_scheduler(factory: Callable[[Any], Any], optimizer: Optimizer) -> Any
         raise
     if isinstance(scheduler, Schedule):
         raise ConfigurationError(
-            "The factory given as scheduler returned a Schedule: put the factory inside, `Schedule(factory, "
-            f"every={scheduler.interval!r})`."
+            "The factory given as scheduler returned a Schedule: put the factory inside, "
+            f"`Schedule(factory, every={scheduler.interval!r})`."
         )
     if not hasattr(scheduler, "step"):
-        raise ConfigurationError(f"The function given as scheduler returned {scheduler!r}. {advice}")
+        raise ConfigurationError(
+            f"The function given as scheduler returned {scheduler!r}. {advice}"
+        )
     return scheduler
 
 
 def check_given(model: Any, optimizer: Any, loss_fn: Any, *, run_dir: Any, seed: Any) -> None:
-    """Raise a `ConfigurationError` for constructor arguments of a trainer that cannot work, with advice."""
+    """Raise a `ConfigurationError` for constructor arguments of a trainer that cannot work, with
+    advice."""
     _check_model(model)
     for name, one in named(optimizer, "optimizer").items():
         check_optimizer(one, name)
     _check_loss(loss_fn)
     if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
-        raise ConfigurationError(f"run_dir={run_dir!r}: use the path of a directory, or leave it out to save nothing.")
+        raise ConfigurationError(
+            f"run_dir={run_dir!r}: use the path of a directory, or leave it out to save nothing."
+        )
     if seed not in (None, "auto") and (not isinstance(seed, int) or isinstance(seed, bool)):
         raise ConfigurationError(
             f"seed={seed!r}: use a whole number, or None for different random numbers in each run."
@@ -232,25 +266,32 @@ def _check_model(given: Any) -> None:
     for name, model in named(given, "model").items():
         if isinstance(model, type):
             raise ConfigurationError(
-                f"{name} is the class {model.__name__}: create an instance, `{model.__name__}(...)`."
+                f"{name} is the class {model.__name__}: create an instance, "
+                f"`{model.__name__}(...)`."
             )
         if not isinstance(model, nn.Module):
             raise ConfigurationError(
-                f"{name} is a {type(model).__name__}: pass a torch.nn.Module, or a dict of several models by name. "
-                f"{ORDER}"
+                f"{name} is a {type(model).__name__}: pass a torch.nn.Module, or a dict of "
+                f"several models by name. {ORDER}"
             )
 
 
 def _check_loss(given: Any) -> None:
-    if given is None or (callable(given) and not isinstance(given, (type, Optimizer)) and not _makes_optimizers(given)):
+    if given is None or (
+        callable(given)
+        and not isinstance(given, (type, Optimizer))
+        and not _makes_optimizers(given)
+    ):
         return
     if isinstance(given, Optimizer) or _makes_optimizers(given):
         raise ConfigurationError(f"loss_fn is an optimizer. {ORDER}")
     if isinstance(given, type):
-        raise ConfigurationError(f"loss_fn is the class {given.__name__}: create an instance, `{given.__name__}()`.")
+        raise ConfigurationError(
+            f"loss_fn is the class {given.__name__}: create an instance, `{given.__name__}()`."
+        )
     raise ConfigurationError(
-        f"loss_fn is a {type(given).__name__}, {given!r:.60}: pass a function of (outputs, targets), such as "
-        "`torch.nn.functional.cross_entropy` or `nn.MSELoss()`."
+        f"loss_fn is a {type(given).__name__}, {given!r:.60}: pass a function of (outputs, "
+        "targets), such as `torch.nn.functional.cross_entropy` or `nn.MSELoss()`."
     )
 
 
@@ -260,28 +301,40 @@ def _makes_optimizers(given: Any) -> bool:
 
 
 def check_optimizer(given: Any, name: str) -> None:
-    """Raise a `ConfigurationError` unless the argument is an optimizer or may be a factory of one."""
-    is_module = isinstance(given, nn.Module) or (isinstance(given, type) and issubclass(given, nn.Module))
+    """Raise a `ConfigurationError` unless the argument is an optimizer or may be a factory of
+    one."""
+    is_module = isinstance(given, nn.Module) or (
+        isinstance(given, type) and issubclass(given, nn.Module)
+    )
     if is_module or getattr(given, "__module__", None) == "torch.nn.functional":
         kind = getattr(given, "__name__", type(given).__name__)
         raise ConfigurationError(f"{name} is {kind}, which is not an optimizer. {ORDER}")
-    if isinstance(given, LRScheduler) or (isinstance(given, type) and issubclass(given, LRScheduler)):
-        raise ConfigurationError(f"{name} is a scheduler: pass it as `scheduler=`, and the optimizer as `optimizer=`.")
+    if isinstance(given, LRScheduler) or (
+        isinstance(given, type) and issubclass(given, LRScheduler)
+    ):
+        raise ConfigurationError(
+            f"{name} is a scheduler: pass it as `scheduler=`, and the optimizer as `optimizer=`."
+        )
     if isinstance(given, (list, tuple)):
         raise ConfigurationError(
-            f"{name} is a {type(given).__name__}: pass several optimizers as a dict of them by name, and override "
-            "`train_step`."
+            f"{name} is a {type(given).__name__}: pass several optimizers as a dict of them by "
+            "name, and override `train_step`."
         )
     if not callable(given) and not isinstance(given, (Optimizer, NamedFactory)):
-        known = getattr(torch.optim, {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}.get(str(given).lower(), "Adam"))
+        known = getattr(
+            torch.optim,
+            {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}.get(str(given).lower(), "Adam"),
+        )
         raise ConfigurationError(
-            f"{name} is a {type(given).__name__}: pass a torch optimizer, or a function that takes the parameters and "
-            f"returns one, such as `partial(torch.optim.{known.__name__}, lr=1e-3)`."
+            f"{name} is a {type(given).__name__}: pass a torch optimizer, or a function that "
+            "takes the parameters and returns one, such as "
+            f"`partial(torch.optim.{known.__name__}, lr=1e-3)`."
         )
 
 
 def call_factory(factory: Callable[[Any], Any], argument: Any, name: str, what: str) -> Any:
-    """Call a factory with its one argument; raise a `ConfigurationError` with advice if it needs more arguments."""
+    """Call a factory with its one argument; raise a `ConfigurationError` with advice if it needs
+    more arguments."""
     try:
         return factory(argument)
     except TypeError as error:
@@ -289,13 +342,14 @@ def call_factory(factory: Callable[[Any], Any], argument: Any, name: str, what: 
             raise
         label = getattr(factory, "__name__", type(factory).__name__)
         raise ConfigurationError(
-            f"The factory given as {name} was called with only {what}, and failed: {error}. Set its other arguments "
-            f"with `functools.partial({label}, ...)`."
+            f"The factory given as {name} was called with only {what}, and failed: {error}. Set "
+            f"its other arguments with `functools.partial({label}, ...)`."
         ) from None
 
 
 def named(given: Any, default: str) -> dict[str, Any]:
-    """Return one object as a mapping under a default name; a mapping as a dict; None as an empty dict."""
+    """Return one object as a mapping under a default name; a mapping as a dict; None as an empty
+    dict."""
     if given is None:
         return {}
     return dict(given) if isinstance(given, Mapping) else {default: given}

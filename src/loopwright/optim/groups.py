@@ -19,16 +19,18 @@ REGEX = "re:"
 
 
 class GroupedOptimizer:
-    """A factory for an optimizer with its own options for parts of the model, for `Trainer(optimizer=)`.
+    """A factory for an optimizer with its own options for parts of the model, for
+    `Trainer(optimizer=)`.
 
     Args:
         optimizer: The optimizer class, or another function of parameter groups and options.
-        modifiers: Optimizer options by name or pattern of a part (as for `Freeze`, or "re:..." for a regular
-            expression). A parameter gets the options of the first pattern that matches. The option `lr_scale` is a
-            factor of the learning rate; others are options of the optimizer, such as `weight_decay`.
+        modifiers: Optimizer options by name or pattern of a part (as for `Freeze`, or "re:..." for
+            a regular expression). A parameter gets the options of the first pattern that matches.
+            The option `lr_scale` is a factor of the learning rate; others are options of the
+            optimizer, such as `weight_decay`.
         no_decay: Whether biases and norms have no weight decay unless a modifier sets it.
-        layer_factor: The ratio of the learning rates of consecutive direct children of the model: with 0.5, each has
-            half the rate of the next one.
+        layer_factor: The ratio of the learning rates of consecutive direct children of the model:
+            with 0.5, each has half the rate of the next one.
         **options: Options of the optimizer for all parameters.
 
     >>> import torch
@@ -49,7 +51,9 @@ class GroupedOptimizer:
         **options: Any,
     ) -> None:
         if layer_factor is not None and not layer_factor > 0:
-            raise ConfigurationError(f"GroupedOptimizer(layer_factor={layer_factor!r}): use a number above 0.")
+            raise ConfigurationError(
+                f"GroupedOptimizer(layer_factor={layer_factor!r}): use a number above 0."
+            )
         self.optimizer = optimizer
         self.modifiers = dict(modifiers or {})
         self.no_decay = no_decay
@@ -57,8 +61,11 @@ class GroupedOptimizer:
         self.options = options
 
     def build(self, models: Mapping[str, nn.Module]) -> Optimizer:
-        """Return the optimizer of all parameters, frozen ones included; a model that is frozen entirely is left out."""
-        groups = self.groups({name: m for name, m in models.items() if any(p.requires_grad for p in m.parameters())})
+        """Return the optimizer of all parameters, frozen ones included; a model that is frozen
+        entirely is left out."""
+        groups = self.groups(
+            {name: m for name, m in models.items() if any(p.requires_grad for p in m.parameters())}
+        )
         scales = [group.pop("lr_scale", 1.0) for group in groups]
         built = self.optimizer(groups, **self.options)
         for group, scale in zip(built.param_groups, scales, strict=True):
@@ -67,8 +74,12 @@ class GroupedOptimizer:
         return built
 
     def groups(self, models: Mapping[str, nn.Module]) -> list[dict[str, Any]]:
-        """Return parameter groups, one for each combination of options, in the order of the models' parameters."""
-        given = [(find_parts(models, [pattern]).params, options) for pattern, options in self.modifiers.items()]
+        """Return parameter groups, one for each combination of options, in the order of the models'
+        parameters."""
+        given = [
+            (find_parts(models, [pattern]).params, options)
+            for pattern, options in self.modifiers.items()
+        ]
         plain = plain_params(models) if self.no_decay else set()
         scales = _layer_scales(models, self.layer_factor) if self.layer_factor is not None else {}
         groups: dict[str, dict[str, Any]] = {}
@@ -92,9 +103,9 @@ def param_groups(
 
     Args:
         model: The model.
-        options: A learning rate, or a dict of optimizer options, by name or pattern of a part (as for `Freeze`). A
-            parameter gets the options of the first pattern that matches; parameters without a match are in the last
-            group, with the options of the optimizer.
+        options: A learning rate, or a dict of optimizer options, by name or pattern of a part (as
+            for `Freeze`). A parameter gets the options of the first pattern that matches;
+            parameters without a match are in the last group, with the options of the optimizer.
         no_decay: Whether biases and norms are in separate groups, without weight decay.
 
     >>> import torch
@@ -107,9 +118,15 @@ def param_groups(
     groups: list[dict[str, Any]] = []
     taken: set[int] = set()
     for pattern, given in options.items():
-        params = [p for key, p in find_parts({"model": model}, [pattern]).params.items() if key not in taken]
+        params = [
+            p
+            for key, p in find_parts({"model": model}, [pattern]).params.items()
+            if key not in taken
+        ]
         taken |= {id(p) for p in params}
-        groups.append({"params": params, **(given if isinstance(given, Mapping) else {"lr": given})})
+        groups.append(
+            {"params": params, **(given if isinstance(given, Mapping) else {"lr": given})}
+        )
     groups.append({"params": [p for p in model.parameters() if id(p) not in taken]})
     if no_decay:
         plain = plain_params({"model": model})
@@ -118,12 +135,14 @@ def param_groups(
 
 
 def layer_rates(model: nn.Module, lr: float, factor: float = 0.5) -> dict[str, float]:
-    """Return a learning rate for each direct child of the model with parameters, for `param_groups`.
+    """Return a learning rate for each direct child of the model with parameters, for
+    `param_groups`.
 
     Args:
         model: The model.
         lr: The learning rate of the last child.
-        factor: The ratio of the rates of consecutive children: each has `factor` times the rate of the next one.
+        factor: The ratio of the rates of consecutive children: each has `factor` times the rate of
+            the next one.
 
     >>> import torch
     >>> from loopwright.callbacks import layer_rates, param_groups
@@ -156,16 +175,20 @@ def _split(group: dict[str, Any], plain: set[int]) -> list[dict[str, Any]]:
 
 def _layers(model: nn.Module) -> list[str]:
     """Return the names of the direct children with parameters, in the order of the model."""
-    names = [name for name, child in model.named_children() if any(True for _ in child.parameters())]
+    names = [
+        name for name, child in model.named_children() if any(True for _ in child.parameters())
+    ]
     if not names:
         raise ConfigurationError(
-            f"{type(model).__name__} has no parts with parameters, so there are no layers to give learning rates to."
+            f"{type(model).__name__} has no parts with parameters, so there are no layers to give "
+            "learning rates to."
         )
     return names
 
 
 def _layer_scales(models: Mapping[str, nn.Module], factor: float) -> dict[int, float]:
-    """Return the factor of each parameter's learning rate; of a parameter shared by several children, the largest."""
+    """Return the factor of each parameter's learning rate; of a parameter shared by several
+    children, the largest."""
     scales: dict[int, float] = {}
     for model in models.values():
         for name, scale in layer_rates(model, 1.0, factor).items():
@@ -183,10 +206,13 @@ class FoundParts:
 
 
 def find_parts(models: Mapping[str, nn.Module], parts: Iterable[str | nn.Module]) -> FoundParts:
-    """Return the parameters and batch norms of the named parts; raise a `ConfigurationError` for an unknown part."""
+    """Return the parameters and batch norms of the named parts; raise a `ConfigurationError` for an
+    unknown part."""
     found = FoundParts()
     for part in parts:
-        roots, params = _inside(models, part) if isinstance(part, nn.Module) else _named(models, part)
+        roots, params = (
+            _inside(models, part) if isinstance(part, nn.Module) else _named(models, part)
+        )
         for root in roots:
             params += root.parameters()
             found.norms.update({id(m): m for m in root.modules() if isinstance(m, BATCH_NORMS)})
@@ -199,7 +225,8 @@ def find_parts(models: Mapping[str, nn.Module], parts: Iterable[str | nn.Module]
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a name matches a pattern: `*`, `?` and `[...]`, or a regular expression after "re:"."""
+    """Whether a name matches a pattern: `*`, `?` and `[...]`, or a regular expression after
+    "re:"."""
     if pattern.startswith(REGEX):
         try:
             return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
@@ -209,19 +236,28 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def matches_any(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name, or the name of a module around it, matches a pattern: "head" matches "head.weight", too."""
+    """Whether a name, or the name of a module around it, matches a pattern: "head" matches
+    "head.weight", too."""
     parts = name.split(".")
     fronts = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
     return any(matches(front, pattern) for pattern in patterns for front in fronts)
 
 
-def _named(models: Mapping[str, nn.Module], pattern: str) -> tuple[list[nn.Module], list[nn.Parameter]]:
-    """Return modules and parameters by their name in a model, or else by model name and name in the model."""
+def _named(
+    models: Mapping[str, nn.Module], pattern: str
+) -> tuple[list[nn.Module], list[nn.Parameter]]:
+    """Return modules and parameters by their name in a model, or else by model name and name in the
+    model."""
     for prefix in ("", "{}."):
-        roots, params = [], []
+        roots = []
+        params = []
         for model_name, model in models.items():
             front = prefix.format(model_name)
-            roots += [m for n, m in _named_modules(model) if matches((front + n).removesuffix("."), pattern)]
+            roots += [
+                m
+                for n, m in _named_modules(model)
+                if matches((front + n).removesuffix("."), pattern)
+            ]
             params += [p for n, p in _named_params(model) if matches(front + n, pattern)]
         if roots or params:
             return roots, params
@@ -241,14 +277,23 @@ def _not_found(models: Mapping[str, nn.Module], pattern: str) -> ConfigurationEr
     names = [name for model in models.values() for name, _ in _named_modules(model) if name]
     names += [name for model in models.values() for name, _ in _named_params(model)]
     near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
-    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Available: {', '.join(names[:12])}."
-    return ConfigurationError(f"No module or parameter of {', '.join(models)} matches {pattern!r}. {hint}")
+    hint = (
+        f"Did you mean {' or '.join(map(repr, near))}?"
+        if near
+        else f"Available: {', '.join(names[:12])}."
+    )
+    return ConfigurationError(
+        f"No module or parameter of {', '.join(models)} matches {pattern!r}. {hint}"
+    )
 
 
-def _inside(models: Mapping[str, nn.Module], module: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
+def _inside(
+    models: Mapping[str, nn.Module], module: nn.Module
+) -> tuple[list[nn.Module], list[nn.Parameter]]:
     if all(module is not other for other in _all_modules(models)):
         raise ConfigurationError(
-            f"{label_of(module)} is not part of {', '.join(models)}: pass a module of the model that is trained."
+            f"{label_of(module)} is not part of {', '.join(models)}: pass a module of the model "
+            "that is trained."
         )
     return [module], []
 

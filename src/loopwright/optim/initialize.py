@@ -1,4 +1,5 @@
-"""Initial weights from another run or file: entries that match by name and shape, and a report of the rest."""
+"""Initial weights from another run or file: entries that match by name and shape, and a report of
+the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The result of loading weights: the names of entries by what happened to them; `str` makes a summary.
+    """The result of loading weights: the names of entries by what happened to them; `str` makes a
+    summary.
 
     Args:
         loaded: Entries of the model that were loaded.
@@ -83,15 +85,18 @@ def load_matching(
 
     Args:
         model: The model to load into.
-        source: A run directory, a checkpoint, a file of weights (`.safetensors` or `.pt`), or a state dict.
-        rename: Regular expressions and their replacements, applied to names of the source in turn, as by `re.sub`.
-        remove: Entries of the source to exclude, before renaming: names of parameters or modules, patterns with `*`, or
-            "re:..." for a regular expression.
+        source: A run directory, a checkpoint, a file of weights (`.safetensors` or `.pt`), or a
+            state dict.
+        rename: Regular expressions and their replacements, applied to names of the source in turn,
+            as by `re.sub`.
+        remove: Entries of the source to exclude, before renaming: names of parameters or modules,
+            patterns with `*`, or "re:..." for a regular expression.
         reinit: Entries of the model to keep, named as in `remove`.
-        strict: Whether entries that are missing, unused or of another shape are an error. If no entry matches at all,
-            it is always an error. The model is not changed in case of an error.
-        use: Which weights of a run: of the "newest" resume point, of the "best" kept model, or "any" (the best model
-            if there is one, otherwise the newest).
+        strict: Whether entries that are missing, unused or of another shape are an error. If no
+            entry matches at all, it is always an error. The model is not changed in case of an
+            error.
+        use: Which weights of a run: of the "newest" resume point, of the "best" kept model, or
+            "any" (the best model if there is one, otherwise the newest).
         source_model: The name of the model in a source with several models.
 
     Returns:
@@ -107,12 +112,16 @@ def load_matching(
     from ..run.best import find_weights, load_weights
 
     if isinstance(source, Mapping):
-        weights, label = dict(source), "a state dict"
+        weights = dict(source)
+        label = "a state dict"
     else:
         found = find_weights(source, use=use)
-        weights, label = load_weights(found, model=source_model), str(found)
+        weights = load_weights(found, model=source_model)
+        label = str(found)
     removed = tuple(name for name in weights if matches_any(name, remove))
-    offered = _renamed({n: v for n, v in weights.items() if n not in set(removed)}, rename or {}, label)
+    offered = _renamed(
+        {n: v for n, v in weights.items() if n not in set(removed)}, rename or {}, label
+    )
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     report, chosen = _match(own, offered, reinit, removed, label, _ties(model))
     _check(report, strict, offered, model)
@@ -123,7 +132,8 @@ def load_matching(
 def read_weights(
     path: str | os.PathLike[str], *, use: Choice = "newest", model: str | None = None
 ) -> dict[str, Tensor]:
-    """Read the weights of a run directory, a checkpoint, or a safetensors or `.pt` file; no code of the file runs.
+    """Read the weights of a run directory, a checkpoint, or a safetensors or `.pt` file; no code of
+    the file runs.
 
     Args:
         path: The run directory, checkpoint or file.
@@ -146,7 +156,9 @@ def read_weights(
     return load_weights(path, model=model, use=use)
 
 
-def _renamed(weights: Mapping[str, Tensor], rename: Mapping[str, str], label: str) -> dict[str, Tensor]:
+def _renamed(
+    weights: Mapping[str, Tensor], rename: Mapping[str, str], label: str
+) -> dict[str, Tensor]:
     result: dict[str, Tensor] = {}
     origin: dict[str, str] = {}
     for name, value in weights.items():
@@ -155,13 +167,16 @@ def _renamed(weights: Mapping[str, Tensor], rename: Mapping[str, str], label: st
             try:
                 new = re.sub(pattern, replacement, new)
             except re.error as error:
-                raise ConfigurationError(f"rename {pattern!r} -> {replacement!r}: {error}.") from None
+                raise ConfigurationError(
+                    f"rename {pattern!r} -> {replacement!r}: {error}."
+                ) from None
         if new in origin:
             raise ConfigurationError(
-                f"rename maps both {origin[new]!r} and {name!r} of {label} to {new!r}: change the patterns so that the "
-                "names differ, or `remove` one."
+                f"rename maps both {origin[new]!r} and {name!r} of {label} to {new!r}: change the "
+                "patterns so that the names differ, or `remove` one."
             )
-        result[new], origin[new] = value, name
+        result[new] = value
+        origin[new] = name
     return result
 
 
@@ -181,11 +196,18 @@ def _match(
         for name in shared
         if own[name].shape != offered[name].shape
     )
-    covered = {ties[name] for name in fitting if name in ties}  # a file has one name of tied weights
-    fitting_too = [name for name in own if name not in offered and name not in kept and ties.get(name) in covered]
+    # a file has one name of tied weights
+    covered = {ties[name] for name in fitting if name in ties}
+    fitting_too = [
+        name
+        for name in own
+        if name not in offered and name not in kept and ties.get(name) in covered
+    ]
     report = LoadReport(
         loaded=(*fitting, *fitting_too),
-        missing=tuple(name for name in own if not (name in offered or name in kept or name in fitting_too)),
+        missing=tuple(
+            name for name in own if not (name in offered or name in kept or name in fitting_too)
+        ),
         kept=tuple(name for name in own if name in kept),
         unused=tuple(name for name in offered if name not in own),
         removed=removed,
@@ -200,7 +222,9 @@ def _ties(model: nn.Module) -> dict[str, int]:
     return {name: id(param) for name, param in model.named_parameters(remove_duplicate=False)}
 
 
-def _check(report: LoadReport, strict: bool, offered: Mapping[str, Tensor], model: nn.Module) -> None:
+def _check(
+    report: LoadReport, strict: bool, offered: Mapping[str, Tensor], model: nn.Module
+) -> None:
     if not report.loaded:
         raise CheckpointError(
             f"Nothing in {report.source} matches the model.\n"
@@ -213,9 +237,9 @@ def _check(report: LoadReport, strict: bool, offered: Mapping[str, Tensor], mode
         raise CheckpointError(
             f"{report.source} does not match the model; nothing was changed.\n"
             f"{report}\n"
-            "List entries of the source to ignore in `remove`, and parts of the model to leave unchanged in `reinit`; "
-            "map names with `rename`; or pass strict=False to load whatever matches (arguments of "
-            "`loopwright.initializers.load_matching`)."
+            "List entries of the source to ignore in `remove`, and parts of the model to leave "
+            "unchanged in `reinit`; map names with `rename`; or pass strict=False to load "
+            "whatever matches (arguments of `loopwright.initializers.load_matching`)."
         )
 
 
@@ -229,11 +253,14 @@ def _load(model: nn.Module, chosen: Mapping[str, Tensor]) -> None:
     from ..checkpoint.sharded import place_like
 
     own = model.state_dict()
-    model.load_state_dict({name: place_like(value, own[name]) for name, value in chosen.items()}, strict=False)
+    model.load_state_dict(
+        {name: place_like(value, own[name]) for name, value in chosen.items()}, strict=False
+    )
 
 
 class Initializer(Callback):
-    """A callback that changes the models before the first step of a run: the base class; override `initialize`.
+    """A callback that changes the models before the first step of a run: the base class; override
+    `initialize`.
 
     It runs before all other callbacks, so that averages and the like begin with its weights.
 
@@ -255,10 +282,11 @@ class Initializer(Callback):
 
 
 class FromCheckpoint(Initializer):
-    """A callback that loads the initial weights from an earlier run, a checkpoint, or a safetensors or `.pt` file.
+    """A callback that loads the initial weights from an earlier run, a checkpoint, or a safetensors
+    or `.pt` file.
 
-    By default every entry has to match, except those in `reinit` and `remove`. The attribute `report` is the
-    `LoadReport` afterwards.
+    By default every entry has to match, except those in `reinit` and `remove`. The attribute
+    `report` is the `LoadReport` afterwards.
 
     Args:
         path: The run directory, checkpoint or file.
@@ -327,8 +355,8 @@ class FromCheckpoint(Initializer):
             near = difflib.get_close_matches(self.model or "", models, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigurationError(
-                f"FromCheckpoint(model={self.model!r}): choose one of the models {', '.join(models)} to load "
-                f"into.{hint}"
+                f"FromCheckpoint(model={self.model!r}): choose one of the models "
+                f"{', '.join(models)} to load into.{hint}"
             )
         return models[self.model]
 
@@ -336,8 +364,8 @@ class FromCheckpoint(Initializer):
 class Resume:
     """The complete state of another run as the start of a new one.
 
-    `trainer.train(..., resume=Resume("runs/a").point(run_dir))`. The other run is only read. Once the new run has
-    resume points of its own, it continues from these.
+    `trainer.train(..., resume=Resume("runs/a").point(run_dir))`. The other run is only read. Once
+    the new run has resume points of its own, it continues from these.
 
     Args:
         path: The run directory or checkpoint to start from.
@@ -351,10 +379,15 @@ class Resume:
         self.path = Path(path)
 
     def point(self, run_dir: str | Path | None = None) -> str | Path:
-        """Return the value for `train(resume=)`: "auto" if the new run has resume points, otherwise a checkpoint."""
+        """Return the value for `train(resume=)`: "auto" if the new run has resume points, otherwise
+        a checkpoint."""
         from ..checkpoint.inspect import find_checkpoint, list_checkpoints
 
         has_folder = run_dir is not None and (Path(run_dir) / "checkpoints").is_dir()
-        if run_dir is not None and has_folder and any(i.kind == "resume" for i in list_checkpoints(run_dir)):
+        if (
+            run_dir is not None
+            and has_folder
+            and any(i.kind == "resume" for i in list_checkpoints(run_dir))
+        ):
             return "auto"
         return find_checkpoint(self.path)

@@ -1,7 +1,8 @@
-"""Schedules as curves over a run, for learning rates, weight decays and other options of optimizers.
+"""Schedules as curves over a run, for learning rates, weight decays and other options of
+optimizers.
 
-`value(done)` takes the completed fraction of the run, from 0 to 1. Values are factors of the optimizer's option: with
-`lr=0.01`, `Cosine()` goes from 0.01 to 0.
+`value(done)` takes the completed fraction of the run, from 0 to 1. Values are factors of the
+optimizer's option: with `lr=0.01`, `Cosine()` goes from 0.01 to 0.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def warmup_stable_decay(
 
     Args:
         update: The number of completed updates.
-        ends: The updates at which a decay ends. After each end the value is `peak` again, after the last one `floor`.
+        ends: The updates at which a decay ends. After each end the value is `peak` again, after the
+            last one `floor`.
         peak: The value after the warm-up.
         floor: The value at the end of a decay; above 0 for the shape "inverse".
         warmup: The number of updates from `start` to `peak`.
@@ -121,9 +123,9 @@ class Extent:
         whole = {"epoch": self.epochs, "update": self.updates, "sample": self.samples}[unit]
         if not whole:
             raise ConfigurationError(
-                f"A schedule counts {amount:g} {unit}s, but the number of {unit}s in this run is not known: limit the "
-                f"run in {unit}s, use data with a length, or give the length as a fraction of the run (0.05 for the "
-                "first twentieth)."
+                f"A schedule counts {amount:g} {unit}s, but the number of {unit}s in this run is "
+                f"not known: limit the run in {unit}s, use data with a length, or give the length "
+                "as a fraction of the run (0.05 for the first twentieth)."
             )
         return amount / whole
 
@@ -131,8 +133,9 @@ class Extent:
 class Curve(ABC):
     """A value for every moment of a run: the base class of your own curves.
 
-    Override `value`, and `resolve` if the curve counts updates or epochs. Pass a curve as `Trainer(scheduler=)`, or to
-    `loopwright.callbacks.ScheduleLearningRate` and `ScheduleWeightDecay`.
+    Override `value`, and `resolve` if the curve counts updates or epochs. Pass a curve as
+    `Trainer(scheduler=)`, or to `loopwright.callbacks.ScheduleLearningRate` and
+    `ScheduleWeightDecay`.
 
     >>> class Halves(Curve):
     ...     def value(self, done):
@@ -146,7 +149,8 @@ class Curve(ABC):
         """Return the value at a completed fraction of the run, from 0 to 1."""
 
     def resolve(self, extent: Extent) -> Curve:
-        """Return the same curve with all numbers of updates, epochs or samples as fractions of a run of this length."""
+        """Return the same curve with all numbers of updates, epochs or samples as fractions of a
+        run of this length."""
         return self
 
 
@@ -258,14 +262,16 @@ class WarmupCosine(Curve):
 
     def __post_init__(self) -> None:
         given = [
-            v for v in (self.warmup, self.warmup_epochs, self.warmup_updates, self.warmup_samples) if v is not None
+            v
+            for v in (self.warmup, self.warmup_epochs, self.warmup_updates, self.warmup_samples)
+            if v is not None
         ]
         if len(given) > 1:
             raise ConfigurationError("WarmupCosine: set the length of the warm-up only once.")
         if any(v < 0 for v in given) or (self.warmup or 0) > 1:
             raise ConfigurationError(
-                f"WarmupCosine(warmup={given[0]!r}): use a fraction of the run from 0 to 1, or a number of epochs, "
-                "updates or samples, 0 or more."
+                f"WarmupCosine(warmup={given[0]!r}): use a fraction of the run from 0 to 1, or a "
+                "number of epochs, updates or samples, 0 or more."
             )
 
     def resolve(self, extent: Extent) -> Curve:
@@ -277,18 +283,28 @@ class WarmupCosine(Curve):
             part = extent.part(self.warmup_samples, "sample")
         else:
             return self
-        return replace(self, warmup=min(part, 1.0), warmup_epochs=None, warmup_updates=None, warmup_samples=None)
+        return replace(
+            self,
+            warmup=min(part, 1.0),
+            warmup_epochs=None,
+            warmup_updates=None,
+            warmup_samples=None,
+        )
 
     def value(self, done: float) -> float:
-        if self.warmup is None and (self.warmup_epochs or self.warmup_updates or self.warmup_samples):
+        if self.warmup is None and (
+            self.warmup_epochs or self.warmup_updates or self.warmup_samples
+        ):
             raise ConfigurationError(
-                "WarmupCosine counts its warm-up in epochs, updates or samples: call `resolve` with the length of the "
-                "run first."
+                "WarmupCosine counts its warm-up in epochs, updates or samples: call `resolve` "
+                "with the length of the run first."
             )
         warmup = self.warmup or 0.0
         if done < warmup:
             return self.start + (self.peak - self.start) * done / warmup
-        return Cosine(self.peak, self.end).value((done - warmup) / (1 - warmup) if warmup < 1 else 1.0)
+        return Cosine(self.peak, self.end).value(
+            (done - warmup) / (1 - warmup) if warmup < 1 else 1.0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,10 +333,13 @@ class MultiStep(Curve):
     def __post_init__(self) -> None:
         if sum(map(bool, (self.at, self.at_epochs, self.at_updates))) != 1:
             raise ConfigurationError(
-                "MultiStep: set the points only once: `at` (fractions of the run), at_epochs or at_updates."
+                "MultiStep: set the points only once: `at` (fractions of the run), at_epochs or "
+                "at_updates."
             )
         if self.at and not all(0 <= point <= 1 for point in self.at):
-            raise ConfigurationError(f"MultiStep(at={list(self.at)}): use fractions of the run from 0 to 1.")
+            raise ConfigurationError(
+                f"MultiStep(at={list(self.at)}): use fractions of the run from 0 to 1."
+            )
 
     def resolve(self, extent: Extent) -> Curve:
         if self.at:
@@ -331,7 +350,8 @@ class MultiStep(Curve):
     def value(self, done: float) -> float:
         if not self.at:
             raise ConfigurationError(
-                "MultiStep counts epochs or updates: call `resolve` with the length of the run first."
+                "MultiStep counts epochs or updates: call `resolve` with the length of the run "
+                "first."
             )
         return _Steps(self.factor, tuple(self.at), self.start).value(done)
 
@@ -345,7 +365,8 @@ class _Steps(Curve):
     start: float
 
     def value(self, done: float) -> float:
-        """Compare with a tolerance: 0.3 of 10 updates is 3 updates, in spite of floating-point rounding."""
+        """Compare with a tolerance: 0.3 of 10 updates is 3 updates, in spite of floating-point
+        rounding."""
         return self.start * self.factor ** sum(done >= point - 1e-12 for point in self.at)
 
 
@@ -355,7 +376,8 @@ class Sequential(Curve):
 
     Args:
         schedules: The curves.
-        ends: The fraction of the run at which each curve ends, without the last one, which ends with the run.
+        ends: The fraction of the run at which each curve ends, without the last one, which ends
+            with the run.
 
     >>> curve = Sequential([Linear(0.0, 1.0), Cosine()], ends=[0.1])
     >>> curve.value(0.05), curve.value(0.1), curve.value(1.0)
@@ -368,12 +390,14 @@ class Sequential(Curve):
     def __post_init__(self) -> None:
         if not self.schedules or len(self.ends) != len(self.schedules) - 1:
             raise ConfigurationError(
-                f"Sequential: {len(self.schedules)} schedules need {max(len(self.schedules) - 1, 0)} ends (one for "
-                f"each schedule except the last), but there are {len(self.ends)}."
+                f"Sequential: {len(self.schedules)} schedules need "
+                f"{max(len(self.schedules) - 1, 0)} ends (one for each schedule except the last), "
+                f"but there are {len(self.ends)}."
             )
         if not all(a < b for a, b in pairwise([0.0, *self.ends, 1.0])):
             raise ConfigurationError(
-                f"Sequential(ends={list(self.ends)}): use fractions of the run from 0 to 1, in increasing order."
+                f"Sequential(ends={list(self.ends)}): use fractions of the run from 0 to 1, in "
+                "increasing order."
             )
 
     def resolve(self, extent: Extent) -> Curve:

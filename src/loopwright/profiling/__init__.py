@@ -1,4 +1,5 @@
-"""Where the time of a run goes: the callback `Profile`, its report, and the file that other programs read."""
+"""Where the time of a run goes: the callback `Profile`, its report, and the file that other
+programs read."""
 
 from __future__ import annotations
 

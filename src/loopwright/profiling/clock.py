@@ -1,4 +1,5 @@
-"""The clock of a profile: every nanosecond between its start and its stop belongs to exactly one part."""
+"""The clock of a profile: every nanosecond between its start and its stop belongs to exactly one
+part."""
 
 from __future__ import annotations
 
@@ -7,11 +8,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter_ns as now
 
-# The parts of a run's time, in the order in which they are shown. A key below a part ("callbacks/EMA/on_update_end")
+# The parts of a run's time, in the order in which they are shown. A key below a part
+# ("callbacks/EMA/on_update_end")
 # is a detail of it.
-DATA, TRANSFER, FORWARD, TRAIN_STEP = "data", "transfer", "forward", "train_step"
-BACKWARD, OPTIMIZER, COMMUNICATION = "backward", "optimizer", "communication"
-CALLBACKS, LOGGING, EVALUATION, CHECKPOINTS, OTHER = "callbacks", "logging", "evaluation", "checkpoints", "other"
+DATA = "data"
+TRANSFER = "transfer"
+FORWARD = "forward"
+TRAIN_STEP = "train_step"
+BACKWARD = "backward"
+OPTIMIZER = "optimizer"
+COMMUNICATION = "communication"
+CALLBACKS = "callbacks"
+LOGGING = "logging"
+EVALUATION = "evaluation"
+CHECKPOINTS = "checkpoints"
+OTHER = "other"
 PARTS = (
     *(DATA, TRANSFER, FORWARD, TRAIN_STEP, BACKWARD, OPTIMIZER, COMMUNICATION),
     *(CALLBACKS, LOGGING, EVALUATION, CHECKPOINTS, OTHER),
@@ -26,11 +37,12 @@ _IN_EVALUATION = {part: f"{EVALUATION}/{part}" for part in (DATA, TRANSFER, FORW
 
 
 class Clock:
-    """Adds up the time of parts that may be nested: a part inside another one is not counted in the outer one.
+    """Adds up the time of parts that may be nested: a part inside another one is not counted in the
+    outer one.
 
-    On an accelerator the host runs ahead of the device, so that its times say nothing. There every n-th step is
-    synchronised at each change of parts, and the parts of a step are only measured in these; the time of the other
-    steps is divided in the same proportion.
+    On an accelerator the host runs ahead of the device, so that its times say nothing. There every
+    n-th step is synchronised at each change of parts, and the parts of a step are only measured in
+    these; the time of the other steps is divided in the same proportion.
 
     Args:
         sync: Waits for the accelerator; None on the CPU, where every step is measured.
@@ -41,23 +53,28 @@ class Clock:
         self.spent: defaultdict[str, int] = defaultdict(int)
         self.num_steps = 0
         self.nanoseconds = 0  # from each start to its stop
-        self._sync, self._every = sync, every
+        self._sync = sync
+        self._every = every
         self._syncs = False  # whether the step under way is synchronised
         self._keys = _MEASURED
         self._stack = [OTHER]
         self._body: int | None = None  # the depth below the step under way
-        self._started = self._last = 0
+        self._started = 0
+        self._last = 0
         self._count = 0
 
     def start(self, *, after_gap: bool = False) -> None:
-        """Begin, or go on, with the part that no other covers; `after_gap` counts the time since the last stop."""
+        """Begin, or go on, with the part that no other covers; `after_gap` counts the time since
+        the last stop."""
         if after_gap and self._last:
             self._stack = [f"{OTHER}/{GAP}"]
             self._charge()
         else:
             self._started = self._last = now()
-        self._stack, self._body = [OTHER], None
-        self._keys, self._syncs = _MEASURED if self._sync is None else _POOLED, False
+        self._stack = [OTHER]
+        self._body = None
+        self._keys = _MEASURED if self._sync is None else _POOLED
+        self._syncs = False
 
     def stop(self) -> None:
         """Count the time up to now."""
@@ -68,8 +85,11 @@ class Clock:
     def restart(self) -> int:
         """Forget what was counted so far, and return its nanoseconds; the parts under way go on."""
         self.stop()
-        before, self.nanoseconds, self.num_steps = self.nanoseconds, 0, 0
-        self._count = -1  # the second step from now on is synchronised, so that short profiles have one
+        before = self.nanoseconds
+        self.nanoseconds = 0
+        self.num_steps = 0
+        # the second step from now on is synchronised, so that short profiles have one
+        self._count = -1
         self.spent.clear()
         return before
 
@@ -77,23 +97,27 @@ class Clock:
         """Begin a part; returns the depth, above 0, that `leave` goes back to."""
         if self._syncs:
             self._synchronise()
-        stack, moment = self._stack, now()
+        stack = self._stack
+        moment = now()
         self.spent[stack[-1]] += moment - self._last
         self._last = moment
         stack.append(self._keys.get(part, part))
         return len(stack) - 1
 
     def leave(self, depth: int) -> None:
-        """End the part that was entered at a depth, and whatever an exception has left open inside."""
+        """End the part that was entered at a depth, and whatever an exception has left open
+        inside."""
         if self._syncs:
             self._synchronise()
-        stack, moment = self._stack, now()
+        stack = self._stack
+        moment = now()
         self.spent[stack[-1]] += moment - self._last
         self._last = moment
         del stack[depth:]
 
     def begin_step(self, part: str = TRAIN_STEP) -> None:
-        """Begin the body of a step, which ends with `end_step`; one that an exception left is over."""
+        """Begin the body of a step, which ends with `end_step`; one that an exception left is
+        over."""
         if self._body is not None:
             self.leave(self._body)
         self._body = self.enter(part)
@@ -108,7 +132,8 @@ class Clock:
             self._choose()
 
     def settle(self) -> None:
-        """Before a part that reads from the accelerator: waiting for its steps belongs to the steps."""
+        """Before a part that reads from the accelerator: waiting for its steps belongs to the
+        steps."""
         if self._sync is not None and not self._syncs:
             depth = self.enter(UNSAMPLED)
             self._sync()
@@ -120,7 +145,8 @@ class Clock:
         self.settle()
         before = self._keys, self._syncs
         depth = self.enter(EVALUATION)
-        self._keys, self._syncs = _IN_EVALUATION, False
+        self._keys = _IN_EVALUATION
+        self._syncs = False
         try:
             yield
         finally:
@@ -133,7 +159,8 @@ class Clock:
         is_next = self._count % self._every == 0
         if is_next:
             self.settle()
-        self._syncs, self._keys = is_next, _MEASURED if is_next else _POOLED
+        self._syncs = is_next
+        self._keys = _MEASURED if is_next else _POOLED
 
     def _charge(self) -> None:
         moment = now()
@@ -146,7 +173,8 @@ class Clock:
 
 
 def divided(spent: Mapping[str, int]) -> dict[str, int]:
-    """Divide the time of unsampled steps over the parts of a step, as the sampled steps have it; sums are kept."""
+    """Divide the time of unsampled steps over the parts of a step, as the sampled steps have it;
+    sums are kept."""
     result = dict(spent)
     pool = result.pop(UNSAMPLED, 0)
     if not pool:
@@ -157,4 +185,7 @@ def divided(spent: Mapping[str, int]) -> dict[str, int]:
         return {**result, FORWARD: result.get(FORWARD, 0) + pool}
     shares = {part: pool * weight // total for part, weight in weights.items()}
     shares[max(weights, key=weights.__getitem__)] += pool - sum(shares.values())
-    return {**result, **{part: result.get(part, 0) + share for part, share in shares.items() if share}}
+    return {
+        **result,
+        **{part: result.get(part, 0) + share for part, share in shares.items() if share},
+    }

@@ -1,4 +1,5 @@
-"""Times the functions that a run calls, by putting timed ones in their place, and puts them back."""
+"""Times the functions that a run calls, by putting timed ones in their place, and puts them
+back."""
 
 from __future__ import annotations
 
@@ -39,34 +40,45 @@ Function = Callable[..., Any]
 OF_A_STREAM = ("take", "begin")
 UPDATE = ("complete", "clip", "step", "schedule", "zero")
 COLLECTIVES = (
-    *("sync_gradients", "exchange", "finish_exchange", "finish_update", "sum_table", "sum_count", "barrier"),
+    *(
+        "sync_gradients",
+        "exchange",
+        "finish_exchange",
+        "finish_update",
+        "sum_table",
+        "sum_count",
+        "barrier",
+    ),
     *("gather", "gather_each", "gather_objects", "gather_parts", "broadcast_object"),
 )
 PACKAGE = __name__.partition(".")[0]
-KNOWN = {  # callbacks that ship, by the beginning of their full names; all others count as callbacks
+# callbacks that ship, by the beginning of their full names; all others count as callbacks
+KNOWN = {
     f"{PACKAGE}.callbacks.recorder.": LOGGING,
     f"{PACKAGE}.callbacks.progress.": LOGGING,
     f"{PACKAGE}.callbacks.logs.": LOGGING,
     f"{PACKAGE}.trackers.": LOGGING,
-    f"{PACKAGE}.doors.lifecycle.callbacks.reporting.": LOGGING,
-    f"{PACKAGE}.doors.lifecycle.callbacks.recording.": LOGGING,
+    f"{PACKAGE}.interfaces.lifecycle.callbacks.reporting.": LOGGING,
+    f"{PACKAGE}.interfaces.lifecycle.callbacks.recording.": LOGGING,
     f"{PACKAGE}.callbacks.checkpoints.": CHECKPOINTS,
     f"{PACKAGE}.callbacks.best.BestCheckpoint": CHECKPOINTS,
-    f"{PACKAGE}.doors.modular.saving.": CHECKPOINTS,
-    f"{PACKAGE}.doors.lifecycle.callbacks.events.SaveTrainingStateCallback": CHECKPOINTS,
-    f"{PACKAGE}.doors.lifecycle.callbacks.watching.SaveBestModelCallback": CHECKPOINTS,
-    f"{PACKAGE}.doors.lifecycle.callbacks.averaging.": CALLBACKS,  # one of them is a SaveBestModelCallback
+    f"{PACKAGE}.interfaces.modular.saving.": CHECKPOINTS,
+    f"{PACKAGE}.interfaces.lifecycle.callbacks.events.SaveTrainingStateCallback": CHECKPOINTS,
+    f"{PACKAGE}.interfaces.lifecycle.callbacks.watching.SaveBestModelCallback": CHECKPOINTS,
+    # one of them is a SaveBestModelCallback
+    f"{PACKAGE}.interfaces.lifecycle.callbacks.averaging.": CALLBACKS,
 }
 
 
 class Instrument:
-    """The timed functions of one run. `attach` may be called again when the run has new parts; `detach` ends it."""
+    """The timed functions of one run. `attach` may be called again when the run has new parts;
+    `detach` ends it."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._undo: list[Callable[[], None]] = []
         self._seen: list[object] = []  # kept, so that no other object gets the id of one
-        self._streams: WeakSet[Any] = WeakSet()  # some doors open one for each evaluation
+        self._streams: WeakSet[Any] = WeakSet()  # some interfaces open one for each evaluation
         self._thread = threading.get_ident()
 
     def attach(self, program: Program) -> None:
@@ -98,11 +110,15 @@ class Instrument:
         run.updates.on_joint.append(self._time_update)
         self._undo.append(lambda: run.updates.on_joint.remove(self._time_update))
         self._time_backward()
-        self._time_steps(run, TRAIN_STEP if not any(map(is_compiled, _modules_of(program))) else FORWARD)
+        self._time_steps(
+            run, TRAIN_STEP if not any(map(is_compiled, _modules_of(program))) else FORWARD
+        )
 
     def detach(self) -> None:
         """Put everything back as it was."""
-        undo, self._undo, self._seen = self._undo, [], []
+        undo = self._undo
+        self._undo = []
+        self._seen = []
         for action in reversed(undo):
             action()
         for stream in self._streams:
@@ -119,7 +135,8 @@ class Instrument:
         return True
 
     def _timed(self, part: str, function: Function) -> Function:
-        enter, leave = self.clock.enter, self.clock.leave
+        enter = self.clock.enter
+        leave = self.clock.leave
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             depth = enter(part)
@@ -132,8 +149,10 @@ class Instrument:
         return timed
 
     def _settled(self, part: str, function: Function) -> Function:
-        """A timed function that waits for the accelerator anyway: the wait belongs to the steps before it."""
-        timed, settle = self._timed(part, function), self.clock.settle
+        """A timed function that waits for the accelerator anyway: the wait belongs to the steps
+        before it."""
+        timed = self._timed(part, function)
+        settle = self.clock.settle
 
         def settled(*args: Any, **kwargs: Any) -> Any:
             settle()
@@ -152,7 +171,8 @@ class Instrument:
         attributes[name] = function
 
         def undo() -> None:
-            if attributes.get(name) is not function:  # another one was put in its place, which is not ours to remove
+            # another one was put in its place, which is not ours to remove
+            if attributes.get(name) is not function:
                 return
             if before is None:
                 del attributes[name]
@@ -162,7 +182,8 @@ class Instrument:
         self._undo.append(undo)
 
     def _timed_hook(self, hook: Hook) -> Hook:
-        """The timed function of a hook; the hooks of our own trainers pass on to others, and are no part."""
+        """The timed function of a hook; the hooks of our own trainers pass on to others, and are no
+        part."""
         key = key_of(hook)
         if key is None or hasattr(hook, "untimed"):
             return hook
@@ -174,7 +195,9 @@ class Instrument:
     def _time_stream(self, stream: Any) -> None:
         if stream is not None and stream not in self._streams:
             self._streams.add(stream)
-            vars(stream).update({name: self._timed(DATA, getattr(stream, name)) for name in OF_A_STREAM})
+            vars(stream).update(
+                {name: self._timed(DATA, getattr(stream, name)) for name in OF_A_STREAM}
+            )
 
     def _opening(self, function: Function) -> Function:
         def opened(*args: Any, **kwargs: Any) -> Any:
@@ -199,20 +222,24 @@ class Instrument:
                 self._time(update, name, OPTIMIZER)
 
     def _time_optimizer(self, optimizer: Optimizer) -> None:
-        """Time steps by torch's own hooks, since schedulers replace the method `step`; the user may call it, too."""
+        """Time steps by torch's own hooks, since schedulers replace the method `step`; the user may
+        call it, too."""
         if not self._is_new(optimizer):
             return
-        clock, depths = self.clock, [1]
+        clock = self.clock
+        depths = [1]
         before = optimizer.register_step_pre_hook(lambda *_: depths.append(clock.enter(OPTIMIZER)))
         after = optimizer.register_step_post_hook(lambda *_: clock.leave(depths.pop()))
         self._undo += [before.remove, after.remove]
 
     def _time_module(self, module: nn.Module) -> None:
-        """Time forward passes by torch's own hooks, which copies of a model may keep; compiled code leaves them out."""
+        """Time forward passes by torch's own hooks, which copies of a model may keep; compiled code
+        leaves them out."""
         if not self._is_new(module) or is_compiled(module):
             return
         depths: list[int] = []
-        clock, thread = self.clock, self._thread
+        clock = self.clock
+        thread = self._thread
 
         def enter(*_: object) -> None:
             if not torch.compiler.is_compiling() and threading.get_ident() == thread:
@@ -227,7 +254,8 @@ class Instrument:
         self._undo += [before.remove, after.remove]
 
     def _time_backward(self) -> None:
-        """Time every backward pass, also `loss.backward()` in a step of the user's own, in this thread."""
+        """Time every backward pass, also `loss.backward()` in a step of the user's own, in this
+        thread."""
         function = torch.autograd.backward
         timed = self._timed(BACKWARD, function)
 
@@ -237,7 +265,8 @@ class Instrument:
         self._put(torch.autograd, "backward", backward)
 
     def _time_steps(self, run: Run, part: str) -> None:
-        """Time the bodies of steps: from the last function of one event to the first of the other."""
+        """Time the bodies of steps: from the last function of one event to the first of the
+        other."""
         clock = self.clock
 
         def begin(_: object) -> None:
@@ -257,14 +286,17 @@ class Instrument:
 
 
 def key_of(hook: Hook) -> str | None:
-    """The part, callback and event that a hook's time belongs to; None for hooks of our own trainers."""
-    label, source = getattr(hook, "label", None), getattr(hook, "source", None)
+    """The part, callback and event that a hook's time belongs to; None for hooks of our own
+    trainers."""
+    label = getattr(hook, "label", None)
+    source = getattr(hook, "source", None)
     if label is None:
         return None
     kind = type(getattr(source, "__self__", None))
     name, _, event = str(label).rpartition(".")
     if not name:
-        name, event = str(label).removeprefix("callback "), ""
+        name = str(label).removeprefix("callback ")
+        event = ""
     if hasattr(kind, "_map_hooks") and kind.__module__.startswith(f"{PACKAGE}."):
         return None
     return f"{part_of(kind)}/{name}/{event}" if event else f"{part_of(kind)}/{name}"
@@ -287,11 +319,15 @@ def _untimed(hook: Hook) -> Hook:
 
 
 def _modules_of(program: Program) -> list[nn.Module]:
-    """The models of a program, and what its door has of them, such as compiled ones."""
-    held = [*program.modules.values(), *vars(program).values(), *vars(getattr(program, "door", program)).values()]
+    """The models of a program, and what its interface has of them, such as compiled ones."""
+    held = [
+        *program.modules.values(),
+        *vars(program).values(),
+        *vars(getattr(program, "interface", program)).values(),
+    ]
     return list({id(value): value for value in held if isinstance(value, nn.Module)}.values())
 
 
 def program_of(trainer: Trainer) -> Program:
-    """The trainer that owns the run; a callback may have the trainer of a door instead."""
+    """The trainer that owns the run; a callback may have the trainer of an interface instead."""
     return trainer._core

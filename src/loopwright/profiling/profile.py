@@ -31,19 +31,24 @@ Phase = Literal["warm-up", "trace", "measure", "over"]
 class Profile(Callback):
     """Measures where the time of a run goes, and says what to do about it.
 
-    Every moment belongs to one part: waiting for data, moving it, forward pass, backward pass, optimizer, callbacks,
-    logging, evaluation, checkpoints, and the rest. The report is printed when training ends, is here as `report`, and
-    is in the run directory as `profile.json`, which `loopwright show` prints. Results are the same with and without.
+    Every moment belongs to one part: waiting for data, moving it, forward pass, backward pass,
+    optimizer, callbacks, logging, evaluation, checkpoints, and the rest. The report is printed when
+    training ends, is here as `report`, and is in the run directory as `profile.json`, which
+    `loopwright show` prints. Results are the same with and without.
 
-    In a trainer that takes no such callbacks, it is used around the training: `with Profile(): trainer.train(...)`.
+    In a trainer that takes no such callbacks, it is used around the training:
+    `with Profile(): trainer.train(...)`.
 
     Args:
-        warmup: Steps at the beginning that are not counted; in a run with no more steps, all of them are.
+        warmup: Steps at the beginning that are not counted; in a run with no more steps, all of
+            them are.
         steps: Measure this number of steps and no more; None for all of the run.
-        trace: Write a trace of 3 steps by torch's profiler: True for `trace.json` in the run directory, or a path.
-            These steps come after the warm-up and are not counted.
-        memory: Record which operators of these 3 steps allocate the most memory; on CUDA, a memory snapshot too.
-        sync_every: On an accelerator, wait for it in every n-th step; the parts of a step are measured in these.
+        trace: Write a trace of 3 steps by torch's profiler: True for `trace.json` in the run
+            directory, or a path. These steps come after the warm-up and are not counted.
+        memory: Record which operators of these 3 steps allocate the most memory; on CUDA, a memory
+            snapshot too.
+        sync_every: On an accelerator, wait for it in every n-th step; the parts of a step are
+            measured in these.
 
     Example:
         >>> import torch
@@ -76,8 +81,13 @@ class Profile(Callback):
         if steps is not None:
             _check("steps", steps, 1)
         if not isinstance(trace, bool | str | Path):
-            raise ConfigurationError(f"Profile(trace={trace!r}): use True, False, or the path of a file.")
-        self.warmup, self.steps, self.trace, self.memory = warmup, steps, trace, memory
+            raise ConfigurationError(
+                f"Profile(trace={trace!r}): use True, False, or the path of a file."
+            )
+        self.warmup = warmup
+        self.steps = steps
+        self.trace = trace
+        self.memory = memory
         self.sync_every = sync_every
         self._instrument: Instrument | None = None  # while a run is measured
         self._is_block = False
@@ -90,8 +100,11 @@ class Profile(Callback):
         self._phase: Phase = "warm-up"
         self._clock: Clock | None = None
         self._recording: Recording | None = None
-        self._earlier = self._num_warmup = 0  # nanoseconds and steps before measuring
-        self._first_sample = self._num_samples = 0
+        # nanoseconds and steps before measuring
+        self._earlier = 0
+        self._num_warmup = 0
+        self._first_sample = 0
+        self._num_samples = 0
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values for JSON, as in `profile.json`; empty before there is one."""
@@ -100,12 +113,14 @@ class Profile(Callback):
     # Around a training
 
     def __enter__(self) -> Profile:
-        """Measure every run that starts in this block, in whichever door."""
+        """Measure every run that starts in this block, in whichever interface."""
         self._is_block = True
         surrounding.append(self)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         surrounding.remove(self)
         self._finish(error)
         if self.report is not None and self._program.runtime.is_main and _is_end(error):
@@ -117,7 +132,8 @@ class Profile(Callback):
         self._begin(program_of(trainer))
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        """Begin where a door has no event for the start of training; time what the run has got since then."""
+        """Begin where an interface has no event for the start of training; time what the run has
+        got since then."""
         program = program_of(trainer)
         if self._instrument is None:
             self._begin(program)
@@ -134,11 +150,14 @@ class Profile(Callback):
             return
         if is_timed(program.run):
             raise ConfigurationError(
-                "Two profiles measure the same run, and each would measure the other: pass one `Profile` as a "
-                "callback, or use one around the training."
+                "Two profiles measure the same run, and each would measure the other: pass one "
+                "`Profile` as a callback, or use one around the training."
             )
-        self._program, self._first_sample = program, program.progress.sample
-        clock = self._clock = self._clock or Clock(_sync_of(program.runtime.device), self.sync_every)
+        self._program = program
+        self._first_sample = program.progress.sample
+        clock = self._clock = self._clock or Clock(
+            _sync_of(program.runtime.device), self.sync_every
+        )
         self._recording = self._recording or self._recording_of(program)
         self._instrument = Instrument(clock)
         try:
@@ -158,7 +177,8 @@ class Profile(Callback):
         instrument.add_hook(run, "on_exception", self._finish)
 
     def _go_on(self) -> None:
-        """After an update: go from the warm-up to the trace, from there to measuring, and to its end."""
+        """After an update: go from the warm-up to the trace, from there to measuring, and to its
+        end."""
         clock = self._clock
         assert clock is not None
         if self._phase == "warm-up" and clock.num_steps >= self.warmup:
@@ -178,11 +198,13 @@ class Profile(Callback):
     def _restart(self) -> None:
         assert self._clock is not None
         self._earlier += self._clock.restart()
-        self._first_sample, self._num_samples = self._program.progress.sample, 0
+        self._first_sample = self._program.progress.sample
+        self._num_samples = 0
 
     def _finish(self, error: BaseException | None = None) -> None:
         """End measuring: put everything back, and report."""
-        instrument, self._instrument = self._instrument, None
+        instrument = self._instrument
+        self._instrument = None
         if instrument is None:
             return
         assert self._clock is not None
@@ -198,7 +220,9 @@ class Profile(Callback):
     # The report
 
     def _build(self) -> Report:
-        program, clock, recording = self._program, self._clock, self._recording
+        program = self._program
+        clock = self._clock
+        recording = self._recording
         assert clock is not None
         device = program.runtime.device
         memory: dict[str, Any] = dict(peaks(device))
@@ -213,15 +237,20 @@ class Profile(Callback):
             warmup_seconds=self._earlier / NANOSECONDS,
             device=str(device),
             num_workers=getattr(program.run.train_data, "num_workers", None),
-            num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            num_cores=len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count(),
             world=program.runtime.world,
             sampled_every=None if device.type == "cpu" else self.sync_every,
             memory=memory,
-            files={} if recording is None else {name: self._shown(path) for name, path in recording.files.items()},
+            files={}
+            if recording is None
+            else {name: self._shown(path) for name, path in recording.files.items()},
         )
 
     def _publish(self, *, is_shown: bool) -> None:
-        """Write the report to the run directory, and print it; a failed write is no reason to stop a run."""
+        """Write the report to the run directory, and print it; a failed write is no reason to stop
+        a run."""
         assert self.report is not None
         if self._directory is not None:
             try:
@@ -246,8 +275,8 @@ class Profile(Callback):
         if self.trace is True:
             if directory is None:
                 raise ConfigurationError(
-                    "Profile(trace=True) writes to the run directory, but there is none: pass `run_dir=` to the "
-                    "trainer, or a path: Profile(trace='trace.json')."
+                    "Profile(trace=True) writes to the run directory, but there is none: pass "
+                    "`run_dir=` to the trainer, or a path: Profile(trace='trace.json')."
                 )
             trace = directory / "trace.json"
         beside = directory if trace is None else trace.parent
@@ -263,7 +292,11 @@ class Profile(Callback):
 
     def _shown(self, path: Path) -> str:
         directory = self._directory
-        return str(path.relative_to(directory)) if directory and path.is_relative_to(directory) else str(path)
+        return (
+            str(path.relative_to(directory))
+            if directory and path.is_relative_to(directory)
+            else str(path)
+        )
 
 
 def _is_end(error: BaseException | None) -> bool:
@@ -273,7 +306,9 @@ def _is_end(error: BaseException | None) -> bool:
 
 def _check(name: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"Profile({name}={value!r}): use a whole number of steps, {least} or more.")
+        raise ConfigurationError(
+            f"Profile({name}={value!r}): use a whole number of steps, {least} or more."
+        )
 
 
 def _sync_of(device: torch.device) -> Any:

@@ -1,4 +1,5 @@
-"""The report of a profile: parts, shares and details, as a table, as a dict, and as the file `profile.json`."""
+"""The report of a profile: parts, shares and details, as a table, as a dict, and as the file
+`profile.json`."""
 
 from __future__ import annotations
 
@@ -20,17 +21,21 @@ class Report:
     """What a profile measured.
 
     Args:
-        nanoseconds: The time of each part; a key such as "callbacks/EMA/on_update_end" is a detail of a part.
+        nanoseconds: The time of each part; a key such as "callbacks/EMA/on_update_end" is a detail
+            of a part.
         num_steps: The steps in that time.
         num_samples: The samples in these steps.
-        last_step: The number of the last of them in the run, which may have gone on without a profile.
+        last_step: The number of the last of them in the run, which may have gone on without a
+            profile.
         warmup_steps: The steps before, which are not in it.
-        warmup_seconds: The time of the run before it: of the start, the steps of the warm-up and those of the trace.
+        warmup_seconds: The time of the run before it: of the start, the steps of the warm-up and
+            those of the trace.
         device: The device that the run trained on.
         num_workers: The workers of the training data's loader; None where the data is no loader.
         num_cores: The cores that this process may use.
         world: The number of processes of the run; the report is about the first one.
-        sampled_every: On an accelerator, every n-th step was synchronised; None where all steps were measured.
+        sampled_every: On an accelerator, every n-th step was synchronised; None where all steps
+            were measured.
         memory: Peaks in bytes, "process" and "device"; and with `memory=True` what needed the most.
         files: The names of a trace and a memory snapshot, in the run directory.
 
@@ -59,7 +64,8 @@ class Report:
 
     @cached_property
     def parts(self) -> dict[str, int]:
-        """The nanoseconds of each part, in the order of a step, without parts that took none; they add up to all."""
+        """The nanoseconds of each part, in the order of a step, without parts that took none; they
+        add up to all."""
         totals = dict.fromkeys(PARTS, 0)
         for key, spent in self._spent.items():
             part = key.partition("/")[0]
@@ -86,7 +92,8 @@ class Report:
         return {part: spent / self.total for part, spent in self.parts.items()}
 
     def details(self, part: str) -> dict[str, int]:
-        """The nanoseconds of the callbacks of a part, or of the parts of an evaluation; the largest first."""
+        """The nanoseconds of the callbacks of a part, or of the parts of an evaluation; the largest
+        first."""
         found: dict[str, int] = {}
         for key, spent in self._spent.items():
             of, _, rest = key.partition("/")
@@ -98,12 +105,17 @@ class Report:
     def events_of(self, callback: str) -> dict[str, int]:
         """The nanoseconds of each event of a callback; the largest first."""
         keys = (key.split("/") for key, spent in self._spent.items() if spent)
-        found = {key[2]: self._spent["/".join(key)] for key in keys if len(key) == 3 and key[1] == callback}
+        found = {
+            key[2]: self._spent["/".join(key)]
+            for key in keys
+            if len(key) == 3 and key[1] == callback
+        }
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @cached_property
     def findings(self) -> list[str]:
-        """What stands out, the largest first, each with what to do; one sentence if nothing does."""
+        """What stands out, the largest first, each with what to do; one sentence if nothing
+        does."""
         from .verdict import findings
 
         return findings(self)
@@ -132,7 +144,9 @@ class Report:
             yield f"The {what} is in {name}."
 
     def _title(self) -> str:
-        text = f"Where the time went: {self.num_steps:,} step{'' if self.num_steps == 1 else 's'} in "
+        text = (
+            f"Where the time went: {self.num_steps:,} step{'' if self.num_steps == 1 else 's'} in "
+        )
         text += duration(self.total)
         if self.warmup_steps:
             text += f", after {self.warmup_steps} of warm-up"
@@ -144,20 +158,33 @@ class Report:
             yield self._row(part, self.parts[part], f"{tenths / 10:.1f} %")
             for name, spent in self.details(part).items() if part in DETAILED else ():
                 if spent >= SHOWN_SHARE * self.total:
-                    share = min(1000 * spent / self.total, tenths)  # never more than the part, which may be rounded
+                    # never more than the part, which may be rounded
+                    share = min(1000 * spent / self.total, tenths)
                     yield self._row(f"  {name}", spent, f"{share / 10:.1f} %")
         yield self._row("all", self.total, "100.0 %")
 
     def _row(self, name: str, spent: int, share: str) -> tuple[str, str, str, str]:
-        return name, share, duration(spent), duration(spent // self.num_steps) if self.num_steps else ""
+        return (
+            name,
+            share,
+            duration(spent),
+            duration(spent // self.num_steps) if self.num_steps else "",
+        )
 
     def _memory_lines(self) -> Iterator[str]:
         peaks = {"process": "the process", "device": str(self.device)}
-        texts = [f"{size_text(self.memory[key])} ({name})" for key, name in peaks.items() if self.memory.get(key)]
+        texts = [
+            f"{size_text(self.memory[key])} ({name})"
+            for key, name in peaks.items()
+            if self.memory.get(key)
+        ]
         if texts:
             yield f"Peak memory: {', '.join(texts)}"
         if operators := self.memory.get("operators"):
-            largest = (f"{one['name']} {size_text(one['bytes'])} in {one['calls']} calls" for one in operators[:3])
+            largest = (
+                f"{one['name']} {size_text(one['bytes'])} in {one['calls']} calls"
+                for one in operators[:3]
+            )
             yield f"Most memory allocated in the recorded steps: {', '.join(largest)}"
 
     # As data
@@ -172,11 +199,18 @@ class Report:
                 "seconds": spent / NANOSECONDS,
                 "share": self.shares[part],
                 "per_step": spent / NANOSECONDS / steps if steps else None,
-                "details": {name: part_of / NANOSECONDS for name, part_of in self.details(part).items()},
+                "details": {
+                    name: part_of / NANOSECONDS for name, part_of in self.details(part).items()
+                },
             }
             for part, spent in self.parts.items()
         ]
-        found = {"seconds": self.seconds, "verdict": self.verdict, "findings": self.findings, "parts": parts}
+        found = {
+            "seconds": self.seconds,
+            "verdict": self.verdict,
+            "findings": self.findings,
+            "parts": parts,
+        }
         return {"version": VERSION, **found, **values, "nanoseconds": dict(self.nanoseconds)}
 
     @classmethod

@@ -1,4 +1,5 @@
-"""What torch's own profiler records of a few steps: a trace of every operator, and the memory that each one needed."""
+"""What torch's own profiler records of a few steps: a trace of every operator, and the memory that
+each one needed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ NUM_OPERATORS = 10
 
 
 class Recording:
-    """Records a few steps for a trace file, and for the memory of operators or (on CUDA) a memory snapshot.
+    """Records a few steps for a trace file, and for the memory of operators or (on CUDA) a memory
+    snapshot.
 
     Args:
         device: The device of the run.
@@ -24,9 +26,13 @@ class Recording:
         snapshot: The file of the memory snapshot, which CUDA has; None without a place for it.
     """
 
-    def __init__(self, device: torch.device, trace: Path | None, memory: bool, snapshot: Path | None) -> None:
+    def __init__(
+        self, device: torch.device, trace: Path | None, memory: bool, snapshot: Path | None
+    ) -> None:
         self._is_cuda = device.type == "cuda"
-        self.trace, self.memory, self.snapshot = trace, memory, snapshot if self._is_cuda else None
+        self.trace = trace
+        self.memory = memory
+        self.snapshot = snapshot if self._is_cuda else None
         self.operators: tuple[dict[str, Any], ...] = ()  # that allocated the most
         self._profiler: Any = None
 
@@ -43,7 +49,8 @@ class Recording:
         """End the recording and write its files."""
         if self._profiler is None:
             return
-        profiler, self._profiler = self._profiler, None
+        profiler = self._profiler
+        self._profiler = None
         profiler.stop()
         if self.trace is not None:
             self.trace.parent.mkdir(parents=True, exist_ok=True)
@@ -63,12 +70,19 @@ class Recording:
 
 def _largest(events: Any) -> tuple[dict[str, Any], ...]:
     """The operators that allocated the most, with the bytes of all their calls."""
-    found = [(event.self_cpu_memory_usage + event.self_device_memory_usage, event) for event in events]
+    found = [
+        (event.self_cpu_memory_usage + event.self_device_memory_usage, event) for event in events
+    ]
     found = sorted(((size, event) for size, event in found if size > 0), key=lambda pair: -pair[0])
-    return tuple({"name": e.key, "bytes": size, "calls": e.count} for size, e in found[:NUM_OPERATORS])
+    return tuple(
+        {"name": e.key, "bytes": size, "calls": e.count} for size, e in found[:NUM_OPERATORS]
+    )
 
 
 def peaks(device: torch.device) -> dict[str, int]:
-    """The most memory in use so far, in bytes: of the process, and on CUDA what torch had allocated on the device."""
+    """The most memory in use so far, in bytes: of the process, and on CUDA what torch had allocated
+    on the device."""
     found = {"process": process_peak()}
-    return found | ({"device": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {})
+    return found | (
+        {"device": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
+    )

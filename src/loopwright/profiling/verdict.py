@@ -42,8 +42,8 @@ HEALTHY = 0.8
 SHORT_STEP = 1_000_000  # nanoseconds; below, calls of torch cost as much as what they compute
 BRIEF = 2_000_000_000  # nanoseconds
 _BRIEF = (
-    "The measured time is short, so work that a run does only once, at its start and end, has a larger share than in "
-    "a long run."
+    "The measured time is short, so work that a run does only once, at its start and end, has a "
+    "larger share than in a long run."
 )
 
 
@@ -51,7 +51,9 @@ def findings(report: Report) -> list[str]:
     """The sentences of a report, the largest share first; never none."""
     if not report.total:
         return ["Nothing was measured."]
-    found = [sentence for _, sentence in sorted(_outstanding(report), reverse=True)] or [_calm(report)]
+    found = [sentence for _, sentence in sorted(_outstanding(report), reverse=True)] or [
+        _calm(report)
+    ]
     return [*found, *([_BRIEF] if report.total < BRIEF else [])]
 
 
@@ -61,8 +63,13 @@ def _calm(report: Report) -> str:
     text = f"{percent(computing)} of the time is forward, backward and optimizer"
     if computing >= HEALTHY:
         return f"Healthy: {text}."
-    largest = max((part for part in report.parts if part not in COMPUTING), key=report.parts.__getitem__)
-    return f"Nothing stands out: {text}; the largest other part is {largest}, {percent(report.shares[largest])}."
+    largest = max(
+        (part for part in report.parts if part not in COMPUTING), key=report.parts.__getitem__
+    )
+    return (
+        f"Nothing stands out: {text}; the largest other part is {largest}, "
+        f"{percent(report.shares[largest])}."
+    )
 
 
 def _outstanding(report: Report) -> Iterator[tuple[float, str]]:
@@ -78,7 +85,9 @@ def _outstanding(report: Report) -> Iterator[tuple[float, str]]:
 
 def _is_short(report: Report) -> tuple[float, str] | None:
     """Whether a step's own work is so short that it is mostly the cost of calling torch."""
-    own = sum(report.parts.get(part, 0) for part in (*OF_A_STEP, OTHER) if part not in (DATA, TRANSFER))
+    own = sum(
+        report.parts.get(part, 0) for part in (*OF_A_STEP, OTHER) if part not in (DATA, TRANSFER)
+    )
     if not report.num_steps or own / report.num_steps >= SHORT_STEP:
         return None
     from .report import duration
@@ -88,9 +97,9 @@ def _is_short(report: Report) -> tuple[float, str] | None:
         return None
     size = f" of {report.num_samples / report.num_steps:.0f} samples" if report.num_samples else ""
     return share, (
-        f"Batches are tiny: a step{size} takes {duration(own / report.num_steps)}, most of which is the overhead of "
-        "calling Python and torch, not arithmetic: try a larger batch, or compile the model "
-        "(Runtime(compile='model'))."
+        f"Batches are tiny: a step{size} takes {duration(own / report.num_steps)}, most of which "
+        "is the overhead of calling Python and torch, not arithmetic: try a larger batch, or "
+        "compile the model (Runtime(compile='model'))."
     )
 
 
@@ -100,13 +109,19 @@ def _data(report: Report, share: float) -> str:
 
 def _more_workers(report: Report, share: float) -> str:
     """What to do about data: as many workers as would keep up, if there are cores for them."""
-    cores, workers = report.num_cores, report.num_workers or 0
+    cores = report.num_cores
+    workers = report.num_workers or 0
     busy = max(1.0 - share, 0.01)
     needed = ceil(workers / busy) if workers else ceil(share / busy)
     cheaper = "make the data set's __getitem__ cheaper (decode once, cache, smaller files)"
     if cores is not None and (cores == 1 or workers >= cores):
-        return f"{f'{workers} workers' if workers else 'this process'} on {_cores(cores)} cannot go faster: {cheaper}"
-    wanted = max(needed, workers + 1) if cores is None else max(min(max(needed, workers + 1), cores), 1)
+        return (
+            f"{f'{workers} workers' if workers else 'this process'} on {_cores(cores)} cannot "
+            f"go faster: {cheaper}"
+        )
+    wanted = (
+        max(needed, workers + 1) if cores is None else max(min(max(needed, workers + 1), cores), 1)
+    )
     how = "try" if report.num_workers is not None else "pass a DataLoader with"
     return f"{how} num_workers={wanted}" + (f", and {cheaper}" if needed > wanted else "")
 
@@ -118,34 +133,37 @@ def _cores(cores: int) -> str:
 def _transfer(report: Report, share: float) -> str:
     if report.device.startswith("cpu"):
         return (
-            f"{percent(share)} of the time is `prepare_batch`. On the CPU there is nothing to move, so this is your "
-            "own code: do this work in the data set, where workers can do it in parallel."
+            f"{percent(share)} of the time is `prepare_batch`. On the CPU there is nothing to "
+            "move, so this is your own code: do this work in the data set, where workers can do "
+            "it in parallel."
         )
     return (
-        f"{percent(share)} of the time is moving batches to {report.device}: use a DataLoader with pin_memory=True, "
-        "and send less data (integers instead of floats, images before they are scaled)."
+        f"{percent(share)} of the time is moving batches to {report.device}: use a DataLoader "
+        "with pin_memory=True, and send less data (integers instead of floats, images before "
+        "they are scaled)."
     )
 
 
 def _train_step(report: Report, share: float) -> str:
     return (
-        f"{percent(share)} of the time is code of the training step outside of the models: losses, metrics, reading "
-        "numbers (`.item()`), printing. If a value is not needed in every step, compute it in `on_log` or in the "
-        "evaluation."
+        f"{percent(share)} of the time is code of the training step outside of the models: "
+        "losses, metrics, reading numbers (`.item()`), printing. If a value is not needed in "
+        "every step, compute it in `on_log` or in the evaluation."
     )
 
 
 def _optimizer(report: Report, share: float) -> str:
     return (
-        f"{percent(share)} of the time is the optimizer: use its fused=True, or update less often with larger batches "
-        "(`accumulate`)."
+        f"{percent(share)} of the time is the optimizer: use its fused=True, or update less often "
+        "with larger batches (`accumulate`)."
     )
 
 
 def _communication(report: Report, share: float) -> str:
     return (
-        f"{percent(share)} of the time is waiting for the other processes: compute more between two updates "
-        "(`accumulate`, larger batches), and check whether one process is slower than the others."
+        f"{percent(share)} of the time is waiting for the other processes: compute more between "
+        "two updates (`accumulate`, larger batches), and check whether one process is slower "
+        "than the others."
     )
 
 
@@ -155,17 +173,20 @@ def _callbacks(report: Report, share: float) -> str:
     where = f" in `{event}`" if event else ""
     if spent / report.total < share / 2:
         return (
-            f"Callbacks take {percent(share)} of the time, {name} most of all ({percent(spent / report.total)}): call "
-            "them less often, or remove some."
+            f"Callbacks take {percent(share)} of the time, {name} most of all "
+            f"({percent(spent / report.total)}): call them less often, or remove some."
         )
     return (
-        f"Callback {name} takes {percent(spent / report.total)} of the time{where}: do it less often (every n updates, "
-        "or in `on_log` or `on_epoch_end`)."
+        f"Callback {name} takes {percent(spent / report.total)} of the time{where}: do it less "
+        "often (every n updates, or in `on_log` or `on_epoch_end`)."
     )
 
 
 def _logging(report: Report, share: float) -> str:
-    return f"Logging takes {percent(share)} of the time{_most(report, LOGGING)}: log fewer values, or less often."
+    return (
+        f"Logging takes {percent(share)} of the time{_most(report, LOGGING)}: log fewer "
+        "values, or less often."
+    )
 
 
 def _evaluation(report: Report, share: float) -> str:
@@ -173,23 +194,32 @@ def _evaluation(report: Report, share: float) -> str:
     part, spent = next(iter(inside.items()), (OTHER, 0))
     more = ""
     if part == DATA and spent >= 0.5 * report.parts[EVALUATION]:
-        more = f", {percent(spent / report.parts[EVALUATION])} of it waiting for data (num_workers=)"
+        more = (
+            f", {percent(spent / report.parts[EVALUATION])} of it waiting for data (num_workers=)"
+        )
     return (
-        f"Evaluation takes {percent(share)} of the run{more}: evaluate less often (longer epochs), on fewer samples, "
-        "or in larger batches."
+        f"Evaluation takes {percent(share)} of the run{more}: evaluate less often (longer "
+        "epochs), on fewer samples, or in larger batches."
     )
 
 
 def _checkpoints(report: Report, share: float) -> str:
-    how = " (Checkpoints(every_epochs=None, every_minutes=10))" if "Checkpoints" in report.details(CHECKPOINTS) else ""
+    how = (
+        " (Checkpoints(every_epochs=None, every_minutes=10))"
+        if "Checkpoints" in report.details(CHECKPOINTS)
+        else ""
+    )
     most = _most(report, CHECKPOINTS)
-    return f"Checkpoints block training for {percent(share)} of the time{most}: save less often{how}."
+    return (
+        f"Checkpoints block training for {percent(share)} of the time{most}: save less often{how}."
+    )
 
 
 def _other(report: Report, share: float) -> str:
     return (
-        f"{percent(share)} of the time is in none of these parts: your own code between the steps, or your own loop "
-        "that reads data from a loader. Profile(trace=True) writes a trace that shows it."
+        f"{percent(share)} of the time is in none of these parts: your own code between the "
+        "steps, or your own loop that reads data from a loader. Profile(trace=True) writes a "
+        "trace that shows it."
     )
 
 

@@ -1,4 +1,5 @@
-"""The run directory: its layout and lock, its manifest, the store of its metrics, and runs seen from outside.
+"""The run directory: its layout and lock, its manifest, the store of its metrics, and runs seen
+from outside.
 
 Names are imported when first used: looking at runs does without torch.
 """

@@ -1,4 +1,5 @@
-"""The axes that curves go along: where a step is on the axis, and which steps lie between two places of it."""
+"""The axes that curves go along: where a step is on the axis, and which steps lie between two
+places of it."""
 
 from __future__ import annotations
 
@@ -53,8 +54,10 @@ class Axis:
 
         ends = self._epoch_ends
         places = np.interp(steps, ends[:, 0], ends[:, 1])
-        (last, epoch), before = ends[-1], ends[-2]
-        length = max(last - before[0], 1.0)  # the epoch that goes on is taken to be as long as the one before
+        (last, epoch) = ends[-1]
+        before = ends[-2]
+        # the epoch that goes on is taken to be as long as the one before
+        length = max(last - before[0], 1.0)
         return np.where(steps > last, epoch + np.minimum((steps - last) / length, 1.0), places)
 
     @cached_property
@@ -62,7 +65,9 @@ class Axis:
         """The last step of each epoch and its number, after those of the beginning."""
         import numpy as np
 
-        rows = self.connection.execute("SELECT step, epoch FROM epoch_clock WHERE step IS NOT NULL ORDER BY epoch")
+        rows = self.connection.execute(
+            "SELECT step, epoch FROM epoch_clock WHERE step IS NOT NULL ORDER BY epoch"
+        )
         return np.array([(0, 0), *rows], float)
 
     def steps_between(
@@ -76,9 +81,13 @@ class Axis:
         end = ends[1] if last is None else self._first_step(ends, last, key, is_above=True) - 1
         return start, end
 
-    def _first_step(self, ends: tuple[int, int], place: float, key: object, *, is_above: bool) -> int:
-        """The first step that is at or above a place, found by bisection: an axis grows along the steps."""
-        low, high = ends[0], ends[1] + 1
+    def _first_step(
+        self, ends: tuple[int, int], place: float, key: object, *, is_above: bool
+    ) -> int:
+        """The first step that is at or above a place, found by bisection: an axis grows along the
+        steps."""
+        low = ends[0]
+        high = ends[1] + 1
         while low < high:
             middle = (low + high) // 2
             found = self._of_step(middle, key)
@@ -89,11 +98,15 @@ class Axis:
         return low
 
     def _of_step(self, step: int, key: object) -> float:
-        """The place of a step; that of the first value from there on, where values have one of their own."""
+        """The place of a step; that of the first value from there on, where values have one of
+        their own."""
         import numpy as np
 
         if self.name == "update":
-            query = 'SELECT "update" FROM step_values WHERE name = ? AND step >= ? ORDER BY step LIMIT 1'
+            query = (
+                'SELECT "update" FROM step_values WHERE name = ? AND step >= ? ORDER BY step '
+                "LIMIT 1"
+            )
             row = self.connection.execute(query, (key, step)).fetchone()
             return inf if row is None else float(row[0])
         place = float(self.of_steps(np.array([float(step)]))[0])

@@ -1,4 +1,5 @@
-"""Which kept model of a run is the best one, and the weights that a run has come to. Torch is imported with weights."""
+"""Which kept model of a run is the best one, and the weights that a run has come to. Torch is
+imported with weights."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..checkpoint.inspect import CheckpointInfo, find_checkpoint, is_checkpoint, list_checkpoints, published_file
+from ..checkpoint.inspect import (
+    CheckpointInfo,
+    find_checkpoint,
+    is_checkpoint,
+    list_checkpoints,
+    published_file,
+)
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.best import Mode, direction_of, headline, ranked
 from .reading import MANIFEST, RunView
@@ -17,12 +24,15 @@ if TYPE_CHECKING:
 Choice = Literal["any", "best", "newest"]
 
 
-def choose(run: str | os.PathLike[str] | RunView, metric: str | None = None) -> CheckpointInfo | None:
+def choose(
+    run: str | os.PathLike[str] | RunView, metric: str | None = None
+) -> CheckpointInfo | None:
     """The best sound model that a run kept; None where it kept none.
 
-    Everything that asks for the best model of a run asks here. Where models were kept by several metrics, the run's
-    main metric (`RunView.main_metric`) decides. Of kept models that were copied without their run, the metric that
-    would come first by its name decides. Of models that are equally good, the earliest is the best.
+    Everything that asks for the best model of a run asks here. Where models were kept by several
+    metrics, the run's main metric (`RunView.main_metric`) decides. Of kept models that were copied
+    without their run, the metric that would come first by its name decides. Of models that are
+    equally good, the earliest is the best.
 
     Args:
         run: A run directory, or a directory with kept models.
@@ -38,7 +48,11 @@ def choose(run: str | os.PathLike[str] | RunView, metric: str | None = None) -> 
         None
     """
     path = run.path if isinstance(run, RunView) else Path(run)
-    kept = [info for info in list_checkpoints(path) if info.kind == "kept" and info.is_sound and info.metric]
+    kept = [
+        info
+        for info in list_checkpoints(path)
+        if info.kind == "kept" and info.is_sound and info.metric
+    ]
     if not kept:
         return None
     has_run = isinstance(run, RunView) or (path / MANIFEST).is_file()
@@ -49,18 +63,21 @@ def choose(run: str | os.PathLike[str] | RunView, metric: str | None = None) -> 
         metric = main if main in names else headline(names, () if view is None else view.eval_keys)
     by_metric = [info for info in kept if _metric(info) == metric]
     if not by_metric:
-        raise CheckpointError(f"{path} has no model kept by {metric!r}; models were kept by {', '.join(names)}.")
+        raise CheckpointError(
+            f"{path} has no model kept by {metric!r}; models were kept by {', '.join(names)}."
+        )
     return ranked(sorted(by_metric, key=_age), _value, _mode_of(by_metric, view))[0]
 
 
 def _mode_of(kept: list[CheckpointInfo], view: RunView | None) -> Mode:
-    """Which values of the metric are better: `RunView.mode_of`, or without a run the note of the newest model."""
+    """Which values of the metric are better: `RunView.mode_of`, or without a run the note of the
+    newest model."""
     metric = _metric(kept[0])
     mode = kept[-1].mode or direction_of(metric) if view is None else view.mode_of(metric)
     if mode is None and len(kept) > 1:
         raise CheckpointError(
-            f"Models were kept by {metric!r}, but it was not recorded whether smaller or larger values are better: "
-            f"name one of {', '.join(info.name for info in kept)}."
+            f"Models were kept by {metric!r}, but it was not recorded whether smaller or larger "
+            f"values are better: name one of {', '.join(info.name for info in kept)}."
         )
     return mode or "min"
 
@@ -77,19 +94,22 @@ def _age(info: CheckpointInfo) -> tuple[int, str]:
     return int(info.meta.get("update") or 0), info.name
 
 
-def load_weights(path: str | os.PathLike[str], *, model: str | None = None, use: Choice = "any") -> dict[str, Tensor]:
+def load_weights(
+    path: str | os.PathLike[str], *, model: str | None = None, use: Choice = "any"
+) -> dict[str, Tensor]:
     """The tensors of one model: `model.load_state_dict(load_weights("runs/first"))`.
 
-    Of a run directory, the best kept model is taken, or the newest resume point where no model was kept, and a line
-    says which. A checkpoint, a kept model and a file of weights are taken as they are; the content of a file decides
-    how it is read, whatever its name ends in. A torch file is read with torch's restricted reader, which runs no code.
+    Of a run directory, the best kept model is taken, or the newest resume point where no model was
+    kept, and a line says which. A checkpoint, a kept model and a file of weights are taken as they
+    are; the content of a file decides how it is read, whatever its name ends in. A torch file is
+    read with torch's restricted reader, which runs no code.
 
     Args:
-        path: A run directory, a checkpoint, a kept model, a folder of Hugging Face's, or a file of weights (also a
-            `.ckpt` of Lightning).
+        path: A run directory, a checkpoint, a kept model, a folder of Hugging Face's, or a file of
+            weights (also a `.ckpt` of Lightning).
         model: The name of the model, where a checkpoint holds several.
-        use: Of a run directory, "best" for the best kept model, "newest" for the newest resume point, "any" for the
-            best kept model if there is one.
+        use: Of a run directory, "best" for the best kept model, "newest" for the newest resume
+            point, "any" for the best kept model if there is one.
 
     Example:
         >>> import tempfile, torch
@@ -113,7 +133,8 @@ def load_weights(path: str | os.PathLike[str], *, model: str | None = None, use:
 
 
 def find_weights(path: str | os.PathLike[str], *, use: Choice = "any") -> Path:
-    """The checkpoint or file at a path; of a run, its best kept model or its newest resume point."""
+    """The checkpoint or file at a path; of a run, its best kept model or its newest resume
+    point."""
     source = Path(path)
     if not source.is_dir() or is_checkpoint(source) or _is_published(source):
         return source
@@ -123,7 +144,9 @@ def find_weights(path: str | os.PathLike[str], *, use: Choice = "any") -> Path:
     if best is not None:
         return best.path
     if use == "best":
-        raise CheckpointError(f"{source} has no kept model: train with BestModel, or pass use='newest'.")
+        raise CheckpointError(
+            f"{source} has no kept model: train with BestModel, or pass use='newest'."
+        )
     return find_checkpoint(source)
 
 

@@ -14,9 +14,11 @@ UNKNOWN = "unknown"  # in place of a value that cannot be compared: it is equal 
 MAX_LEAVES = 100_000
 MAX_LISTED = 20
 MAX_TEXT = 100
-COMPILED = re.compile(r"(.*) \(Python ([\d.]+)\)")  # a hash of code, which another version compiles differently
-OTHER_SAMPLES = "the samples have changed; random data without a seed is different in every process: call " + (
-    "`loopwright.seed_everything(0)` before you create it"
+# a hash of code, which another version compiles differently
+COMPILED = re.compile(r"(.*) \(Python ([\d.]+)\)")
+OTHER_SAMPLES = (
+    "the samples have changed; random data without a seed is different in every process: call "
+    + ("`loopwright.seed_everything(0)` before you create it")
 )
 
 
@@ -32,7 +34,9 @@ def flatten(value: object) -> dict[str, object]:
     """The leaves of nested dicts and lists under dotted keys; an empty dict or list is a leaf."""
     leaves = dict(islice(_leaves(value, ""), MAX_LEAVES + 1))
     if len(leaves) > MAX_LEAVES:
-        raise ConfigurationError(f"This config has more than {MAX_LEAVES} values, too many to compare.")
+        raise ConfigurationError(
+            f"This config has more than {MAX_LEAVES} values, too many to compare."
+        )
     return leaves
 
 
@@ -57,12 +61,21 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
         parts = key.lstrip("+").split(".")
         endings = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
         others = [other.lstrip("+") for other in known if other != key]
-        short[key] = next((end for end in endings if not any(f".{other}".endswith(f".{end}") for other in others)), key)
+        short[key] = next(
+            (
+                end
+                for end in endings
+                if not any(f".{other}".endswith(f".{end}") for other in others)
+            ),
+            key,
+        )
     return short
 
 
 def find_changes(
-    first: Mapping[str, object], second: Mapping[str, object], is_same: Callable[[object, object], bool]
+    first: Mapping[str, object],
+    second: Mapping[str, object],
+    is_same: Callable[[object, object], bool],
 ) -> list[Change]:
     """The values that differ between two flat descriptions, in the order of the first."""
     keys = dict.fromkeys([*first, *second])
@@ -72,7 +85,9 @@ def find_changes(
 
 def is_identical(first: object, second: object) -> bool:
     """Whether two values have the same type and are equal; NaN equals itself."""
-    return type(first) is type(second) and (first == second or (first != first and second != second))
+    return type(first) is type(second) and (
+        first == second or (first != first and second != second)
+    )
 
 
 def is_same_program(first: object, second: object) -> bool:
@@ -80,20 +95,24 @@ def is_same_program(first: object, second: object) -> bool:
     if UNKNOWN in (first, second):
         return True
     if isinstance(first, str) and isinstance(second, str):
-        ours, theirs = COMPILED.fullmatch(first), COMPILED.fullmatch(second)
+        ours = COMPILED.fullmatch(first)
+        theirs = COMPILED.fullmatch(second)
         if ours and theirs and ours[2] != theirs[2]:
             return True
     return first == second
 
 
 def program_changes(first: Mapping[str, object], second: Mapping[str, object]) -> list[Change]:
-    """The differences between the descriptions of two programs, without those that follow from another difference.
+    """The differences between the descriptions of two programs, without those that follow from
+    another difference.
 
-    An option of torch's that only one of them has is torch's doing: another version of it has other options, and says
-    those of layers in other words. Evaluation data that only one of them has changes nothing in the training.
+    An option of torch's that only one of them has is torch's doing: another version of it has other
+    options, and says those of layers in other words. Evaluation data that only one of them has
+    changes nothing in the training.
     """
     if first.get("torch") != second.get("torch"):
-        first, second = _without_options(first), _without_options(second)
+        first = _without_options(first)
+        second = _without_options(second)
     changes = find_changes(first, second, is_same_program)
     changed = {change.key for change in changes}
     return [change for change in changes if not _is_implied(change, changed, first, second)]
@@ -102,13 +121,17 @@ def program_changes(first: Mapping[str, object], second: Mapping[str, object]) -
 def _without_options(description: Mapping[str, object]) -> dict[str, object]:
     """A description with the names of layers only."""
     return {
-        key: value.partition("(")[0] if isinstance(value, str) and key.startswith("model") else value
+        key: value.partition("(")[0]
+        if isinstance(value, str) and key.startswith("model")
+        else value
         for key, value in description.items()
         if key != "torch"
     }
 
 
-def _is_implied(change: Change, changed: set[str], first: Mapping[str, object], second: Mapping[str, object]) -> bool:
+def _is_implied(
+    change: Change, changed: set[str], first: Mapping[str, object], second: Mapping[str, object]
+) -> bool:
     parts = change.key.split(".")
     owners = [".".join(parts[:count]) for count in range(1, len(parts))]
     if parts[-1] == "code" and owners and owners[-1] in changed:
@@ -117,12 +140,16 @@ def _is_implied(change: Change, changed: set[str], first: Mapping[str, object], 
         return False
     if change.first is MISSING and any(_lacks_options(owner, first, second) for owner in owners):
         return True
-    is_torch = any(str(first.get(o)).startswith("torch.") or str(second.get(o)).startswith("torch.") for o in owners)
+    is_torch = any(
+        str(first.get(o)).startswith("torch.") or str(second.get(o)).startswith("torch.")
+        for o in owners
+    )
     return is_torch or parts[0] == "eval_data" or any(owner in changed for owner in owners)
 
 
 def _lacks_options(owner: str, first: Mapping[str, object], second: Mapping[str, object]) -> bool:
-    """Whether an object was recorded by its name only, as earlier versions did with dataclasses that have slots."""
+    """Whether an object was recorded by its name only, as earlier versions did with dataclasses
+    that have slots."""
     if owner not in first or first[owner] != second.get(owner):
         return False
     return not any(key.startswith(f"{owner}.") and key != f"{owner}.code" for key in first)
@@ -144,12 +171,15 @@ def values_of(change: Change) -> tuple[object, object]:
 
 def change_text(change: Change) -> str:
     """A difference as one line of text."""
-    first, second = (isinstance(value, str) and bool(COMPILED.fullmatch(value)) for value in values_of(change))
+    first, second = (
+        isinstance(value, str) and bool(COMPILED.fullmatch(value)) for value in values_of(change)
+    )
     if first and second:
         return f"{change.key}: its code has changed"
     if first or second:
         return (
-            f"{change.key}: {'overridden before, the default now' if first else 'the default before, overridden now'}"
+            f"{change.key}: "
+            f"{'overridden before, the default now' if first else 'the default before, overridden now'}"
         )
     is_drawn = change.key.endswith("data.samples") and MISSING not in (change.first, change.second)
     return f"{change.key}: {values_text(change)}" + (f" ({OTHER_SAMPLES})" if is_drawn else "")
@@ -163,7 +193,8 @@ def listed(changes: Sequence[Change]) -> str:
 
 
 def refusal(what: str, changes: Sequence[Change], *, start_over: str, accept: str | None) -> str:
-    """The error message for a run that is not continued; `accept` is None where the new values cannot be applied."""
+    """The error message for a run that is not continued; `accept` is None where the new values
+    cannot be applied."""
     third = (
         f"pass {accept} to continue with the new values; run.json records the change"
         if accept is not None
@@ -185,12 +216,15 @@ def rank_refusal(differing: Mapping[str, Mapping[int, object]]) -> str:
         ranks: dict[str, list[int]] = {}
         for rank, value in values.items():
             ranks.setdefault(value_text(value), []).append(rank)
-        lines.append(f"\n  - {key}: " + ", ".join(f"{text} on {_ranks_text(own)}" for text, own in ranks.items()))
+        lines.append(
+            f"\n  - {key}: "
+            + ", ".join(f"{text} on {_ranks_text(own)}" for text, own in ranks.items())
+        )
     more = f"\n  - and {len(differing) - MAX_LISTED} more" if len(differing) > MAX_LISTED else ""
     return (
         f"The processes do not run the same program; they differ in:{''.join(lines)}{more}\n"
-        "Build the same model, optimizers and data on every process; random values need the same seed on all of them "
-        "(`loopwright.seed_everything(0)`)."
+        "Build the same model, optimizers and data on every process; random values need the same "
+        "seed on all of them (`loopwright.seed_everything(0)`)."
     )
 
 
@@ -201,7 +235,9 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 
 def differing_by_rank(descriptions: Sequence[Mapping[str, object]]) -> dict[str, dict[int, object]]:
     """The keys in which the descriptions of several ranks differ, with the value of each rank."""
-    keys = dict.fromkeys(key for description in descriptions for key in description if key != "torch")
+    keys = dict.fromkeys(
+        key for description in descriptions for key in description if key != "torch"
+    )
     found = {}
     for key in keys:
         values = [description.get(key, MISSING) for description in descriptions]

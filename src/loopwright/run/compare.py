@@ -1,4 +1,5 @@
-"""Differences between two runs: config, code and machine, and the first step and epoch where their metrics diverge."""
+"""Differences between two runs: config, code and machine, and the first step and epoch where their
+metrics diverge."""
 
 from __future__ import annotations
 
@@ -22,10 +23,18 @@ if TYPE_CHECKING:
     Columns: TypeAlias = Mapping[str, tuple[Array, Array]]
 
 Level = Literal["steps", "epochs"]
-FIRST_WINDOW = 4096  # steps or epochs that are compared at once; each window is twice as long as the one before
+# steps or epochs that are compared at once; each window is twice as long as the one before
+FIRST_WINDOW = 4096
 LEVELS: tuple[Level, Level] = ("steps", "epochs")
-OWN = ("name", "output_path", "tags", "resume")  # keys of a config that name a run and do not change its training
-MEASURED = re.compile(r"(^|[_/.])(time|seconds|second|eta|memory|throughput|speed)($|[_/.])")  # of the machine
+# keys of a config that name a run and do not change its training
+OWN = (
+    "name",
+    "output_path",
+    "tags",
+    "resume",
+)
+# of the machine
+MEASURED = re.compile(r"(^|[_/.])(time|seconds|second|eta|memory|throughput|speed)($|[_/.])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +45,21 @@ class Divergence:
     num_same: int  # steps or epochs of both runs before they diverge
     at: int | None = None
     changes: tuple[Change, ...] = ()
-    ends: tuple[int | None, int | None] = (None, None)  # the last step or epoch of each run, where they do not diverge
+    # the last step or epoch of each run, where they do not diverge
+    ends: tuple[int | None, int | None] = (
+        None,
+        None,
+    )
     only_first: tuple[str, ...] = ()
     only_second: tuple[str, ...] = ()
 
     @property
     def is_same(self) -> bool:
-        return self.at is None and self.ends[0] == self.ends[1] and not (self.only_first or self.only_second)
+        return (
+            self.at is None
+            and self.ends[0] == self.ends[1]
+            and not (self.only_first or self.only_second)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +72,16 @@ class RunDiff:
 
     @property
     def is_same(self) -> bool:
-        return not any(self.parts.values()) and all(divergence.is_same for divergence in self.metrics)
+        return not any(self.parts.values()) and all(
+            divergence.is_same for divergence in self.metrics
+        )
 
 
-def compare_runs(first: RunView, second: RunView, *, ignore: tuple[str, ...] = (), strict: bool = False) -> RunDiff:
-    """Compare two runs, without metrics that match a pattern of `ignore` and, unless `strict`, measured times."""
+def compare_runs(
+    first: RunView, second: RunView, *, ignore: tuple[str, ...] = (), strict: bool = False
+) -> RunDiff:
+    """Compare two runs, without metrics that match a pattern of `ignore` and, unless `strict`,
+    measured times."""
     parts = {name: _compare(pick(first), pick(second)) for name, pick in PARTS.items()}
     return RunDiff(parts, *compare_metrics(first, second, ignore=ignore, strict=strict))
 
@@ -71,7 +93,9 @@ def compare_metrics(
     left_out: set[str] = set()
 
     def is_compared(name: str) -> bool:
-        if any(fnmatchcase(name, pattern) for pattern in ignore) or (not strict and MEASURED.search(name)):
+        if any(fnmatchcase(name, pattern) for pattern in ignore) or (
+            not strict and MEASURED.search(name)
+        ):
             left_out.add(name)
             return False
         return True
@@ -81,7 +105,8 @@ def compare_metrics(
 
 
 def described_parts(run: RunView) -> dict[str, dict[str, object]]:
-    """Config, code, packages, seed, hardware and data of a run under dotted keys; a part that it lacks is empty."""
+    """Config, code, packages, seed, hardware and data of a run under dotted keys; a part that it
+    lacks is empty."""
     parts = {name: pick(run) for name, pick in PARTS.items()}
     return {name: flatten(value) if value else {} for name, value in parts.items()}
 
@@ -94,7 +119,11 @@ def _config(run: RunView) -> object:
 def _code(run: RunView) -> object:
     """The commit, the uncommitted changes, and the hashes of the program's own modules."""
     found = _noted(run, {"git_commit": "commit", "git_dirty": "uncommitted changes"})
-    own = [path for path in run.path.rglob("*.py") if path.relative_to(run.path).parts[0] not in FOLDERS]
+    own = [
+        path
+        for path in run.path.rglob("*.py")
+        if path.relative_to(run.path).parts[0] not in FOLDERS
+    ]
     files = sorted(path for path in (*own, run.path / "code.diff") if path.is_file())
     return found | {str(path.relative_to(run.path)): _hash(path) for path in files}
 
@@ -117,7 +146,11 @@ def _hardware(run: RunView) -> object:
 
 def _noted(run: RunView, names: Mapping[str, str | None]) -> dict[str, object]:
     """Entries of the manifest that are known, some under clearer names."""
-    return {title or name: run.manifest[name] for name, title in names.items() if run.manifest.get(name) is not None}
+    return {
+        title or name: run.manifest[name]
+        for name, title in names.items()
+        if run.manifest.get(name) is not None
+    }
 
 
 PARTS: dict[str, Callable[[RunView], object]] = {
@@ -138,21 +171,31 @@ def _compare(first: object, second: object) -> list[Change] | None:
     return find_changes(ours, theirs, is_identical)  # in the order of the first run
 
 
-def _part(first: MetricsView, second: MetricsView, level: Level, is_compared: Callable[[str], bool]) -> Divergence:
-    """Compare both runs until they diverge, in windows that grow; steps that only one of them logged are skipped."""
+def _part(
+    first: MetricsView, second: MetricsView, level: Level, is_compared: Callable[[str], bool]
+) -> Divergence:
+    """Compare both runs until they diverge, in windows that grow; steps that only one of them
+    logged are skipped."""
     ends = _last(first, level), _last(second, level)
     last = -1 if None in ends else min(end for end in ends if end is not None)
     only: tuple[dict[str, None], dict[str, None]] = ({}, {})
-    num_same, start, size = 0, 0, FIRST_WINDOW
+    num_same = 0
+    start = 0
+    size = FIRST_WINDOW
     while start <= last:
-        window = _Window(first.between(level, start, start + size), second.between(level, start, start + size))
+        window = _Window(
+            first.between(level, start, start + size), second.between(level, start, start + size)
+        )
         at, changes = window.changes(is_compared)
         num_same += window.count_common(at)
         for names, found in zip(only, window.only(at, is_compared), strict=True):
             names.update(dict.fromkeys(found))
         if at is not None:
-            return Divergence(level, num_same, at, changes, (None, None), tuple(only[0]), tuple(only[1]))
-        start, size = start + size, 2 * size
+            return Divergence(
+                level, num_same, at, changes, (None, None), tuple(only[0]), tuple(only[1])
+            )
+        start = start + size
+        size = 2 * size
     return Divergence(level, num_same, None, (), ends, tuple(only[0]), tuple(only[1]))
 
 
@@ -173,23 +216,32 @@ class _Window:
         self.common = _both(*(_union([places for places, _ in run.values()]) for run in self.runs))
 
     def changes(self, is_compared: Callable[[str], bool]) -> tuple[int | None, tuple[Change, ...]]:
-        """The first place at which a metric of both differs in a bit, and the metrics that do there."""
+        """The first place at which a metric of both differs in a bit, and the metrics that do
+        there."""
         found: dict[str, tuple[int, float, float]] = {}
         for name in self.runs[0]:
             if name in self.runs[1] and is_compared(name) and (change := self._first_change(name)):
                 found[name] = change
         at = min((place for place, _, _ in found.values()), default=None)
-        return at, tuple(Change(name, *values) for name, (place, *values) in found.items() if place == at)
+        return at, tuple(
+            Change(name, *values) for name, (place, *values) in found.items() if place == at
+        )
 
     def _first_change(self, name: str) -> tuple[int, float, float] | None:
         import numpy as np
 
-        (places, ours), (others, theirs) = self.runs[0][name], self.runs[1][name]
+        (places, ours) = self.runs[0][name]
+        (others, theirs) = self.runs[1][name]
         both = _both(places, others)
         if len(both) < max(len(places), len(others)):
-            ours, theirs = ours[np.isin(places, both)], theirs[np.isin(others, both)]
+            ours = ours[np.isin(places, both)]
+            theirs = theirs[np.isin(others, both)]
         differ = np.flatnonzero(ours.view(np.int64) != theirs.view(np.int64))
-        return None if not len(differ) else (int(both[differ[0]]), float(ours[differ[0]]), float(theirs[differ[0]]))
+        return (
+            None
+            if not len(differ)
+            else (int(both[differ[0]]), float(ours[differ[0]]), float(theirs[differ[0]]))
+        )
 
     def count_common(self, end: int | None) -> int:
         """How many places both runs have, before one."""
@@ -201,7 +253,9 @@ class _Window:
         for own, other in (self.runs, self.runs[::-1]):
             known = {name: other[name][0] if name in other else common[:0] for name in own}
             shared = {name: _both(places, common) for name, (places, _) in own.items()}
-            lacking = [name for name in own if len(_both(shared[name], known[name])) < len(shared[name])]
+            lacking = [
+                name for name in own if len(_both(shared[name], known[name])) < len(shared[name])
+            ]
             yield [name for name in lacking if is_compared(name)]
 
 
@@ -219,4 +273,8 @@ def _both(first: Array, second: Array) -> Array:
     """The places that are in both."""
     import numpy as np
 
-    return first if np.array_equal(first, second) else np.intersect1d(first, second, assume_unique=True)
+    return (
+        first
+        if np.array_equal(first, second)
+        else np.intersect1d(first, second, assume_unique=True)
+    )

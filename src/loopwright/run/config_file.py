@@ -1,4 +1,5 @@
-"""Reading of the `config.yaml` of a run, with limits on the time and memory that a malicious file can take."""
+"""Reading of the `config.yaml` of a run, with limits on the time and memory that a malicious file
+can take."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 @dataclass(slots=True)
 class _Collection:
-    """A mapping or a list that is being read: the number of its values so far, and its keys so far."""
+    """A mapping or a list that is being read: the number of its values so far, and its keys so
+    far."""
 
     anchor: str | None
     is_mapping: bool
@@ -51,7 +53,8 @@ class _Collection:
 
 
 class _Expansion:
-    """The size of a file with its aliases expanded, counted from the parser's events without expanding it."""
+    """The size of a file with its aliases expanded, counted from the parser's events without
+    expanding it."""
 
     def __init__(self) -> None:
         self.open = [_Collection(None, is_mapping=False)]
@@ -63,7 +66,9 @@ class _Expansion:
         for event in events:
             line = event.start_mark.line + 1 if event.start_mark is not None else 0
             if isinstance(event, yaml.CollectionStartEvent):
-                self.open.append(_Collection(event.anchor, isinstance(event, yaml.MappingStartEvent)))
+                self.open.append(
+                    _Collection(event.anchor, isinstance(event, yaml.MappingStartEvent))
+                )
                 if len(self.open) > MAX_DEPTH:
                     yield f"line {line} is nested more than {MAX_DEPTH} levels deep"
             elif isinstance(event, yaml.CollectionEndEvent):
@@ -81,7 +86,10 @@ class _Expansion:
                     parent.keys.add(event.value)
                 self.add(event.anchor, 1)
             if self.open[-1].size > MAX_NODES:
-                yield f"it has more than {MAX_NODES} values when its aliases (*name) are written out (line {line})"
+                yield (
+                    f"it has more than {MAX_NODES} values when its aliases (*name) are "
+                    f"written out (line {line})"
+                )
 
     def add(self, anchor: str | None, size: int) -> None:
         """Count a value that is complete."""

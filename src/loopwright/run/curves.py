@@ -1,4 +1,5 @@
-"""Curves of metrics at the resolution of a screen, out of values and summaries, with no spike lost."""
+"""Curves of metrics at the resolution of a screen, out of values and summaries, with no spike
+lost."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Columns of a metric along an axis; a column stands for one value or, where there are many, for several.
+    """Columns of a metric along an axis; a column stands for one value or, where there are many,
+    for several.
 
-    A mean is that of the finite values of a column, and NaN where there are none; `min` and `max` are those of all
-    values but NaN.
+    A mean is that of the finite values of a column, and NaN where there are none; `min` and `max`
+    are those of all values but NaN.
     """
 
     name: str
@@ -41,10 +43,12 @@ class Curve:
     nonfinite: list[int]
 
     def columns(self) -> dict[str, list[Any]]:
-        """The columns for JSON: None stands for NaN and infinite numbers, which `nonfinite` counts."""
+        """The columns for JSON: None stands for NaN and infinite numbers, which `nonfinite`
+        counts."""
         floats = {"x": self.places, "mean": self.mean, "min": self.min, "max": self.max}
         found: dict[str, list[Any]] = {
-            name: [value if isfinite(value) else None for value in column] for name, column in floats.items()
+            name: [value if isfinite(value) else None for value in column]
+            for name, column in floats.items()
         }
         return found | {"count": self.count, "nonfinite": self.nonfinite}
 
@@ -58,13 +62,17 @@ def step_curve(
     *,
     after: int | None = None,
 ) -> Curve:
-    """The curve of a metric of steps between two places along the axis, both included, or after a step."""
-    key, other = id_of(connection, name), None if x in AXES else id_of(connection, x)
+    """The curve of a metric of steps between two places along the axis, both included, or after a
+    step."""
+    key = id_of(connection, name)
+    other = None if x in AXES else id_of(connection, x)
     axis = Axis(connection, "step" if other is not None else x)
     ends = first_and_last_step(connection, key)
     ends = ends if after is None else (max(ends[0], after + 1), ends[1])
     if other is None:
-        columns = StepRange.within(connection, ends, axis.steps_between(*bounds, ends, key), points).read(key)
+        columns = StepRange.within(
+            connection, ends, axis.steps_between(*bounds, ends, key), points
+        ).read(key)
         return _curve(name, "step", x, axis.place(columns))
     columns = StepRange.within(connection, ends, ends, points).read_against(key, other)
     if bounds != (None, None):
@@ -72,7 +80,9 @@ def step_curve(
         columns = _within(near, bounds)
         if len(near["key"]):  # once more, at the resolution of the steps that are left
             steps = int(near["first"].min()), int(near["last"].max())
-            columns = _within(StepRange.within(connection, ends, steps, points).read_against(key, other), bounds)
+            columns = _within(
+                StepRange.within(connection, ends, steps, points).read_against(key, other), bounds
+            )
     return _curve(name, "step", x, columns)
 
 
@@ -93,10 +103,16 @@ def epoch_curve(
         query = f"SELECT {columns} FROM epoch_values v LEFT JOIN epoch_clock c ON c.epoch = v.epoch"
         values: tuple[object, ...] = (id_of(connection, name),)
     else:
-        query = "SELECT v.epoch, v.value, o.value, 0 FROM epoch_values v JOIN epoch_values o ON o.epoch = v.epoch"
-        query, values = f"{query} AND o.name = ?", (id_of(connection, x), id_of(connection, name))
+        query = (
+            "SELECT v.epoch, v.value, o.value, 0 FROM epoch_values v JOIN epoch_values o ON "
+            "o.epoch = v.epoch"
+        )
+        query = f"{query} AND o.name = ?"
+        values = (id_of(connection, x), id_of(connection, name))
     start = -(2**62) if after is None else after
-    rows = connection.execute(f"{query} WHERE v.name = ? AND v.epoch > ? ORDER BY v.epoch", (*values, start)).fetchall()
+    rows = connection.execute(
+        f"{query} WHERE v.name = ? AND v.epoch > ? ORDER BY v.epoch", (*values, start)
+    ).fetchall()
     epochs, numbers, places, updates = np.array(rows, float).reshape(-1, 4).T
     if x == "step" and np.isnan(places).any():
         places = np.where(np.isnan(places), _steps_of_updates(connection, updates), places)
@@ -104,11 +120,14 @@ def epoch_curve(
 
 
 def _steps_of_updates(connection: sqlite3.Connection, updates: Array) -> Array:
-    """The last logged steps up to some updates, for epochs of an earlier version, which noted no step; else NaN."""
+    """The last logged steps up to some updates, for epochs of an earlier version, which noted no
+    step; else NaN."""
     import numpy as np
 
     one_metric = "name = (SELECT name FROM step_values LIMIT 1)"
-    rows = connection.execute(f'SELECT step, "update" FROM step_values WHERE {one_metric} ORDER BY step').fetchall()
+    rows = connection.execute(
+        f'SELECT step, "update" FROM step_values WHERE {one_metric} ORDER BY step'
+    ).fetchall()
     steps, ends = np.array([(np.nan, -np.inf), *rows], float).T
     found: Array = steps[np.searchsorted(ends, updates, side="right") - 1]
     return found
@@ -145,7 +164,11 @@ class StepRange:
 
     @classmethod
     def within(
-        cls, connection: sqlite3.Connection, ends: tuple[int, int], wanted: tuple[int, int], points: int
+        cls,
+        connection: sqlite3.Connection,
+        ends: tuple[int, int],
+        wanted: tuple[int, int],
+        points: int,
     ) -> StepRange:
         """The steps that are wanted, as far as there are any."""
         return cls(connection, max(ends[0], wanted[0]), min(ends[1], wanted[1]), max(points, 1))
@@ -164,8 +187,11 @@ class StepRange:
         import numpy as np
 
         read = self._values if self._fits(key) else self._merged
-        ours, theirs = read(key), read(other)
-        _, mine, their = np.intersect1d(ours["key"], theirs["key"], assume_unique=True, return_indices=True)
+        ours = read(key)
+        theirs = read(other)
+        _, mine, their = np.intersect1d(
+            ours["key"], theirs["key"], assume_unique=True, return_indices=True
+        )
         theirs = {name: column[their] for name, column in theirs.items()}
         joined = {name: column[mine] for name, column in ours.items()}
         return joined | {"x": _mean(theirs), "x_min": theirs["min"], "x_max": theirs["max"]}
@@ -173,25 +199,35 @@ class StepRange:
     def _fits(self, key: object) -> bool:
         values = "SELECT 1 FROM step_values WHERE name = ? AND step BETWEEN ? AND ? LIMIT ?"
         bounds = (key, self.first, self.last, self.points + 1)
-        return bool(self.connection.execute(f"SELECT count(*) FROM ({values})", bounds).fetchone()[0] <= self.points)
+        return bool(
+            self.connection.execute(f"SELECT count(*) FROM ({values})", bounds).fetchone()[0]
+            <= self.points
+        )
 
     def _values(self, key: object) -> Columns:
         return _values(self.connection, key, self.first, self.last)
 
     def _merged(self, key: object) -> Columns:
-        fitting = (level for level in LEVELS if 8**level <= self.width and has_summaries(self.connection))
+        fitting = (
+            level for level in LEVELS if 8**level <= self.width and has_summaries(self.connection)
+        )
         columns = _pieces(self.connection, key, self.first, self.last, max(fitting, default=0))
         return _merge(columns, (columns["key"] - self.first) // self.width)
 
 
-def _pieces(connection: sqlite3.Connection, key: object, first: int, last: int, level: int) -> Columns:
-    """Summaries of a level and, where its buckets reach beyond the range, of the levels below it; in order."""
+def _pieces(
+    connection: sqlite3.Connection, key: object, first: int, last: int, level: int
+) -> Columns:
+    """Summaries of a level and, where its buckets reach beyond the range, of the levels below it;
+    in order."""
     import numpy as np
 
     if level == 0 or first > last:
         return _values(connection, key, first, last)
     size = 8**level
-    start, end = -(-first // size), (last + 1) // size  # the buckets that lie within the range, without `end`
+    # the buckets that lie within the range, without `end`
+    start = -(-first // size)
+    end = (last + 1) // size
     if start >= end:
         return _pieces(connection, key, first, last, level - 1)
     parts = [
@@ -202,7 +238,9 @@ def _pieces(connection: sqlite3.Connection, key: object, first: int, last: int, 
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _buckets(connection: sqlite3.Connection, key: object, first: int, last: int, level: int) -> Columns:
+def _buckets(
+    connection: sqlite3.Connection, key: object, first: int, last: int, level: int
+) -> Columns:
     import numpy as np
 
     names = ("key", "first", "last", "count", "nonfinite", "min", "max", "total")
@@ -221,7 +259,10 @@ def _buckets(connection: sqlite3.Connection, key: object, first: int, last: int,
 def _values(connection: sqlite3.Connection, key: object, first: int, last: int) -> Columns:
     import numpy as np
 
-    query = 'SELECT step, value, "update" FROM step_values WHERE name = ? AND step BETWEEN ? AND ? ORDER BY step'
+    query = (
+        'SELECT step, value, "update" FROM step_values WHERE name = ? AND step BETWEEN ? AND '
+        "? ORDER BY step"
+    )
     rows = connection.execute(query, (key, first, last)).fetchall()
     steps, values, updates = np.array(rows, float).reshape(-1, 3).T
     return _of_values(steps, values) | {"update": updates}
@@ -230,17 +271,24 @@ def _values(connection: sqlite3.Connection, key: object, first: int, last: int) 
 def read_between(
     connection: sqlite3.Connection, table: str, place: str, bounds: tuple[int, int]
 ) -> dict[str, tuple[Array, Array]]:
-    """The places and the values, bit for bit, of all metrics that have any within the bounds, the last excluded."""
+    """The places and the values, bit for bit, of all metrics that have any within the bounds, the
+    last excluded."""
     import numpy as np
 
     rows = f"FROM {table} WHERE name = ? AND {place} >= ? AND {place} < ?"
     found = {}
     for key, name in connection.execute("SELECT id, name FROM names").fetchall():
-        pairs = connection.execute(f"SELECT {place}, ifnull(value, 0.0) {rows} ORDER BY {place}", (key, *bounds))
-        numbers = np.fromiter(chain.from_iterable(pairs), float)  # no list of a million pairs in between
+        pairs = connection.execute(
+            f"SELECT {place}, ifnull(value, 0.0) {rows} ORDER BY {place}", (key, *bounds)
+        )
+        # no list of a million pairs in between
+        numbers = np.fromiter(chain.from_iterable(pairs), float)
         if len(numbers):
-            places, values = numbers[::2].astype(np.int64), numbers[1::2].copy()
-            for at, exact in connection.execute(f"SELECT {place}, exact {rows} AND exact IS NOT NULL", (key, *bounds)):
+            places = numbers[::2].astype(np.int64)
+            values = numbers[1::2].copy()
+            for at, exact in connection.execute(
+                f"SELECT {place}, exact {rows} AND exact IS NOT NULL", (key, *bounds)
+            ):
                 values[np.searchsorted(places, at)] = np.frombuffer(exact, ">f8")[0]
             found[str(name)] = (places, values)
     return found
@@ -250,10 +298,22 @@ def _of_values(places: Array, values: Array) -> Columns:
     """Columns of one value each."""
     import numpy as np
 
-    ones, odd = np.ones(len(places)), ~np.isfinite(values)
+    ones = np.ones(len(places))
+    odd = ~np.isfinite(values)
     finite = np.where(odd, 0.0, values)
-    columns = {"key": places, "first": places, "last": places, "count": ones, "nonfinite": odd.astype(float)}
-    return columns | {"min": values, "max": values, "total": finite, "update": np.full(len(places), np.nan)}
+    columns = {
+        "key": places,
+        "first": places,
+        "last": places,
+        "count": ones,
+        "nonfinite": odd.astype(float),
+    }
+    return columns | {
+        "min": values,
+        "max": values,
+        "total": finite,
+        "update": np.full(len(places), np.nan),
+    }
 
 
 def _merge(columns: Columns, groups: Array) -> Columns:
@@ -263,18 +323,28 @@ def _merge(columns: Columns, groups: Array) -> Columns:
     if not len(groups):
         return columns
     starts = np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))
-    reduce: dict[str, Any] = {"min": np.fmin, "max": np.fmax, "first": np.minimum, "last": np.maximum}
-    merged = {name: reduce.get(name, np.add).reduceat(column, starts) for name, column in columns.items()}
+    reduce: dict[str, Any] = {
+        "min": np.fmin,
+        "max": np.fmax,
+        "first": np.minimum,
+        "last": np.maximum,
+    }
+    merged = {
+        name: reduce.get(name, np.add).reduceat(column, starts) for name, column in columns.items()
+    }
     sizes = np.diff(np.concatenate((starts, [len(groups)])))
     return merged | {"key": groups[starts], "update": merged["update"] / sizes}
 
 
-def _within(columns: Columns, bounds: tuple[float | None, float | None], place: str = "x") -> Columns:
+def _within(
+    columns: Columns, bounds: tuple[float | None, float | None], place: str = "x"
+) -> Columns:
     import numpy as np
 
     if bounds == (None, None):
         return columns
-    first, last = (-np.inf if bounds[0] is None else bounds[0]), (np.inf if bounds[1] is None else bounds[1])
+    first = -np.inf if bounds[0] is None else bounds[0]
+    last = np.inf if bounds[1] is None else bounds[1]
     kept = (columns[place] >= first) & (columns[place] <= last)
     return {name: column[kept] for name, column in columns.items()}
 
@@ -311,4 +381,6 @@ def _mean(columns: Columns) -> Array:
     finite = columns["count"] - columns["nonfinite"]
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(finite > 0, columns["total"] / finite, np.nan)
-    return np.where(columns["count"] == 1, columns["min"], np.clip(mean, columns["min"], columns["max"]))
+    return np.where(
+        columns["count"] == 1, columns["min"], np.clip(mean, columns["min"], columns["max"])
+    )

@@ -1,4 +1,5 @@
-"""The directory of one run: the paths of its files, and the lock of the process that writes them."""
+"""The directory of one run: the paths of its files, and the lock of the process that writes
+them."""
 
 from __future__ import annotations
 
@@ -22,15 +23,20 @@ logger = logging.getLogger("loopwright")
 
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
-# Record locks belong to the process, so worker processes that outlive it do not keep them. The other side of
-# that: within one process they do not exclude, and closing any descriptor of the file drops them. Hence this
-# table of what this process (by its id, for forks copy the table) holds, asked before the file is touched. A file may
-# have several names (links, `..`), hence its real path and its device and inode, which stay its own while it is open.
+# Record locks belong to the process, so worker processes that outlive it do not keep them. The
+# other side of
+# that: within one process they do not exclude, and closing any descriptor of the file drops them.
+# Hence this
+# table of what this process (by its id, for forks copy the table) holds, asked before the file is
+# touched. A file may
+# have several names (links, `..`), hence its real path and its device and inode, which stay its own
+# while it is open.
 _held: dict[str | tuple[int, int], int] = {}
 
 
 def is_held_here(path: Path) -> bool:
-    """Whether this process holds the lock in this file, whatever name it was taken under; nothing is opened."""
+    """Whether this process holds the lock in this file, whatever name it was taken under; nothing
+    is opened."""
     return any(_held.get(key) == os.getpid() for key in _keys(path))
 
 
@@ -53,7 +59,9 @@ class RunLock:
 
     @property
     def is_held(self) -> bool:
-        return self._descriptor is not None and any(_held.get(key) == os.getpid() for key in self._keys)
+        return self._descriptor is not None and any(
+            _held.get(key) == os.getpid() for key in self._keys
+        )
 
     def try_acquire(self) -> bool:
         """Take the lock if it is free; whether this process holds it now."""
@@ -70,7 +78,11 @@ class RunLock:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     return False
                 raise
-            logger.warning("%s cannot be locked (%s): make sure only one process trains here.", self.path, error)
+            logger.warning(
+                "%s cannot be locked (%s): make sure only one process trains here.",
+                self.path,
+                error,
+            )
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
@@ -87,7 +99,8 @@ class RunLock:
             for key in self._keys:
                 _held.pop(key, None)
             os.close(self._descriptor)
-        self._descriptor, self._keys = None, []
+        self._descriptor = None
+        self._keys = []
 
     def holder(self) -> str:
         """The process that holds the lock, as text."""
@@ -99,7 +112,8 @@ class RunLock:
             return "another process"
 
 
-MANIFEST, LOCK = "run.json", ".lock"
+MANIFEST = "run.json"
+LOCK = ".lock"
 FILES = ("config.yaml", "code.diff", "log.txt", "metrics.sqlite")
 FOLDERS = ("checkpoints", "kept", "artifacts")
 REMEDIES = {
@@ -113,15 +127,16 @@ class RunDirectory:
 
     ```
     run.json         versions, machine, seed, progress, state
-    config.yaml      the resolved config it was started from, if it was, beside the user's own modules
-    code.diff        uncommitted changes of the code        log.txt   the log
-    metrics.sqlite   every metric of every step and epoch, events, log lines        media/   logged images
-    checkpoints/     resume points        kept/   best models        artifacts/   anything else
-    ```
+    config.yaml      the resolved config it was started from, if it was, beside the user's own
+    modules code.diff        uncommitted changes of the code        log.txt   the log
+    metrics.sqlite   every metric of every step and epoch, events, log lines        media/   logged
+    images checkpoints/     resume points        kept/   best models        artifacts/   anything
+    else ```
 
     Args:
         path: The directory; an error where it holds other things that a run would overwrite.
-        records_only: Whether nothing is written to it but manifest, metrics and media, so that it may hold other files.
+        records_only: Whether nothing is written to it but manifest, metrics and media, so that it
+            may hold other files.
 
     Example:
         >>> import tempfile
@@ -136,7 +151,10 @@ class RunDirectory:
         self.path = local_path(path, "run_dir").absolute()
         self._refuse_others(("metrics.sqlite",) if records_only else FILES)
         with self.starting():
-            for folder in (self.path, *(() if records_only else (self.path / name for name in FOLDERS))):
+            for folder in (
+                self.path,
+                *(() if records_only else (self.path / name for name in FOLDERS)),
+            ):
                 folder.mkdir(parents=True, exist_ok=True)
         self._lock = RunLock(self.path / LOCK)
 
@@ -147,14 +165,18 @@ class RunDirectory:
         directory.path = Path(path).absolute()
         directory._lock = RunLock(directory.path / LOCK)
         if not directory.has_run:
-            raise ConfigurationError(f"{directory.path} is not a run directory: it has no run.json.")
+            raise ConfigurationError(
+                f"{directory.path} is not a run directory: it has no run.json."
+            )
         return directory
 
     @classmethod
     def fresh(cls, path: str | os.PathLike[str], *, records_only: bool = False) -> Self:
-        """A directory without a run in it, locked: this path, or the first free of `name-2`, `name-3`, ...
+        """A directory without a run in it, locked: this path, or the first free of `name-2`,
+        `name-3`, ...
 
-        Two processes that ask at once get two directories, since each must win the lock to have one.
+        Two processes that ask at once get two directories, since each must win the lock to have
+        one.
         """
         wanted = Path(path).absolute()
         siblings = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
@@ -214,13 +236,14 @@ class RunDirectory:
         """Lock the directory for this process; the error names the process that holds the lock."""
         if not self._take():
             raise ConfigurationError(
-                f"Run directory {self.path} is being written by {self._lock.holder()}: wait for it, stop it, "
-                "or choose another `run_dir`."
+                f"Run directory {self.path} is being written by {self._lock.holder()}: wait for "
+                "it, stop it, or choose another `run_dir`."
             )
         return self
 
     def _take(self) -> bool:
-        """Take the lock if it is free, and then remove the half-written files of killed processes."""
+        """Take the lock if it is free, and then remove the half-written files of killed
+        processes."""
         with self.starting():
             is_ours = self._lock.try_acquire()
             for folder in (self.path, *(self.path / name for name in FOLDERS)) if is_ours else ():
@@ -236,31 +259,42 @@ class RunDirectory:
         except OSError as error:
             remedy = f"{REMEDIES[error.errno]}, or " if error.errno in REMEDIES else ""
             raise ConfigurationError(
-                f"{self.path} cannot be a run directory ({error}): {remedy}choose another `run_dir`."
+                f"{self.path} cannot be a run directory ({error}): {remedy}choose another "
+                "`run_dir`."
             ) from error
 
     def _refuse_others(self, files: tuple[str, ...]) -> None:
         """Raise where other files have names that a run would overwrite."""
         names = (MANIFEST, LOCK, *files)
-        taken = [name for name in names if (self.path / name).exists() and not (self.path / name).is_file()]
+        taken = [
+            name
+            for name in names
+            if (self.path / name).exists() and not (self.path / name).is_file()
+        ]
         if taken:
             raise ConfigurationError(
-                f"{self.path} cannot be a run directory ({taken[0]} in it is not a file): move that away, or choose "
-                "another `run_dir`."
+                f"{self.path} cannot be a run directory ({taken[0]} in it is not a file): move "
+                "that away, or choose another `run_dir`."
             )
         others = [name for name in files if (self.path / name).exists()]
         if others and not (self.path / LOCK).exists() and not (self.path / MANIFEST).exists():
             raise ConfigurationError(
-                f"{self.path} is not a run directory, but it contains {' and '.join(others)}, which a run would "
-                "overwrite: choose another `run_dir`, such as a new folder inside it."
+                f"{self.path} is not a run directory, but it contains {' and '.join(others)}, "
+                "which a run would overwrite: choose another `run_dir`, such as a new folder "
+                "inside it."
             )
 
     def set_aside(self) -> Path:
-        """Move manifest, metrics and media to a folder inside, so that another run can be recorded here."""
+        """Move manifest, metrics and media to a folder inside, so that another run can be recorded
+        here."""
         folders = (self.path / f"earlier-run-{number}" for number in itertools.count(1))
         earlier = next(folder for folder in folders if not folder.exists())
         earlier.mkdir()
-        for name in ("media", *(f"metrics.sqlite{ending}" for ending in ("", "-wal", "-shm")), MANIFEST):
+        for name in (
+            "media",
+            *(f"metrics.sqlite{ending}" for ending in ("", "-wal", "-shm")),
+            MANIFEST,
+        ):
             if (self.path / name).exists():
                 (self.path / name).rename(earlier / name)
         return earlier
@@ -273,7 +307,10 @@ class RunDirectory:
         return self.lock()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.unlock()
 
@@ -285,10 +322,11 @@ run_logger = logging.getLogger("loopwright.run")
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[logging.Logger]:
-    """Append all log records to a file inside the context; yields the logger for the run's own lines.
+    """Append all log records to a file inside the context; yields the logger for the run's own
+    lines.
 
-    Warnings that a program without log handlers prints are still printed, except the run's own lines, which reach the
-    user in other ways.
+    Warnings that a program without log handlers prints are still printed, except the run's own
+    lines, which reach the user in other ways.
     """
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter(FORMAT))
@@ -304,11 +342,13 @@ def logging_to(path: Path) -> Iterator[logging.Logger]:
 
 
 def attach(handler: logging.Handler) -> Callable[[], None]:
-    """Give all log records to a handler too; what is returned ends that. What is printed without it still is."""
+    """Give all log records to a handler too; what is returned ends that. What is printed without it
+    still is."""
     root = logging.getLogger()
     handlers = [handler]
     if not root.handlers:
-        handlers.append(_printing())  # python does that itself only as long as there is no other handler
+        # python does that itself only as long as there is no other handler
+        handlers.append(_printing())
     for added in handlers:
         root.addHandler(added)
 
@@ -328,5 +368,6 @@ def _printing() -> logging.Handler:
 
 def shown(path: Path) -> Path:
     """A path for messages: relative to the working directory where it is below it."""
-    here, path = Path.cwd(), path.absolute()
+    here = Path.cwd()
+    path = path.absolute()
     return path.relative_to(here) if path.is_relative_to(here) else path

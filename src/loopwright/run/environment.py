@@ -20,7 +20,8 @@ COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 class WorkTree:
     """The commit around a directory, and whether tracked files differ from it.
 
-    Git may take longer than the first step of a training run: `ask` starts it, and `is_dirty` waits for its answer.
+    Git may take longer than the first step of a training run: `ask` starts it, and `is_dirty` waits
+    for its answer.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -110,11 +111,14 @@ MAX_DIFF_BYTES = 4 << 20
 
 
 def installed_packages() -> dict[str, str]:
-    """Names and versions of the installed packages, from the names of their `.dist-info` folders, which is fast."""
+    """Names and versions of the installed packages, from the names of their `.dist-info` folders,
+    which is fast."""
     found: dict[str, str] = {}
     for folder in sys.path:
         try:
-            entries = sorted(name for name in os.listdir(folder or ".") if name.endswith(".dist-info"))
+            entries = sorted(
+                name for name in os.listdir(folder or ".") if name.endswith(".dist-info")
+            )
         except OSError:
             continue
         for name in entries:
@@ -124,7 +128,8 @@ def installed_packages() -> dict[str, str]:
 
 
 def describe_platform() -> str:
-    """System, release, machine and C library, as `platform.platform` gives them, without its child process."""
+    """System, release, machine and C library, as `platform.platform` gives them, without its child
+    process."""
     parts = [platform.system(), platform.release(), platform.machine()]
     if "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {}):
         parts.append(f"with-{(os.confstr('CS_GNU_LIBC_VERSION') or 'libc').replace(' ', '')}")
@@ -139,7 +144,9 @@ def describe_hardware() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_bytes": _memory(),
-        "accelerators": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "accelerators": [
+            torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
+        ],
     }
 
 

@@ -1,7 +1,9 @@
-"""A run from one config: its objects, its directory, its training, and evaluation and prediction afterwards.
+"""A run from one config: its objects, its directory, its training, and evaluation and prediction
+afterwards.
 
-This is the layer between the command line and a door. It owns run directories and the recording of a run; which
-objects a config describes, and how they are built, is the part of the door, which subclasses `Experiment`.
+This is the layer between the command line and an interface. It owns run directories and the
+recording of a run; which objects a config describes, and how they are built, is the part of the
+interface, which subclasses `Experiment`.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ from .recording import (
 logger = logging.getLogger("loopwright.run")
 
 
-class DoorTrainer(Protocol):
-    """The trainer of a door, as far as an experiment uses it."""
+class InterfaceTrainer(Protocol):
+    """The trainer of an interface, as far as an experiment uses it."""
 
     @property
     def engine(self) -> Trainer: ...
@@ -63,26 +65,32 @@ class DoorTrainer(Protocol):
     def eval(self) -> dict[str, float]: ...
 
 
-DoorTrainerT = TypeVar("DoorTrainerT", bound=DoorTrainer)
+InterfaceTrainerT = TypeVar("InterfaceTrainerT", bound=InterfaceTrainer)
 
 
-class Experiment(ABC, Generic[DoorTrainerT]):
-    """A run as its config describes it. Nothing is built before `build`, or before something needs it.
+class Experiment(ABC, Generic[InterfaceTrainerT]):
+    """A run as its config describes it. Nothing is built before `build`, or before something needs
+    it.
 
     `trainer` is the trainer once it is built, and `run` the run directory once there is one.
     """
 
-    changeable: ClassVar[Collection[str]] = ()  # keys of the config that may differ in a run that is continued
+    # keys of the config that may differ in a run that is continued
+    changeable: ClassVar[Collection[str]] = ()
 
-    def __init__(self, config: Config, *, run: str | Path | None = None, progress: Display = "auto") -> None:
+    def __init__(
+        self, config: Config, *, run: str | Path | None = None, progress: Display = "auto"
+    ) -> None:
         self.config = config
         self.run = None if run is None else Path(run)
         self.progress = progress
         self.seed: int | None = config.get("seed", 0)
         self.name: str = config.get("name") or Path(config.place("")[0]).stem
-        self.trainer: DoorTrainerT | None = None
+        self.trainer: InterfaceTrainerT | None = None
         self._has_trained = False
-        self._reader: tuple[str, DoorTrainerT] | None = None  # with the weights of a checkpoint
+        self._reader: tuple[str, InterfaceTrainerT] | None = (
+            None  # with the weights of a checkpoint
+        )
 
     @classmethod
     def from_config(cls, config: Config, *, progress: Display = "auto") -> Self:
@@ -101,27 +109,32 @@ class Experiment(ABC, Generic[DoorTrainerT]):
         """The run in a run directory, from the config and the code that were kept there."""
         directory = RunDirectory.open(run)
         if not directory.config_path.is_file():
-            raise ConfigurationError(f"{run} was not started from a run file: it has no config.yaml.")
+            raise ConfigurationError(
+                f"{run} was not started from a run file: it has no config.yaml."
+            )
         experiment = cls.from_config(load_config(directory.config_path), progress=progress)
         experiment.run = directory.path
         return experiment
 
     @classmethod
     def changes_since(cls, earlier: Mapping[str, Any], config: Config, name: str) -> list[Change]:
-        """The settings that make a config another run than an earlier one; `name` is that of the run."""
+        """The settings that make a config another run than an earlier one; `name` is that of the
+        run."""
         return differences(earlier, yaml.safe_load(config_text(config, name)), cls.changeable)
 
     def build(self) -> None:
         """Build the data sets, the model and the trainer."""
-        self.trainer, self._has_trained = self._build(), False
+        self.trainer = self._build()
+        self._has_trained = False
 
     def train(self, *, resume: bool | str | Path = "auto", changes: Changes = "refuse") -> History:
         """Train, in a run directory. An unfinished run of the same name and config is continued.
 
         Args:
-            resume: "auto" to continue an unfinished run, False for a new run, a path to continue that run or to start
-                a new run from that checkpoint.
-            changes: "accept" continues the newest unfinished run although its config, code or data have changed.
+            resume: "auto" to continue an unfinished run, False for a new run, a path to continue
+                that run or to start a new run from that checkpoint.
+            changes: "accept" continues the newest unfinished run although its config, code or data
+                have changed.
 
         Returns:
             The metrics of all epochs and steps.
@@ -141,15 +154,21 @@ class Experiment(ABC, Generic[DoorTrainerT]):
             assert self.run is not None
             if not trainer.engine.runtime.is_main:
                 return trainer.train(resume=destination.resume, changes=changes)
-            run, log = RunDirectory.open(self.run), self._add_log(trainer.engine, destination)
-            with logging_to(run.log_path), noting_failure(run) if destination.is_new else nullcontext():
+            run = RunDirectory.open(self.run)
+            log = self._add_log(trainer.engine, destination)
+            with (
+                logging_to(run.log_path),
+                noting_failure(run) if destination.is_new else nullcontext(),
+            ):
                 try:
                     return trainer.train(resume=destination.resume, changes=changes)
                 finally:
                     if log.record is None:  # unless the run was left as it is
                         copy_modules(self.config.folder, run.path)  # those imported late
 
-    def evaluate(self, dataset_key: str | None = None, *, checkpoint: str | Path = "newest") -> dict[str, float]:
+    def evaluate(
+        self, dataset_key: str | None = None, *, checkpoint: str | Path = "newest"
+    ) -> dict[str, float]:
         """Compute the losses on a data set, or run the run's evaluation callbacks once.
 
         Args:
@@ -172,17 +191,21 @@ class Experiment(ABC, Generic[DoorTrainerT]):
             engine = trainer.engine
             engine.setup()
             stream = engine._open(self.dataset_of(trainer, dataset_key), None, shuffle=False)
-            return [move_to(output, torch.device("cpu")) for output in predict_batches(engine.run, stream)]
+            return [
+                move_to(output, torch.device("cpu"))
+                for output in predict_batches(engine.run, stream)
+            ]
 
-    def ready(self, checkpoint: str | Path) -> DoorTrainerT:
-        """A trainer with the weights of the run, for use: the one that trained, or one that loads a checkpoint."""
+    def ready(self, checkpoint: str | Path) -> InterfaceTrainerT:
+        """A trainer with the weights of the run, for use: the one that trained, or one that loads a
+        checkpoint."""
         if self._has_trained and checkpoint == "newest":
             assert self.trainer is not None
             return self.trainer
         if self.run is None:
             raise ConfigurationError(
-                "There is nothing to evaluate yet: call `train` first, or load an existing run with "
-                "Experiment.from_run(directory)."
+                "There is nothing to evaluate yet: call `train` first, or load an existing run "
+                "with Experiment.from_run(directory)."
             )
         if self._reader is None or self._reader[0] != str(checkpoint):
             trainer = self._build()
@@ -190,7 +213,7 @@ class Experiment(ABC, Generic[DoorTrainerT]):
             self._reader = str(checkpoint), trainer
         return self._reader[1]
 
-    # The part of a door
+    # The part of an interface
 
     @classmethod
     @abstractmethod
@@ -202,24 +225,29 @@ class Experiment(ABC, Generic[DoorTrainerT]):
         """Build one of the data sets, by itself."""
 
     @abstractmethod
-    def build_trainer(self, datasets: Mapping[str, Any]) -> DoorTrainerT:
+    def build_trainer(self, datasets: Mapping[str, Any]) -> InterfaceTrainerT:
         """Build the model and its trainer, for data sets that are built already."""
 
     @abstractmethod
-    def dataset_of(self, trainer: DoorTrainerT, key: str) -> Any:
+    def dataset_of(self, trainer: InterfaceTrainerT, key: str) -> Any:
         """A data set of a trainer by its key; an error names the keys there are."""
 
     @abstractmethod
-    def set_settings(self, trainer: DoorTrainerT, settings: Mapping[str, Any]) -> None:
+    def set_settings(self, trainer: InterfaceTrainerT, settings: Mapping[str, Any]) -> None:
         """Give a trainer the settings that a continued run must have, for its fingerprint."""
 
-    def _build(self) -> DoorTrainerT:
-        return self.build_trainer({key: self.build_dataset(str(key)) for key in self.config.get("datasets", {})})
+    def _build(self) -> InterfaceTrainerT:
+        return self.build_trainer(
+            {key: self.build_dataset(str(key)) for key in self.config.get("datasets", {})}
+        )
 
     # The run directory
 
-    def _open(self, trainer: DoorTrainerT, resume: bool | str | Path, *, accepts: bool) -> Destination:
-        """Choose the run directory on rank 0, record the start of a new run in it, and give all ranks its path."""
+    def _open(
+        self, trainer: InterfaceTrainerT, resume: bool | str | Path, *, accepts: bool
+    ) -> Destination:
+        """Choose the run directory on rank 0, record the start of a new run in it, and give all
+        ranks its path."""
         engine = trainer.engine
         destination: Destination | None = None
         if engine.runtime.is_main:
@@ -232,17 +260,23 @@ class Experiment(ABC, Generic[DoorTrainerT]):
         return destination
 
     def _add_log(self, engine: Trainer, destination: Destination) -> RunLog:
-        log = next((callback for callback in engine.run.callbacks if isinstance(callback, RunLog)), None)
+        log = next(
+            (callback for callback in engine.run.callbacks if isinstance(callback, RunLog)), None
+        )
         if log is None:
             log = RunLog()
             engine.run.bind([*engine.run.callbacks, log])
         if not destination.is_new:
-            run, text = RunDirectory.open(destination.path), config_text(self.config, self.name)
+            run = RunDirectory.open(destination.path)
+            text = config_text(self.config, self.name)
             log.record = partial(record_continuation, run, self.config.folder, text)
         return log
 
-    def _prepare(self, trainer: DoorTrainerT, resume: bool | str | Path, *, accepts: bool) -> Destination:
-        engine, config = trainer.engine, self.config
+    def _prepare(
+        self, trainer: InterfaceTrainerT, resume: bool | str | Path, *, accepts: bool
+    ) -> Destination:
+        engine = trainer.engine
+        config = self.config
         text = config_text(config, self.name)
         data = {str(key): describe_dataset(dataset) for key, dataset in trainer.datasets.items()}
         manifest = RunManifest.collect(
@@ -265,52 +299,80 @@ class Experiment(ABC, Generic[DoorTrainerT]):
         run.unlock()
         return Destination(run.path, is_new=True, resume=destination.resume)
 
-    def _destination(self, text: str, run_id: str, resume: bool | str | Path, accept: str | None) -> Destination:
+    def _destination(
+        self, text: str, run_id: str, resume: bool | str | Path, accept: str | None
+    ) -> Destination:
         if self.run is not None and resume in ("auto", True):
             return Destination(self.run, is_new=False)
         config = yaml.safe_load(text)
         output = self.config.get("output_path")
-        return choose_directory(output, self.name, run_id, resume, config, changeable=self.changeable, accept=accept)
+        return choose_directory(
+            output, self.name, run_id, resume, config, changeable=self.changeable, accept=accept
+        )
 
 
 def _words(tags: Any) -> list[str]:
     if isinstance(tags, Mapping):
         return [f"{key}={value}" for key, value in tags.items()]
-    return [str(tag) for tag in tags] if isinstance(tags, list) else [] if tags is None else [str(tags)]
+    return (
+        [str(tag) for tag in tags]
+        if isinstance(tags, list)
+        else []
+        if tags is None
+        else [str(tags)]
+    )
 
 
 def config_text(config: Config, name: str) -> str:
-    """The resolved config as text: a file that runs, with the name of the run in it and its modules beside it."""
+    """The resolved config as text: a file that runs, with the name of the run in it and its modules
+    beside it."""
     root = config.root
     entries = {key: child for key, child in root.value.items() if key != "modules"}
     if entries.get("name") is None or entries["name"].value is None:
-        entries = {"name": Node(name, root.file, None)} | {k: v for k, v in entries.items() if k != "name"}
+        entries = {"name": Node(name, root.file, None)} | {
+            k: v for k, v in entries.items() if k != "name"
+        }
     return Config(Node(entries, root.file, root.line), config.folder).to_yaml()
 
 
 class RunLog(Callback):
-    """Logs starts, epochs and ends of training to the run's log, which is open for as long as `train` takes.
+    """Logs starts, epochs and ends of training to the run's log, which is open for as long as
+    `train` takes.
 
-    `record`, of a resumed run, is called once it is known to continue; the lines that it returns are printed.
+    `record`, of a resumed run, is called once it is known to continue; the lines that it returns
+    are printed.
     """
 
     def __init__(self) -> None:
         self.record: Callable[[], list[str]] | None = None
 
     def on_train_start(self, trainer: Trainer) -> None:
-        record, self.record = self.record, None
+        record = self.record
+        self.record = None
         for remark in record() if record is not None else ():
             trainer.run.say(remark)
         progress = trainer.progress
-        logger.info("Training from epoch %d, update %d, sample %d.", progress.epoch, progress.update, progress.sample)
+        logger.info(
+            "Training from epoch %d, update %d, sample %d.",
+            progress.epoch,
+            progress.update,
+            progress.sample,
+        )
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         values = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items())
-        logger.info("Epoch %d, update %d: %s", trainer.progress.epoch, trainer.progress.update, values)
+        logger.info(
+            "Epoch %d, update %d: %s", trainer.progress.epoch, trainer.progress.update, values
+        )
 
     def on_train_end(self, trainer: Trainer) -> None:
         reason = trainer.stop_reason or "the limit is reached"
-        logger.info("Ended after epoch %d, update %d: %s.", trainer.progress.epoch, trainer.progress.update, reason)
+        logger.info(
+            "Ended after epoch %d, update %d: %s.",
+            trainer.progress.epoch,
+            trainer.progress.update,
+            reason,
+        )
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         where = f"epoch {trainer.progress.epoch}, update {trainer.progress.update}"
@@ -321,10 +383,12 @@ class RunLog(Callback):
 
 
 def load_for_use(trainer: Trainer, run: Path, which: str | Path) -> Path:
-    """Load the newest or best checkpoint of a run, or one by its path; a resume point with its averages of weights."""
+    """Load the newest or best checkpoint of a run, or one by its path; a resume point with its
+    averages of weights."""
     trainer.setup()
     if which == "best":
-        path, is_kept = _best(run), True
+        path = _best(run)
+        is_kept = True
     else:
         path = find_checkpoint(run if which == "newest" else which)
         is_kept = any(info.kind == "kept" for info in list_checkpoints(path))
@@ -343,7 +407,8 @@ def _best(run: Path) -> Path:
 
 
 def describe_dataset(dataset: Any) -> dict[str, Any]:
-    """Samples are read as with a fixed seed, and nothing that is random afterwards is another for it."""
+    """Samples are read as with a fixed seed, and nothing that is random afterwards is another for
+    it."""
     kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return {"kind": kind, "length": None, "fingerprint": None}

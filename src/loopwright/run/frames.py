@@ -1,4 +1,5 @@
-"""Recorded runs for notebooks and scripts: a sequence of runs, with metrics and events as plain columns."""
+"""Recorded runs for notebooks and scripts: a sequence of runs, with metrics and events as plain
+columns."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Columns(dict[str, list[Any]]):
         try:
             import pandas
         except ImportError as error:
-            raise MissingExtraError("A pandas frame needs pandas: pip install 'loopwright[frames]'.") from error
+            raise MissingExtraError(
+                "A pandas frame needs pandas: pip install 'loopwright[frames]'."
+            ) from error
         return pandas.DataFrame(self)
 
     def to_polars(self) -> polars.DataFrame:
@@ -50,7 +53,8 @@ class Columns(dict[str, list[Any]]):
 
 
 class Run:
-    """A recorded run, read only. What was read once stays as it was; `loopwright.runs` again sees what came later.
+    """A recorded run, read only. What was read once stays as it was; `loopwright.runs` again sees
+    what came later.
 
     Args:
         path: The run directory.
@@ -113,13 +117,14 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The config of the run: of its file, or as its trainer was given it; empty for a run without one."""
+        """The config of the run: of its file, or as its trainer was given it; empty for a run
+        without one."""
         given = self.view.manifest.get("config")
         return self.view.config or (given if isinstance(given, dict) else {})
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the run was given, under dotted names, whatever the door."""
+        """What the run was given, under dotted names, whatever the interface."""
         return self.view.settings
 
     @property
@@ -134,7 +139,8 @@ class Run:
 
     @property
     def events(self) -> Columns:
-        """Everything that happened in the run, such as checkpoints, in the columns kind, text, step, wall and more."""
+        """Everything that happened in the run, such as checkpoints, in the columns kind, text,
+        step, wall and more."""
         events = [asdict(event) for event in self.view.metrics.events()]
         names = ("kind", "text", "step", "update", "epoch", "samples", "seconds", "wall", "detail")
         return Columns({name: [event[name] for event in events] for name in names})
@@ -144,12 +150,12 @@ class Run:
 
         Args:
             name: The metric.
-            by: "step" for the values of steps, "epoch" for those of epochs; by default those of steps if there are
-                any.
+            by: "step" for the values of steps, "epoch" for those of epochs; by default those of
+                steps if there are any.
 
         Returns:
-            The columns step, update, epoch, samples, seconds (of training), wall (seconds since 1970) and value. What
-            is not known is None, as times of runs of the first edition.
+            The columns step, update, epoch, samples, seconds (of training), wall (seconds since
+            1970) and value. What is not known is None, as times of runs of the first edition.
         """
         levels: tuple[Literal["step", "epoch"], ...] = ("step", "epoch") if by is None else (by,)
         found = (self.view.metrics.columns(name, level) for level in levels)
@@ -162,7 +168,8 @@ class Run:
         """The best value of a metric of epochs, with its epoch; None where there is none.
 
         Args:
-            name: The metric; by default the one that the run's best model was chosen by, or else its evaluation loss.
+            name: The metric; by default the one that the run's best model was chosen by, or else
+                its evaluation loss.
             mode: "min" or "max"; by default what the run noted or the metric's name says.
         """
         name = self.view.main_metric if name is None else name
@@ -182,7 +189,10 @@ class Run:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near and near[0] != name else ""
         where = f" of {by}s" if by else ""
-        return f"{self.path} has no metric {name!r}{where}; it has: {', '.join(known) or 'none yet'}.{hint}"
+        return (
+            f"{self.path} has no metric {name!r}{where}; it has: "
+            f"{', '.join(known) or 'none yet'}.{hint}"
+        )
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, name={self.name!r}, state={self.state!r})"
@@ -191,7 +201,8 @@ class Run:
 class Runs(Sequence[Run]):
     """Runs of a folder, the newest first, as `loopwright runs` lists them.
 
-    `runs[0]` is the newest, `runs["first"]` the one with that name, id or folder, `runs[:3]` are the newest three.
+    `runs[0]` is the newest, `runs["first"]` the one with that name, id or folder, `runs[:3]` are
+    the newest three.
     """
 
     def __init__(self, runs: Iterable[Run], root: str | os.PathLike[str]) -> None:
@@ -227,21 +238,33 @@ class Runs(Sequence[Run]):
     def _row(self, run: Run) -> dict[str, Any]:
         name = run.view.main_metric
         best = None if name is None else run.view.best_of(name)
-        row: dict[str, Any] = {"path": self._short(run), "name": run.name, "state": run.state, "started": run.started}
+        row: dict[str, Any] = {
+            "path": self._short(run),
+            "name": run.name,
+            "state": run.state,
+            "started": run.started,
+        }
         row |= {"seconds": run.seconds, "epoch": run.progress.epoch, "update": run.progress.update}
         row |= {"metric": name, "best": best and best.value, "best_epoch": best and best.epoch}
         return row | {f"config.{key}": value for key, value in run.settings.items()}
 
     def _named(self, text: str) -> Run:
-        fitting = [run for run in self._runs if text in (run.name, run.id, run.path.name, self._short(run))]
+        fitting = [
+            run for run in self._runs if text in (run.name, run.id, run.path.name, self._short(run))
+        ]
         if len(fitting) == 1:
             return fitting[0]
         if fitting:
             paths = ", ".join(self._short(run) for run in fitting)
-            raise KeyError(f"{text!r} is the name of {len(fitting)} runs; choose one by its path: {paths}.")
-        near = difflib.get_close_matches(text, [run.name for run in self._runs] + [*map(self._short, self._runs)], n=3)
+            raise KeyError(
+                f"{text!r} is the name of {len(fitting)} runs; choose one by its path: {paths}."
+            )
+        near = difflib.get_close_matches(
+            text, [run.name for run in self._runs] + [*map(self._short, self._runs)], n=3
+        )
         raise KeyError(
-            f"There is no run {text!r} in {self.root}{'; similar names: ' + ', '.join(near) if near else ''}."
+            f"There is no run {text!r} in "
+            f"{self.root}{'; similar names: ' + ', '.join(near) if near else ''}."
         )
 
     def _short(self, run: Run) -> str:
@@ -258,8 +281,8 @@ def runs(root: str | os.PathLike[str] = "runs") -> Runs:
         root: The folder, or a run directory.
 
     Returns:
-        A sequence of `Run`, which has `metrics(name)`, `config`, `events`, `best()` and more; `runs(...).table()` is a
-        table of all.
+        A sequence of `Run`, which has `metrics(name)`, `config`, `events`, `best()` and more;
+        `runs(...).table()` is a table of all.
 
     >>> import tempfile
     >>> import loopwright
@@ -272,11 +295,13 @@ def runs(root: str | os.PathLike[str] = "runs") -> Runs:
     folder = Path(root)
     if not folder.is_dir():
         raise ConfigurationError(
-            f"There is no folder {str(root)!r} (in {Path.cwd()}): name the folder that contains the runs, as in "
-            "`loopwright.runs('runs')`."
+            f"There is no folder {str(root)!r} (in {Path.cwd()}): name the folder that contains "
+            "the runs, as in `loopwright.runs('runs')`."
         )
     found = [Run(path) for path in find_runs(folder)]
-    newest_first = sorted(found, key=lambda run: (_timestamp(run.started), str(run.path)), reverse=True)
+    newest_first = sorted(
+        found, key=lambda run: (_timestamp(run.started), str(run.path)), reverse=True
+    )
     return Runs(newest_first, folder)
 
 

@@ -1,4 +1,5 @@
-"""`run.json`: what ran, with which versions, on what machine, from which commit, and how it ended."""
+"""`run.json`: what ran, with which versions, on what machine, from which commit, and how it
+ended."""
 
 from __future__ import annotations
 
@@ -26,7 +27,18 @@ State = Literal["running", "finished", "stopped", "failed", "interrupted"]
 FORMAT = 1
 OPTIONAL = frozenset(
     (
-        *("git_commit", "git_dirty", "reason", "progress", "format", "name", "tags", "packages", "hardware", "data"),
+        *(
+            "git_commit",
+            "git_dirty",
+            "reason",
+            "progress",
+            "format",
+            "name",
+            "tags",
+            "packages",
+            "hardware",
+            "data",
+        ),
         *("metric_modes", "eval_keys", "watched", "fingerprint", "changes"),
         *("door", "config", "arguments", "num_parameters", "planned", "compiled", "seed_source"),
     )
@@ -66,21 +78,31 @@ class RunManifest:
     tags: list[str] = field(default_factory=list)
     packages: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)  # by data set: what it is, its length and fingerprint
-    metric_modes: dict[str, Mode] = field(default_factory=dict)  # by metric of the epochs: "min" or "max" is better
-    eval_keys: list[str] = field(default_factory=list)  # prefixes of metrics of callbacks' own evaluations
-    watched: list[str] = field(default_factory=list)  # metrics whose best values callbacks look for, in their order
-    fingerprint: dict[str, Any] = field(default_factory=dict)  # what the program gave the run to be, by name
-    changes: list[dict[str, Any]] = field(default_factory=list)  # of the program, that the run went on with
-    door: str | None = None  # "native", or the door whose trainer it was
-    config: dict[str, Any] = field(default_factory=dict)  # of `Trainer(config=...)`, for the user's own use
-    arguments: dict[str, Any] = field(default_factory=dict)  # of the trainer, that the fingerprint does not have
+    # by data set: what it is, its length and fingerprint
+    data: dict[str, Any] = field(default_factory=dict)
+    # by metric of the epochs: "min" or "max" is better
+    metric_modes: dict[str, Mode] = field(default_factory=dict)
+    # prefixes of metrics of callbacks' own evaluations
+    eval_keys: list[str] = field(default_factory=list)
+    # metrics whose best values callbacks look for, in their order
+    watched: list[str] = field(default_factory=list)
+    # what the program gave the run to be, by name
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    # of the program, that the run went on with
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    door: str | None = None  # "native", or the interface whose trainer it was
+    # of `Trainer(config=...)`, for the user's own use
+    config: dict[str, Any] = field(default_factory=dict)
+    # of the trainer, that the fingerprint does not have
+    arguments: dict[str, Any] = field(default_factory=dict)
     num_parameters: dict[str, int] = field(default_factory=dict)  # "total" and "trainable"
-    planned: dict[str, Any] = field(default_factory=dict)  # "limit" as [unit, number], and the totals it amounts to
-    compiled: dict[str, Any] = field(
-        default_factory=dict
-    )  # with `compile="step"`: "choice", "reason", "graphs" and so on
-    seed_source: str | None = None  # "argument", "seed_everything" or "default"; None in runs of earlier versions
+    # "limit" as [unit, number], and the totals it amounts to
+    planned: dict[str, Any] = field(default_factory=dict)
+    # with `compile="step"`: "choice", "reason", "graphs" and so on
+    compiled: dict[str, Any] = field(default_factory=dict)
+    seed_source: str | None = (
+        None  # "argument", "seed_everything" or "default"; None in runs of earlier versions
+    )
 
     @classmethod
     def collect(
@@ -145,9 +167,12 @@ class RunManifest:
         change: Mapping[str, Any] | None = None,
         facts: RunFacts | None = None,
     ) -> Self:
-        """The manifest after an update: a new state replaces the reason, other values are added; see its fields."""
+        """The manifest after an update: a new state replaces the reason, other values are added;
+        see its fields."""
         if state is not None and state not in get_args(State):
-            raise ConfigurationError(f"{state!r} is not a state of a run: use one of {', '.join(get_args(State))}.")
+            raise ConfigurationError(
+                f"{state!r} is not a state of a run: use one of {', '.join(get_args(State))}."
+            )
         return replace(
             self,
             updated=_now(),
@@ -169,8 +194,14 @@ class RunManifest:
             write_bytes(staging, self._text().encode())
 
     def _text(self) -> str:
-        """JSON with a line for each entry; `indent` would do without the encoder in C, and take five times as long."""
-        return json.dumps({name: getattr(self, name) for name in self.__slots__}, separators=(",\n ", ": ")) + "\n"
+        """JSON with a line for each entry; `indent` would do without the encoder in C, and take
+        five times as long."""
+        return (
+            json.dumps(
+                {name: getattr(self, name) for name in self.__slots__}, separators=(",\n ", ": ")
+            )
+            + "\n"
+        )
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
@@ -183,11 +214,12 @@ class RunManifest:
 
 
 class RunFacts(TypedDict, total=False):
-    """What a trainer says of its run when training starts; each entry replaces that of the manifest."""
+    """What a trainer says of its run when training starts; each entry replaces that of the
+    manifest."""
 
     name: str
     tags: list[str]
-    door: str
+    door: str  # the interface: names in files stay
     config: dict[str, Any]
     arguments: dict[str, Any]
     num_parameters: dict[str, int]
@@ -210,7 +242,9 @@ class ManifestChanges(TypedDict, total=False):
     facts: RunFacts | None
 
 
-def update_manifest(path: str | os.PathLike[str], **changes: Unpack[ManifestChanges]) -> RunManifest:
+def update_manifest(
+    path: str | os.PathLike[str], **changes: Unpack[ManifestChanges]
+) -> RunManifest:
     """Change entries of a `run.json`, and return the new manifest.
 
     Args:
@@ -233,11 +267,19 @@ def update_manifest(path: str | os.PathLike[str], **changes: Unpack[ManifestChan
 def _checked(content: object, path: object, known: set[str]) -> dict[str, Any]:
     required = {"id", "created", "command", "state"}
     if not isinstance(content, dict) or not required <= set(content):
-        raise CheckpointError(f"{path} is not the manifest of a run: it lacks some of {sorted(required)}.")
+        raise CheckpointError(
+            f"{path} is not the manifest of a run: it lacks some of {sorted(required)}."
+        )
     if content["state"] not in get_args(State) or not isinstance(content.get("progress", {}), dict):
-        raise CheckpointError(f"{path} is not the manifest of a run: its state is {content['state']!r:.60}.")
-    if not isinstance(content.get("fingerprint", {}), dict) or not isinstance(content.get("changes", []), list):
-        raise CheckpointError(f"{path} is not the manifest of a run: its record of the program is malformed.")
+        raise CheckpointError(
+            f"{path} is not the manifest of a run: its state is {content['state']!r:.60}."
+        )
+    if not isinstance(content.get("fingerprint", {}), dict) or not isinstance(
+        content.get("changes", []), list
+    ):
+        raise CheckpointError(
+            f"{path} is not the manifest of a run: its record of the program is malformed."
+        )
     unknown: dict[str, Any] = dict.fromkeys(known - OPTIONAL)
     return unknown | {key: value for key, value in content.items() if key in known}
 

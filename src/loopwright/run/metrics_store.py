@@ -1,4 +1,5 @@
-"""The writer of `metrics.sqlite`: rows are queued by the training and written behind it by a thread."""
+"""The writer of `metrics.sqlite`: rows are queued by the training and written behind it by a
+thread."""
 
 from __future__ import annotations
 
@@ -16,7 +17,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..errors import CheckpointError
 from ..metrics.rows import Place, StepRow
-from .metrics_writing import AddMedia, Epoch, Event, Job, LogLine, LogPoint, Tables, Truncate, json_text, write_steps
+from .metrics_writing import (
+    AddMedia,
+    Epoch,
+    Event,
+    Job,
+    LogLine,
+    LogPoint,
+    Tables,
+    Truncate,
+    json_text,
+    write_steps,
+)
 from .schema import exact_value, open_for_reading, open_for_writing
 
 if TYPE_CHECKING:
@@ -29,7 +41,9 @@ logger = logging.getLogger("loopwright")
 StepValue: TypeAlias = tuple[int, int, str, float]  # update, step, name, value
 EpochRow: TypeAlias = tuple[int, int, str, float]  # epoch, update, name, value
 
-WRITE_SECONDS = 0.25  # between two commits: with the time between two log points, well below a second
+WRITE_SECONDS = (
+    0.25  # between two commits: with the time between two log points, well below a second
+)
 CLEAN_SECONDS = 0.3  # that closing waits for readers, so that the log of SQLite can be removed
 
 
@@ -37,17 +51,20 @@ _OF_PARENTS: list[Tables | None] = []
 
 
 class MetricsStore:
-    """What a run logs, in one SQLite file; a thread writes it behind the training, several times a second.
+    """What a run logs, in one SQLite file; a thread writes it behind the training, several times a
+    second.
 
-    All `add_` methods only queue. A write that fails is kept and tried again; the next call raises its error.
+    All `add_` methods only queue. A write that fails is kept and tried again; the next call raises
+    its error.
 
-    SQLite has no NaN and no negative zero: such a value has its eight bytes in the column `exact`, and NULL or zero in
-    `value`, so plain SQL over `value` does what one expects. A file of the first edition is brought to today's format
-    when it is written to; reading leaves it alone.
+    SQLite has no NaN and no negative zero: such a value has its eight bytes in the column `exact`,
+    and NULL or zero in `value`, so plain SQL over `value` does what one expects. A file of the
+    first edition is brought to today's format when it is written to; reading leaves it alone.
 
     Args:
         path: The file, as `metrics.sqlite` in a run directory.
-        read_only: Read only, and create nothing; the file is open during a call, and needs no `close`.
+        read_only: Read only, and create nothing; the file is open during a call, and needs no
+            `close`.
 
     >>> import pathlib, tempfile
     >>> from loopwright.run import MetricsStore, StepRow
@@ -100,11 +117,15 @@ class MetricsStore:
         detail: Mapping[str, Any] | None = None,
         wall: float | None = None,
     ) -> None:
-        """Add something that happened, such as a checkpoint; `place` is (update, step, epoch, samples, seconds)."""
-        self._add(Event(kind, text, None if detail is None else json_text(detail), place, _now(wall)))
+        """Add something that happened, such as a checkpoint; `place` is (update, step, epoch,
+        samples, seconds)."""
+        self._add(
+            Event(kind, text, None if detail is None else json_text(detail), place, _now(wall))
+        )
 
     def add_media(self, media: Media) -> None:
-        """Add images, a histogram, a text or a table; images become files in the folder `media` beside the file."""
+        """Add images, a histogram, a text or a table; images become files in the folder `media`
+        beside the file."""
         self._add(AddMedia(media))
 
     def add_log_line(self, level: str, text: str, *, wall: float | None = None) -> None:
@@ -112,16 +133,17 @@ class MetricsStore:
         self._add(LogLine(level, text, _now(wall)))
 
     def truncate(self, *, step: int, epoch: int, is_finished: bool | None = None) -> None:
-        """Remove what is after a position, so that a run resumed there adds it once. It is done when this returns.
+        """Remove what is after a position, so that a run resumed there adds it once. It is done
+        when this returns.
 
-        Metrics, media, and the events of what a resumed run does again are removed; log lines, and the events of
-        processes (their start, a signal, an error), stay.
+        Metrics, media, and the events of what a resumed run does again are removed; log lines, and
+        the events of processes (their start, a signal, an error), stay.
 
         Args:
             step: The last step that stays.
             epoch: The last epoch that stays.
-            is_finished: Whether the `train` call was finished in the resume point; None where the position is not a
-                resume point: the events of this step then stay.
+            is_finished: Whether the `train` call was finished in the resume point; None where the
+                position is not a resume point: the events of this step then stay.
         """
         self._add(Truncate(step, epoch, is_finished))
         self.flush()
@@ -169,21 +191,37 @@ class MetricsStore:
         return self._select('v."update", v.step', "step", name)
 
     def epochs(self, name: str | None = None) -> list[EpochRow]:
-        """The (epoch, update, name, value) rows of one metric, or of all, in the order of epochs."""
+        """The (epoch, update, name, value) rows of one metric, or of all, in the order of
+        epochs."""
         return self._select('v.epoch, v."update"', "epoch", name)
 
     def names(self) -> list[str]:
         """The names of all metrics, sorted."""
         with self._reading() as tables:
-            return [name for (name,) in tables.connection.execute("SELECT name FROM names ORDER BY name")]
+            return [
+                name
+                for (name,) in tables.connection.execute("SELECT name FROM names ORDER BY name")
+            ]
 
-    def _select(self, columns: str, place: str, name: str | None) -> list[tuple[int, int, str, float]]:
+    def _select(
+        self, columns: str, place: str, name: str | None
+    ) -> list[tuple[int, int, str, float]]:
         condition, values = ("", ()) if name is None else ("WHERE n.name = ?", (name,))
-        query = f"SELECT {columns}, n.name, v.value, v.exact FROM names n CROSS JOIN {place}_values v ON v.name = n.id"
+        query = (
+            f"SELECT {columns}, n.name, v.value, v.exact FROM names n CROSS JOIN "
+            f"{place}_values v ON v.name = n.id"
+        )
         with self._reading() as tables:
-            rows = tables.connection.execute(f"{query} {condition} ORDER BY v.{place}, v.name", values).fetchall()
-        found = ((first, second, key, exact_value(value, exact)) for first, second, key, value, exact in rows)
-        return [(first, second, key, value) for first, second, key, value in found if value is not None]
+            rows = tables.connection.execute(
+                f"{query} {condition} ORDER BY v.{place}, v.name", values
+            ).fetchall()
+        found = (
+            (first, second, key, exact_value(value, exact))
+            for first, second, key, value, exact in rows
+        )
+        return [
+            (first, second, key, value) for first, second, key, value in found if value is not None
+        ]
 
     # The queue
 
@@ -196,9 +234,11 @@ class MetricsStore:
             self._raise()
 
     def _leave_parent_alone(self) -> None:
-        """In a fork, begin anew: what is queued and open is the parent's, whose threads are not here."""
+        """In a fork, begin anew: what is queued and open is the parent's, whose threads are not
+        here."""
         if self._process != os.getpid():
-            _OF_PARENTS.append(self._tables)  # a connection must not even be closed in another process
+            # a connection must not even be closed in another process
+            _OF_PARENTS.append(self._tables)
             self._reset()
 
     def _start(self) -> None:
@@ -206,10 +246,12 @@ class MetricsStore:
             if self._thread is None:  # several threads may log
                 self._stop.clear()
                 thread = threading.Thread(target=self._run, name="loopwright-metrics", daemon=True)
-                with suppress(RuntimeError):  # Python 3.12 starts no thread when the program ends: `close` writes then
+                # Python 3.12 starts no thread when the program ends: `close` writes then
+                with suppress(RuntimeError):
                     thread.start()
                     self._thread = thread
-                    atexit.register(self.close)  # a daemon thread does not outlive the program; what is queued must
+                    # a daemon thread does not outlive the program; what is queued must
+                    atexit.register(self.close)
 
     def _run(self) -> None:
         while not self._stop.wait(WRITE_SECONDS):
@@ -218,12 +260,14 @@ class MetricsStore:
                     self._write_queue()
 
     def _raise(self) -> None:
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
 
     def _write_queue(self) -> None:
-        """Commit all that is queued; an error is kept for the next call, and what it concerns for the next attempt."""
+        """Commit all that is queued; an error is kept for the next call, and what it concerns for
+        the next attempt."""
         try:
             while self._queue:
                 self._commit(list(self._queue))
@@ -232,13 +276,14 @@ class MetricsStore:
                 self._error = error
                 return
             self._error = CheckpointError(
-                f"The metrics in {self.path} cannot be written: {error}. Earlier data is unchanged; check the free "
-                "disk space and the permissions."
+                f"The metrics in {self.path} cannot be written: {error}. Earlier data is "
+                "unchanged; check the free disk space and the permissions."
             )
             self._error.__cause__ = error
 
     def _commit(self, jobs: list[LogPoint | Job]) -> None:
-        """Write jobs in one transaction and take them off the queue, and a job that can never be written too."""
+        """Write jobs in one transaction and take them off the queue, and a job that can never be
+        written too."""
         import sqlite3
 
         self._leave_removed_file()
@@ -265,7 +310,8 @@ class MetricsStore:
             tables.delete_files()
 
     def _commit_singly(self, jobs: list[LogPoint | Job], error: BaseException) -> None:
-        """Write jobs one after the other, so that one that cannot be written does not keep the others back."""
+        """Write jobs one after the other, so that one that cannot be written does not keep the
+        others back."""
         if len(jobs) == 1:
             self._queue.popleft()
             raise error
@@ -287,12 +333,13 @@ class MetricsStore:
                     self._disconnect()
 
     def _leave_removed_file(self) -> None:
-        """Begin a new file where ours was removed: SQLite would go on writing to it, where nobody will find it."""
+        """Begin a new file where ours was removed: SQLite would go on writing to it, where nobody
+        will find it."""
         if self._tables is not None and not self.path.exists():
             self._disconnect()
             logger.warning(
-                "%s was removed while the run was writing it: its metrics and events are lost. A new file is written "
-                "from now on.",
+                "%s was removed while the run was writing it: its metrics and events are lost. A "
+                "new file is written from now on.",
                 self.path,
             )
 
@@ -309,16 +356,19 @@ class MetricsStore:
             return open_for_reading(path)
         except sqlite3.Error as error:
             raise CheckpointError(
-                f"The metrics in {path} cannot be opened: {error}. Restore the file, or move it away."
+                f"The metrics in {path} cannot be opened: {error}. Restore the file, or move it "
+                "away."
             ) from error
 
     def _disconnect(self) -> None:
-        """Close the file so that SQLite removes its log, for which no reader may have it open at that moment."""
+        """Close the file so that SQLite removes its log, for which no reader may have it open at
+        that moment."""
         import sqlite3
 
         if self._tables is None:
             return
-        tables, self._tables = self._tables, None
+        tables = self._tables
+        self._tables = None
         with suppress(sqlite3.Error):
             tables.connection.execute("PRAGMA busy_timeout=100")
             tables.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -335,7 +385,10 @@ def _may_succeed_later(error: BaseException) -> bool:
     """Whether an error is about the file and its disk; others are about the row."""
     import sqlite3
 
-    return isinstance(error, (sqlite3.OperationalError, OSError)) or type(error) is sqlite3.DatabaseError
+    return (
+        isinstance(error, (sqlite3.OperationalError, OSError))
+        or type(error) is sqlite3.DatabaseError
+    )
 
 
 def _now(wall: float | None) -> float:

@@ -1,4 +1,5 @@
-"""The reader of `metrics.sqlite`: it changes nothing, reads while others write, and takes files of any version."""
+"""The reader of `metrics.sqlite`: it changes nothing, reads while others write, and takes files of
+any version."""
 
 from __future__ import annotations
 
@@ -65,11 +66,13 @@ class BestValue:
 
 
 class MetricsView:
-    """What one run has logged, read when it is asked for; each method sees one consistent state of the file.
+    """What one run has logged, read when it is asked for; each method sees one consistent state of
+    the file.
 
     Args:
         path: The file; without one, everything is empty.
-        keep_open: Keep the file open between calls while no process writes to it. Any thread may call.
+        keep_open: Keep the file open between calls while no process writes to it. Any thread may
+            call.
 
     >>> import tempfile
     >>> from loopwright.run import MetricsStore, MetricsView, StepRow
@@ -95,7 +98,10 @@ class MetricsView:
         """The names of the metrics of steps, sorted."""
         has_values = "EXISTS (SELECT 1 FROM step_values v WHERE v.name = n.id)"
         query = f"SELECT n.name FROM names n WHERE {has_values}"
-        return sorted(str(name) for (name,) in self._read_named(lambda found: found.execute(query).fetchall()) or ())
+        return sorted(
+            str(name)
+            for (name,) in self._read_named(lambda found: found.execute(query).fetchall()) or ()
+        )
 
     @cached_property
     def epoch_names(self) -> list[str]:
@@ -105,23 +111,30 @@ class MetricsView:
     def steps(self, name: str) -> list[Point]:
         """The values of a metric at every step that was logged."""
         query = 'SELECT step, "update", value, exact FROM step_values WHERE name = ? ORDER BY step'
-        rows = self._read(lambda connection: connection.execute(query, (id_of(connection, name),)).fetchall())
+        rows = self._read(
+            lambda connection: connection.execute(query, (id_of(connection, name),)).fetchall()
+        )
         return [point for row in rows or () if (point := _point(*row)) is not None]
 
     def epochs(self, name: str) -> list[Point]:
-        """The values of a metric of the epochs; an epoch that was cut short and went on has its last value."""
+        """The values of a metric of the epochs; an epoch that was cut short and went on has its
+        last value."""
         return list(self._epochs_by_name.get(name, {}).values())
 
     def best(self, name: str, mode: Mode) -> BestValue | None:
-        """The best value of an epoch metric, the earliest of equals; None where there is none but NaN."""
+        """The best value of an epoch metric, the earliest of equals; None where there is none but
+        NaN."""
         points = sorted(self.epochs(name), key=lambda point: point.at)
         best = first_best(points, lambda point: point.value, mode)
         return None if best is None else BestValue(name, best.value, best.at, mode)
 
     def latest(self) -> dict[str, float]:
-        """The newest value of every metric; of a metric of steps and epochs, that of the last epoch."""
+        """The newest value of every metric; of a metric of steps and epochs, that of the last
+        epoch."""
         rows = self._read_named(read_latest) or []
-        of_steps = {str(name): value for name, *both in rows if (value := exact_value(*both)) is not None}
+        of_steps = {
+            str(name): value for name, *both in rows if (value := exact_value(*both)) is not None
+        }
         return of_steps | {name: point.value for name, point in self._epochs}
 
     def last_step(self) -> tuple[int, int] | None:
@@ -131,32 +144,53 @@ class MetricsView:
 
     def last_place(self) -> dict[str, Any] | None:
         """The newest row of the clock: step, update, epoch, samples, seconds and wall."""
-        rows = self._rows('SELECT step, "update", epoch, samples, seconds, wall FROM clock ORDER BY step DESC LIMIT 1')
+        rows = self._rows(
+            'SELECT step, "update", epoch, samples, seconds, wall FROM clock ORDER BY step DESC '
+            "LIMIT 1"
+        )
         return dict(zip(PLACE, rows[0], strict=True)) if rows else None
 
     def last_epoch(self) -> Point | None:
         """Any metric of the newest epoch, for its number and update."""
         return self._epochs[-1][1] if self._epochs else None
 
-    def between(self, level: Literal["steps", "epochs"], first: int, end: int) -> dict[str, tuple[Array, Array]]:
-        """The places and the values of all metrics from one step or epoch up to another, which is not included."""
+    def between(
+        self, level: Literal["steps", "epochs"], first: int, end: int
+    ) -> dict[str, tuple[Array, Array]]:
+        """The places and the values of all metrics from one step or epoch up to another, which is
+        not included."""
         table, place = PLACES[level]
-        return self._read_named(lambda connection: read_between(connection, table, place, (first, end))) or {}
+        return (
+            self._read_named(
+                lambda connection: read_between(connection, table, place, (first, end))
+            )
+            or {}
+        )
 
     def curve(
-        self, name: str, *, x: str = "step", first: float | None = None, last: float | None = None, points: int = 1000
+        self,
+        name: str,
+        *,
+        x: str = "step",
+        first: float | None = None,
+        last: float | None = None,
+        points: int = 1000,
     ) -> Curve:
-        """A metric of steps along an axis, in about `points` columns: every value where they fit, else summaries.
+        """A metric of steps along an axis, in about `points` columns: every value where they fit,
+        else summaries.
 
         Args:
             name: The metric.
-            x: step, update, epoch (with the part of it that is over), samples, seconds (of training), wall (seconds
-                since 1970), or the name of another metric.
-            first: Where the range begins along the axis, which is included; by default the beginning.
+            x: step, update, epoch (with the part of it that is over), samples, seconds (of
+                training), wall (seconds since 1970), or the name of another metric.
+            first: Where the range begins along the axis, which is included; by default the
+                beginning.
             last: Where it ends, which is included.
             points: How many columns there may be.
         """
-        found = self._read(lambda connection: step_curve(connection, name, x, (first, last), points))
+        found = self._read(
+            lambda connection: step_curve(connection, name, x, (first, last), points)
+        )
         return Curve(name, "step", x, 1, 0, 0, [], [], [], [], [], []) if found is None else found
 
     def epoch_curve(
@@ -170,7 +204,9 @@ class MetricsView:
         """Every value of a metric, bit for bit, with its place, by the names of the columns."""
         rows = self._read(lambda connection: read_columns(connection, name, level)) or []
         values = [exact_value(value, exact) for *_, value, exact in rows]
-        return {key: [row[index] for row in rows] for index, key in enumerate(PLACE)} | {"value": values}
+        return {key: [row[index] for row in rows] for index, key in enumerate(PLACE)} | {
+            "value": values
+        }
 
     def events(self) -> list[Event]:
         """Everything that happened, in order."""
@@ -198,7 +234,9 @@ class MetricsView:
         """How far the file goes."""
         return self._read(read_cursor) or Cursor()
 
-    def since(self, cursor: Cursor, names: Collection[str], *, x: str = "step", points: int = 1000) -> Changes:
+    def since(
+        self, cursor: Cursor, names: Collection[str], *, x: str = "step", points: int = 1000
+    ) -> Changes:
         """What was added after a cursor: the values of some metrics, and all else.
 
         Args:
@@ -211,7 +249,8 @@ class MetricsView:
         return Changes(Cursor(), cursor != Cursor(), {}, {}, [], [], []) if found is None else found
 
     def query(self, sql: str) -> Answer:
-        """The answer of a SELECT statement over the views that `loopwright query` lists; nothing is written."""
+        """The answer of a SELECT statement over the views that `loopwright query` lists; nothing is
+        written."""
         return run_query(self.path, sql)
 
     def close(self) -> None:
@@ -245,15 +284,17 @@ class MetricsView:
             ).fetchone()
             if count > MAX_NAMES:
                 raise CheckpointError(
-                    f"{self.path} has more than {MAX_NAMES:,} names of metrics, too many to list: log fewer names "
-                    "(without numbers of steps in them), or read the file with `loopwright query`."
+                    f"{self.path} has more than {MAX_NAMES:,} names of metrics, too many to list: "
+                    "log fewer names (without numbers of steps in them), or read the file with "
+                    "`loopwright query`."
                 )
             return read(connection)
 
         return self._read(checked)
 
     def _read(self, read: Callable[[sqlite3.Connection], T]) -> T | None:
-        """What a function reads in one transaction; None where the run has not written anything yet."""
+        """What a function reads in one transaction; None where the run has not written anything
+        yet."""
         with self._lock, self._explained():
             if not self.path.is_file():
                 self.close()
@@ -279,10 +320,14 @@ class MetricsView:
         try:
             yield
         except sqlite3.Error as error:
-            size = f" (texts of more than {LARGEST_TEXT:,} bytes are not read)" if "too big" in str(error) else ""
+            size = (
+                f" (texts of more than {LARGEST_TEXT:,} bytes are not read)"
+                if "too big" in str(error)
+                else ""
+            )
             raise CheckpointError(
-                f"The metrics in {self.path} cannot be read: {error}{size}. Restore the file, or copy the run to a "
-                "folder that is writable."
+                f"The metrics in {self.path} cannot be read: {error}{size}. Restore the file, or "
+                "copy the run to a folder that is writable."
             ) from error
 
     def _open(self) -> sqlite3.Connection:
@@ -305,7 +350,11 @@ class MetricsView:
 def _point(at: object, update: object, value: object, exact: object) -> Point | None:
     """A row as written by `MetricsStore`; None for what it would not have written."""
     number = exact_value(value, exact)
-    return Point(at, update, number) if isinstance(at, int) and isinstance(update, int) and number is not None else None
+    return (
+        Point(at, update, number)
+        if isinstance(at, int) and isinstance(update, int) and number is not None
+        else None
+    )
 
 
 def _are_counts(*values: object) -> bool:

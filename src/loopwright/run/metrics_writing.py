@@ -1,7 +1,7 @@
 """What is written to `metrics.sqlite`, each kind of row as a job that a transaction runs.
 
-Rows go in by statements of many rows: Python's sqlite3 gives the interpreter lock away for every statement, and gets it
-back from a busy training thread only after milliseconds.
+Rows go in by statements of many rows: Python's sqlite3 gives the interpreter lock away for every
+statement, and gets it back from a busy training thread only after milliseconds.
 """
 
 from __future__ import annotations
@@ -28,19 +28,29 @@ if TYPE_CHECKING:
 MOST_ROWS = 4096  # of one statement; SQLite takes 32,766 values
 PAUSE_SECONDS = 0.05  # of time that is no training: the clock then notes the step after it too
 REPEATED_EVENTS = ("checkpoint", "best", "evaluation")  # that a run has again after a rewind
-PROCESS_EVENTS = ("started", "resumed", "signal", "failed", "compiled")  # of processes, which a resumed run keeps
+# of processes, which a resumed run keeps
+PROCESS_EVENTS = (
+    "started",
+    "resumed",
+    "signal",
+    "failed",
+    "compiled",
+)
 END_EVENTS = ("finished", "stopped")  # of a call
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Tables:
-    """A connection and what the writer remembers of the file; forgotten where a transaction fails."""
+    """A connection and what the writer remembers of the file; forgotten where a transaction
+    fails."""
 
     connection: sqlite3.Connection
     folder: Path  # the run directory
     ids: dict[str, int] = field(default_factory=dict)
     last_step: int | None = None
-    last_clock: tuple[float, float] | None = None  # seconds of training and wall time of the last log point
+    last_clock: tuple[float, float] | None = (
+        None  # seconds of training and wall time of the last log point
+    )
     removed: set[str] = field(default_factory=set)  # files of rows that the transaction has removed
 
     def forget(self) -> None:
@@ -50,7 +60,9 @@ class Tables:
     def delete_files(self) -> None:
         """Delete the files that no row has any more, once that is committed."""
         for file in self.removed:
-            if not self.connection.execute("SELECT 1 FROM media WHERE file = ?", (file,)).fetchone():
+            if not self.connection.execute(
+                "SELECT 1 FROM media WHERE file = ?", (file,)
+            ).fetchone():
                 with suppress(OSError):  # a file too many harms nobody
                     (self.folder / file).unlink()
         self.removed = set()
@@ -58,7 +70,9 @@ class Tables:
     def id_of(self, name: str) -> int:
         """The id of a metric's name, which gets one at its first use."""
         if not self.ids:
-            self.ids = {name: key for key, name in self.connection.execute("SELECT id, name FROM names")}
+            self.ids = {
+                name: key for key, name in self.connection.execute("SELECT id, name FROM names")
+            }
         if name not in self.ids:
             cursor = self.connection.execute("INSERT INTO names (name) VALUES (?)", (name,))
             self.ids[name] = int(cursor.lastrowid or 0)
@@ -71,12 +85,17 @@ class Tables:
             part = values[first : first + MOST_ROWS * width]
             num_rows = len(part) // width
             num_padded = 1 << (num_rows - 1).bit_length()
-            # A row repeated replaces itself. So there are few different statements, and each is compiled once.
-            self.connection.execute(_replacing(table, row, num_padded), part + part[-width:] * (num_padded - num_rows))
+            # A row repeated replaces itself. So there are few different statements, and each is
+            # compiled once.
+            self.connection.execute(
+                _replacing(table, row, num_padded), part + part[-width:] * (num_padded - num_rows)
+            )
 
     def read_last_step(self) -> int | None:
         """The last step that has metrics."""
-        each = "SELECT (SELECT max(step) FROM step_values v WHERE v.name = n.id) AS last FROM names n"
+        each = (
+            "SELECT (SELECT max(step) FROM step_values v WHERE v.name = n.id) AS last FROM names n"
+        )
         (last,) = self.connection.execute(f"SELECT max(last) FROM ({each})").fetchone()
         return None if last is None else int(last)
 
@@ -103,7 +122,8 @@ def write_steps(tables: Tables, points: Sequence[LogPoint]) -> None:
     if not rows:
         return
     steps = [row.step for row in rows]
-    first, last = min(steps), max(steps)
+    first = min(steps)
+    last = max(steps)
     known = tables.read_last_step() if tables.last_step is None else tables.last_step
     if known is not None and first <= known:
         tables.count_generation()
@@ -114,7 +134,9 @@ def write_steps(tables: Tables, points: Sequence[LogPoint]) -> None:
     tables.replace("clock", "(?,?,?,?,?,?)", clock)
 
 
-def _insert_values(tables: Tables, table: str, rows: Iterable[tuple[int, int, Mapping[str, float]]]) -> None:
+def _insert_values(
+    tables: Tables, table: str, rows: Iterable[tuple[int, int, Mapping[str, float]]]
+) -> None:
     """Insert the metrics of steps or epochs."""
     plain: list[object] = []
     odd: list[object] = []
@@ -131,8 +153,10 @@ def _insert_values(tables: Tables, table: str, rows: Iterable[tuple[int, int, Ma
 
 
 def _clock(tables: Tables, point: LogPoint) -> Iterator[object]:
-    """The place of the last step of a log point, and that of its first step at the beginning and after a pause."""
-    first, last = point.rows[0], point.rows[-1]
+    """The place of the last step of a log point, and that of its first step at the beginning and
+    after a pause."""
+    first = point.rows[0]
+    last = point.rows[-1]
     started = point.wall - (last.seconds - first.seconds)
     before = tables.last_clock
     if before is None or started - before[1] > first.seconds - before[0] + PAUSE_SECONDS:
@@ -155,7 +179,9 @@ class Epoch(NamedTuple):
             tables.count_generation()
         _insert_values(tables, "epoch_values", [(self.epoch, self.update, self.metrics)])
         values = (self.epoch, self.update, *self.place)
-        tables.connection.execute("INSERT OR REPLACE INTO epoch_clock VALUES (?, ?, ?, ?, ?, ?)", values)
+        tables.connection.execute(
+            "INSERT OR REPLACE INTO epoch_clock VALUES (?, ?, ?, ?, ?, ?)", values
+        )
 
 
 class Event(NamedTuple):
@@ -169,8 +195,16 @@ class Event(NamedTuple):
 
     def __call__(self, tables: Tables) -> None:
         columns = 'kind, text, detail, "update", step, epoch, samples, seconds, wall'
-        values = (self.kind, _unicode(self.text), self.detail, *(self.place or (None,) * 5), self.wall)
-        tables.connection.execute(f"INSERT INTO events ({columns}) VALUES ({_marks(values)})", values)
+        values = (
+            self.kind,
+            _unicode(self.text),
+            self.detail,
+            *(self.place or (None,) * 5),
+            self.wall,
+        )
+        tables.connection.execute(
+            f"INSERT INTO events ({columns}) VALUES ({_marks(values)})", values
+        )
 
 
 class LogLine(NamedTuple):
@@ -186,18 +220,30 @@ class LogLine(NamedTuple):
 
 
 class AddMedia(NamedTuple):
-    """A job that writes an item of media in the place of what had its name at its step, from its position on."""
+    """A job that writes an item of media in the place of what had its name at its step, from its
+    position on."""
 
     media: Media
 
     def __call__(self, tables: Tables) -> None:
         media = self.media
-        _remove_media(tables, "name = ? AND step = ? AND position >= ?", (media.name, media.step, media.position))
-        columns = 'name, kind, "update", step, epoch, samples, seconds, wall, position, file, content, caption'
+        _remove_media(
+            tables,
+            "name = ? AND step = ? AND position >= ?",
+            (media.name, media.step, media.position),
+        )
+        columns = (
+            'name, kind, "update", step, epoch, samples, seconds, wall, position, file, '
+            "content, caption"
+        )
         place = (media.update, media.step, media.epoch, media.samples, media.seconds, media.wall)
-        for position, (file, content, caption) in enumerate(_stored(media, tables.folder), start=media.position):
+        for position, (file, content, caption) in enumerate(
+            _stored(media, tables.folder), start=media.position
+        ):
             values = (media.name, media.kind, *place, position, file, content, caption)
-            tables.connection.execute(f"INSERT INTO media ({columns}) VALUES ({_marks(values)})", values)
+            tables.connection.execute(
+                f"INSERT INTO media ({columns}) VALUES ({_marks(values)})", values
+            )
 
 
 def _stored(media: Media, folder: Path) -> Iterator[tuple[str | None, str | None, str | None]]:
@@ -231,13 +277,15 @@ def _store_image(image: bytes, folder: Path) -> str:
 class Truncate(NamedTuple):
     """A job that removes what is after a position, so that a run resumed there adds it once.
 
-    Several resume points may be saved at one step: at the update, after the evaluation that ends its epoch, and at the
-    end of the call. Events that are noted after a resume point are those behind its own event.
+    Several resume points may be saved at one step: at the update, after the evaluation that ends
+    its epoch, and at the end of the call. Events that are noted after a resume point are those
+    behind its own event.
     """
 
     step: int
     epoch: int
-    is_finished: bool | None  # whether the call was finished in the resume point; None after a rewind
+    # whether the call was finished in the resume point; None after a rewind
+    is_finished: bool | None
 
     def __call__(self, tables: Tables) -> None:
         connection = tables.connection
@@ -249,7 +297,9 @@ class Truncate(NamedTuple):
         if connection.total_changes > changed:
             for level in LEVELS:
                 last = self.step >> 3 * level
-                connection.execute(f"DELETE FROM summaries WHERE {every} level = ? AND bucket >= ?", (level, last))
+                connection.execute(
+                    f"DELETE FROM summaries WHERE {every} level = ? AND bucket >= ?", (level, last)
+                )
             summarize(connection, self.step, self.step)
         self._cut_clock(connection)
         where, values = self._repeated_events(connection)
@@ -261,10 +311,14 @@ class Truncate(NamedTuple):
     def _repeated_events(self, connection: sqlite3.Connection) -> tuple[str, tuple[object, ...]]:
         """The condition for events that the run has again."""
         if self.is_finished is None:
-            return f"kind IN ({_marks(REPEATED_EVENTS)}) AND step > ?", (*REPEATED_EVENTS, self.step)
+            return f"kind IN ({_marks(REPEATED_EVENTS)}) AND step > ?", (
+                *REPEATED_EVENTS,
+                self.step,
+            )
         point = (
             "SELECT max(id) FROM events WHERE kind = 'checkpoint' AND step = ?1 AND epoch = ?2 "
-            "AND coalesce(json_extract(detail, '$.finished'), ?3) = ?3"  # earlier versions did not note it
+            # earlier versions did not note it
+            "AND coalesce(json_extract(detail, '$.finished'), ?3) = ?3"
         )
         (saved,) = connection.execute(point, (self.step, self.epoch, self.is_finished)).fetchone()
         kept = (*PROCESS_EVENTS, *(END_EVENTS if self.is_finished else ()))
@@ -275,8 +329,13 @@ class Truncate(NamedTuple):
 
     def _cut_clock(self, connection: sqlite3.Connection) -> None:
         """Remove the clock after the position; what it says of the position itself stays."""
-        if connection.execute("SELECT 1 FROM clock WHERE step > ? LIMIT 1", (self.step,)).fetchone():
-            known = f'SELECT * FROM ({CLOCK_AT}) WHERE "update" IS NOT NULL AND step >= (SELECT min(step) FROM clock)'
+        if connection.execute(
+            "SELECT 1 FROM clock WHERE step > ? LIMIT 1", (self.step,)
+        ).fetchone():
+            known = (
+                f'SELECT * FROM ({CLOCK_AT}) WHERE "update" IS NOT NULL AND step >= (SELECT '
+                "min(step) FROM clock)"
+            )
             connection.execute(f"INSERT OR IGNORE INTO clock {known}", (f"[{self.step}]",))
             connection.execute("DELETE FROM clock WHERE step > ?", (self.step,))
         connection.execute("DELETE FROM epoch_clock WHERE epoch > ?", (self.epoch,))

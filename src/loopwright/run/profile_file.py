@@ -1,4 +1,5 @@
-"""The profile of a run as other programs read it: `profile.json`, which `loopwright.profiling` writes."""
+"""The profile of a run as other programs read it: `profile.json`, which `loopwright.profiling`
+writes."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ FIELDS: dict[str, type[Any]] = {  # that a reader relies on
 
 
 def read_profile(directory: Path, problems: list[str]) -> dict[str, Any] | None:
-    """The profile in a run directory; None without one, or where it cannot be read, which is added to `problems`."""
+    """The profile in a run directory; None without one, or where it cannot be read, which is added
+    to `problems`."""
     path = directory / PROFILE
     try:
         content = read_json(path)
@@ -38,9 +40,13 @@ def read_profile(directory: Path, problems: list[str]) -> dict[str, Any] | None:
         return None
     profile: dict[str, Any] = content if isinstance(content, dict) else {}
     if profile.get("version", VERSION) != VERSION:
-        problems.append(f"{path} has version {profile['version']!r}, but this release reads {VERSION}.")
+        problems.append(
+            f"{path} has version {profile['version']!r}, but this release reads {VERSION}."
+        )
         return None
-    if not all(type(profile.get(name)) is kind for name, kind in FIELDS.items()) or not _are_numbers(profile):
+    if not all(
+        type(profile.get(name)) is kind for name, kind in FIELDS.items()
+    ) or not _are_numbers(profile):
         problems.append(f"{path} is not the profile of a run.")
         return None
     return profile

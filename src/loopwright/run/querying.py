@@ -36,7 +36,8 @@ class Answer:
 
 
 def run_query(path: Path, sql: str) -> Answer:
-    """The answer of a query over a file of metrics; an error says which views and columns there are.
+    """The answer of a query over a file of metrics; an error says which views and columns there
+    are.
 
     Args:
         path: The file; without one the answer is that of a run without metrics.
@@ -66,15 +67,30 @@ def _prepare(connection: sqlite3.Connection) -> None:
 def _allow_reading(action: int, *what: str | None) -> int:
     import sqlite3
 
-    reading = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_FUNCTION}
-    return sqlite3.SQLITE_OK if action in reading and "load_extension" not in what else sqlite3.SQLITE_DENY
+    reading = {
+        sqlite3.SQLITE_SELECT,
+        sqlite3.SQLITE_READ,
+        sqlite3.SQLITE_RECURSIVE,
+        sqlite3.SQLITE_FUNCTION,
+    }
+    return (
+        sqlite3.SQLITE_OK
+        if action in reading and "load_extension" not in what
+        else sqlite3.SQLITE_DENY
+    )
 
 
 def _look_for_signals() -> int:
     return 0
 
 
-REFUSALS = ("not authorized", "prohibited", "authorization denied", "one statement", "cannot modify")
+REFUSALS = (
+    "not authorized",
+    "prohibited",
+    "authorization denied",
+    "one statement",
+    "cannot modify",
+)
 
 
 def _explained(connection: sqlite3.Connection, error: Exception) -> BaseException:
@@ -82,11 +98,13 @@ def _explained(connection: sqlite3.Connection, error: Exception) -> BaseExceptio
         return KeyboardInterrupt()
     if any(word in str(error) for word in REFUSALS):
         return ConfigurationError(
-            "A query can only read: write one SELECT statement. (Only the run writes metrics; to change a copy of the "
-            "file, open it with sqlite3.)"
+            "A query can only read: write one SELECT statement. (Only the run writes metrics; to "
+            "change a copy of the file, open it with sqlite3.)"
         )
     connection.set_authorizer(None)
-    listed = "".join(f"\n  {name}({', '.join(columns)})" for name, columns, _ in described(connection))
+    listed = "".join(
+        f"\n  {name}({', '.join(columns)})" for name, columns, _ in described(connection)
+    )
     return ConfigurationError(f"The query cannot be run: {error}. There are:{listed}")
 
 
@@ -112,4 +130,6 @@ def _opened(path: Path) -> sqlite3.Connection:
     try:
         return open_for_reading(path)
     except sqlite3.Error as error:
-        raise CheckpointError(f"The metrics in {path} cannot be read: {error}. Restore the file.") from error
+        raise CheckpointError(
+            f"The metrics in {path} cannot be read: {error}. Restore the file."
+        ) from error

@@ -1,4 +1,5 @@
-"""Run directories as other programs read them: state, progress, metrics. Nothing here writes or imports torch."""
+"""Run directories as other programs read them: state, progress, metrics. Nothing here writes or
+imports torch."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from ..checkpoint import CheckpointInfo
 
 
-# `struct flock` of fcntl(2): where the kind of lock, the start, the length and the process are differs by system.
+# `struct flock` of fcntl(2): where the kind of lock, the start, the length and the process are
+# differs by system.
 _IS_BSD = sys.platform == "darwin"
 _FLOCK = struct.Struct("qqihh" if _IS_BSD else "hhqqi4x")
 
@@ -34,7 +36,8 @@ _FLOCK = struct.Struct("qqihh" if _IS_BSD else "hhqqi4x")
 def is_locked(path: Path) -> bool | None:
     """Whether a process holds the lock in this file; None where the file system cannot say.
 
-    The lock is looked at and not tried: a trainer that starts at this moment is not refused because of us.
+    The lock is looked at and not tried: a trainer that starts at this moment is not refused because
+    of us.
     """
     if is_held_here(path):  # opening and closing the file would drop our own lock
         return True
@@ -76,16 +79,30 @@ def _kind(answer: bytes) -> int:
     return kind
 
 
-RunState: TypeAlias = Literal["running", "crashed", "finished", "stopped", "interrupted", "failed", "unreadable"]
-STATES: tuple[RunState, ...] = ("running", "crashed", "finished", "stopped", "interrupted", "failed", "unreadable")
-MANIFEST, CONFIG, LOCK, METRICS = "run.json", "config.yaml", ".lock", "metrics.sqlite"
+RunState: TypeAlias = Literal[
+    "running", "crashed", "finished", "stopped", "interrupted", "failed", "unreadable"
+]
+STATES: tuple[RunState, ...] = (
+    "running",
+    "crashed",
+    "finished",
+    "stopped",
+    "interrupted",
+    "failed",
+    "unreadable",
+)
+MANIFEST = "run.json"
+CONFIG = "config.yaml"
+LOCK = ".lock"
+METRICS = "metrics.sqlite"
 FRESH_SECONDS = 600.0  # a run on another machine that wrote so recently is taken to be alive
 
 
 class RunView:
     """A run directory as it is read from outside: state, progress, config, metrics and checkpoints.
 
-    Each part is read at its first use and then kept; make a new view to see later changes. Torch is not imported.
+    Each part is read at its first use and then kept; make a new view to see later changes. Torch is
+    not imported.
 
     Args:
         path: The run directory; an error where it holds no `run.json`.
@@ -102,7 +119,8 @@ class RunView:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
-        self.problems: list[str] = []  # why run.json or config.yaml cannot be read, where they cannot
+        # why run.json or config.yaml cannot be read, where they cannot
+        self.problems: list[str] = []
         self.manifest: Mapping[str, Any] = self._read_manifest()
 
     @property
@@ -115,7 +133,9 @@ class RunView:
         named = self.manifest.get("name") or (self.config or {}).get("name")
         if isinstance(named, str) and named:
             return named
-        return self.path.parent.name if self.path.name == self.manifest.get("id") else self.path.name
+        return (
+            self.path.parent.name if self.path.name == self.manifest.get("id") else self.path.name
+        )
 
     @cached_property
     def tags(self) -> tuple[str, ...]:
@@ -127,7 +147,8 @@ class RunView:
 
     @cached_property
     def state(self) -> RunState:
-        """The state of the run; it has crashed where the manifest says "running" and no process holds the lock."""
+        """The state of the run; it has crashed where the manifest says "running" and no process
+        holds the lock."""
         noted = self.manifest.get("state")
         if noted in ("finished", "stopped", "interrupted", "failed"):
             return noted  # type: ignore[no-any-return]
@@ -150,7 +171,11 @@ class RunView:
         """When the run ended; of a crashed run, when it wrote last."""
         if self.state == "running":
             return None
-        return datetime.fromtimestamp(self.last_write, UTC) if self.state == "crashed" else self.updated
+        return (
+            datetime.fromtimestamp(self.last_write, UTC)
+            if self.state == "crashed"
+            else self.updated
+        )
 
     @cached_property
     def updated(self) -> datetime | None:
@@ -164,7 +189,8 @@ class RunView:
 
     @cached_property
     def config(self) -> dict[str, Any] | None:
-        """The resolved config of the run, as in its file; None for a run that was not started from a config."""
+        """The resolved config of the run, as in its file; None for a run that was not started from
+        a config."""
         try:
             return read_config(self.path / CONFIG)
         except (CheckpointError, OSError) as error:
@@ -173,14 +199,16 @@ class RunView:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What the run was given, under dotted names, whatever the door: its config, and the program's own settings."""
+        """What the run was given, under dotted names, whatever the interface: its config, and the
+        program's own settings."""
         from .settings import settings_of
 
         return settings_of(self.manifest, self.config)
 
     @property
     def eta(self) -> float | None:
-        """Seconds until the end of a run that is going on, at the rate since this process began; None if not known."""
+        """Seconds until the end of a run that is going on, at the rate since this process began;
+        None if not known."""
         return seconds_left(self)
 
     @cached_property
@@ -197,7 +225,8 @@ class RunView:
         return {name: best for name, best in found.items() if best is not None}
 
     def best_of(self, name: str, mode: Mode | None = None) -> BestValue | None:
-        """The best value of an epoch metric; None without values, or where its mode is not known."""
+        """The best value of an epoch metric; None without values, or where its mode is not
+        known."""
         mode = mode or self.mode_of(name)
         return self.metrics.best(name, mode) if mode is not None and self.epoch_names else None
 
@@ -214,16 +243,22 @@ class RunView:
         return {str(name): mode for name, mode in entries if mode in ("min", "max")}
 
     def mode_of(self, name: str) -> Mode | None:
-        """Which values of a metric are better: as the run noted it, as models were kept by it, or as its name says."""
-        kept = {info.metric[0]: info.mode for info in self._kept if info.metric and name not in self.metric_modes}
+        """Which values of a metric are better: as the run noted it, as models were kept by it, or
+        as its name says."""
+        kept = {
+            info.metric[0]: info.mode
+            for info in self._kept
+            if info.metric and name not in self.metric_modes
+        }
         return self.metric_modes.get(name) or kept.get(name) or direction_of(name)
 
     @property
     def main_metric(self) -> str | None:
-        """The metric that stands for the run: one that models were kept by if there is one, else any of its epochs.
+        """The metric that stands for the run: one that models were kept by if there is one, else
+        any of its epochs.
 
-        Of several it is one of an evaluation, a loss before others (see `headline`); of equal ones, that of the
-        callback that comes first.
+        Of several it is one of an evaluation, a loss before others (see `headline`); of equal ones,
+        that of the callback that comes first.
         """
         measured = dict.fromkeys((*self.watched, *self.epoch_names))
         names = [name for name in measured if name in self.epoch_names]
@@ -250,7 +285,8 @@ class RunView:
 
     @cached_property
     def epoch_names(self) -> list[str]:
-        """The names of the metrics of epochs; empty where they cannot be read, and `problems` then says why."""
+        """The names of the metrics of epochs; empty where they cannot be read, and `problems` then
+        says why."""
         try:
             return self.metrics.epoch_names
         except CheckpointError as error:
@@ -259,7 +295,8 @@ class RunView:
 
     @cached_property
     def progress(self) -> RunProgress:
-        """The progress in the manifest of an ended run; before that, the progress that metrics and checkpoints show."""
+        """The progress in the manifest of an ended run; before that, the progress that metrics and
+        checkpoints show."""
         counts = self._noted_counts()
         if self.state in ("running", "crashed"):
             counts = self._seen_counts() or counts
@@ -284,7 +321,8 @@ class RunView:
 
     @cached_property
     def profile(self) -> dict[str, Any] | None:
-        """Where the time went, as `Profile` wrote it (docs/profile.md); None without, or where it cannot be read."""
+        """Where the time went, as `Profile` wrote it (docs/profile.md); None without, or where it
+        cannot be read."""
         return read_profile(self.path, self.problems)
 
     def _read_manifest(self) -> Mapping[str, Any]:
@@ -292,7 +330,9 @@ class RunView:
         try:
             content = read_json(path)
         except FileNotFoundError:
-            raise ConfigurationError(f"{self.path} is not a run directory: it has no {MANIFEST}.") from None
+            raise ConfigurationError(
+                f"{self.path} is not a run directory: it has no {MANIFEST}."
+            ) from None
         except (CheckpointError, OSError) as error:
             self.problems.append(str(error))
             return {}
@@ -307,7 +347,8 @@ class RunView:
         if held:
             return True
         is_elsewhere = held is None or lock_host(lock) not in (None, os.uname().nodename)
-        return is_elsewhere and time.time() - self.last_write < FRESH_SECONDS  # not every file system shares locks
+        # not every file system shares locks
+        return is_elsewhere and time.time() - self.last_write < FRESH_SECONDS
 
     def _noted_counts(self) -> dict[str, float]:
         noted = self.manifest.get("progress")
@@ -330,7 +371,8 @@ class RunView:
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
-    """The run directories in a folder and its subfolders, sorted; the folders inside a run are not searched.
+    """The run directories in a folder and its subfolders, sorted; the folders inside a run are not
+    searched.
 
     Args:
         root: The folder, such as "runs".
@@ -357,7 +399,11 @@ def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:
         yield folder
         return
     try:
-        inside = [entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+        inside = [
+            entry.path
+            for entry in os.scandir(folder)
+            if entry.is_dir() and not entry.name.startswith(".")
+        ]
     except (PermissionError, FileNotFoundError):  # others' folders, and those removed while we look
         return
     for path in sorted(inside):

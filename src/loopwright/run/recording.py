@@ -25,7 +25,8 @@ logger = logging.getLogger("loopwright.run")
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The directory of a run, the checkpoint it resumes from if that is elsewhere, and a line to print about it."""
+    """The directory of a run, the checkpoint it resumes from if that is elsewhere, and a line to
+    print about it."""
 
     path: Path
     is_new: bool
@@ -43,7 +44,8 @@ def choose_directory(
     changeable: Collection[str],
     accept: str | None,
 ) -> Destination:
-    """The directory for a run with this config: a new one, or that of an unfinished run with the same settings.
+    """The directory for a run with this config: a new one, or that of an unfinished run with the
+    same settings.
 
     A run that another process writes is never continued.
 
@@ -51,14 +53,18 @@ def choose_directory(
         output_path: The directory that the user asked for; by default `runs/<name>/<run_id>`.
         name: The name of the run.
         run_id: The id of the run, if it is a new one.
-        resume: "auto" or True to continue an unfinished run, False for a new one, a path to continue that run or
-            to start a new one from that checkpoint.
+        resume: "auto" or True to continue an unfinished run, False for a new one, a path to
+            continue that run or to start a new one from that checkpoint.
         config: The resolved config.
         changeable: Keys of the config that may differ in a run that is continued.
-        accept: How the user asks for a run with another config to be continued, for a message; None where the user
-            has asked for it.
+        accept: How the user asks for a run with another config to be continued, for a message; None
+            where the user has asked for it.
     """
-    home = local_path(output_path, "output_path") if output_path is not None else Path(ROOT) / name / run_id
+    home = (
+        local_path(output_path, "output_path")
+        if output_path is not None
+        else Path(ROOT) / name / run_id
+    )
     if resume is False:
         return Destination(home, is_new=True)
     if resume not in ("auto", True):
@@ -95,19 +101,26 @@ def _runs_like(home: Path) -> list[Path]:
 
 
 def _named(path: Path, home: Path) -> Destination:
-    """The run directory that the user named, or a new run from the checkpoint that the user named."""
+    """The run directory that the user named, or a new run from the checkpoint that the user
+    named."""
     if (path / "run.json").is_file():
         return Destination(path, is_new=False)
     if not path.exists():
         raise ConfigurationError(
-            f"resume: {str(path)!r} does not exist: name a run directory or a checkpoint, or use 'auto' or false."
+            f"resume: {str(path)!r} does not exist: name a run directory or a checkpoint, or use "
+            "'auto' or false."
         )
-    return Destination(home, is_new=True, resume=path, remark=f"Starting a new run from {shown(path)}.")
+    return Destination(
+        home, is_new=True, resume=path, remark=f"Starting a new run from {shown(path)}."
+    )
 
 
-def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], changeable: Collection[str]) -> list[Change]:
+def differences(
+    earlier: Mapping[str, Any], now: Mapping[str, Any], changeable: Collection[str]
+) -> list[Change]:
     """The settings that make two configs different runs: all but the changeable ones."""
-    first, second = settings_of(earlier, changeable), settings_of(now, changeable)
+    first = settings_of(earlier, changeable)
+    second = settings_of(now, changeable)
     return find_changes(first, second, lambda before, after: before == after)
 
 
@@ -125,13 +138,16 @@ def own_modules(folder: Path) -> dict[Path, Path]:
     """Files of the loaded modules that were imported from a folder, by their paths below it."""
     folder = folder.resolve()
     found: dict[Path, Path] = {}
-    beside = {path.stem for path in folder.glob("*")}  # checking every one of thousands of modules would be slow
+    # checking every one of thousands of modules would be slow
+    beside = {path.stem for path in folder.glob("*")}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.partition(".")[0] not in beside or file is None or not file.endswith(".py"):
             continue
         path = Path(file).resolve()
-        if path.is_relative_to(folder) and path.relative_to(folder).with_suffix("").parts in _places(name):
+        if path.is_relative_to(folder) and path.relative_to(folder).with_suffix(
+            ""
+        ).parts in _places(name):
             found[path.relative_to(folder)] = path
     return found
 
@@ -146,18 +162,24 @@ def check_modules(folder: Path, destination: Path) -> None:
     """Refuse a directory for a new run where copies of modules would overwrite the user's files."""
     for below, path in own_modules(folder).items():
         target = destination / below
-        if target.is_file() and path != target.resolve() and target.read_bytes() != path.read_bytes():
+        if (
+            target.is_file()
+            and path != target.resolve()
+            and target.read_bytes() != path.read_bytes()
+        ):
             raise ConfigurationError(
-                f"{target} is not the file of the module {below} that belongs to this run, and it would be "
-                "overwritten: choose another `output_path`."
+                f"{target} is not the file of the module {below} that belongs to this run, and it "
+                "would be overwritten: choose another `output_path`."
             )
 
 
 def copy_modules(folder: Path, destination: Path) -> list[str]:
-    """Copy the modules that were imported from a folder; the names of copies that were there and have changed."""
+    """Copy the modules that were imported from a folder; the names of copies that were there and
+    have changed."""
     changed = []
     for below, path in own_modules(folder).items():
-        target, content = destination / below, path.read_bytes()
+        target = destination / below
+        content = path.read_bytes()
         if path == target.resolve():
             continue
         if target.is_file():
@@ -190,7 +212,8 @@ def record_start(run: RunDirectory, folder: Path, config: str, manifest: RunMani
 
 
 def record_continuation(run: RunDirectory, folder: Path, config: str) -> list[str]:
-    """Bring the config and the code of a resumed run up to date; a line for the user where the code has changed."""
+    """Bring the config and the code of a resumed run up to date; a line for the user where the code
+    has changed."""
     changed = copy_modules(folder, run.path)
     write_text(run.config_path, config)
     return [f"The code has changed since the run began: {', '.join(changed)}."] if changed else []
@@ -203,7 +226,9 @@ def noting_failure(run: RunDirectory) -> Iterator[None]:
         yield
     except Exception as error:
         if RunManifest.read(run.manifest_path).state == "running":
-            update_manifest(run.manifest_path, state="failed", reason=f"{type(error).__name__}: {error}")
+            update_manifest(
+                run.manifest_path, state="failed", reason=f"{type(error).__name__}: {error}"
+            )
             logger.error("Failed before the first step.", exc_info=error)
         raise
 

@@ -11,7 +11,12 @@ if TYPE_CHECKING:
     from .reading import RunView
 
 COUNTS = ("epoch", "step", "update", "sample")
-LIMITS = {"max_epochs": "epoch", "max_updates": "update", "max_samples": "sample"}  # of a configured trainer
+# of a configured trainer
+LIMITS = {
+    "max_epochs": "epoch",
+    "max_updates": "update",
+    "max_samples": "sample",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +29,13 @@ class RunProgress:
     sample: int | None = None
     seconds: float | None = None
     limit: tuple[str, int] | None = None  # ("epoch", 10)
-    planned: Mapping[str, int] = field(default_factory=dict)  # totals that the limit amounts to, and `first_epoch`
+    # totals that the limit amounts to, and `first_epoch`
+    planned: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fraction(self) -> float | None:
-        """The completed fraction of the run, from 0 to 1; of epochs, with the part of the epoch under way."""
+        """The completed fraction of the run, from 0 to 1; of epochs, with the part of the epoch
+        under way."""
         if self.limit is None:
             return None
         unit, last = self.limit
@@ -51,13 +58,16 @@ def _part(done: float | None, total: float | None) -> float | None:
 def limit_of(
     manifest: Mapping[str, Any], config: Mapping[str, Any] | None
 ) -> tuple[tuple[str, int] | None, dict[str, int]]:
-    """The limit that ends a run, as (unit, number), and the totals that it amounts to, as the run noted them.
+    """The limit that ends a run, as (unit, number), and the totals that it amounts to, as the run
+    noted them.
 
     A run of an earlier version noted nothing: its config says the limit.
     """
     noted = manifest.get("planned")
     planned = noted if isinstance(noted, dict) else {}
-    totals = {name: planned[name] for name in (*COUNTS, "first_epoch") if type(planned.get(name)) is int}
+    totals = {
+        name: planned[name] for name in (*COUNTS, "first_epoch") if type(planned.get(name)) is int
+    }
     limit = planned.get("limit")
     is_noted = isinstance(limit, list) and len(limit) == 2 and limit[0] in (*COUNTS, "seconds")
     if isinstance(limit, list) and is_noted and type(limit[1]) in (int, float):
@@ -69,7 +79,8 @@ def limit_of(
 
 
 def seconds_left(run: RunView) -> float | None:
-    """The time until the end of a run that is going on, evaluations included, at the rate of this start of it."""
+    """The time until the end of a run that is going on, evaluations included, at the rate of this
+    start of it."""
     fraction = run.progress.fraction
     if run.state != "running" or fraction is None or fraction <= 0:
         return None

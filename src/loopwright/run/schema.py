@@ -1,4 +1,5 @@
-"""The tables of `metrics.sqlite`, the views for users' SQL, and how files of any version are opened."""
+"""The tables of `metrics.sqlite`, the views for users' SQL, and how files of any version are
+opened."""
 
 from __future__ import annotations
 
@@ -25,14 +26,17 @@ TABLES = {
     "epoch_values": '(name INTEGER, epoch INTEGER, "update" INTEGER, value REAL, exact BLOB, '
     "PRIMARY KEY (name, epoch)) WITHOUT ROWID",
     "summaries": "(name INTEGER, level INTEGER, bucket INTEGER, first_step INTEGER, last_step INTEGER, "
-    "count INTEGER, nonfinite INTEGER, min REAL, max REAL, total REAL, "
-    "PRIMARY KEY (name, level, bucket)) WITHOUT ROWID",
-    "clock": '(step INTEGER PRIMARY KEY, "update" INTEGER, epoch INTEGER, samples INTEGER, seconds REAL, wall REAL)',
+    "count INTEGER, nonfinite INTEGER, min REAL, max REAL, total REAL, PRIMARY KEY (name, "
+    "level, bucket)) WITHOUT ROWID",
+    "clock": '(step INTEGER PRIMARY KEY, "update" INTEGER, epoch INTEGER, samples INTEGER, seconds '
+    "REAL, wall REAL)",
     "epoch_clock": '(epoch INTEGER PRIMARY KEY, "update" INTEGER, step INTEGER, samples INTEGER, seconds REAL, '
     "wall REAL)",
-    "events": f"(id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, text TEXT, detail TEXT, {_PLACE})",
-    "media": f"(id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, kind TEXT NOT NULL, {_PLACE}, "
-    "position INTEGER, file TEXT, content TEXT, caption TEXT, UNIQUE (name, step, position))",
+    "events": "(id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, text TEXT, detail TEXT, "
+    f"{_PLACE})",
+    "media": "(id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, kind TEXT NOT NULL, "
+    f"{_PLACE}, position INTEGER, file TEXT, content TEXT, caption TEXT, UNIQUE (name, "
+    "step, position))",
     "log_lines": "(id INTEGER PRIMARY KEY AUTOINCREMENT, wall REAL, level TEXT, text TEXT)",
     "facts": "(key TEXT PRIMARY KEY, value)",
 }
@@ -40,9 +44,13 @@ TABLES = {
 
 def _between(column: str, *, is_whole: bool = False) -> str:
     """A column of the clock at a step: between two log points in proportion."""
-    proportion = f"a.{column} + (b.{column} - a.{column}) * 1.0 * (v.step - a.step) / (b.step - a.step)"
+    proportion = (
+        f"a.{column} + (b.{column} - a.{column}) * 1.0 * (v.step - a.step) / (b.step - a.step)"
+    )
     value = f"CAST(round({proportion}) AS INTEGER)" if is_whole else proportion
-    return f"CASE WHEN a.step IS NULL OR b.step = v.step THEN b.{column} ELSE {value} END AS {column}"
+    return (
+        f"CASE WHEN a.step IS NULL OR b.step = v.step THEN b.{column} ELSE {value} END AS {column}"
+    )
 
 
 _AROUND = """
@@ -75,8 +83,10 @@ SELECT v.epoch AS epoch, v."update" AS "update", n.name AS name, v.value AS valu
 FROM names n CROSS JOIN epoch_values v ON v.name = n.id""",
 }
 OLD_TABLES = ("step_metrics", "epoch_metrics")  # of version 0
-OLD_VIEWS = {  # what stands for the tables of today when a file of version 0 is read; the text of a name is its id
-    "names": "SELECT name AS id, name FROM main.step_metrics UNION SELECT name, name FROM main.epoch_metrics",
+# what stands for the tables of today when a file of version 0 is read; the text of a name is its id
+OLD_VIEWS = {
+    "names": "SELECT name AS id, name FROM main.step_metrics UNION SELECT name, name FROM "
+    "main.epoch_metrics",
     "step_values": 'SELECT name, step, "update", value, exact FROM main.step_metrics',
     "epoch_values": 'SELECT name, epoch, "update", value, exact FROM main.epoch_metrics',
     "epoch_clock": 'SELECT epoch, max("update") AS "update", NULL AS step, NULL AS samples, NULL AS seconds, '
@@ -84,7 +94,8 @@ OLD_VIEWS = {  # what stands for the tables of today when a file of version 0 is
 }
 
 # A cross join is one in the order in which it is written: by names first, of which there are few.
-# Values that are not NaN and not infinite: the literal is infinite, and a comparison with NULL is not true.
+# Values that are not NaN and not infinite: the literal is infinite, and a comparison with NULL is
+# not true.
 _FINITE = "abs(value) < 9e999"
 SUMMARIES_OF_VALUES = f"""
 INSERT OR REPLACE INTO summaries
@@ -100,7 +111,8 @@ GROUP BY s.name, s.bucket >> 3"""
 
 
 def summarize(connection: sqlite3.Connection, first: int, last: int) -> None:
-    """Compute the summaries of every bucket that has a step from `first` to `last`, each level from the one below."""
+    """Compute the summaries of every bucket that has a step from `first` to `last`, each level from
+    the one below."""
     connection.execute(SUMMARIES_OF_VALUES, (first >> 3 << 3, (last >> 3 << 3) + 7))
     for level in LEVELS[:-1]:
         buckets = first >> 3 * (level + 1) << 3, (last >> 3 * (level + 1) << 3) + 7
@@ -108,7 +120,8 @@ def summarize(connection: sqlite3.Connection, first: int, last: int) -> None:
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open or create a file; one of the first edition is brought to today's version, all of it or nothing."""
+    """Open or create a file; one of the first edition is brought to today's version, all of it or
+    nothing."""
     import sqlite3
 
     connection = None
@@ -126,7 +139,8 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             connection.close()
         if isinstance(error, sqlite3.Error):
             raise CheckpointError(
-                f"The metrics in {path} cannot be opened: {error}. Restore the file, or move it away."
+                f"The metrics in {path} cannot be opened: {error}. Restore the file, or move it "
+                "away."
             ) from error
         raise
     return connection
@@ -135,16 +149,20 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 def _connect_to(uri: str) -> sqlite3.Connection:
     import sqlite3
 
-    return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None)
+    return sqlite3.connect(
+        uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None
+    )
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of a file; 0 of a file without tables too. An error for a version that is not known."""
+    """The version of a file; 0 of a file without tables too. An error for a version that is not
+    known."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version not in (0, VERSION):
         raise CheckpointError(
-            f"The metrics in {path} have version {version} of the file format; this version of Loopwright reads the "
-            f"versions 0 and {VERSION}. Install the version that wrote the file, or a newer one."
+            f"The metrics in {path} have version {version} of the file format; this version of "
+            f"Loopwright reads the versions 0 and {VERSION}. Install the version that wrote the "
+            "file, or a newer one."
         )
     return version
 
@@ -165,11 +183,13 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
-    """Move the rows of version 0, which had neither a clock nor anything but numbers, and drop its tables."""
+    """Move the rows of version 0, which had neither a clock nor anything but numbers, and drop its
+    tables."""
     connection.execute(
-        "INSERT INTO names (name) SELECT name FROM (SELECT name, 0 AS part, min(rowid) AS at FROM old_step_metrics "
-        "GROUP BY name UNION ALL SELECT name, 1, min(rowid) FROM old_epoch_metrics GROUP BY name) "
-        "WHERE typeof(name) = 'text' GROUP BY name ORDER BY min(part), min(at)"
+        "INSERT INTO names (name) SELECT name FROM (SELECT name, 0 AS part, min(rowid) AS at FROM "
+        "old_step_metrics GROUP BY name UNION ALL SELECT name, 1, min(rowid) FROM "
+        "old_epoch_metrics GROUP BY name) WHERE typeof(name) = 'text' GROUP BY name ORDER BY "
+        "min(part), min(at)"
     )
     for table, at in (("step", "step"), ("epoch", "epoch")):
         connection.execute(
@@ -179,10 +199,12 @@ def _migrate(connection: sqlite3.Connection) -> None:
             "ORDER BY o.rowid"
         )
     connection.execute(
-        'INSERT INTO clock (step, "update") SELECT max(step), "update" FROM step_values GROUP BY step >> 9'
+        'INSERT INTO clock (step, "update") SELECT max(step), "update" FROM step_values GROUP BY '
+        "step >> 9"
     )
     connection.execute(
-        'INSERT INTO epoch_clock (epoch, "update") SELECT epoch, max("update") FROM epoch_values GROUP BY epoch'
+        'INSERT INTO epoch_clock (epoch, "update") SELECT epoch, max("update") FROM epoch_values '
+        "GROUP BY epoch"
     )
     first, last = connection.execute("SELECT min(step), max(step) FROM step_values").fetchone()
     if first is not None:
@@ -208,7 +230,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def is_at_rest(path: Path) -> bool:
-    """Whether no process writes to a file: there is no log of SQLite beside it, or an empty one that was left over."""
+    """Whether no process writes to a file: there is no log of SQLite beside it, or an empty one
+    that was left over."""
     try:
         return path.with_name(path.name + "-wal").stat().st_size == 0
     except FileNotFoundError:
@@ -216,7 +239,8 @@ def is_at_rest(path: Path) -> bool:
 
 
 def _connect(path: Path, *, is_at_rest: bool) -> sqlite3.Connection:
-    """Open the file for reading; as immutable where no process writes to it, or SQLite would leave a log behind."""
+    """Open the file for reading; as immutable where no process writes to it, or SQLite would leave
+    a log behind."""
     import sqlite3
 
     options = "?mode=ro&immutable=1" if is_at_rest else "?mode=ro"
@@ -245,7 +269,8 @@ def _adapt(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def has_tables(connection: sqlite3.Connection, tables: object) -> bool:
-    """Whether the tables are in the file and are tables: a view in the place of one could be anything."""
+    """Whether the tables are in the file and are tables: a view in the place of one could be
+    anything."""
     kinds = dict(connection.execute("SELECT name, type FROM main.sqlite_schema").fetchall())
     return all(kinds.get(table) == "table" for table in tables)  # type: ignore[attr-defined]
 

@@ -1,4 +1,5 @@
-"""The runtime of a single process: placement of models and batches on a device, precision, and device properties."""
+"""The runtime of a single process: placement of models and batches on a device, precision, and
+device properties."""
 
 from __future__ import annotations
 
@@ -43,12 +44,14 @@ def _precision_hint(precision: object) -> str:
 
 
 class Runtime:
-    """A device and a precision. `DistributedRuntime` has the same interface for one rank of several.
+    """A device and a precision. `DistributedRuntime` has the same interface for one rank of
+    several.
 
     Args:
         device: A device or its name, such as "cpu" or "cuda:1"; the best one there is by default.
         precision: "fp32", or autocast in "bf16" or "fp16"; "fp16" comes with loss scaling.
-        activation_checkpointing: Recompute the activations of repeated blocks in the backward pass, to save memory.
+        activation_checkpointing: Recompute the activations of repeated blocks in the backward pass,
+            to save memory.
         compile: Apply `torch.compile` to the "model" or to its repeated "blocks".
 
     Example:
@@ -74,9 +77,15 @@ class Runtime:
         compile: str | None = None,  # noqa: A002  (the name that users know)
     ) -> None:
         if precision not in _DTYPES:
-            raise ConfigurationError(f"Unknown precision {precision!r}: {_precision_hint(precision)}")
+            raise ConfigurationError(
+                f"Unknown precision {precision!r}: {_precision_hint(precision)}"
+            )
         if compile not in (None, "model", "blocks"):
-            at = " here; the whole step is compiled by Trainer(..., compile='step')" if compile == "step" else ""
+            at = (
+                " here; the whole step is compiled by Trainer(..., compile='step')"
+                if compile == "step"
+                else ""
+            )
             raise ConfigurationError(f"compile={compile!r}: use 'model', 'blocks' or None{at}.")
         self.device = checked_device(device) if device is not None else detect_device()
         self.precision = precision
@@ -86,7 +95,8 @@ class Runtime:
 
     @property
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context of forward passes; torch's is a new one each time, since it must not be entered twice at once."""
+        """The context of forward passes; torch's is a new one each time, since it must not be
+        entered twice at once."""
         dtype = _DTYPES[self.precision]
         return _NO_CONTEXT if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
@@ -119,7 +129,8 @@ class Runtime:
         module.to(self.device)
 
     def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
-        """Prepare a model for training; returns new parameters under the ids of the parameters that they replace."""
+        """Prepare a model for training; returns new parameters under the ids of the parameters that
+        they replace."""
         if module in _wrapped:
             return {}  # by an earlier trainer
         _wrapped.add(module)
@@ -145,12 +156,17 @@ class Runtime:
             return None
         from .feed import CudaFeed, DeviceFeed
 
-        return CudaFeed(self.move, self.device, pins=pins) if self.device.type == "cuda" else DeviceFeed(self.move)
+        return (
+            CudaFeed(self.move, self.device, pins=pins)
+            if self.device.type == "cuda"
+            else DeviceFeed(self.move)
+        )
 
     # What a single process has nothing to do for
 
     def supervised(self) -> AbstractContextManager[Any]:
-        """The context of training: a failure of one rank ends all; signals do not end loaders' workers."""
+        """The context of training: a failure of one rank ends all; signals do not end loaders'
+        workers."""
         return workers_outlive_signals()
 
     def adapt_optimizer(self, optimizer: Optimizer) -> None:
@@ -172,10 +188,12 @@ class Runtime:
         flag: Tensor | float | None = None,
         overlaps: bool = True,
     ) -> Sequence[Tensor] | None:
-        """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd knows.
+        """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd
+        knows.
 
-        `flag` is that of `sync_gradients`: in a window's last backward pass it may be all-reduced meanwhile. `overlaps`
-        says that `sync_gradients` follows for the same parameters, so that averaging may begin in that pass.
+        `flag` is that of `sync_gradients`: in a window's last backward pass it may be all-reduced
+        meanwhile. `overlaps` says that `sync_gradients` follows for the same parameters, so that
+        averaging may begin in that pass.
         """
         return inputs
 
@@ -183,7 +201,8 @@ class Runtime:
         """End a backward pass; not `is_complete` after an exception."""
 
     def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
-        """The positions of the parameters in the order in which gradients are averaged; None where there is none."""
+        """The positions of the parameters in the order in which gradients are averaged; None where
+        there is none."""
         return None
 
     def set_gradient_order(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
@@ -243,7 +262,8 @@ class Runtime:
         return [value]
 
     def gather_parts(self, parts: Sequence[Any]) -> list[Any]:
-        """All ranks' parts of each batch, in the order of its samples; each part is in a tuple, which may be empty."""
+        """All ranks' parts of each batch, in the order of its samples; each part is in a tuple,
+        which may be empty."""
         return [part[0] for part in parts if part]
 
     def broadcast_object(self, value: Any) -> Any:
@@ -254,7 +274,8 @@ class Runtime:
         """Wait for all ranks; `place` names the barrier in an error."""
 
     def exchange(self, requests: Sequence[int]) -> tuple[int, ...]:
-        """Send this update's requests; return the maximum over all ranks of the previous update's."""
+        """Send this update's requests; return the maximum over all ranks of the previous
+        update's."""
         return tuple(requests)
 
     def finish_exchange(self) -> None:
@@ -273,19 +294,30 @@ def checked_device(given: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError):
         near = " ('cuda' means NVIDIA and AMD GPUs)" if "gpu" in str(given).lower() else ""
         raise ConfigurationError(
-            f"{given!r} is not a device that torch knows: write 'cpu', 'cuda'{near}, 'cuda:1' or 'mps', or leave it "
-            "out to use the best available device."
+            f"{given!r} is not a device that torch knows: write 'cpu', 'cuda'{near}, 'cuda:1' or "
+            "'mps', or leave it out to use the best available device."
         ) from None
     best = f"Leave it out to use the best available device (here {detect_device().type!r})."
     if device.type == "cuda" and not torch.cuda.is_available():
-        why = "this torch was built without it" if torch.version.cuda is None else "torch finds no GPU"
+        why = (
+            "this torch was built without it"
+            if torch.version.cuda is None
+            else "torch finds no GPU"
+        )
         raise ConfigurationError(f"The device {str(given)!r} is not available: {why}. {best}")
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+    if (
+        device.type == "cuda"
+        and device.index is not None
+        and device.index >= torch.cuda.device_count()
+    ):
         raise ConfigurationError(
-            f"The device {str(given)!r} is not available: torch finds {torch.cuda.device_count()}. {best}"
+            f"The device {str(given)!r} is not available: torch finds "
+            f"{torch.cuda.device_count()}. {best}"
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigurationError(f"The device {str(given)!r} is not available: torch finds no Apple GPU. {best}")
+        raise ConfigurationError(
+            f"The device {str(given)!r} is not available: torch finds no Apple GPU. {best}"
+        )
     return device
 
 
@@ -300,7 +332,7 @@ def detect_device() -> torch.device:
 
 def move_to(value: Any, device: torch.device) -> Any:
     """Move the tensors in nested containers to a device; other values are passed through."""
-    from .feed import map_tensors
+    from ..data.containers import map_tensors
 
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), value)
 
@@ -322,53 +354,69 @@ def resolve_runtime(
 ) -> Runtime:
     """The runtime of a trainer, from its arguments.
 
-    `given` is a `Runtime`, a device, "ddp", "fsdp", a `Mesh`, or None: DDP if a launcher started several processes,
-    otherwise the best device. `device` names the device where `given` does not, and must be the same where it does.
-    `compile` is that of `Runtime`, or "step", which the trainer does itself.
+    `given` is a `Runtime`, a device, "ddp", "fsdp", a `Mesh`, or None: DDP if a launcher started
+    several processes, otherwise the best device. `device` names the device where `given` does not,
+    and must be the same where it does. `compile` is that of `Runtime`, or "step", which the trainer
+    does itself.
     """
     if compile not in (None, "step", "model", "blocks"):
         raise ConfigurationError(f"compile={compile!r}: use 'step', 'model', 'blocks' or None.")
     if dry_run.current is not None:
         device = None  # a dry run is on the CPU
-    runtime = _resolve(given, precision, None if device is None else checked_device(device), compile)
+    runtime = _resolve(
+        given, precision, None if device is None else checked_device(device), compile
+    )
     if device is not None and not _is_same(checked_device(device), runtime.device):
         raise ConfigurationError(
-            f"device={str(device)!r} was given together with a runtime on {str(runtime.device)!r}: set it in only one "
-            "place."
+            f"device={str(device)!r} was given together with a runtime on "
+            f"{str(runtime.device)!r}: set it in only one place."
         )
     return runtime
 
 
 def _is_same(device: torch.device, other: torch.device) -> bool:
     """Whether two devices are the same, where one may lack the index."""
-    return device.type == other.type and (device.index == other.index or None in (device.index, other.index))
+    return device.type == other.type and (
+        device.index == other.index or None in (device.index, other.index)
+    )
 
 
 def _device_of_each(device: torch.device | None) -> torch.device | None:
     """The device of one of several processes; None where each takes the one of its local rank."""
     if device is not None and device.index is not None and device.type != "cpu":
         raise ConfigurationError(
-            f"device={str(device)!r} was given to several processes, but each process has its own device: write "
-            f"{device.type!r}."
+            f"device={str(device)!r} was given to several processes, but each process has its own "
+            f"device: write {device.type!r}."
         )
     return device if device is None or device.type == "cpu" else None
 
 
-def _resolve(given: Any, precision: str, device: torch.device | None, compiled: str | None) -> Runtime:
-    """The runtime; `compiled` is "step" where that is the trainer's task and the runtime compiles nothing."""
+def _resolve(
+    given: Any, precision: str, device: torch.device | None, compiled: str | None
+) -> Runtime:
+    """The runtime; `compiled` is "step" where that is the trainer's task and the runtime compiles
+    nothing."""
     if dry_run.current is not None:
         given = dry_run.current.strategy_for(given, is_built=isinstance(given, Runtime))
     if isinstance(given, Runtime):
         if precision not in ("fp32", given.precision):
             raise ConfigurationError(
-                f"precision={precision!r} was given together with a runtime of precision {given.precision!r}: set it "
-                f"in only one place, as in Runtime({given.device.type!r}, {precision!r})."
+                f"precision={precision!r} was given together with a runtime of precision "
+                f"{given.precision!r}: set it in only one place, as in "
+                f"Runtime({given.device.type!r}, {precision!r})."
             )
-        if compiled not in (None, given.compile) and (given.compile is not None or compiled != "step"):
+        if compiled not in (None, given.compile) and (
+            given.compile is not None or compiled != "step"
+        ):
             raise ConfigurationError(
                 f"compile={compiled!r} was given together with a runtime that was built with "
-                f"compile={given.compile!r}: set it in only one place, in Trainer(..., compile={compiled!r})"
-                + (f" or as in Runtime({given.device.type!r}, compile={compiled!r})." if compiled != "step" else ".")
+                f"compile={given.compile!r}: set it in only one place, in Trainer(..., "
+                f"compile={compiled!r})"
+                + (
+                    f" or as in Runtime({given.device.type!r}, compile={compiled!r})."
+                    if compiled != "step"
+                    else "."
+                )
             )
         return given
     compiled = None if compiled == "step" else compiled
@@ -376,7 +424,9 @@ def _resolve(given: Any, precision: str, device: torch.device | None, compiled: 
     if (given is None or is_strategy) and is_launched():
         from .distributed import DistributedRuntime
 
-        return DistributedRuntime(given or "ddp", device=_device_of_each(device), precision=precision, compile=compiled)
+        return DistributedRuntime(
+            given or "ddp", device=_device_of_each(device), precision=precision, compile=compiled
+        )
     if isinstance(given, Mesh):
         given.check(1)
     return Runtime(device if is_strategy or given is None else given, precision, compile=compiled)

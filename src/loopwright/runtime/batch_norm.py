@@ -17,14 +17,16 @@ PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 @dataclass(slots=True)
 class Part:
-    """This rank's part of the current batch; `counts` is False for a placeholder on a rank without samples."""
+    """This rank's part of the current batch; `counts` is False for a placeholder on a rank without
+    samples."""
 
     group: dist.ProcessGroup | None = None
     counts: bool = True
 
 
 class SyncBatchNorm(BatchNormBase):
-    """Batch norm with the mean and variance of all ranks' samples; in eval mode like any batch norm."""
+    """Batch norm with the mean and variance of all ranks' samples; in eval mode like any batch
+    norm."""
 
     part: Part
 
@@ -37,7 +39,9 @@ class SyncBatchNorm(BatchNormBase):
             return super().forward(input)
         self._check_input_dim(input)
         normalise: Any = _Normalise.apply
-        output, mean, variance, count = normalise(input, self.weight, self.bias, self.eps, self.part)
+        output, mean, variance, count = normalise(
+            input, self.weight, self.bias, self.eps, self.part
+        )
         if self.running_mean is not None:
             self._remember(mean, variance, count)
         return cast(Tensor, output)
@@ -55,7 +59,8 @@ class SyncBatchNorm(BatchNormBase):
 
 
 def convert(module: nn.Module, part: Part) -> list[SyncBatchNorm]:
-    """Make the batch norms of a model compute over all ranks; they stay the same objects, with their names."""
+    """Make the batch norms of a model compute over all ranks; they stay the same objects, with
+    their names."""
     converted = []
     for norm in module.modules():
         if type(norm) in PLAIN:
@@ -68,15 +73,21 @@ def convert(module: nn.Module, part: Part) -> list[SyncBatchNorm]:
 
 class _Normalise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, part: Part) -> Any:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, part: Part
+    ) -> Any:
         exact = x if x.dtype == torch.float64 else x.float()
         mean, variance, count = _statistics(exact, part)
         if x.device.type == "cpu" and count.item() <= 1:
-            raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+            raise ValueError(
+                "Expected more than 1 value per channel when training, got input size "
+                f"{tuple(x.shape)}"
+            )
         scale = torch.rsqrt(variance + eps)
         normal = (exact - _along(mean, x)) * _along(scale, x)
         ctx.save_for_backward(normal, scale, weight, count)
-        ctx.part, ctx.has_bias = part, bias is not None
+        ctx.part = part
+        ctx.has_bias = bias is not None
         output = normal if weight is None else normal * _along(weight, x)
         output = output if bias is None else output + _along(bias, x)
         ctx.mark_non_differentiable(mean, variance, count)
@@ -86,8 +97,10 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         normal, scale, weight, count = ctx.saved_tensors
-        dims, exact = _dims(grad), grad.to(normal.dtype)
-        of_weight, of_bias = (exact * normal).sum(dims), exact.sum(dims)
+        dims = _dims(grad)
+        exact = grad.to(normal.dtype)
+        of_weight = (exact * normal).sum(dims)
+        of_bias = exact.sum(dims)
         of_normal = exact if weight is None else exact * _along(weight, grad)
         sums = torch.stack([of_normal.sum(dims), (of_normal * normal).sum(dims)])
         dist.all_reduce(sums, group=ctx.part.group)
@@ -101,7 +114,8 @@ class _Normalise(torch.autograd.Function):
 
 def _statistics(x: Tensor, part: Part) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance of each channel over all ranks, and the number of values."""
-    dims, channels = _dims(x), x.shape[1]
+    dims = _dims(x)
+    channels = x.shape[1]
     own_count = x.numel() // channels if part.counts and channels else 0
     if own_count:
         variance, mean = torch.var_mean(x, dims, correction=0)
@@ -111,7 +125,9 @@ def _statistics(x: Tensor, part: Part) -> tuple[Tensor, Tensor, Tensor]:
     parts = [torch.empty_like(packed) for _ in range(dist.get_world_size(part.group))]
     dist.all_gather(parts, packed, group=part.group)
     stacked = torch.stack(parts)
-    means, variances, counts = stacked[:, :channels], stacked[:, channels:-1], stacked[:, -1:]
+    means = stacked[:, :channels]
+    variances = stacked[:, channels:-1]
+    counts = stacked[:, -1:]
     count = counts.sum()
     mean = (means * counts).sum(0) / count
     variance = ((variances + (means - mean) ** 2) * counts).sum(0) / count
@@ -128,7 +144,8 @@ def _along(values: Tensor, like: Tensor) -> Tensor:
 
 
 def own_buffers(module: nn.Module) -> list[Tensor]:
-    """Buffers that may come to differ between ranks: not counters, nor the statistics of synchronised batch norms."""
+    """Buffers that may come to differ between ranks: not counters, nor the statistics of
+    synchronised batch norms."""
     return [
         buffer
         for part in module.modules()

@@ -15,12 +15,14 @@ from .dtensor import local_tensor, mesh_of
 
 MESSAGE_SIZE = 3  # numbers that are summed together with the gradients, see `consensus`
 MESSAGE_DTYPES = (torch.float32, torch.float64)  # precise enough for the numbers of a message
-KEPT_BYTES = 1 << 20  # on a GPU, a larger bucket is allocated in every update, which takes no time there
+# on a GPU, a larger bucket is allocated in every update, which takes no time there
+KEPT_BYTES = 1 << 20
 FIRST_BYTES = 1 << 20  # the first bucket is small, so that the first all-reduce begins early
 
 
 class Sent(NamedTuple):
-    """A collective of gradients: the number of its bucket, its size, and whether backward was still under way."""
+    """A collective of gradients: the number of its bucket, its size, and whether backward was still
+    under way."""
 
     bucket: int
     num_bytes: int
@@ -30,8 +32,8 @@ class Sent(NamedTuple):
 class Bucket:
     """Parameters of one dtype whose gradients are averaged in one all-reduce.
 
-    The flat tensor holds a message, one number per parameter that says whether it has a gradient (read only by a rank
-    that lacks one), and the gradients.
+    The flat tensor holds a message, one number per parameter that says whether it has a gradient
+    (read only by a rank that lacks one), and the gradients.
     """
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
@@ -46,14 +48,16 @@ class Bucket:
         self._kept: tuple[Tensor, Tensor, list[Tensor]] | None = None
         self._packed: tuple[Tensor, Tensor, list[Tensor]] | None = None
         self._grads: list[Tensor | None] = []
-        self.num_bytes = num_bytes + (MESSAGE_SIZE + len(params)) * self._all_present.element_size()  # of an all-reduce
+        # of an all-reduce
+        self.num_bytes = num_bytes + (MESSAGE_SIZE + len(params)) * self._all_present.element_size()
 
     @property
     def can_hold_message(self) -> bool:
         return self.dtype in MESSAGE_DTYPES
 
     def pack(self, message: Tensor | None = None) -> Tensor:
-        """Copy the gradients and a message into the flat tensor, which is to be summed over all ranks."""
+        """Copy the gradients and a message into the flat tensor, which is to be summed over all
+        ranks."""
         self._grads = grads = [_gradient_part(param) for param in self.params]
         held = [grad for grad in grads if grad is not None]
         self._packed = flat, _, views = self._memory()
@@ -72,13 +76,17 @@ class Bucket:
         return flat
 
     def unpack(self, world: int, *, is_late: bool = False) -> Tensor:
-        """Copy the averages to the gradients; the sum of all ranks' messages, to be read before the next `pack`.
+        """Copy the averages to the gradients; the sum of all ranks' messages, to be read before the
+        next `pack`.
 
-        `is_late` says that other code has run since `pack` and may have given a parameter another tensor.
+        `is_late` says that other code has run since `pack` and may have given a parameter another
+        tensor.
         """
         assert self._packed is not None
-        (_, averaged, views), self._packed = self._packed, None
-        grads, self._grads = self._grads, []
+        (_, averaged, views) = self._packed
+        self._packed = None
+        grads = self._grads
+        self._grads = []
         if is_late:
             grads = [_gradient_part(param) for param in self.params]
         averaged.div_(world)
@@ -91,9 +99,12 @@ class Bucket:
 
     def drop(self) -> None:
         """Drop what was packed."""
-        self._packed, self._grads = None, []
+        self._packed = None
+        self._grads = []
 
-    def _copy_out(self, grads: Sequence[Tensor | None], views: Sequence[Tensor], present: Tensor) -> None:
+    def _copy_out(
+        self, grads: Sequence[Tensor | None], views: Sequence[Tensor], present: Tensor
+    ) -> None:
         """Copy the averages to the gradients, including those that only other ranks had."""
         for param, grad, view, is_present in zip(self.params, grads, views, present, strict=True):
             if grad is not None:
@@ -103,13 +114,18 @@ class Bucket:
                 local_tensor(param.grad).copy_(view)
 
     def _memory(self) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The flat tensor, its part with the gradients, and views: message, presence, each gradient."""
+        """The flat tensor, its part with the gradients, and views: message, presence, each
+        gradient."""
         if self._kept is not None:
             return self._kept
         sizes = [MESSAGE_SIZE, len(self.params), *(shape.numel() for shape in self._shapes)]
         flat = self._all_present.new_empty(sum(sizes))
         message, present, *cut = torch.split(flat, sizes)
-        views = [message, present, *(view.view(shape) for view, shape in zip(cut, self._shapes, strict=True))]
+        views = [
+            message,
+            present,
+            *(view.view(shape) for view, shape in zip(cut, self._shapes, strict=True)),
+        ]
         memory = flat, flat[sum(sizes[:2]) :], views
         if self._is_kept:
             self._kept = memory
@@ -120,19 +136,21 @@ def _refuse_sparse(grads: Iterable[Tensor]) -> None:
     for grad in grads:
         if grad.layout is not torch.strided:
             raise ConfigurationError(
-                f"The gradient of a parameter of shape {tuple(grad.shape)} is sparse, and several processes average "
-                "dense gradients only: build the embedding with sparse=False."
+                f"The gradient of a parameter of shape {tuple(grad.shape)} is sparse, and several "
+                "processes average dense gradients only: build the embedding with sparse=False."
             ) from None
 
 
 class Plan:
-    """The buckets of one set of parameters, and how far they are sent; there are none until the order is known."""
+    """The buckets of one set of parameters, and how far they are sent; there are none until the
+    order is known."""
 
     def __init__(self, params: Sequence[nn.Parameter], max_bytes: int) -> None:
         self.params = params
         self.buckets: list[Bucket] = []
         self.works: list[Any] = []  # the all-reduces of the first buckets, in flight
-        self.fired: dict[int, int] = {}  # how often each gradient was added to, in the order of the last times
+        # how often each gradient was added to, in the order of the last times
+        self.fired: dict[int, int] = {}
         self._max_bytes = max_bytes
         self._counts: dict[int, int] = {}  # how often each gradient is added to in a backward pass
         self._place: dict[int, int] = {}  # the bucket of each parameter
@@ -148,10 +166,15 @@ class Plan:
         self.is_early = not is_one  # whether buckets are sent during the backward pass
 
     def fill(self, order: Sequence[nn.Parameter], counts: dict[int, int]) -> None:
-        """Make the buckets; their parameters get gradients in this order, and each one so often in a pass."""
+        """Make the buckets; their parameters get gradients in this order, and each one so often in
+        a pass."""
         self._set_buckets(fill_buckets(order, self._max_bytes))
         self._counts = {id(param): max(counts.get(id(param), 1), 1) for param in order}
-        self._place = {id(param): number for number, bucket in enumerate(self.buckets) for param in bucket.params}
+        self._place = {
+            id(param): number
+            for number, bucket in enumerate(self.buckets)
+            for param in bucket.params
+        }
         self.is_one = len(self.buckets) == 1
         self.is_early = self.is_early and not self.is_one
 
@@ -166,7 +189,8 @@ class Plan:
         self._missing = [len(bucket.params) for bucket in self.buckets]
 
     def count(self, param: nn.Parameter) -> bool:
-        """Count a gradient that was added to. Returns whether it completes the next bucket, which is not the last."""
+        """Count a gradient that was added to. Returns whether it completes the next bucket, which
+        is not the last."""
         key = id(param)
         if not self.buckets:
             self.fired[key] = self.fired.pop(key, 0) + 1
@@ -193,17 +217,20 @@ class Plan:
 
 def _added_late(param: nn.Parameter) -> RuntimeError:
     return RuntimeError(
-        f"A parameter of shape {tuple(param.shape)} received more gradients after its gradient was sent to the other "
-        "processes: its layer is used in several activation checkpoints with use_reentrant=True, and in this step "
-        "more often than in the first. Use use_reentrant=False for these checkpoints."
+        f"A parameter of shape {tuple(param.shape)} received more gradients after its gradient "
+        "was sent to the other processes: its layer is used in several activation checkpoints "
+        "with use_reentrant=True, and in this step more often than in the first. Use "
+        "use_reentrant=False for these checkpoints."
     )
 
 
 def fill_buckets(params: Iterable[nn.Parameter], max_bytes: int) -> list[list[nn.Parameter]]:
-    """Parameters, in the order of their gradients, in groups of one dtype and a bounded size; the first one is small.
+    """Parameters, in the order of their gradients, in groups of one dtype and a bounded size; the
+    first one is small.
 
-    A group ends with the parameter that fills it. The groups are in the order in which their last gradients come, but
-    for the last one: a group that can hold a message, since a message is known only after the backward pass.
+    A group ends with the parameter that fills it. The groups are in the order in which their last
+    gradients come, but for the last one: a group that can hold a message, since a message is known
+    only after the backward pass.
     """
     full: list[list[nn.Parameter]] = []
     ends: dict[int, int] = {}  # the place of a group's last parameter
@@ -217,7 +244,8 @@ def fill_buckets(params: Iterable[nn.Parameter], max_bytes: int) -> list[list[nn
         ends[id(group)] = place
         sizes[dtype] = sizes.get(dtype, 0) + num_bytes_of(param)
         if sizes[dtype] >= limits.setdefault(dtype, min(FIRST_BYTES, max_bytes)):
-            sizes[dtype], limits[dtype] = 0, max_bytes
+            sizes[dtype] = 0
+            limits[dtype] = max_bytes
             full.append(open_groups.pop(dtype))
     groups = sorted([*full, *open_groups.values()], key=lambda group: ends[id(group)])
     able = [group for group in groups if group[0].dtype in MESSAGE_DTYPES]
@@ -227,7 +255,8 @@ def fill_buckets(params: Iterable[nn.Parameter], max_bytes: int) -> list[list[nn
 
 
 def num_bytes_of(param: nn.Parameter) -> int:
-    """The size of a whole parameter, which is the same on all ranks, also of one that is cut into parts."""
+    """The size of a whole parameter, which is the same on all ranks, also of one that is cut into
+    parts."""
     return param.numel() * param.element_size()
 
 

@@ -28,7 +28,9 @@ def gather_pickled(value: Any, group: dist.ProcessGroup) -> list[Any]:
     parts = received[:, 8:]
     if max(sizes) > SHORT:
         parts = _all_gather(pad(own, (0, max(sizes) - own.numel())), group)
-    return [pickle.loads(part[:size].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+    return [
+        pickle.loads(part[:size].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)
+    ]
 
 
 def _all_gather(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -38,9 +40,12 @@ def _all_gather(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def gather_tensors(
-    tensor: Tensor, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], padding_value: float | None
+    tensor: Tensor,
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]],
+    padding_value: float | None,
 ) -> Tensor:
-    """Concatenate all ranks' tensors along the first dimension, the other dimensions padded to the largest."""
+    """Concatenate all ranks' tensors along the first dimension, the other dimensions padded to the
+    largest."""
     common = _common_shape(shapes, padding_value)
     parts = _exchange(tensor, [shape or (1,) for shape, _ in shapes])
     return torch.cat([_fill(part, common, padding_value) for part in parts])
@@ -49,20 +54,25 @@ def gather_tensors(
 def _common_shape(
     shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], padding_value: float | None
 ) -> tuple[int, ...]:
-    """The largest of each dimension but the first. Every rank finds the same mistakes, so all raise together."""
+    """The largest of each dimension but the first. Every rank finds the same mistakes, so all raise
+    together."""
     dtypes = [dtype for _, dtype in shapes]
     if len(set(dtypes)) > 1:
-        raise DataError(f"gather: dtypes differ between ranks: {_by_rank(dtypes)}. Convert them to one dtype.")
+        raise DataError(
+            f"gather: dtypes differ between ranks: {_by_rank(dtypes)}. Convert them to one dtype."
+        )
     rests = [shape[1:] for shape, _ in shapes]
     if len({len(shape) for shape, _ in shapes}) > 1:
         raise DataError(
-            f"gather: the number of dimensions differs between ranks: {_by_rank([shape for shape, _ in shapes])}. "
-            "Reshape them to the same number of dimensions."
+            "gather: the number of dimensions differs between ranks: "
+            f"{_by_rank([shape for shape, _ in shapes])}. Reshape them to the same number of "
+            "dimensions."
         )
     if len(set(rests)) > 1 and padding_value is None:
         raise DataError(
-            f"gather: only the first dimension may differ between ranks, but the shapes are "
-            f"{_by_rank([shape for shape, _ in shapes])}. Pass padding_value= to fill up to the largest."
+            "gather: only the first dimension may differ between ranks, but the shapes are "
+            f"{_by_rank([shape for shape, _ in shapes])}. Pass padding_value= to fill up to the "
+            "largest."
         )
     return tuple(max(sizes) for sizes in zip(*rests, strict=True))
 
@@ -72,7 +82,8 @@ def _by_rank(values: Sequence[object]) -> str:
 
 
 def _exchange(tensor: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Each rank's tensor in its own shape. Sent as bytes, since not every backend knows every dtype."""
+    """Each rank's tensor in its own shape. Sent as bytes, since not every backend knows every
+    dtype."""
     own = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
     sizes = [prod(shape) * tensor.element_size() for shape in shapes]
     sent = own.new_zeros(max(sizes))

@@ -1,4 +1,5 @@
-"""Consensus of all ranks on requests, without waiting: what one rank requests in an update, all know in the next.
+"""Consensus of all ranks on requests, without waiting: what one rank requests in an update, all
+know in the next.
 
 Which collectives an update takes, besides those of the gradients:
 
@@ -9,8 +10,8 @@ Which collectives an update takes, besides those of the gradients:
 | GPU, DDP | in the last gradient bucket | one asynchronous all-reduce on the host |
 | GPU, other meshes | one all-reduce, started before the backward pass | one asynchronous all-reduce on the host |
 
-Where gradients are sharded, one more all-reduce of a number says whether all of them are finite; not on the CPU with
-FSDP2 alone, where each rank sees the reduced gradients of all.
+Where gradients are sharded, one more all-reduce of a number says whether all of them are finite;
+not on the CPU with FSDP2 alone, where each rank sees the reduced gradients of all.
 """
 
 from __future__ import annotations
@@ -54,15 +55,17 @@ class Stamps:
 class RequestConsensus:
     """The maximum of all ranks' requests, one update late.
 
-    Every rank calls `exchange` once per update, with the same number of requests, and all get the same answers. The
-    all-reduce runs on the host while the next update is computed, so no rank waits for it.
+    Every rank calls `exchange` once per update, with the same number of requests, and all get the
+    same answers. The all-reduce runs on the host while the next update is computed, so no rank
+    waits for it.
     """
 
     def __init__(self, host_group: dist.ProcessGroup, num_requests: int = NUM_REQUESTS) -> None:
         self._group = host_group
         # The tensor of the all-reduce in flight must not be written to, so two take turns.
         self._tensors = [torch.zeros(num_requests, dtype=torch.int64) for _ in range(2)]
-        self._values = [tensor.numpy() for tensor in self._tensors]  # ten times faster to write to than the tensors
+        # ten times faster to write to than the tensors
+        self._values = [tensor.numpy() for tensor in self._tensors]
         self._none = (0,) * num_requests
         self._turn = 0
         self._work: Any = None
@@ -71,7 +74,8 @@ class RequestConsensus:
         self._options.asyncOp = True
 
     def exchange(self, requests: tuple[int, ...]) -> tuple[int, ...]:
-        """Send this update's requests; return the maximum over all ranks of the previous update's (at first zeros)."""
+        """Send this update's requests; return the maximum over all ranks of the previous update's
+        (at first zeros)."""
         agreed = self._wait()
         self._start(requests)
         return agreed
@@ -104,12 +108,14 @@ class RequestConsensus:
 class HostConsensus(RequestConsensus):
     """The same for CPU ranks, where an all-reduce takes the time of the processes themselves.
 
-    On two processes of a small model an asynchronous all-reduce makes an update a third to a half longer. So
-    the message also says whether the rank has a request, and carries the last request, a clock that only rank 0 gives.
-    The requests are all-reduced in an update in which some rank has one, or in which there was no message.
+    On two processes of a small model an asynchronous all-reduce makes an update a third to a half
+    longer. So the message also says whether the rank has a request, and carries the last request, a
+    clock that only rank 0 gives. The requests are all-reduced in an update in which some rank has
+    one, or in which there was no message.
 
-    A stamp goes with it, which ranks have in common only if they update the same parameters in the same update: a rank
-    that updates another optimizer of the same size, or once more, would mix up gradients without an error.
+    A stamp goes with it, which ranks have in common only if they update the same parameters in the
+    same update: a rank that updates another optimizer of the same size, or once more, would mix up
+    gradients without an error.
     """
 
     def __init__(self, host_group: dist.ProcessGroup, num_requests: int = NUM_REQUESTS) -> None:
@@ -121,13 +127,17 @@ class HostConsensus(RequestConsensus):
         self._world = host_group.size()
         self._scale = self._world + 1  # more than there can be ranks with a request
         sums_up = dist.get_backend(host_group) == "gloo"  # in a dry run nothing does
-        self._num_stamps = max(min(NUM_STAMPS, EXACT // (self._scale * self._world)), 1) if sums_up else 1
+        self._num_stamps = (
+            max(min(NUM_STAMPS, EXACT // (self._scale * self._world)), 1) if sums_up else 1
+        )
         self._num_updates = 0
 
     def exchange(self, requests: tuple[int, ...]) -> tuple[int, ...]:
         self._num_updates += 1
-        previous, self._requests = self._requests, requests
-        summed, self._summed = self._summed, None
+        previous = self._requests
+        self._requests = requests
+        summed = self._summed
+        self._summed = None
         if previous is None:
             return self._none
         if summed is not None and not summed[1]:
@@ -137,14 +147,19 @@ class HostConsensus(RequestConsensus):
 
     def finish(self) -> tuple[int, ...]:
         """Drop the previous update's requests, which were not sent."""
-        self._requests = self._summed = None
+        self._requests = None
+        self._summed = None
         self._num_updates = 0
         return self._none
 
     def message(self, flag: Tensor | float | None, stamp: int = 0) -> Tensor:
-        """What is summed over all ranks before the step: the flag, the stamp with any request, the clock."""
-        requests, numbers = self._requests or self._none, self._numbers
-        numbers[0], numbers[2] = float(flag or 0), requests[-1]  # faster one by one
+        """What is summed over all ranks before the step: the flag, the stamp with any request, the
+        clock."""
+        requests = self._requests or self._none
+        numbers = self._numbers
+        # faster one by one
+        numbers[0] = float(flag or 0)
+        numbers[2] = requests[-1]
         numbers[1] = any(requests[:-1]) + self._scale * self._stamp(stamp)
         return self._message
 
@@ -153,12 +168,13 @@ class HostConsensus(RequestConsensus):
         stamps, values[1] = divmod(values[1], self._scale)
         if stamps != self._world * self._stamp(stamp):
             raise ConfigurationError(
-                f"The processes do not make the same updates: in update {self._num_updates + 1} of this `train` call, "
-                "one of them updated another optimizer, or updated more or less often than the others, so that "
-                "gradients of different parameters or batches would be averaged. No weights were changed by it. Every "
-                "process has to update the same optimizers in the same order: a condition must not depend on the loss "
-                "or the random numbers of one process. Use `self.progress`, which is the same on all, or gather the "
-                "value that decides."
+                f"The processes do not make the same updates: in update {self._num_updates + 1} "
+                "of this `train` call, one of them updated another optimizer, or updated more or "
+                "less often than the others, so that gradients of different parameters or "
+                "batches would be averaged. No weights were changed by it. Every process has to "
+                "update the same optimizers in the same order: a condition must not depend on "
+                "the loss or the random numbers of one process. Use `self.progress`, which is "
+                "the same on all, or gather the value that decides."
             )
         return float(values[0] > 0)
 

@@ -1,25 +1,30 @@
-"""Data parallelism: gradients averaged over ranks, in buckets that travel while the backward pass computes the rest.
+"""Data parallelism: gradients averaged over ranks, in buckets that travel while the backward pass
+computes the rest.
 
 The states of a plan, which is the buckets of one set of parameters:
 
 state       gradients on this rank     collectives in flight              left by
-----------  -------------------------  ---------------------------------  ----------------------------------------------
-idle        none, or partial sums      none                               `start` -> under way; `average`, which sends
+----------  -------------------------  ---------------------------------
+---------------------------------------------- idle        none, or partial sums      none
+`start` -> under way; `average`, which sends
                                                                           all buckets, -> idle
-under way   becoming complete          of the first buckets, as far as    `finish` -> sent; after an exception failed
+under way   becoming complete          of the first buckets, as far as    `finish` -> sent; after an
+exception failed
                                        they are complete
-sent        complete, not averaged     of all buckets but the last        `average` -> idle; `start`, for more of them,
+sent        complete, not averaged     of all buckets but the last        `average` -> idle;
+`start`, for more of them,
                                                                           drops what was sent
-failed      of no use                  of the first buckets               `start`, which drops what was sent,
+failed      of no use                  of the first buckets               `start`, which drops what
+was sent,
                                                                           -> under way
 
-All ranks send the buckets of a plan in the same order, in a group that nothing else uses; so it does not matter that a
-gradient is ready early on one rank and late, or never, on another. The last bucket waits for `average`, since it holds
-the message, which is known only then.
+All ranks send the buckets of a plan in the same order, in a group that nothing else uses; so it
+does not matter that a gradient is ready early on one rank and late, or never, on another. The last
+bucket waits for `average`, since it holds the message, which is known only then.
 
-The first backward pass of a plan only records in which order gradients become ready, and how often each one is added
-to; the buckets follow the order of rank 0, for the rest of the run and in one that resumes it: the order decides
-how sums of three ranks and more are rounded.
+The first backward pass of a plan only records in which order gradients become ready, and how often
+each one is added to; the buckets follow the order of rank 0, for the rest of the run and in one
+that resumes it: the order decides how sums of three ranks and more are rounded.
 """
 
 from __future__ import annotations
@@ -59,8 +64,11 @@ class Averaging:
     ) -> None:
         self.sent: Sequence[Sent] = ()  # the collectives of the latest `average`
         self.num_sent = 0  # collectives in `_own_group`
-        self._group, self._world, self.max_bytes = group, world, max_bytes
-        self._gather, self._new_group = gather, new_group
+        self._group = group
+        self._world = world
+        self.max_bytes = max_bytes
+        self._gather = gather
+        self._new_group = new_group
         self._own_group: Any = None  # of plans with several buckets
         self._options = dist.AllreduceOptions()
         self._options.asyncOp = False
@@ -71,8 +79,10 @@ class Averaging:
         self._failed: Plan | None = None  # of a backward pass that ended with an exception
         self._is_behind = False  # whether a complete bucket waits until the user's hooks have run
         self._hooks: dict[int, RemovableHandle] = {}
-        self._earlier: set[nn.Parameter] = set()  # had gradients from an earlier pass of the window; may be frozen now
-        self._positions: dict[int, tuple[int, nn.Parameter]] = {}  # in the order of gradients, by the parameter's id
+        # had gradients from an earlier pass of the window; may be frozen now
+        self._earlier: set[nn.Parameter] = set()
+        # in the order of gradients, by the parameter's id
+        self._positions: dict[int, tuple[int, nn.Parameter]] = {}
 
     def clear(self) -> None:
         """Drop the buckets of all parameters seen so far; the order of their gradients stays."""
@@ -81,16 +91,19 @@ class Averaging:
         self._hooks.clear()
         self._plans.clear()
         self._earlier.clear()
-        self._current = self._failed = None
+        self._current = None
+        self._failed = None
 
     # A backward pass
 
     def expect(self, params: Sequence[nn.Parameter]) -> None:
-        """Begin a backward pass that is not the last of its window: nothing is sent, but these are averaged later."""
+        """Begin a backward pass that is not the last of its window: nothing is sent, but these are
+        averaged later."""
         self._earlier.update([param for param in params if param.requires_grad])
 
     def start(self, params: Sequence[nn.Parameter]) -> None:
-        """Begin the last backward pass of a window; `finish` ends it, and `average` follows for these parameters."""
+        """Begin the last backward pass of a window; `finish` ends it, and `average` follows for
+        these parameters."""
         plan = self._plan(params)
         if not plan.is_early:
             return
@@ -100,11 +113,13 @@ class Averaging:
             plan.is_early = False
             return
         plan.start()
-        self._current, self._is_behind = plan, False
+        self._current = plan
+        self._is_behind = False
 
     def finish(self, *, is_complete: bool = True) -> None:
         """End the backward pass: send the buckets that still lack gradients, but for the last."""
-        plan, self._current = self._current, None
+        plan = self._current
+        self._current = None
         if plan is None:
             return
         if is_complete:
@@ -120,7 +135,8 @@ class Averaging:
         if self._is_behind:  # all hooks of an earlier parameter have run by now
             self._send_complete(plan)
         if plan.count(param):
-            self._is_behind = has_several_gradient_hooks(param)  # a later one may change the gradient
+            # a later one may change the gradient
+            self._is_behind = has_several_gradient_hooks(param)
             if not self._is_behind:
                 self._send_complete(plan)
 
@@ -133,7 +149,9 @@ class Averaging:
         while len(plan.works) < len(plan.buckets) - 1:
             self._send(plan)
 
-    def _send(self, plan: Plan, message: Tensor | None = None, *, in_backward: bool = False) -> None:
+    def _send(
+        self, plan: Plan, message: Tensor | None = None, *, in_backward: bool = False
+    ) -> None:
         """Start the all-reduce of the next bucket."""
         number = len(plan.works)
         bucket = plan.buckets[number]
@@ -142,13 +160,16 @@ class Averaging:
         plan.sent = [*(plan.sent if number else ()), Sent(number, bucket.num_bytes, in_backward)]
 
     def _drop_failed(self) -> None:
-        """Drop what a pass has sent that failed on all ranks, and that the program has left behind."""
-        failed, self._failed = self._failed, None
+        """Drop what a pass has sent that failed on all ranks, and that the program has left
+        behind."""
+        failed = self._failed
+        self._failed = None
         if failed is not None:
             self._abandon(failed)
 
     def _abandon(self, plan: Plan) -> None:
-        """Wait for what was sent, which all ranks do here, and drop it; `param.grad` is still that of this rank."""
+        """Wait for what was sent, which all ranks do here, and drop it; `param.grad` is still that
+        of this rank."""
         self._send_rest(plan)
         for work, bucket in zip(plan.works, plan.buckets, strict=False):
             work.wait()
@@ -157,11 +178,14 @@ class Averaging:
 
     # The end of a window
 
-    def average(self, params: Sequence[nn.Parameter], message: Tensor | None = None) -> Tensor | None:
-        """Average the gradients, and sum a message in the same all-reduce; None where no bucket can hold a message.
+    def average(
+        self, params: Sequence[nn.Parameter], message: Tensor | None = None
+    ) -> Tensor | None:
+        """Average the gradients, and sum a message in the same all-reduce; None where no bucket can
+        hold a message.
 
-        A parameter with a gradient on some ranks only counts as zero on the others; one without a gradient on any
-        rank keeps none, as in a single process.
+        A parameter with a gradient on some ranks only counts as zero on the others; one without a
+        gradient on any rank keeps none, as in a single process.
         """
         plan = self._plan(params)
         if not plan.buckets and plan.params:
@@ -169,7 +193,11 @@ class Averaging:
         if not plan.buckets:
             return None
         message = message if plan.buckets[-1].can_hold_message else None
-        summed = self._average_one(plan, message) if plan.is_one else self._average_several(plan, message)
+        summed = (
+            self._average_one(plan, message)
+            if plan.is_one
+            else self._average_several(plan, message)
+        )
         if self._earlier:
             self._earlier.difference_update(plan.params)
         self.sent = plan.sent
@@ -178,7 +206,8 @@ class Averaging:
     def _average_one(self, plan: Plan, message: Tensor | None) -> Tensor:
         """One bucket is sent after the backward pass: there is nothing left to overlap with."""
         bucket = plan.buckets[0]
-        # What `dist.all_reduce` comes to; the checks around it cost as much as a small model's backward pass.
+        # What `dist.all_reduce` comes to; the checks around it cost as much as a small model's
+        # backward pass.
         group: Any = dist.group.WORLD if self._group is None else self._group
         work = group.allreduce([bucket.pack(message)], self._options)
         if work is not None:
@@ -189,7 +218,9 @@ class Averaging:
         self._drop_failed()
         self._send_rest(plan)
         self._send(plan, message)
-        works, plan.works, summed = plan.works, [], None
+        works = plan.works
+        plan.works = []
+        summed = None
         for work, bucket in zip(works, plan.buckets, strict=True):
             work.wait()
             summed = bucket.unpack(self._world, is_late=True)
@@ -199,27 +230,37 @@ class Averaging:
 
     def _plan(self, params: Sequence[nn.Parameter]) -> Plan:
         earlier = self._earlier
-        key = tuple([(id(param), param.dtype) for param in params if param.requires_grad or param in earlier])
+        key = tuple(
+            [
+                (id(param), param.dtype)
+                for param in params
+                if param.requires_grad or param in earlier
+            ]
+        )
         plan = self._plans.get(key)
         if plan is None:
             own = [param for param in params if param.requires_grad or param in earlier]
             self._plans[key] = plan = Plan(own, self.max_bytes)
             for param in plan.params if plan.is_early else ():
                 if param.requires_grad and id(param) not in self._hooks:
-                    watch: Any = param.register_post_accumulate_grad_hook  # which torch has given no types
+                    # which torch has given no types
+                    watch: Any = param.register_post_accumulate_grad_hook
                     self._hooks[id(param)] = watch(self._on_gradient)
         return plan
 
     def _agree(self, plan: Plan) -> None:
-        """Make the buckets of a plan, those of rank 0 on all ranks; and a new group, if ranks have sent more or less.
+        """Make the buckets of a plan, those of rank 0 on all ranks; and a new group, if ranks have
+        sent more or less.
 
-        Loaded positions are those of rank 0 too: buckets that differ would mix up gradients without an error.
+        Loaded positions are those of rank 0 too: buckets that differ would mix up gradients without
+        an error.
         """
         places = {id(param): place for place, param in enumerate(plan.params)}
         seen = [(places[key], count) for key, count in plan.fired.items() if key in places]
         every = self._gather((self.num_sent, seen, self.order_of(plan.params)))
         if self._own_group is None or len({num_sent for num_sent, *_ in every}) > 1:
-            self._own_group, self.num_sent = self._new_group(), 0
+            self._own_group = self._new_group()
+            self.num_sent = 0
         counts: dict[int, int] = {}
         for _, own, _ in every:
             for place, count in own:
@@ -235,15 +276,19 @@ class Averaging:
         """Give positions to parameters that have none, after all others."""
         end = 1 + max((position for position, _ in self._positions.values()), default=-1)
         new = [param for param in params if id(param) not in self._positions]
-        self._positions.update({id(param): (position, param) for position, param in enumerate(new, start=end)})
+        self._positions.update(
+            {id(param): (position, param) for position, param in enumerate(new, start=end)}
+        )
 
     def order_of(self, params: Sequence[nn.Parameter]) -> list[int] | None:
-        """The positions of these parameters in the order of gradients, -1 where not known; None if none is."""
+        """The positions of these parameters in the order of gradients, -1 where not known; None if
+        none is."""
         order = [self._positions.get(id(param), (-1, param))[0] for param in params]
         return order if any(position >= 0 for position in order) else None
 
     def set_order(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
-        """Take up positions that were saved, between two updates; none if they are of more or fewer parameters."""
+        """Take up positions that were saved, between two updates; none if they are of more or fewer
+        parameters."""
         self.clear()
         if len(order) == len(params):
             self._set_positions(params, order)

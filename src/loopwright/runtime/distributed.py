@@ -1,4 +1,5 @@
-"""The runtime of one rank of several: replicas of the model (DDP), shards of it (FSDP2), or a mesh of both."""
+"""The runtime of one rank of several: replicas of the model (DDP), shards of it (FSDP2), or a mesh
+of both."""
 
 from __future__ import annotations
 
@@ -43,23 +44,26 @@ class DistributedRuntime(Runtime):
     """One rank of several processes that torchrun, SLURM or `loopwright.launch` started.
 
     Args:
-        strategy: "ddp" (every rank has the full model), "fsdp" (every rank has a shard of it), or a `Mesh`.
+        strategy: "ddp" (every rank has the full model), "fsdp" (every rank has a shard of it), or a
+            `Mesh`.
         device: "cpu" or "cuda"; by default the GPU of this process's local rank, or the CPU.
         precision: "fp32", or autocast in "bf16" or "fp16" ("fp16" only with "ddp").
         param_dtype: The dtype that FSDP2 gathers parameters and computes in.
         reduce_dtype: The dtype that FSDP2 reduces gradients in.
         cpu_offload: Keep the shards in the host's memory (FSDP2).
-        reshard_after_forward: Whether a block's full parameters are freed after its forward pass and gathered again in
-            the backward pass (FSDP2); a number of ranks to keep them among instead. By default as torch does.
-        forward_prefetch: The number of blocks whose parameters are gathered ahead in the forward pass (FSDP2).
+        reshard_after_forward: Whether a block's full parameters are freed after its forward pass
+            and gathered again in the backward pass (FSDP2); a number of ranks to keep them among
+            instead. By default as torch does.
+        forward_prefetch: The number of blocks whose parameters are gathered ahead in the forward
+            pass (FSDP2).
         backward_prefetch: The same for the backward pass, where torch gathers one ahead by itself.
         find_unused_parameters: Let the ranks of a sharded model use different parameters.
         sync_batch_norm: Compute batch norms over the batch of all ranks.
         activation_checkpointing: Recompute the activations of repeated blocks in the backward pass.
         compile: Apply `torch.compile` to the "model" or to its repeated "blocks".
         timeout: The seconds that a collective waits for the slowest rank.
-        bucket_mb: The size in MiB of the buckets in which gradients are averaged while the backward pass computes the
-            rest ("ddp"); 25 by default, and the first one 1 MiB at most.
+        bucket_mb: The size in MiB of the buckets in which gradients are averaged while the backward
+            pass computes the rest ("ddp"); 25 by default, and the first one 1 MiB at most.
 
     Example:
         >>> from functools import partial
@@ -101,9 +105,13 @@ class DistributedRuntime(Runtime):
         check_bucket_size(strategy, bucket_mb)
         self.group = Group.join(device or _own_device(), timeout=seconds)
         super().__init__(
-            self.group.device, precision, activation_checkpointing=activation_checkpointing, compile=compile
+            self.group.device,
+            precision,
+            activation_checkpointing=activation_checkpointing,
+            compile=compile,
         )
-        self.rank, self.world = self.group.rank, self.group.world
+        self.rank = self.group.rank
+        self.world = self.group.world
         self.mesh = self._resolve(strategy)
         sharding.check_size(self.mesh.shard)
         self.sharding = sharding
@@ -127,10 +135,12 @@ class DistributedRuntime(Runtime):
             new_group=self._new_data_group,
         )
         self._averages = self.mesh.shard == 1 and self.mesh.data_size > 1  # here, not by FSDP2
-        self._is_replicated = self.mesh.replicate == self.world  # so that gradient buckets are summed over all ranks
+        # so that gradient buckets are summed over all ranks
+        self._is_replicated = self.mesh.replicate == self.world
         carries = self.is_host and self.group.has_gloo and self.mesh.shard == self.world
         self._reduce_scatter = HostReduceScatter() if carries else None
-        # by optimizer, as its list of parameters, which is kept: the id of one that is gone may be that of the next
+        # by optimizer, as its list of parameters, which is kept: the id of one that is gone may be
+        # that of the next
         self._in_flight: dict[int, tuple[Sequence[nn.Parameter], Message]] = {}
         self._stamps = Stamps()
         consensus = HostConsensus if self.is_host else RequestConsensus
@@ -146,11 +156,13 @@ class DistributedRuntime(Runtime):
         return strategy
 
     def _build_data_group(self) -> dist.ProcessGroup | None:
-        """The ranks that work on different samples; None for all of them, which it is without tensor parallelism."""
+        """The ranks that work on different samples; None for all of them, which it is without
+        tensor parallelism."""
         return None if self.mesh.tensor == 1 else self._new_data_group()
 
     def _new_data_group(self) -> dist.ProcessGroup:
-        """Another group of the ranks that work on different samples; every process has to call this."""
+        """Another group of the ranks that work on different samples; every process has to call
+        this."""
         own: Any = None
         for offset in range(self.mesh.tensor):
             ranks = list(range(offset, self.world, self.mesh.tensor))
@@ -180,7 +192,9 @@ class DistributedRuntime(Runtime):
         if not is_meta(module):
             module.to(self.device)
             broadcast_module(module, None)
-        elif not any(param.requires_grad for param in module.parameters()):  # it will not be wrapped
+        elif not any(
+            param.requires_grad for param in module.parameters()
+        ):  # it will not be wrapped
             self._materialise(module)
 
     def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
@@ -201,7 +215,9 @@ class DistributedRuntime(Runtime):
         super().wrap(module)
         if self.mesh.shard > 1:
             again = shard_module(module, self._data_mesh(), **self.sharding.arguments(self.is_host))
-            replaced = again if not replaced else {old: again[id(new)] for old, new in replaced.items()}
+            replaced = (
+                again if not replaced else {old: again[id(new)] for old, new in replaced.items()}
+            )
             self._shards.add(module, self._reduce_scatter)
         if was_meta and self.mesh.is_sharded:
             self._materialise(module)
@@ -214,7 +230,11 @@ class DistributedRuntime(Runtime):
         """Initialise a model on the meta device from the random numbers of rank 0, on all ranks."""
         torch.set_rng_state(self.broadcast_object(torch.get_rng_state()))
         materialise(module, self.device)
-        problems = [problem for problem in self.gather_objects(find_bad_value(module)) if problem is not None]
+        problems = [
+            problem
+            for problem in self.gather_objects(find_bad_value(module))
+            if problem is not None
+        ]
         if problems:
             raise ConfigurationError(problems[0])
 
@@ -244,7 +264,8 @@ class DistributedRuntime(Runtime):
         self._consensus.finish()
 
     def start_step(self, is_last: bool, size: int) -> None:
-        """Gradients are reduced in the last step of a window only; a rank without samples is in no statistics."""
+        """Gradients are reduced in the last step of a window only; a rank without samples is in no
+        statistics."""
         self.part.counts = size > 0
         if self.mesh.shard > 1:
             self._shards.start_step(is_last)
@@ -292,7 +313,9 @@ class DistributedRuntime(Runtime):
     def set_gradient_order(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
         self.averaging.set_order(params, order)
 
-    def _message(self, flag: Tensor | float | None, params: Sequence[nn.Parameter]) -> Message | None:
+    def _message(
+        self, flag: Tensor | float | None, params: Sequence[nn.Parameter]
+    ) -> Message | None:
         stamp = self._stamps.of(params)
         numbers = self._consensus.message(flag, stamp)
         return None if numbers is None else Message(numbers, stamp)
@@ -300,13 +323,15 @@ class DistributedRuntime(Runtime):
     def _send(self, message: Message) -> None:
         """Start to sum a message over all ranks, in a collective of its own."""
         message.summed = message.numbers.clone()
-        world: Any = dist.group.WORLD  # called directly: the checks around `dist.all_reduce` cost more than it does
+        # called directly: the checks around `dist.all_reduce` cost more than it does
+        world: Any = dist.group.WORLD
         message.work = world.allreduce([message.summed], self.averaging.in_background)
 
     def sync_gradients(
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
-        """Average the gradients that FSDP2 has not averaged yet; 1 if any rank's flag is set, None without one."""
+        """Average the gradients that FSDP2 has not averaged yet; 1 if any rank's flag is set, None
+        without one."""
         _, message = self._in_flight.pop(id(params), (params, None))
         if message is None or message.summed is None:
             message = self._message(flag, params)
@@ -326,7 +351,8 @@ class DistributedRuntime(Runtime):
         return None if flag is None else is_set
 
     def finish_update(self, modules: Iterable[nn.Module]) -> None:
-        """Broadcast buffers, such as the statistics of batch norm, from rank 0, as torch's DDP does."""
+        """Broadcast buffers, such as the statistics of batch norm, from rank 0, as torch's DDP
+        does."""
         if not self._has_buffers:
             return
         buffers = [buffer for module in modules for buffer in self._buffers.get(module, ())]
@@ -337,7 +363,8 @@ class DistributedRuntime(Runtime):
         return list(grads) if self._is_replicated else [local_tensor(grad) for grad in grads]
 
     def share_flag(self, flag: Tensor) -> Tensor:
-        """Averaged gradients are the same on all ranks; those of shards are not, unless all ranks saw them reduced."""
+        """Averaged gradients are the same on all ranks; those of shards are not, unless all ranks
+        saw them reduced."""
         if self._reduce_scatter is not None:
             return self._reduce_scatter.nonfinite.clone()
         if not self._is_replicated:
@@ -353,7 +380,9 @@ class DistributedRuntime(Runtime):
 
     def sum_count(self, count: Any) -> Any:
         """The sum of a number of items over the ranks that work on different samples."""
-        total = torch.as_tensor(count, dtype=torch.float64 if self.is_host else torch.float32, device=self.device)
+        total = torch.as_tensor(
+            count, dtype=torch.float64 if self.is_host else torch.float32, device=self.device
+        )
         total = total.detach().clone()
         dist.all_reduce(total, group=self.data_group)
         return total
@@ -391,10 +420,12 @@ class DistributedRuntime(Runtime):
         self.group.barrier(place)
 
     def exchange(self, requests: Sequence[int]) -> tuple[int, ...]:
-        """Send this update's requests; return the maximum over all ranks of the previous update's."""
+        """Send this update's requests; return the maximum over all ranks of the previous
+        update's."""
         if self._heartbeat is not None:
             self._heartbeat.beat()
-        self._in_flight.clear()  # of backward passes over other parameters than those that were updated
+        # of backward passes over other parameters than those that were updated
+        self._in_flight.clear()
         return self._consensus.exchange(tuple(requests))
 
     def finish_exchange(self) -> None:

@@ -1,4 +1,5 @@
-"""A dry run of several processes: this process is rank 0 of a fake process group, whose collectives return at once.
+"""A dry run of several processes: this process is rank 0 of a fake process group, whose collectives
+return at once.
 
 All that training on several processes builds and checks is built and checked.
 """
@@ -29,8 +30,9 @@ class DryRunDone(BaseException):
 class DryRun:
     """The settings of a dry run.
 
-    `strategy`, a name or the sizes of a mesh, replaces the program's, and `world` its number of processes; None leaves
-    them. `watch` takes a trainer and returns the callbacks that replace its own; one of them ends the dry run.
+    `strategy`, a name or the sizes of a mesh, replaces the program's, and `world` its number of
+    processes; None leaves them. `watch` takes a trainer and returns the callbacks that replace its
+    own; one of them ends the dry run.
     """
 
     def __init__(
@@ -41,8 +43,13 @@ class DryRun:
         strategy: str | Mapping[str, int] | None = None,
     ) -> None:
         self.watch = watch
-        self._asked_for, self._strategy = world, strategy
-        self.world = world if world is not None else (prod(strategy.values()) if isinstance(strategy, Mapping) else 2)
+        self._asked_for = world
+        self._strategy = strategy
+        self.world = (
+            world
+            if world is not None
+            else (prod(strategy.values()) if isinstance(strategy, Mapping) else 2)
+        )
         if self.world < 2:
             raise ConfigurationError(f"{self.world} process: a dry run needs 2 or more processes.")
 
@@ -50,7 +57,8 @@ class DryRun:
     def running(self) -> Iterator[None]:
         """The context of the dry run; afterwards the process is as before."""
         global current
-        hook, variables = sys.excepthook, dict(os.environ)
+        hook = sys.excepthook
+        variables = dict(os.environ)
         current = self
         try:
             self._start()
@@ -63,13 +71,15 @@ class DryRun:
             os.environ.update(variables)
 
     def strategy_for(self, given: Any, *, is_built: bool) -> Any:
-        """The strategy of a trainer with `runtime=given`; the tensor-parallel plan is always the program's."""
+        """The strategy of a trainer with `runtime=given`; the tensor-parallel plan is always the
+        program's."""
         if self._strategy is None:
             return given
         if is_built:  # a Runtime, not a name or a Mesh
             raise ConfigurationError(
-                f"The program makes its own {type(given).__name__}, which --runtime and --mesh cannot replace: leave "
-                "these options out, or pass the trainer a runtime name or a Mesh."
+                f"The program makes its own {type(given).__name__}, which --runtime and --mesh "
+                "cannot replace: leave these options out, or pass the trainer a runtime name or "
+                "a Mesh."
             )
         if isinstance(self._strategy, str):
             return self._strategy
@@ -128,14 +138,16 @@ def _stop() -> None:
         group.close()
     if dist.is_initialized():
         dist.destroy_process_group()
-    clear_mesh_caches()  # or real processes, forked from this one, would all take themselves for rank 0
+    # or real processes, forked from this one, would all take themselves for rank 0
+    clear_mesh_caches()
 
 
 AXES = ("replicate", "shard", "tensor")
 
 
 def coordinate_of(rank: int, mesh: Mesh) -> dict[str, int]:
-    """The coordinate of a rank in the mesh: neighbours differ in `tensor`, then in `shard`, then in `replicate`."""
+    """The coordinate of a rank in the mesh: neighbours differ in `tensor`, then in `shard`, then in
+    `replicate`."""
     return {
         "replicate": rank // (mesh.shard * mesh.tensor),
         "shard": rank // mesh.tensor % mesh.shard,
@@ -150,12 +162,17 @@ def local_shape(tensor: Tensor, rank: int, mesh: Mesh) -> tuple[int, ...]:
         return tuple(tensor.shape)
     place = coordinate_of(rank, mesh)
     own = tuple(place[name] for name in dtensor.device_mesh.mesh_dim_names)
-    return _local_shape(tuple(tensor.shape), tuple(dtensor.device_mesh.shape), own, tuple(dtensor.placements))
+    return _local_shape(
+        tuple(tensor.shape), tuple(dtensor.device_mesh.shape), own, tuple(dtensor.placements)
+    )
 
 
 @lru_cache(maxsize=65536)
 def _local_shape(
-    shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
+    shape: tuple[int, ...],
+    mesh_shape: tuple[int, ...],
+    coordinate: tuple[int, ...],
+    placements: tuple[Any, ...],
 ) -> tuple[int, ...]:
     return local_shape_at(shape, mesh_shape, coordinate, placements)
 
@@ -166,7 +183,8 @@ def local_bytes(tensor: Tensor, rank: int, mesh: Mesh) -> int:
 
 
 def placement_text(tensor: Tensor) -> str:
-    """The placement of a tensor in words: "dim 0 over shard"; "whole" where every rank has the full tensor."""
+    """The placement of a tensor in words: "dim 0 over shard"; "whole" where every rank has the full
+    tensor."""
     dtensor: Any = tensor
     placements = getattr(tensor, "placements", None)
     if placements is None:

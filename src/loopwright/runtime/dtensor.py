@@ -1,6 +1,8 @@
-"""Tensors on a device mesh: sharded tensors (DTensor), their local parts, and the mesh that a user asks for.
+"""Tensors on a device mesh: sharded tensors (DTensor), their local parts, and the mesh that a user
+asks for.
 
-`torch.distributed.tensor` is never imported here before something else did: until then there can be no DTensor.
+`torch.distributed.tensor` is never imported here before something else did: until then there can be
+no DTensor.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def mesh_of(tensor: Tensor) -> Any:
 
 
 def group_by_mesh(tensors: Iterable[T]) -> list[list[T]]:
-    """Groups of tensors that one operation can take together: plain ones, and those of each device mesh."""
+    """Groups of tensors that one operation can take together: plain ones, and those of each device
+    mesh."""
     groups: dict[Any, list[T]] = {}
     for tensor in tensors:
         groups.setdefault(mesh_of(tensor), []).append(tensor)
@@ -52,11 +55,14 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_into(target: Tensor, full: Tensor) -> None:
-    """Copy a full tensor into a plain tensor, or this rank's part of it into a DTensor, without communication."""
+    """Copy a full tensor into a plain tensor, or this rank's part of it into a DTensor, without
+    communication."""
     mesh: Any = mesh_of(target)
     if mesh is not None:
         shape, offsets = local_shape_and_offset(target.shape, mesh, target.placements)  # type: ignore[attr-defined]
-        full = full[tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))]
+        full = full[
+            tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))
+        ]
     local_tensor(target).copy_(full)
 
 
@@ -65,7 +71,10 @@ def clip_norm(params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
     groups = group_by_mesh(p for p in params if p.grad is not None)
     if len(groups) <= 1:
         return full_tensor(nn.utils.clip_grad_norm_(params, max_norm))
-    norms = [full_tensor(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
+    norms = [
+        full_tensor(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]))
+        for group in groups
+    ]
     total = nn.utils.get_total_norm(norms)
     for group in groups:
         nn.utils.clip_grads_with_norm_(group, max_norm, total)
@@ -76,14 +85,15 @@ def clip_norm(params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
 class Mesh:
     """A device mesh of `replicate` x `shard` x `tensor` processes.
 
-    Replicas and shards each work on samples of their own; the ranks of one tensor-parallel group work on the same ones.
+    Replicas and shards each work on samples of their own; the ranks of one tensor-parallel group
+    work on the same ones.
 
     Args:
         replicate: The number of copies of the model; gradients are averaged between them.
         shard: The number of shards of each copy (FSDP2).
         tensor: The number of ranks that share a layer (tensor parallelism); needs a `plan`.
-        plan: The layers to be shared and how, as torch's `parallelize_module` takes it: names of submodules to
-            `ColwiseParallel()`, `RowwiseParallel()` and so on.
+        plan: The layers to be shared and how, as torch's `parallelize_module` takes it: names of
+            submodules to `ColwiseParallel()`, `RowwiseParallel()` and so on.
 
     Example:
         >>> from loopwright import Mesh
@@ -100,17 +110,20 @@ class Mesh:
     def __post_init__(self) -> None:
         for name in ("replicate", "shard", "tensor"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ConfigurationError(f"Mesh({name}={getattr(self, name)!r}): use a number of processes, 1 or more.")
+                raise ConfigurationError(
+                    f"Mesh({name}={getattr(self, name)!r}): use a number of processes, 1 or more."
+                )
         if self.tensor > 1 and not self.plan:
             raise ConfigurationError(
-                f"Mesh(tensor={self.tensor}) needs a plan that says which layers are split: Mesh(tensor=2, "
-                "plan={'up': ColwiseParallel(), 'down': RowwiseParallel()})."
+                f"Mesh(tensor={self.tensor}) needs a plan that says which layers are split: "
+                "Mesh(tensor=2, plan={'up': ColwiseParallel(), 'down': RowwiseParallel()})."
             )
 
         if self.plan and self.tensor == 1:
             raise ConfigurationError(
-                "Mesh(plan=...): a plan= is given, but tensor=1, so no layer would be split. Set how many processes "
-                "share a layer, as in Mesh(tensor=2, plan=...), or leave out the plan."
+                "Mesh(plan=...): a plan= is given, but tensor=1, so no layer would be split. Set "
+                "how many processes share a layer, as in Mesh(tensor=2, plan=...), or leave out "
+                "the plan."
             )
 
     @property
@@ -130,6 +143,7 @@ class Mesh:
         """Refuse a number of processes that the mesh is not for."""
         if self.size != world:
             raise ConfigurationError(
-                f"Mesh(replicate={self.replicate}, shard={self.shard}, tensor={self.tensor}) is for {self.size} "
-                f"processes, but there are {world}: start {self.size}, or change the mesh."
+                f"Mesh(replicate={self.replicate}, shard={self.shard}, tensor={self.tensor}) is "
+                f"for {self.size} processes, but there are {world}: start {self.size}, or change "
+                "the mesh."
             )

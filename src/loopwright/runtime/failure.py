@@ -1,7 +1,8 @@
-"""Reports of a failing process: to the other ranks through the store, to torchrun in its error file, to the user.
+"""Reports of a failing process: to the other ranks through the store, to torchrun in its error
+file, to the user.
 
-The traceback that matters is that of the rank that failed first. The others have only lost a connection, so they leave
-with one line that names that rank.
+The traceback that matters is that of the rank that failed first. The others have only lost a
+connection, so they leave with one line that names that rank.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in torch's type hints
+
+# public, but not in torch's type hints
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from ..errors import LoopwrightError
 
@@ -32,11 +35,13 @@ class CommunicationError(LoopwrightError, RuntimeError):
 
 
 class PeerFailure(SystemExit):
-    """Another process failed first, and this one has nothing to add. Leaves the program with 1, without a traceback."""
+    """Another process failed first, and this one has nothing to add. Leaves the program with 1,
+    without a traceback."""
 
 
 def is_communication(error: BaseException) -> bool:
-    """Whether an error is about the connection to other ranks, and so maybe the consequence of another rank's."""
+    """Whether an error is about the connection to other ranks, and so maybe the consequence of
+    another rank's."""
     if isinstance(error, (CommunicationError, dist.DistError)):
         return True
     text = str(error).lower()
@@ -69,7 +74,8 @@ def describe(error: BaseException) -> str:
 
 
 class FailureStore:
-    """The records of one watched block in the store that all ranks share: first failure, heartbeats, finished ranks."""
+    """The records of one watched block in the store that all ranks share: first failure,
+    heartbeats, finished ranks."""
 
     def __init__(self, group: Group, number: int) -> None:
         self._store = PrefixStore(f"watched{number}", group.store)
@@ -112,7 +118,8 @@ def _parse(text: bytes) -> Failure:
 
 
 def write_error_file(failure: Failure) -> None:
-    """Write the file from which torchrun shows the root cause: the failure with the earliest time."""
+    """Write the file from which torchrun shows the root cause: the failure with the earliest
+    time."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
@@ -124,14 +131,17 @@ def write_error_file(failure: Failure) -> None:
 def write_follower_file(first: Failure, group: Group, own: Failure | None = None) -> None:
     """Write the error file of a process that leaves because of another.
 
-    torchrun compares times in seconds and sees an end only at its next poll, so the time is set well after the first.
-    On another machine torchrun has no file of the first failure, so its traceback is repeated there.
+    torchrun compares times in seconds and sees an end only at its next poll, so the time is set
+    well after the first. On another machine torchrun has no file of the first failure, so its
+    traceback is repeated there.
     """
     line = first.line(group.rank)
     is_here = first.machine == group.peers[group.rank].machine
     before = own.traceback if own is not None else ""
     text = line if is_here or not first.traceback else f"{line}\n{first.traceback}"
-    write_error_file(replace(first, error=line, traceback=f"{before}{text}", time=first.time + _LATER_SECONDS))
+    write_error_file(
+        replace(first, error=line, traceback=f"{before}{text}", time=first.time + _LATER_SECONDS)
+    )
 
 
 def print_now(line: str) -> None:
@@ -141,7 +151,8 @@ def print_now(line: str) -> None:
 
 
 def wait_until_acknowledged(records: FailureStore, group: Group, seconds: float) -> None:
-    """Wait until all other ranks know, so that the traceback comes last and torchrun sees this process end first."""
+    """Wait until all other ranks know, so that the traceback comes last and torchrun sees this
+    process end first."""
     end = time.monotonic() + seconds
     others = [peer for peer in group.peers if peer.rank != group.rank]
     while time.monotonic() < end:
@@ -156,7 +167,8 @@ def wait_until_acknowledged(records: FailureStore, group: Group, seconds: float)
 
 
 def install_hook(group: Group) -> None:
-    """Record an error that ends the program outside of training; of a rank that follows it, print no traceback."""
+    """Record an error that ends the program outside of training; of a rank that follows it, print
+    no traceback."""
     if group.world == 1:
         return
     previous = sys.excepthook
@@ -191,7 +203,8 @@ def record_uncaught(error: BaseException, group: Group) -> bool:
 
 
 def mark(error: BaseException, *, is_first: bool) -> None:
-    """Mark an error that left a watched block with whether it was the first, for the hook that handles it uncaught."""
+    """Mark an error that left a watched block with whether it was the first, for the hook that
+    handles it uncaught."""
     error._loopwright_first = is_first  # type: ignore[attr-defined]
 
 
@@ -205,7 +218,15 @@ def _marked(error: BaseException | None) -> bool | None:
 
 
 def follow(first: Failure, group: Group, own: Failure | None = None) -> None:
-    """Print that this process leaves because of another, and its own error if that is a different one."""
-    differs = own is not None and own.error != first.error and not own.error.startswith(CommunicationError.__name__)
-    print_now(first.line(group.rank) + (f" (its own error: {own.error})" if own is not None and differs else ""))
+    """Print that this process leaves because of another, and its own error if that is a different
+    one."""
+    differs = (
+        own is not None
+        and own.error != first.error
+        and not own.error.startswith(CommunicationError.__name__)
+    )
+    print_now(
+        first.line(group.rank)
+        + (f" (its own error: {own.error})" if own is not None and differs else "")
+    )
     write_follower_file(first, group, own)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+
+from ..data.containers import map_tensors, tensors_in
 
 Move = Callable[[Any], Any]
 
@@ -14,8 +15,8 @@ Move = Callable[[Any], Any]
 class DeviceFeed:
     """Moves batches to the device, at most one of them before it is needed.
 
-    A batch is recognised by identity: one that was moved in advance and is not asked for next is dropped. So a feed can
-    be wrong about the next batch without any effect on what is trained.
+    A batch is recognised by identity: one that was moved in advance and is not asked for next is
+    dropped. So a feed can be wrong about the next batch without any effect on what is trained.
     """
 
     def __init__(self, move: Move) -> None:
@@ -31,17 +32,21 @@ class DeviceFeed:
         """Return a batch on the device; it is moved now unless that has begun."""
         if value is not self._value:
             self.start(value)
-        moved, self._value, self._moved = self._moved, None, None
+        moved = self._moved
+        self._value = None
+        self._moved = None
         return moved
 
 
 class CudaFeed(DeviceFeed):
-    """A feed whose copies are on a CUDA stream of their own, so that they overlap with the computation.
+    """A feed whose copies are on a CUDA stream of their own, so that they overlap with the
+    computation.
 
     Args:
         move: Moves a batch, without waiting for copies from pinned memory.
         device: The device.
-        pins: Whether to copy tensors to pinned memory first; a copy from other memory makes the host wait.
+        pins: Whether to copy tensors to pinned memory first; a copy from other memory makes the
+            host wait.
     """
 
     def __init__(self, move: Move, device: torch.device, *, pins: bool) -> None:
@@ -66,32 +71,6 @@ class CudaFeed(DeviceFeed):
             if tensor.is_cuda:
                 tensor.record_stream(current)  # its memory belongs to the stream of copies
         return moved
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested containers."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Apply a function to the tensors in nested containers, which keep their types; other values are passed through."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        mapped = {key: map_tensors(function, item) for key, item in value.items()}
-        return mapped if type(value) is dict else cast(Any, type(value))(mapped)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(function, item) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(function, item) for item in value)
-    return value
 
 
 def pinned(value: Any) -> Any:

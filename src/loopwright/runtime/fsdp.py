@@ -1,7 +1,8 @@
-"""Models of several ranks: materialised from the meta device, made equal, cut into layers' parts, sharded by FSDP2.
+"""Models of several ranks: materialised from the meta device, made equal, cut into layers' parts,
+sharded by FSDP2.
 
-While a sharded model computes, full parameters take the place of the shards that an optimizer holds, and autograd knows
-only those.
+While a sharded model computes, full parameters take the place of the shards that an optimizer
+holds, and autograd knows only those.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from .dtensor import Mesh, copy_into, group_by_mesh, local_tensor, mesh_of
 def materialise(module: nn.Module, device: torch.device) -> None:
     """Allocate and initialise a model that was built on the meta device.
 
-    Its parameters stay the same objects, so an optimizer may hold them already. Of a sharded model one full layer at a
-    time is initialised, on every rank with the same random numbers, and each rank keeps its shard: the values are those
-    that a single process would have drawn.
+    Its parameters stay the same objects, so an optimizer may hold them already. Of a sharded model
+    one full layer at a time is initialised, on every rank with the same random numbers, and each
+    rank keeps its shard: the values are those that a single process would have drawn.
     """
     allocate(module, device)
     missing = []
@@ -41,13 +42,15 @@ def materialise(module: nn.Module, device: torch.device) -> None:
             missing.append(f"{name or 'the model'} ({type(part).__name__})")
     if missing:
         raise ConfigurationError(
-            f"A model on the meta device cannot be initialised: {', '.join(missing)} has its own tensors but no "
-            "`reset_parameters()` to initialise them. Add that method, or build the model on a real device."
+            f"A model on the meta device cannot be initialised: {', '.join(missing)} has its own "
+            "tensors but no `reset_parameters()` to initialise them. Add that method, or build "
+            "the model on a real device."
         )
 
 
 def allocate(module: nn.Module, device: torch.device) -> None:
-    """Allocate memory for a model on the meta device, without values; its parameters stay the same objects."""
+    """Allocate memory for a model on the meta device, without values; its parameters stay the same
+    objects."""
     if any(mesh_of(param) is not None for param in module.parameters()):
         module.to_empty(device=device)  # FSDP2 keeps track of this
         return
@@ -63,9 +66,12 @@ def allocate(module: nn.Module, device: torch.device) -> None:
 
 
 def _initialise(part: nn.Module, reset: Callable[[], Any]) -> None:
-    """Let a layer initialise its parameters; full tensors take the place of sharded ones meanwhile."""
+    """Let a layer initialise its parameters; full tensors take the place of sharded ones
+    meanwhile."""
     parameters = own_parameters(part)
-    sharded = {name: p for name, p in parameters.items() if p is not None and mesh_of(p) is not None}
+    sharded = {
+        name: p for name, p in parameters.items() if p is not None and mesh_of(p) is not None
+    }
     for name, param in sharded.items():
         stand_in = torch.empty(param.shape, dtype=param.dtype, device=local_tensor(param).device)
         parameters[name] = nn.Parameter(stand_in, requires_grad=param.requires_grad)
@@ -80,13 +86,17 @@ def _initialise(part: nn.Module, reset: Callable[[], Any]) -> None:
 
 
 def find_bad_value(module: nn.Module) -> str | None:
-    """The first tensor of a newly initialised model without memory or without finite values, in words."""
+    """The first tensor of a newly initialised model without memory or without finite values, in
+    words."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.is_meta:
             return f"{name} is still on the meta device: its module did not initialise it."
         local = local_tensor(tensor)
         if local.is_floating_point() and not torch.isfinite(local).all():
-            return f"{name} has non-finite values right after initialisation: correct its module's `reset_parameters`."
+            return (
+                f"{name} has non-finite values right after initialisation: correct its "
+                "module's `reset_parameters`."
+            )
     return None
 
 
@@ -105,7 +115,8 @@ def broadcast_module(module: nn.Module, group: dist.ProcessGroup | None) -> None
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model: modules of one class, with parameters, in a `ModuleList` or `Sequential`."""
+    """The repeated blocks of a model: modules of one class, with parameters, in a `ModuleList` or
+    `Sequential`."""
     blocks: list[nn.Module] = []
     for container in module.modules():
         if isinstance(container, nn.ModuleList | nn.Sequential):
@@ -122,7 +133,9 @@ def parallelize_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
     names = {name for name, _ in module.named_modules()}
-    unknown = [pattern for pattern in mesh.plan or {} if "*" not in pattern and pattern not in names]
+    unknown = [
+        pattern for pattern in mesh.plan or {} if "*" not in pattern and pattern not in names
+    ]
     if unknown:
         raise ConfigurationError(
             f"Mesh(plan=...) names {', '.join(unknown)}, which the model does not have; it has: "
@@ -132,16 +145,24 @@ def parallelize_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
 
 
 def shard_module(
-    module: nn.Module, device_mesh: Any, *, forward_prefetch: int = 0, backward_prefetch: int = 0, **settings: Any
+    module: nn.Module,
+    device_mesh: Any,
+    *,
+    forward_prefetch: int = 0,
+    backward_prefetch: int = 0,
+    **settings: Any,
 ) -> dict[int, nn.Parameter]:
-    """Shard every repeated block, then the rest (FSDP2). Returns the new parameters under the ids of the old ones."""
+    """Shard every repeated block, then the rest (FSDP2). Returns the new parameters under the ids
+    of the old ones."""
     from torch.distributed.fsdp import fully_shard
 
-    before, blocks = dict(module.named_parameters()), blocks_of(module)
+    before = dict(module.named_parameters())
+    blocks = blocks_of(module)
     if not blocks and (forward_prefetch or backward_prefetch):
         raise ConfigurationError(
-            "forward_prefetch= and backward_prefetch= found no repeated blocks in the model (modules of the same "
-            "class in a ModuleList or Sequential), so there is nothing to prefetch: leave them out."
+            "forward_prefetch= and backward_prefetch= found no repeated blocks in the model "
+            "(modules of the same class in a ModuleList or Sequential), so there is nothing to "
+            "prefetch: leave them out."
         )
     for block in blocks:
         fully_shard(block, mesh=device_mesh, **settings)
@@ -152,7 +173,8 @@ def shard_module(
 
 
 def _prefetch(blocks: Sequence[Any], forward: int, backward: int) -> None:
-    """Let each sharded block gather the parameters of so many that come after it in a forward or backward pass."""
+    """Let each sharded block gather the parameters of so many that come after it in a forward or
+    backward pass."""
     for at, block in enumerate(blocks):
         if forward:
             block.set_modules_to_forward_prefetch(list(blocks[at + 1 : at + 1 + forward]))
@@ -165,8 +187,9 @@ def checkpoint_activations(module: nn.Module) -> None:
     blocks = blocks_of(module)
     if not blocks:
         raise ConfigurationError(
-            "activation_checkpointing=True found no repeated blocks in the model (modules of the same class in a "
-            "ModuleList or Sequential): leave it off, or apply torch.utils.checkpoint in the model's forward."
+            "activation_checkpointing=True found no repeated blocks in the model (modules of the "
+            "same class in a ModuleList or Sequential): leave it off, or apply "
+            "torch.utils.checkpoint in the model's forward."
         )
     for block in blocks:
         make_checkpointed(block)
@@ -177,16 +200,19 @@ def compile_parts(module: nn.Module, what: str) -> None:
     blocks = blocks_of(module)
     if what == "blocks" and not blocks:
         raise ConfigurationError(
-            "compile='blocks' found no repeated blocks in the model (modules of the same class in a ModuleList or "
-            "Sequential): use compile='model'."
+            "compile='blocks' found no repeated blocks in the model (modules of the same class in "
+            "a ModuleList or Sequential): use compile='model'."
         )
     for part in [module] if what == "model" else blocks:
         compile_in_place(part)
 
 
 def disable_unsupported_steps(optimizer: Optimizer) -> None:
-    """Turn off fused and foreach steps that torch lacks for sharded parameters, or for several device meshes."""
-    options: tuple[str, ...] = () if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) else ("fused",)
+    """Turn off fused and foreach steps that torch lacks for sharded parameters, or for several
+    device meshes."""
+    options: tuple[str, ...] = (
+        () if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) else ("fused",)
+    )
     if len(group_by_mesh(p for group in optimizer.param_groups for p in group["params"])) > 1:
         options = ("foreach", "fused")
     for group in optimizer.param_groups:
@@ -218,9 +244,9 @@ Gather = Callable[[Any], list[Any]]
 class ShardedModels:
     """The sharded models of a trainer.
 
-    Ranks that use different parameters would reduce-scatter gradients that do not belong together. The first backward
-    pass of each optimizer is checked for it, and such parameters are named in an error; with `finds_unused` every
-    backward pass is checked, and missing gradients are zeros.
+    Ranks that use different parameters would reduce-scatter gradients that do not belong together.
+    The first backward pass of each optimizer is checked for it, and such parameters are named in an
+    error; with `finds_unused` every backward pass is checked, and missing gradients are zeros.
     """
 
     def __init__(self, gather: Gather, *, finds_unused: bool = False) -> None:
@@ -235,7 +261,8 @@ class ShardedModels:
     def add(self, module: nn.Module, reduce_scatter: Any = None) -> None:
         """Take up a sharded model; `reduce_scatter` is to take the place of torch's own."""
         self.modules.add(module)
-        self.is_used, self._is_last = True, None
+        self.is_used = True
+        self._is_last = None
         if reduce_scatter is not None:
             for part in _sharded(module):
                 part.set_custom_reduce_scatter(reduce_scatter)
@@ -254,10 +281,17 @@ class ShardedModels:
                 part.reshard()
 
     def prepare(
-        self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
+        self,
+        loss: Tensor,
+        params: Sequence[nn.Parameter],
+        inputs: Sequence[Tensor] | None,
+        *,
+        is_last: bool,
     ) -> list[Tensor] | None:
-        """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd knows."""
-        # By the first parameter and their number, which are the same on all ranks: lists are made anew, and a list's id
+        """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd
+        knows."""
+        # By the first parameter and their number, which are the same on all ranks: lists are made
+        # anew, and a list's id
         # that is used again on one rank only would let this rank wait for the others.
         key = (id(params[0]), len(params)) if params else (0, 0)
         if is_last and (self._finds_unused or key not in self._checked):
@@ -280,7 +314,8 @@ class ShardedModels:
             raise ConfigurationError(_explanation(others))
 
     def _fill(self, params: Sequence[nn.Parameter], used: Sequence[bool]) -> None:
-        """Zeros for gradients that only other ranks have; a parameter that no rank uses keeps none."""
+        """Zeros for gradients that only other ranks have; a parameter that no rank uses keeps
+        none."""
         device = params[0].device if params else torch.device("cpu")
         anywhere = torch.tensor(used, dtype=torch.uint8, device=device)
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
@@ -300,7 +335,8 @@ class ShardedModels:
                 yield from sharded_parameters(part)
 
     def _is_computed_with(self, param: Tensor) -> bool:
-        """Whether the parameter was never sharded, or has a full parameter, which the first forward pass makes."""
+        """Whether the parameter was never sharded, or has a full parameter, which the first forward
+        pass makes."""
         holder = self._holder(param)
         return holder is None or full_parameter(holder) is not None
 
@@ -312,7 +348,9 @@ class ShardedModels:
     def _has_gradient(self, param: nn.Parameter) -> bool:
         """Whether an earlier step of the window left one."""
         holder = self._holders.get(id(param))
-        accumulated = None if holder is None else getattr(holder, "unsharded_accumulated_grad", None)
+        accumulated = (
+            None if holder is None else getattr(holder, "unsharded_accumulated_grad", None)
+        )
         return self._full(param).grad is not None or accumulated is not None
 
     def _name(self, param: nn.Parameter) -> str:
@@ -352,11 +390,13 @@ def leaves_of(loss: Tensor) -> set[int]:
 def _explanation(unused: Sequence[Sequence[str]]) -> str:
     common = set(unused[0]).intersection(*unused[1:])
     listed = "; ".join(
-        f"on rank {rank}: {', '.join(name for name in names if name not in common) or 'none of them'}"
+        f"on rank {rank}: "
+        f"{', '.join(name for name in names if name not in common) or 'none of them'}"
         for rank, names in enumerate(unused)
     )
     return (
-        "The loss does not depend on the same parameters on all processes, which a sharded model needs to sum up "
-        f"gradients. Parameters without a gradient: {listed}. Use all parameters on every process, or pass "
-        "DistributedRuntime('fsdp', find_unused_parameters=True), which adds a check to every backward pass."
+        "The loss does not depend on the same parameters on all processes, which a sharded model "
+        f"needs to sum up gradients. Parameters without a gradient: {listed}. Use all parameters "
+        "on every process, or pass DistributedRuntime('fsdp', find_unused_parameters=True), "
+        "which adds a check to every backward pass."
     )

@@ -32,11 +32,13 @@ class LaunchError(LoopwrightError, RuntimeError):
 
 
 class RankError(Exception):
-    """The traceback of an exception on another process, as text; shown as the cause of that exception."""
+    """The traceback of an exception on another process, as text; shown as the cause of that
+    exception."""
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(rank, text)
-        self.rank, self.text = rank, text
+        self.rank = rank
+        self.text = text
 
     def __str__(self) -> str:
         return f"on rank {self.rank}:\n\n{self.text}"
@@ -58,7 +60,8 @@ def launch(
         *args: Its arguments; they have to be picklable where processes are spawned.
         processes: The number of processes.
         max_restarts: How often all processes are started again after one of them failed.
-        start_method: "spawn" or "fork"; by default "spawn" where the new processes can import `fn`, otherwise "fork".
+        start_method: "spawn" or "fork"; by default "spawn" where the new processes can import `fn`,
+            otherwise "fork".
 
     Raises:
         Exception: The exception of the rank that failed first, with its traceback as the cause.
@@ -79,7 +82,12 @@ def launch(
 
 
 def _launch(
-    method: str, fn: Callable[..., Any], args: tuple[Any, ...], processes: int, max_restarts: int, folder: str
+    method: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    processes: int,
+    max_restarts: int,
+    folder: str,
 ) -> dict[int, bytes]:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -104,8 +112,10 @@ def _launch(
 
 
 def _call(folder: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Run `fn` in a new process; returns its result as bytes, and leaves its exception in a file."""
-    gc.freeze()  # after a fork the parent's threads are not here: collecting its garbage might wait for one
+    """Run `fn` in a new process; returns its result as bytes, and leaves its exception in a
+    file."""
+    # after a fork the parent's threads are not here: collecting its garbage might wait for one
+    gc.freeze()
     torch.set_num_threads(1)  # as torchrun sets it; it also has to be 1 after a fork
     _forget_fork_server()
     try:
@@ -119,14 +129,18 @@ def _call(folder: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def _forget_fork_server() -> None:
-    """After a fork, drop the fork server of the parent: this process starts its own if its loader workers need one.
+    """After a fork, drop the fork server of the parent: this process starts its own if its loader
+    workers need one.
 
     multiprocessing keeps the parent's, waits for it as for a child of this process, and fails.
     """
     server: Any = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     if server is not None and server._forkserver_pid is not None:
-        os.close(server._forkserver_alive_fd)  # the server ends with the last process that has it open
-        server._forkserver_alive_fd = server._forkserver_address = server._forkserver_pid = None
+        # the server ends with the last process that has it open
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
+        server._forkserver_address = None
+        server._forkserver_pid = None
 
 
 def _sendable(result: Any) -> bytes:
@@ -134,8 +148,8 @@ def _sendable(result: Any) -> bytes:
         return pickle.dumps(result)
     except Exception as error:
         raise ConfigurationError(
-            f"launch: a {type(result).__name__} cannot be sent back from its process ({error}): return numbers, "
-            "containers and tensors, and save the rest to files."
+            f"launch: a {type(result).__name__} cannot be sent back from its process ({error}): "
+            "return numbers, containers and tensors, and save the rest to files."
         ) from None
 
 
@@ -157,8 +171,10 @@ def _leave_group() -> None:
 
 
 def _note(folder: Path, error: Exception) -> None:
-    """Write the exception to a file for the launcher; torch passes on only the text, and only of one process."""
-    rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    """Write the exception to a file for the launcher; torch passes on only the text, and only of
+    one process."""
+    rank = int(os.environ["RANK"])
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     text = "".join(traceback.format_exception(error))
     try:
         content = pickle.dumps(error)
@@ -180,21 +196,24 @@ def _raise_first(folder: Path, failed: Any) -> NoReturn:
         raise pickle.loads(content) from RankError(rank, text)
     how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
     raise LaunchError(
-        f"launch: rank {rank} (process {failure.pid}) ended with {how} without an exception. Its output may say more; "
-        "a process that is killed without a message has often run out of memory."
+        f"launch: rank {rank} (process {failure.pid}) ended with {how} without an exception. Its "
+        "output may say more; a process that is killed without a message has often run out of "
+        "memory."
     ) from None
 
 
 def _check(fn: Callable[..., Any], processes: int, max_restarts: int) -> None:
     if os.environ.get(_LAUNCHER, str(os.getpid())) != str(os.getpid()):
         raise ConfigurationError(
-            "launch was called in a process that launch started: put the call under `if __name__ == '__main__':`, "
-            "because the new processes import your program to find the function."
+            "launch was called in a process that launch started: put the call under `if __name__ "
+            "== '__main__':`, because the new processes import your program to find the function."
         )
     if not callable(fn):
         raise ConfigurationError(f"launch({fn!r}): pass a function, and its arguments after it.")
     if not isinstance(processes, int) or processes < 1:
-        raise ConfigurationError(f"processes={processes!r}: use the number of processes, 1 or more.")
+        raise ConfigurationError(
+            f"processes={processes!r}: use the number of processes, 1 or more."
+        )
     if not isinstance(max_restarts, int) or max_restarts < 0:
         raise ConfigurationError(f"max_restarts={max_restarts!r}: use a whole number, 0 or more.")
 
@@ -202,40 +221,52 @@ def _check(fn: Callable[..., Any], processes: int, max_restarts: int) -> None:
 def _is_importable(fn: Callable[..., Any]) -> bool:
     """Whether a new process can import the function: not one of a prompt or a notebook."""
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
-    return getattr(fn, "__module__", None) != "__main__" or getattr(module, "__file__", None) is not None
+    return (
+        getattr(fn, "__module__", None) != "__main__"
+        or getattr(module, "__file__", None) is not None
+    )
 
 
 def _check_method(method: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if method not in multiprocessing.get_all_start_methods():
         raise ConfigurationError(
-            f"start_method={method!r}: this system has {', '.join(multiprocessing.get_all_start_methods())}."
+            f"start_method={method!r}: this system has "
+            f"{', '.join(multiprocessing.get_all_start_methods())}."
         )
     if method == "fork":
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             raise ConfigurationError(
-                "launch: the function was defined in a notebook, so its processes must be forked, but CUDA was "
-                "already used here, and a forked process cannot use it again. Restart the notebook and call launch "
-                "before anything touches the GPU, or move the function to a file and import it."
+                "launch: the function was defined in a notebook, so its processes must be forked, "
+                "but CUDA was already used here, and a forked process cannot use it again. "
+                "Restart the notebook and call launch before anything touches the GPU, or move "
+                "the function to a file and import it."
             )
         return
     try:
         pickle.dumps((fn, args))
     except Exception as error:
         raise ConfigurationError(
-            f"launch: {getattr(fn, '__qualname__', fn)!r} or its arguments cannot be sent to new processes ({error}). "
-            "Define the function at the top level of a module (no lambda, no function inside a function), and create "
-            "objects that cannot be sent, such as open files and loaders, inside the function."
+            f"launch: {getattr(fn, '__qualname__', fn)!r} or its arguments cannot be sent to new "
+            f"processes ({error}). Define the function at the top level of a module (no lambda, "
+            "no function inside a function), and create objects that cannot be sent, such as "
+            "open files and loaders, inside the function."
         ) from None
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Restore signal handlers and variables that torch's launcher sets, and keep it from logging what we raise."""
-    variables = {name: os.environ.get(name) for name in (_LAUNCHER, "TORCHELASTIC_SIGNALS_TO_HANDLE")}
+    """Restore signal handlers and variables that torch's launcher sets, and keep it from logging
+    what we raise."""
+    variables = {
+        name: os.environ.get(name) for name in (_LAUNCHER, "TORCHELASTIC_SIGNALS_TO_HANDLE")
+    }
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     is_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in numbers} if is_main else {}
-    logs = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn")]
+    logs = [
+        logging.getLogger(name)
+        for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn")
+    ]
     levels = [log.level for log in logs]
     os.environ[_LAUNCHER] = str(os.getpid())
     for log in logs:

@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 def evaluating(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[None]:
     """Context with all modules in eval mode; each module gets its previous mode back."""
     before = [(module, module.training) for root in modules for module in root.modules()]
-    is_outermost = any(mode for _, mode in before)  # in a nested evaluation the optimizers are in eval mode
+    # in a nested evaluation the optimizers are in eval mode
+    is_outermost = any(mode for _, mode in before)
     optimizers = list(optimizers) if is_outermost else []
     for module, _ in before:
         module.training = False
@@ -28,9 +29,15 @@ def evaluating(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) ->
 
 
 def start_training_mode(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
-    """Set train mode for models with an optimizer. A model in train mode keeps its frozen parts in eval mode."""
+    """Set train mode for models with an optimizer. A model in train mode keeps its frozen parts in
+    eval mode."""
     optimizers = list(optimizers)
-    trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    trained = {
+        id(p)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
     for module in modules:
         if not module.training and any(id(p) in trained for p in module.parameters()):
             module.train()

@@ -1,6 +1,7 @@
 """The process group: rendezvous, collectives of host objects, and shutdown.
 
-A collective that times out or loses a peer is an error that says which rank was where, and what to do.
+A collective that times out or loses a peer is an error that says which rank was where, and what to
+do.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # public, but not typed
+
+# public, but not typed
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from .._torch_compat.distributed import default_store
@@ -40,14 +43,17 @@ def rendezvous_store(launch: Launch, timeout: float) -> Store:
     where = f"{launch.master_addr}:{launch.master_port}"
     url = "env://" if launch.source == "torchrun" else f"tcp://{where}"
     try:
-        found = rendezvous(url, rank=launch.rank, world_size=launch.world, timeout=timedelta(seconds=timeout))
+        found = rendezvous(
+            url, rank=launch.rank, world_size=launch.world, timeout=timedelta(seconds=timeout)
+        )
         store: Store = next(found)[0]
         end = time.monotonic() + timeout
         name = _open(store, launch, end) if launch.rank == 0 else _join(store, launch, end)
     except RuntimeError as error:
         raise CommunicationError(
-            f"Rank {launch.rank} of {launch.world} could not connect to the other processes at {where} within "
-            f"{timeout:g} s: are all {launch.world} running, and can this host reach {launch.master_addr}? ({error})"
+            f"Rank {launch.rank} of {launch.world} could not connect to the other processes at "
+            f"{where} within {timeout:g} s: are all {launch.world} running, and can this host "
+            f"reach {launch.master_addr}? ({error})"
         ) from error
     return PrefixStore(name, store)
 
@@ -68,14 +74,20 @@ def _open(store: Store, launch: Launch, end: float) -> str:
 
 
 def _join(store: Store, launch: Launch, end: float) -> str:
-    """The others join under the name they find, and again under the next one if that was of an earlier attempt."""
-    own, name = f"{uuid.uuid4().hex}-{os.getpid()}", ""
+    """The others join under the name they find, and again under the next one if that was of an
+    earlier attempt."""
+    own = f"{uuid.uuid4().hex}-{os.getpid()}"
+    name = ""
     while True:
         found = store.get("loopwright-name").decode() if store.check(["loopwright-name"]) else ""
         if found and found != name:
             name = found
             store.set(f"{name}/joined{launch.rank}", own)
-        if name and store.check([f"{name}/all"]) and own in store.get(f"{name}/all").decode().split():
+        if (
+            name
+            and store.check([f"{name}/all"])
+            and own in store.get(f"{name}/all").decode().split()
+        ):
             return name
         if time.monotonic() > end:
             raise RuntimeError("rank 0 did not join" if not name else "not all ranks joined")
@@ -84,7 +96,8 @@ def _join(store: Store, launch: Launch, end: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One process, described so that another on the same machine can see whether it is still running."""
+    """One process, described so that another on the same machine can see whether it is still
+    running."""
 
     rank: int
     host: str
@@ -111,13 +124,16 @@ class Peer:
 def _machine() -> str:
     """The running system and its namespace of process ids; empty where the system does not say."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink(
+            "/proc/self/ns/pid"
+        )
     except OSError:
         return ""
 
 
 def _status(pid: int) -> tuple[str, str]:
-    """State and start time of a process, which together with its number tell it from a later one."""
+    """State and start time of a process, which together with its number tell it from a later
+    one."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -129,7 +145,8 @@ def _status(pid: int) -> tuple[str, str]:
 T = TypeVar("T")
 
 TIMEOUT = 600.0
-_TEARDOWN_SECONDS, _FAILED_SECONDS = 30.0, 3.0
+_TEARDOWN_SECONDS = 30.0
+_FAILED_SECONDS = 3.0
 _STORE_SECONDS = 10.0
 
 _current: Group | None = None
@@ -138,14 +155,17 @@ _current: Group | None = None
 class Group:
     """All processes of this training; made by `Group.join`, once per process."""
 
-    def __init__(self, device: torch.device, timeout: float, launch: Launch | None, *, is_owner: bool) -> None:
+    def __init__(
+        self, device: torch.device, timeout: float, launch: Launch | None, *, is_owner: bool
+    ) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.local_rank = launch.local_rank if launch is not None else 0
         self.device = device
         self.timeout = timeout
         self.launch = launch
         self.num_watched = 0  # blocks so far
-        self.is_closed = self.has_failed = False
+        self.is_closed = False
+        self.has_failed = False
         self._is_owner = is_owner
         with self.at("the start"):
             self.host_group = self.new_host_group()
@@ -154,12 +174,16 @@ class Group:
 
     @classmethod
     def join(
-        cls, device: str | torch.device = "cpu", *, launch: Launch | None = None, timeout: float = TIMEOUT
+        cls,
+        device: str | torch.device = "cpu",
+        *,
+        launch: Launch | None = None,
+        timeout: float = TIMEOUT,
     ) -> Group:
         """Join the other ranks, or return the group this process is in already.
 
-        An initialised `torch.distributed` is used as it is, and not shut down by us. `timeout` is the number of
-        seconds that a collective waits for the slowest rank.
+        An initialised `torch.distributed` is used as it is, and not shut down by us. `timeout` is
+        the number of seconds that a collective waits for the slowest rank.
         """
         global _current
         device = torch.device(device)
@@ -192,7 +216,9 @@ class Group:
 
         Every process has to call this, in the same order.
         """
-        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
+        group: dist.ProcessGroup = dist.new_group(
+            backend="gloo", timeout=timedelta(seconds=self.timeout)
+        )
         return group
 
     # Host objects; every process has to call these, in the same order
@@ -215,7 +241,8 @@ class Group:
             dist.barrier(group=self.host_group)
 
     def sum_table(self, table: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-        """Sums and counts by name, added over all processes in float64 in the order of ranks; a name may be missing."""
+        """Sums and counts by name, added over all processes in float64 in the order of ranks; a
+        name may be missing."""
         total: dict[str, tuple[float, float]] = {}
         for own in self.gather_objects(dict(table)):
             for name, (value, count) in own.items():
@@ -226,8 +253,8 @@ class Group:
     def gather(self, tensor: Tensor, padding_value: float | None = None) -> Tensor:
         """Every process's tensor, one after the other along the first dimension, on every process.
 
-        The first dimension may differ between processes. Where others do, `padding_value` fills all up to the
-        largest; without one that is an error.
+        The first dimension may differ between processes. Where others do, `padding_value` fills all
+        up to the largest; without one that is an error.
         """
         shapes = self.gather_objects((tuple(tensor.shape), tensor.dtype))
         with self.at("gather"):
@@ -253,11 +280,13 @@ class Group:
             if timed_out
             else "the connection to another process was lost"
         )
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        first_line = (
+            str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        )
         return CommunicationError(
-            f"Rank {self.rank} of {self.world}, at {place}: {what}.{more} Look for the first error in the "
-            f"output of the other ranks. If they were only slow, raise `timeout` ({self.timeout:g} s). "
-            f"(torch: {first_line})"
+            f"Rank {self.rank} of {self.world}, at {place}: {what}.{more} Look for the first "
+            "error in the output of the other ranks. If they were only slow, raise `timeout` "
+            f"({self.timeout:g} s). (torch: {first_line})"
         )
 
     def close(self) -> None:
@@ -280,8 +309,9 @@ def current_group() -> Group | None:
 def _initialize(device: torch.device, timeout: float, launch: Launch | None) -> None:
     if launch is None:
         raise ConfigurationError(
-            "The program asks for several processes, but only one was started: start the program with `torchrun "
-            "--nproc-per-node 2 program.py`, with `srun`, or call `loopwright.launch(fn, processes=2)`."
+            "The program asks for several processes, but only one was started: start the program "
+            "with `torchrun --nproc-per-node 2 program.py`, with `srun`, or call "
+            "`loopwright.launch(fn, processes=2)`."
         )
     if device.type == "cuda":
         torch.cuda.set_device(launch.local_rank if device.index is None else device.index)
@@ -303,8 +333,9 @@ def _explained(launch: Launch) -> Iterator[None]:
         if isinstance(error, CommunicationError) or not is_communication(error):
             raise
         raise CommunicationError(
-            f"Rank {launch.rank} of {launch.world} joined the group, but cannot connect to all ranks: can their hosts "
-            f"reach each other (GLOO_SOCKET_IFNAME names the network interface to use)? (torch: {error})"
+            f"Rank {launch.rank} of {launch.world} joined the group, but cannot connect to all "
+            "ranks: can their hosts reach each other (GLOO_SOCKET_IFNAME names the network "
+            f"interface to use)? (torch: {error})"
         ) from error
 
 
@@ -317,7 +348,8 @@ def _check_backend(device: torch.device) -> None:
 
 
 def _own_store() -> Store:
-    """The store all processes share, over a connection of our own: a waiting call blocks the one it is made on."""
+    """The store all processes share, over a connection of our own: a waiting call blocks the one it
+    is made on."""
     shared: Any = default_store()
     store = shared
     while isinstance(store, PrefixStore):
@@ -333,10 +365,12 @@ def _own_store() -> Store:
 def _no_hang(seconds: float) -> Iterator[None]:
     """End the process if torch does not return.
 
-    By a signal that the system answers, since a hanging destructor holds the interpreter's lock, so that no thread
-    and no handler in Python would run.
+    By a signal that the system answers, since a hanging destructor holds the interpreter's lock, so
+    that no thread and no handler in Python would run.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    if threading.current_thread() is not threading.main_thread() or not hasattr(
+        signal, "setitimer"
+    ):
         yield
         return
     handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)

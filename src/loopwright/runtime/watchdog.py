@@ -1,24 +1,32 @@
-"""The watchdog of training on several processes: when one rank raises or dies, all others end soon, and in good order.
+"""The watchdog of training on several processes: when one rank raises or dies, all others end soon,
+and in good order.
 
-Two threads of each process look on. The listener talks to the store that all ranks share, and may be held up there; the
-timekeeper only counts time, and ends the process if its main thread is stuck in a collective that cannot finish any
-more. The timekeeper also reads the signals of this process from a pipe, since no Python handler runs while the main
-thread is in a collective.
+Two threads of each process look on. The listener talks to the store that all ranks share, and may
+be held up there; the timekeeper only counts time, and ends the process if its main thread is stuck
+in a collective that cannot finish any more. The timekeeper also reads the signals of this process
+from a pipe, since no Python handler runs while the main thread is in a collective.
 
 State          begins when           main thread                            threads
--------------  --------------------  -------------------------------------  -----------------------------------------
-training       the block begins      calls `beat` once per update           send a heartbeat every `INTERVAL`, look for
-                                                                            recorded failures and dead processes
+-------------  --------------------  -------------------------------------
+----------------------------------------- training       the block begins      calls `beat` once per
+update           send a heartbeat every `INTERVAL`, look for
+                                                                            recorded failures and
+                                                                            dead processes
 failed         the block raises      records it; if it is the first, waits  as before
                                      for acknowledgements; raises
-disconnected   the block raises a    waits `GRACE_SECONDS` for the failure  read the other ranks' heartbeats, too
+disconnected   the block raises a    waits `GRACE_SECONDS` for the failure  read the other ranks'
+heartbeats, too
                communication error   of another rank: `PeerFailure`, or an
                                      error that says where all ranks were
-following      another rank's        leaves when its collective fails       print a line that names that rank; end the
-               failure is found                                             process `GRACE_SECONDS` + 1 s later
+following      another rank's        leaves when its collective fails       print a line that names
+that rank; end the
+               failure is found                                             process `GRACE_SECONDS`
+               + 1 s later
 storeless      the store is lost     continues; it may explain an error     the listener ends
-terminated     SIGTERM               finishes its update, saves, leaves     read heartbeats; end the process if it and
-                                                                            another are silent for `SILENCE_SECONDS`
+terminated     SIGTERM               finishes its update, saves, leaves     read heartbeats; end the
+process if it and
+                                                                            another are silent for
+                                                                            `SILENCE_SECONDS`
 finished       the block ends        records it, so that it is not missed   end
 """
 
@@ -55,7 +63,8 @@ if TYPE_CHECKING:
 
 
 class SignalPipe:
-    """A pipe into which the system writes the numbers of signals to this process. For use on the main thread."""
+    """A pipe into which the system writes the numbers of signals to this process. For use on the
+    main thread."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -64,7 +73,8 @@ class SignalPipe:
         self._is_set = self._start()
 
     def _start(self) -> bool:
-        """Whether the pipe is in use: not off the main thread, nor where another library reads signals this way."""
+        """Whether the pipe is in use: not off the main thread, nor where another library reads
+        signals this way."""
         if threading.current_thread() is not threading.main_thread():
             return False
         previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
@@ -95,7 +105,9 @@ class SignalPipe:
 
 
 INTERVAL = 0.25  # seconds between heartbeats
-GRACE_SECONDS = 3.0  # for the main thread to leave by itself, and for other ranks to record what happened
+GRACE_SECONDS = (
+    3.0  # for the main thread to leave by itself, and for other ranks to record what happened
+)
 SILENCE_SECONDS = 20.0  # without a heartbeat, after which a rank that got SIGTERM gives up another
 
 
@@ -121,7 +133,8 @@ class _NoWatchdog:
 
 @contextmanager
 def watched(group: Group | None) -> Iterator[Heartbeat]:
-    """End the block on all ranks when it fails on one. Every rank has to enter such blocks equally often."""
+    """End the block on all ranks when it fails on one. Every rank has to enter such blocks equally
+    often."""
     if group is None or group.world == 1:
         yield _NoWatchdog()
         return
@@ -144,7 +157,8 @@ def watched(group: Group | None) -> Iterator[Heartbeat]:
 
 
 class Watchdog:
-    """The two threads of a watched block, and the state that they share; the table of states is above."""
+    """The two threads of a watched block, and the state that they share; the table of states is
+    above."""
 
     def __init__(self, group: Group) -> None:
         group.num_watched += 1
@@ -153,19 +167,27 @@ class Watchdog:
         self._group = group
         self._records = FailureStore(group, group.num_watched)
         self._failure: Failure | None = None
-        self._suspicion: Failure | None = None  # the store is lost: enough to explain an error, not to end a process
+        self._suspicion: Failure | None = (
+            None  # the store is lost: enough to explain an error, not to end a process
+        )
         self._known = threading.Event()  # a failure or a suspicion
         self._is_disconnected = False
         self._is_following = threading.Lock()
         self._has_left = False  # the main thread leaves by itself
         self._stopping = threading.Event()
-        # Silence is counted in ticks of the timekeeper: while this process itself is held up, there are none.
-        self._tick = self._answered = 0  # the store answered last at that tick
-        self._heartbeats: dict[int, tuple[str, int]] = {}  # rank: its last heartbeat, and the tick it came at
+        # Silence is counted in ticks of the timekeeper: while this process itself is held up, there
+        # are none.
+        # the store answered last at that tick
+        self._tick = 0
+        self._answered = 0
+        # rank: its last heartbeat, and the tick it came at
+        self._heartbeats: dict[int, tuple[str, int]] = {}
         self._terminated = False
         self._others = [peer for peer in group.peers if peer.rank != group.rank]
         self._threads = [
-            threading.Thread(target=target, name=f"loopwright-{target.__name__.strip('_')}", daemon=True)
+            threading.Thread(
+                target=target, name=f"loopwright-{target.__name__.strip('_')}", daemon=True
+            )
             for target in (self._listen, self._count_time)
         ]
 
@@ -242,7 +264,11 @@ class Watchdog:
 
     def _explained(self, error: BaseException) -> BaseException:
         silent = self._silent(2.0)
-        elsewhere = [f"rank {rank} at {where}" for rank, where in self._places().items() if where != self._where]
+        elsewhere = [
+            f"rank {rank} at {where}"
+            for rank, where in self._places().items()
+            if where != self._where
+        ]
         more = f" No heartbeat from {silent}." if silent else ""
         more += f" Last known positions: {', '.join(elsewhere)}." if elsewhere else ""
         explained = self._group.explain(error, self._where, more)
@@ -250,23 +276,32 @@ class Watchdog:
         return explained
 
     def _silent(self, seconds: float) -> str:
-        """The ranks without a heartbeat for that long, or the store, in words; empty if there are none."""
+        """The ranks without a heartbeat for that long, or the store, in words; empty if there are
+        none."""
         if self._seconds_since(self._answered) > seconds:
             return "the store that all processes share"
         ranks = [
-            str(rank) for rank, (_, since) in list(self._heartbeats.items()) if self._seconds_since(since) > seconds
+            str(rank)
+            for rank, (_, since) in list(self._heartbeats.items())
+            if self._seconds_since(since) > seconds
         ]
         return f"rank {', '.join(ranks)}" if ranks else ""
 
     def _places(self) -> dict[int, str]:
         """Where the other ranks were at their last heartbeat."""
-        return {rank: heartbeat.partition(" ")[2] for rank, (heartbeat, _) in list(self._heartbeats.items())}
+        return {
+            rank: heartbeat.partition(" ")[2]
+            for rank, (heartbeat, _) in list(self._heartbeats.items())
+        }
 
     def _wait_for_first(self, first: Failure) -> None:
-        """Wait for the process that failed first: if another ends earlier, torchrun ends it before it has said why."""
+        """Wait for the process that failed first: if another ends earlier, torchrun ends it before
+        it has said why."""
         peer = self._group.peers[first.rank] if first.rank >= 0 else None
         end = time.monotonic() + GRACE_SECONDS
-        while peer is not None and peer.is_local() and not peer.is_gone() and time.monotonic() < end:
+        while (
+            peer is not None and peer.is_local() and not peer.is_gone() and time.monotonic() < end
+        ):
             time.sleep(0.05)
 
     # The listener
@@ -295,10 +330,14 @@ class Watchdog:
             self._learn(found)
 
     def _missing(self) -> Failure | None:
-        """A rank of this machine whose process is gone without a record; recorded here for the other machines."""
+        """A rank of this machine whose process is gone without a record; recorded here for the
+        other machines."""
         for peer in self._others:
             if peer.is_gone() and not self._records.has_finished(peer.rank):
-                text = f"its process ({peer.pid} on {peer.host}) ended without a message: killed, or out of memory"
+                text = (
+                    f"its process ({peer.pid} on {peer.host}) ended without a message: "
+                    "killed, or out of memory"
+                )
                 return self._records.record(Failure(peer.rank, text, "", time.time(), peer.machine))
         return None
 
@@ -313,13 +352,17 @@ class Watchdog:
                 self._heartbeats[peer.rank] = (heartbeat, self._tick)
 
     def _lose_store(self) -> None:
-        """Suspect a failure. The store may also have ended with rank 0, which keeps it, in good order."""
+        """Suspect a failure. The store may also have ended with rank 0, which keeps it, in good
+        order."""
         gone = next((peer for peer in self._others if peer.is_gone()), None)
         if gone is not None:
             text = f"its process ({gone.pid} on {gone.host}) ended: killed, or out of memory"
             self._suspicion = Failure(gone.rank, text, "", time.time(), gone.machine)
         else:
-            text = "the store that all processes share can no longer be reached: its host or the network is down"
+            text = (
+                "the store that all processes share can no longer be reached: its host or the "
+                "network is down"
+            )
             self._suspicion = Failure(-1, text, "", time.time())
         self._known.set()
 
@@ -347,12 +390,15 @@ class Watchdog:
     # The timekeeper
 
     def _count_time(self) -> None:
-        beats, last_beat, known = -1, 0, 0
+        beats = -1
+        last_beat = 0
+        known = 0
         while not self._stopping.is_set():
             self._terminated |= signal.SIGTERM in self._signals.wait(INTERVAL)
             self._tick += 1
             if self._beats != beats:
-                beats, last_beat = self._beats, self._tick
+                beats = self._beats
+                last_beat = self._tick
             if self._failure is not None and known == 0:
                 known = self._tick
             if self._has_left:

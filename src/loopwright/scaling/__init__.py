@@ -1,4 +1,5 @@
-"""The arithmetic of machines that one does not have: memory, bytes on the wire and seconds of each strategy."""
+"""The arithmetic of machines that one does not have: memory, bytes on the wire and seconds of each
+strategy."""
 
 from .compare import Comparison, Range, compare
 from .counting import Collective, Counted, counted_collectives, table_of

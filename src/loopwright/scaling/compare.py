@@ -1,4 +1,5 @@
-"""Strategies side by side on growing numbers of devices: where each begins to fit and stops being sensible."""
+"""Strategies side by side on growing numbers of devices: where each begins to fit and stops being
+sensible."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ class Comparison:
     estimates: dict[tuple[str, int], Estimate]
 
     def best(self, devices: int) -> Estimate | None:
-        """The strategy to use on so many devices: the simplest of the fastest that fit; None where none does."""
+        """The strategy to use on so many devices: the simplest of the fastest that fit; None where
+        none does."""
         found = [self.estimates.get((strategy, devices)) for strategy in STRATEGIES]
         sound = [one for one in found if one is not None and one.fits and one.samples_per_rank >= 1]
         fastest = min((one.timing.step for one in sound), default=0.0)
@@ -87,20 +89,35 @@ class Comparison:
 
     @property
     def advice(self) -> Estimate | None:
-        """The best strategy on the largest number of devices on which it is sensible; None where none is."""
+        """The best strategy on the largest number of devices on which it is sensible; None where
+        none is."""
         found = [self.best(number) for number in reversed(self.devices)]
         return next((one for one in found if one is not None and one.is_sensible), None)
 
     def range_of(self, strategy: str) -> Range:
-        """Where a strategy is sensible: it fits, every rank has a sample, half of the time is spent on the model."""
-        found = [(n, self.estimates[strategy, n]) for n in self.devices if (strategy, n) in self.estimates]
+        """Where a strategy is sensible: it fits, every rank has a sample, half of the time is spent
+        on the model."""
+        found = [
+            (n, self.estimates[strategy, n])
+            for n in self.devices
+            if (strategy, n) in self.estimates
+        ]
         sound = [n for n, one in found if one.is_sensible]
         if not sound:
-            return Range(strategy, None, None, before=_reason(found[-1][1]) if found else "there is no such mesh")
+            return Range(
+                strategy,
+                None,
+                None,
+                before=_reason(found[-1][1]) if found else "there is no such mesh",
+            )
         before = [one for n, one in found if n < sound[0]]
         after = [one for n, one in found if n > sound[-1]]
         return Range(
-            strategy, sound[0], sound[-1], _reason(before[-1]) if before else "", _reason(after[0]) if after else ""
+            strategy,
+            sound[0],
+            sound[-1],
+            _reason(before[-1]) if before else "",
+            _reason(after[0]) if after else "",
         )
 
     @property
@@ -115,8 +132,13 @@ class Comparison:
             "model": self.model.name,
             "parameters": self.model.num_parameters,
             "device": self.cluster.device.name,
-            "estimates": [{"strategy": key[0], **one.to_dict()} for key, one in self.estimates.items()],
-            "best": {str(n): None if one is None else {"runtime": one.sizes.runtime} for n, one in best.items()},
+            "estimates": [
+                {"strategy": key[0], **one.to_dict()} for key, one in self.estimates.items()
+            ],
+            "best": {
+                str(n): None if one is None else {"runtime": one.sizes.runtime}
+                for n, one in best.items()
+            },
             "ranges": [{"strategy": each.strategy, "text": each.text} for each in self.ranges],
         }
 
@@ -125,7 +147,10 @@ def _reason(one: Estimate) -> str:
     if one.problems:
         return one.problems[0]
     if one.training.activation_checkpointing:
-        return f"recomputed activations and communication leave {one.efficiency:.0%} of an update for the model"
+        return (
+            f"recomputed activations and communication leave {one.efficiency:.0%} of an "
+            "update for the model"
+        )
     return f"communication and the optimizer leave {one.efficiency:.0%} of an update for the model"
 
 
@@ -144,16 +169,16 @@ def compare(
 ) -> Comparison:
     """Estimate every strategy on every number of devices, each with the fastest settings that fit.
 
-    The settings that are tried: steps of an update, recomputed activations, the number of shards of a copy ("hsdp") and
-    of the ranks that share a layer ("tp").
+    The settings that are tried: steps of an update, recomputed activations, the number of shards of
+    a copy ("hsdp") and of the ranks that share a layer ("tp").
 
     Args:
         model: The model: `measure(module, batch)` or `transformer(...)`.
         devices: The numbers of devices.
         batch: Samples of one update on all devices together, the same for every number of devices.
         cluster: A `Cluster`, or the name of its device.
-        strategies: Those to compare, of "ddp", "fsdp", "hsdp", "tp" and "fsdp+tp"; by default all, with TP where the
-            model has a plan.
+        strategies: Those to compare, of "ddp", "fsdp", "hsdp", "tp" and "fsdp+tp"; by default all,
+            with TP where the model has a plan.
         optimizer: As `estimate` takes it.
         param_dtype: The dtype that FSDP2 gathers parameters in.
         reduce_dtype: The dtype that FSDP2 reduces gradients in.
@@ -196,10 +221,13 @@ def _checked(model: ModelShape, strategies: Sequence[str] | None) -> Sequence[st
     known = [name for name in STRATEGIES if model.has_plan or "tp" not in name]
     for name in strategies or ():
         if name not in STRATEGIES:
-            raise ConfigurationError(f"strategies: there is no {name!r}; use {', '.join(STRATEGIES)}.")
+            raise ConfigurationError(
+                f"strategies: there is no {name!r}; use {', '.join(STRATEGIES)}."
+            )
         if name not in known:
             raise ConfigurationError(
-                f"strategies: {name!r} splits layers, but the model was measured without a plan= that says which."
+                f"strategies: {name!r} splits layers, but the model was measured without a plan= "
+                "that says which."
             )
     return strategies or known
 
@@ -232,7 +260,9 @@ def _doubled(first: int, last: int) -> Iterator[int]:
         first *= 2
 
 
-def _fastest(model: ModelShape, cluster: Cluster, base: Training, meshes: Iterator[Sizes]) -> Estimate | None:
+def _fastest(
+    model: ModelShape, cluster: Cluster, base: Training, meshes: Iterator[Sizes]
+) -> Estimate | None:
     """The fastest settings that fit; where none do, those that need the least memory."""
     tried = [
         estimate_sizes(model, sizes, replace(_without_policy(base, sizes), **settings), cluster)

@@ -1,4 +1,5 @@
-"""The collectives that this process launches: counted, with their bytes, wherever they are called."""
+"""The collectives that this process launches: counted, with their bytes, wherever they are
+called."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ class Collective:
 
     Args:
         kind: "all-reduce", "all-gather", "reduce-scatter", "broadcast" or "all-to-all".
-        payload: Bytes of the full tensor: what is reduced, what has been gathered, what is to be scattered.
+        payload: Bytes of the full tensor: what is reduced, what has been gathered, what is to be
+            scattered.
         group: The number of ranks that take part.
         count: How many there are.
-        axis: The part of the mesh that takes part: "replicate", "shard", "tensor", "data" or "world"; "" if unknown.
+        axis: The part of the mesh that takes part: "replicate", "shard", "tensor", "data" or
+            "world"; "" if unknown.
         phase: When: "forward", "backward", "update", or "" if unknown.
         what: What is sent, in words.
 
@@ -71,7 +74,8 @@ class Counted:
 
 
 def table_of(collectives: Iterable[Collective]) -> dict[tuple[str, int, int], int]:
-    """How many collectives there are of each kind, payload and group size, to compare a count with an estimate.
+    """How many collectives there are of each kind, payload and group size, to compare a count with
+    an estimate.
 
     Example:
         >>> from loopwright.scaling import Collective, table_of
@@ -89,9 +93,9 @@ def table_of(collectives: Iterable[Collective]) -> dict[tuple[str, int, int], in
 def counted_collectives() -> Iterator[Counted]:
     """Count every collective that this process launches inside the context, with its bytes.
 
-    Collectives of `torch.distributed`, of process groups directly, of FSDP2 and of DTensors are counted, of autograd's
-    threads as well; of other threads of the program they are not. What `torch.compile` has compiled may run uncompiled
-    meanwhile.
+    Collectives of `torch.distributed`, of process groups directly, of FSDP2 and of DTensors are
+    counted, of autograd's threads as well; of other threads of the program they are not. What
+    `torch.compile` has compiled may run uncompiled meanwhile.
 
     Yields:
         What has been counted so far.
@@ -111,14 +115,17 @@ def counted_collectives() -> Iterator[Counted]:
             return NotImplemented  # so that the collectives inside come here
         result = func(*args, **kwargs)
         if getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
-            counted.collectives += _read(func.name().partition("::")[2].partition(".")[0], args, kwargs)
+            counted.collectives += _read(
+                func.name().partition("::")[2].partition(".")[0], args, kwargs
+            )
         return result
 
     with dispatching(see):
         yield counted
 
 
-# Names of torch's operators: the kind, the position of the tensors, and by how much they are smaller than the payload.
+# Names of torch's operators: the kind, the position of the tensors, and by how much they are
+# smaller than the payload.
 OPERATORS = {
     "allreduce_": ("all-reduce", 0, False),
     "allreduce_coalesced_": ("all-reduce", 0, False),

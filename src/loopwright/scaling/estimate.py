@@ -89,7 +89,8 @@ class Estimate:
 
     @property
     def efficiency(self) -> float:
-        """The share of an update that all devices need for the model's operations, each computed once."""
+        """The share of an update that all devices need for the model's operations, each computed
+        once."""
         speed = self.devices * self.cluster.device.flops * self.cluster.utilisation
         return self.training.batch * self.model.flops / speed / self.timing.step
 
@@ -103,7 +104,8 @@ class Estimate:
 
     @property
     def is_sensible(self) -> bool:
-        """Whether it fits, every rank has a sample, and at least half of the time is spent on the model."""
+        """Whether it fits, every rank has a sample, and at least half of the time is spent on the
+        model."""
         return self.fits and self.samples_per_rank >= 1 and self.efficiency >= LOW
 
     @property
@@ -113,13 +115,15 @@ class Estimate:
 
     @property
     def problem(self) -> str:
-        """The first of the problems in one word, such as "memory" or "samples"; "" where nothing is wrong."""
+        """The first of the problems in one word, such as "memory" or "samples"; "" where nothing is
+        wrong."""
         return next((name for name, _ in _problems(self)), "")
 
     @property
     def program_lines(self) -> list[str]:
         """The lines of a program that ask for it."""
-        sizes, training = self.sizes, self.training
+        sizes = self.sizes
+        training = self.training
         settings = [sizes.runtime.removeprefix("runtime=")]
         if sizes.shard > 1:
             for name in ("param_dtype", "reduce_dtype", "reshard_after_forward"):
@@ -128,7 +132,8 @@ class Estimate:
         if training.activation_checkpointing:
             settings.append("activation_checkpointing=True")
         options = [] if training.accumulate == 1 else [f"accumulate={training.accumulate}"]
-        if training.param_dtype is None and not self.cluster.device.is_host:  # the peak of a device is that of bf16
+        # the peak of a device is that of bf16
+        if training.param_dtype is None and not self.cluster.device.is_host:
             (settings if len(settings) > 1 else options).append('precision="bf16"')
         runtime = f"DistributedRuntime({', '.join(settings)})" if len(settings) > 1 else settings[0]
         return [
@@ -187,21 +192,24 @@ def estimate(
 
     Args:
         model: The model: `measure(module, batch)` or `transformer(...)`.
-        strategy: "ddp", "fsdp", "hsdp" (shards inside a node), "tp" (layers cut inside a node, copies between nodes),
-            "fsdp+tp", a `Mesh`, or its sizes as in `{"shard": 8, "tensor": 2}`.
+        strategy: "ddp", "fsdp", "hsdp" (shards inside a node), "tp" (layers cut inside a node,
+            copies between nodes), "fsdp+tp", a `Mesh`, or its sizes as in
+            `{"shard": 8, "tensor": 2}`.
         devices: How many there are.
         batch: Samples of one update on all devices together.
         accumulate: Steps of an update, each with `batch / accumulate` samples.
-        cluster: A `Cluster`, or the name of its device: eight of them in a node, InfiniBand NDR between nodes.
+        cluster: A `Cluster`, or the name of its device: eight of them in a node, InfiniBand NDR
+            between nodes.
         optimizer: "sgd", "momentum", "adam", "adamw", the optimizer itself, or an `OptimizerState`.
         param_dtype: The dtype that FSDP2 gathers parameters in.
         reduce_dtype: The dtype that FSDP2 reduces gradients in.
-        reshard_after_forward: Whether FSDP2 frees parameters after the forward pass, or a number of ranks to keep them
-            among; by default it frees all but those outside of the blocks.
+        reshard_after_forward: Whether FSDP2 frees parameters after the forward pass, or a number of
+            ranks to keep them among; by default it frees all but those outside of the blocks.
         activation_checkpointing: Whether blocks are recomputed in the backward pass.
         clip_norm: Whether gradients are clipped by their norm, which shards have to add up.
         overlap: Whether gradients and gathered parameters travel while the devices compute.
-        bucket_mb: The size in MiB of the buckets in which gradients are averaged with "ddp"; 25 by default.
+        bucket_mb: The size in MiB of the buckets in which gradients are averaged with "ddp"; 25 by
+            default.
 
     Returns:
         The estimate.
@@ -215,20 +223,21 @@ def estimate(
     """
     if not isinstance(model, ModelShape):
         raise ConfigurationError(
-            f"estimate(model={type(model).__name__}): use measure(module, example_batch), which knows what a sample "
-            "costs, or transformer(layers, width, sequence=...)."
+            f"estimate(model={type(model).__name__}): use measure(module, example_batch), which "
+            "knows what a sample costs, or transformer(layers, width, sequence=...)."
         )
     cluster = cluster if isinstance(cluster, Cluster) else Cluster(cluster)
     sizes = resolve(strategy, devices, cluster)
     if sizes.tensor > 1 and not model.has_plan:
         raise ConfigurationError(
-            f"tensor={sizes.tensor}, but the model was measured without a plan, so no layer is split: use "
-            "measure(module, batch, plan={...}), with the plan of your Mesh."
+            f"tensor={sizes.tensor}, but the model was measured without a plan, so no layer is "
+            "split: use measure(module, batch, plan={...}), with the plan of your Mesh."
         )
     sharding = Sharding(param_dtype, reduce_dtype, reshard_after_forward=reshard_after_forward)
     if sizes.shard == 1 and sharding.given():
         raise ConfigurationError(
-            f"{', '.join(sharding.given())}: only for a sharded model. Use a mesh with shard > 1, or leave it out."
+            f"{', '.join(sharding.given())}: only for a sharded model. Use a mesh with shard > 1, "
+            "or leave it out."
         )
     sharding.check_size(sizes.shard)
     check_bucket_size("fsdp" if sizes.shard > 1 else "ddp", bucket_mb)
@@ -248,7 +257,9 @@ def estimate(
     return estimate_sizes(model, sizes, training, cluster)
 
 
-def estimate_sizes(model: ModelShape, sizes: Sizes, training: Training, cluster: Cluster) -> Estimate:
+def estimate_sizes(
+    model: ModelShape, sizes: Sizes, training: Training, cluster: Cluster
+) -> Estimate:
     """The same for settings that have been checked."""
     memory = memory_of(model, sizes, training)
     sent = collectives_of(model, sizes, training)
@@ -265,8 +276,15 @@ def _problems(one: Estimate) -> Iterator[tuple[str, str]]:
         whole = one.training.batch // one.training.accumulate
         yield "samples", f"a step has {whole} samples for {one.sizes.data} ranks"
     if (padding := _padding(one)) > MUCH_PADDING:
-        yield "padding", f"there are more shards than rows to divide, so {padding:.1f} times the parameters are sent"
-    thin = min((w.shape[w.cut] for w in one.model.weights if w.cut is not None), default=0) / one.sizes.tensor
+        yield (
+            "padding",
+            f"there are more shards than rows to divide, so {padding:.1f} times the parameters "
+            "are sent",
+        )
+    thin = (
+        min((w.shape[w.cut] for w in one.model.weights if w.cut is not None), default=0)
+        / one.sizes.tensor
+    )
     if one.sizes.tensor > 1 and thin < THIN:
         yield "thin", f"layers are split into {thin:.0f} columns, too few for fast matrix products"
     if one.communication_share > 1 - LOW:
@@ -274,7 +292,8 @@ def _problems(one: Estimate) -> Iterator[tuple[str, str]]:
 
 
 def _padding(one: Estimate) -> float:
-    """How much more is sent than there are parameters, since FSDP2 divides the first dimension only."""
+    """How much more is sent than there are parameters, since FSDP2 divides the first dimension
+    only."""
     if one.sizes.shard == 1:
         return 1.0
     sent = sum(padded_numel(weight, one.sizes) for weight in one.model.weights)

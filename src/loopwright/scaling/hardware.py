@@ -18,8 +18,14 @@ MICRO = 1e-6
 def _check_figures(value: object, *names: str) -> None:
     for name in names:
         figure = getattr(value, name)
-        if isinstance(figure, bool) or not isinstance(figure, int | float) or not 0 < figure < math.inf:
-            raise ConfigurationError(f"{type(value).__name__}({name}={figure!r}): use a number above 0.")
+        if (
+            isinstance(figure, bool)
+            or not isinstance(figure, int | float)
+            or not 0 < figure < math.inf
+        ):
+            raise ConfigurationError(
+                f"{type(value).__name__}({name}={figure!r}): use a number above 0."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,8 @@ class Link:
         _check_figures(self, "bandwidth", "latency")
 
 
-# Vendors' peak figures: dense bf16 matrix products with fp32 sums (not the doubled figure for sparse matrices), memory,
+# Vendors' peak figures: dense bf16 matrix products with fp32 sums (not the doubled figure for
+# sparse matrices), memory,
 # memory bandwidth. Links: one direction of one device.
 DEVICES: Mapping[str, Device] = {
     "a100": Device("A100 SXM 80 GB", 312e12, 80 * GB, 2.039e12, "nvlink3"),
@@ -85,7 +92,8 @@ DEVICES: Mapping[str, Device] = {
     "l40s": Device("L40S 48 GB", 362e12, 48 * GB, 864e9, "pcie4"),
     "rtx4090": Device("RTX 4090 24 GB", 165.2e12, 24 * GB, 1008e9, "pcie4"),
 }
-# The latencies are no vendor's: they are what NCCL's own tuning tables assume for its bulk protocol.
+# The latencies are no vendor's: they are what NCCL's own tuning tables assume for its bulk
+# protocol.
 LINKS: Mapping[str, Link] = {
     "nvlink3": Link("NVLink 3 (A100)", 300e9, 3.4 * MICRO),
     "nvlink4": Link("NVLink 4 (H100, H200)", 450e9, 3.4 * MICRO),
@@ -103,17 +111,20 @@ LINKS: Mapping[str, Link] = {
 
 @dataclass(frozen=True, init=False)
 class Cluster:
-    """Nodes of equal devices, the links inside and between them, and how much of the peaks is reached.
+    """Nodes of equal devices, the links inside and between them, and how much of the peaks is
+    reached.
 
     Args:
         device: A `Device`, or the name of a known one.
         per_node: The number of devices of a node.
-        within: The link of a device to the others of its node: a `Link` or a name; the device's own by default.
+        within: The link of a device to the others of its node: a `Link` or a name; the device's own
+            by default.
         between: The link of a network adapter to other nodes: a `Link` or a name.
         adapters: The number of network adapters of a node; one for each device by default.
         utilisation: The share of the device's peak that matrix products reach in training.
         link_utilisation: The share of the links' bandwidth that collectives reach.
-        usable_memory: The share of a device's memory that a program can fill before the allocator fails.
+        usable_memory: The share of a device's memory that a program can fill before the allocator
+            fails.
 
     Example:
         >>> from loopwright.scaling import Cluster
@@ -156,10 +167,14 @@ class Cluster:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        _check_figures(self, "per_node", "adapters", "utilisation", "link_utilisation", "usable_memory")
+        _check_figures(
+            self, "per_node", "adapters", "utilisation", "link_utilisation", "usable_memory"
+        )
         for name in ("utilisation", "link_utilisation", "usable_memory"):
             if getattr(self, name) > 1:
-                raise ConfigurationError(f"Cluster({name}={getattr(self, name)!r}): use a share, from above 0 to 1.")
+                raise ConfigurationError(
+                    f"Cluster({name}={getattr(self, name)!r}): use a share, from above 0 to 1."
+                )
 
     def num_nodes(self, devices: int) -> int:
         """The number of nodes that some devices take."""
@@ -167,14 +182,19 @@ class Cluster:
 
 
 def find(what: str, given: Any, known: Mapping[str, T], kind: type[T]) -> T:
-    """A known device or link by its name, whatever its case and punctuation; the user's own as it is."""
+    """A known device or link by its name, whatever its case and punctuation; the user's own as it
+    is."""
     if isinstance(given, kind):
         return given
     plain = {_plain(name): value for name, value in known.items()}
     if isinstance(given, str) and _plain(given) in plain:
         return plain[_plain(given)]
     near = difflib.get_close_matches(_plain(str(given)), plain, n=1, cutoff=0.5)
-    hint = f"Did you mean {next(name for name in known if _plain(name) == near[0])!r}? " if near else ""
+    hint = (
+        f"Did you mean {next(name for name in known if _plain(name) == near[0])!r}? "
+        if near
+        else ""
+    )
     own = ", ".join(f"{each.name}=" for each in fields(kind)[:4])  # type: ignore[arg-type]
     raise ConfigurationError(
         f"There is no {what} {given!r}. {hint}Available: {', '.join(known)}; for any other, pass "

@@ -1,4 +1,5 @@
-"""How a strategy lays a model out: the sizes of its mesh, each rank's part of a parameter, and bytes per rank."""
+"""How a strategy lays a model out: the sizes of its mesh, each rank's part of a parameter, and
+bytes per rank."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "fsdp+tp")
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a mesh: neighbouring ranks differ in `tensor`, then in `shard`, then in `replicate`."""
+    """The sizes of a mesh: neighbouring ranks differ in `tensor`, then in `shard`, then in
+    `replicate`."""
 
     replicate: int = 1
     shard: int = 1
@@ -55,7 +57,11 @@ class Sizes:
             return 'runtime="ddp"'
         if self.replicate == self.tensor == 1:
             return 'runtime="fsdp"'
-        axes = [f"{axis}={self.group(axis)[0]}" for axis in ("replicate", "shard", "tensor") if self.group(axis)[0] > 1]
+        axes = [
+            f"{axis}={self.group(axis)[0]}"
+            for axis in ("replicate", "shard", "tensor")
+            if self.group(axis)[0] > 1
+        ]
         return f"runtime=Mesh({', '.join(axes)}{', plan=...' if self.tensor > 1 else ''})"
 
 
@@ -71,16 +77,21 @@ def resolve(strategy: str | Mesh | Mapping[str, int], devices: int, cluster: Clu
         sizes = _named(strategy, devices, min(cluster.per_node, devices))
     if sizes.world != devices:
         raise ConfigurationError(
-            f"A mesh of replicate={sizes.replicate} x shard={sizes.shard} x tensor={sizes.tensor} is for {sizes.world} "
-            f"devices, but there are {devices}: change the mesh, or pass devices={sizes.world}."
+            f"A mesh of replicate={sizes.replicate} x shard={sizes.shard} x tensor={sizes.tensor} "
+            f"is for {sizes.world} devices, but there are {devices}: change the mesh, or pass "
+            f"devices={sizes.world}."
         )
     return sizes
 
 
 def _from_mapping(sizes: Mapping[str, int]) -> Sizes:
     unknown = [name for name in sizes if name not in ("replicate", "shard", "tensor")]
-    if unknown or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes.values()):
-        raise ConfigurationError(f"{dict(sizes)}: a mesh is replicate=, shard= and tensor=, each 1 or more.")
+    if unknown or any(
+        isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes.values()
+    ):
+        raise ConfigurationError(
+            f"{dict(sizes)}: a mesh is replicate=, shard= and tensor=, each 1 or more."
+        )
     return Sizes(**sizes)
 
 
@@ -90,22 +101,29 @@ def _named(strategy: str, devices: int, per_node: int) -> Sizes:
     if strategy == "fsdp":
         return Sizes(shard=devices)
     if strategy not in STRATEGIES:
-        raise ConfigurationError(f"strategy={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh.")
+        raise ConfigurationError(
+            f"strategy={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh."
+        )
     if devices % per_node:
         near = max(devices // per_node, 1) * per_node
         raise ConfigurationError(
-            f"{strategy!r} needs whole nodes of {per_node} devices, but {devices} is not a multiple: use {near} or "
-            f"{near + per_node}, or give the sizes of a mesh."
+            f"{strategy!r} needs whole nodes of {per_node} devices, but {devices} is not a "
+            f"multiple: use {near} or {near + per_node}, or give the sizes of a mesh."
         )
     if strategy == "hsdp":
         return Sizes(replicate=devices // per_node, shard=per_node)
     nodes = devices // per_node
-    return Sizes(shard=nodes, tensor=per_node) if strategy == "fsdp+tp" else Sizes(replicate=nodes, tensor=per_node)
+    return (
+        Sizes(shard=nodes, tensor=per_node)
+        if strategy == "fsdp+tp"
+        else Sizes(replicate=nodes, tensor=per_node)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """What an optimizer keeps: values for each weight, in its dtype, and bytes for each parameter tensor.
+    """What an optimizer keeps: values for each weight, in its dtype, and bytes for each parameter
+    tensor.
 
     Args:
         values: Values for each weight: 2 for Adam's two averages.
@@ -130,17 +148,22 @@ NAMED: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
 
 
 def optimizer_state(optimizer: str | Optimizer | OptimizerState) -> OptimizerState:
-    """What an optimizer keeps, found by letting one like it take a step with one small parameter."""
+    """What an optimizer keeps, found by letting one like it take a step with one small
+    parameter."""
     if isinstance(optimizer, OptimizerState):
         return optimizer
     if isinstance(optimizer, str):
         if optimizer.lower() not in NAMED:
             raise ConfigurationError(
-                f"optimizer={optimizer!r}: use one of {', '.join(NAMED)}, the optimizer itself, or OptimizerState()."
+                f"optimizer={optimizer!r}: use one of {', '.join(NAMED)}, the optimizer itself, "
+                "or OptimizerState()."
             )
         kind, options = NAMED[optimizer.lower()]
         return _try_out(kind, options)
-    groups = [{k: v for k, v in group.items() if k in optimizer.defaults} for group in optimizer.param_groups]
+    groups = [
+        {k: v for k, v in group.items() if k in optimizer.defaults}
+        for group in optimizer.param_groups
+    ]
     found = {_try_out(type(optimizer), options) for options in groups}
     if len(found) > 1:
         raise ConfigurationError(
@@ -158,7 +181,8 @@ def _try_out(kind: Any, options: dict[str, Any]) -> OptimizerState:
         probe.step()
     except Exception as error:
         raise ConfigurationError(
-            f"{kind.__name__} could not be tried out ({error}): pass optimizer=OptimizerState(values=, tensor_bytes=)."
+            f"{kind.__name__} could not be tried out ({error}): pass "
+            "optimizer=OptimizerState(values=, tensor_bytes=)."
         ) from error
     kept = [value for value in probe.state[param].values() if isinstance(value, torch.Tensor)]
     if any(value.shape != param.shape and value.numel() > 1 for value in kept):
@@ -193,13 +217,15 @@ class Training:
                 raise ConfigurationError(f"{name}={value!r}: use a whole number, 1 or more.")
         if self.batch % self.accumulate:
             raise ConfigurationError(
-                f"batch={self.batch} samples per update cannot be divided into accumulate={self.accumulate} steps: use "
-                f"a multiple of {self.accumulate}, or other steps."
+                f"batch={self.batch} samples per update cannot be divided into "
+                f"accumulate={self.accumulate} steps: use a multiple of {self.accumulate}, or "
+                "other steps."
             )
 
     @property
     def num_keepers(self) -> int | None:
-        """The number of ranks among which parameters are kept after the forward pass; None where they are freed."""
+        """The number of ranks among which parameters are kept after the forward pass; None where
+        they are freed."""
         reshard = self.reshard_after_forward
         return None if reshard is None or isinstance(reshard, bool) else reshard
 
@@ -210,7 +236,8 @@ class Training:
 
 
 def chunk(length: int, parts: int, place: int = 0) -> int:
-    """The length of a part as torch cuts: all but the last have the same, and the last may be empty."""
+    """The length of a part as torch cuts: all but the last have the same, and the last may be
+    empty."""
     size = -(-length // parts)
     return max(0, min(size, length - place * size))
 
@@ -219,7 +246,10 @@ def layer_part(weight: Weight, sizes: Sizes, place: int = 0) -> tuple[int, ...]:
     """The shape of a rank's part of a weight that tensor parallelism cuts, before it is sharded."""
     if weight.cut is None or sizes.tensor == 1:
         return weight.shape
-    return tuple(chunk(n, sizes.tensor, place) if dim == weight.cut else n for dim, n in enumerate(weight.shape))
+    return tuple(
+        chunk(n, sizes.tensor, place) if dim == weight.cut else n
+        for dim, n in enumerate(weight.shape)
+    )
 
 
 def local_numel(weight: Weight, sizes: Sizes, rank: int = 0) -> int:
@@ -231,7 +261,8 @@ def local_numel(weight: Weight, sizes: Sizes, rank: int = 0) -> int:
 
 
 def padded_numel(weight: Weight, sizes: Sizes) -> int:
-    """The values that FSDP2 sends of a weight: its first dimension is filled up to a multiple of the shards."""
+    """The values that FSDP2 sends of a weight: its first dimension is filled up to a multiple of
+    the shards."""
     shape = layer_part(weight, sizes)
     return -(-shape[0] // sizes.shard) * sizes.shard * prod(shape[1:])
 
@@ -240,8 +271,8 @@ def padded_numel(weight: Weight, sizes: Sizes) -> int:
 class Memory:
     """Bytes on one rank.
 
-    Parameters, gradients, optimizer and buffers are exact. Working memory (gathered parameters, full gradients,
-    buckets) and activations are estimates.
+    Parameters, gradients, optimizer and buffers are exact. Working memory (gathered parameters,
+    full gradients, buckets) and activations are estimates.
     """
 
     parameters: int
@@ -270,7 +301,8 @@ def memory_of(model: ModelShape, sizes: Sizes, training: Training, rank: int = 0
     return Memory(
         parameters=parameters,
         gradients=gradients,
-        optimizer=training.optimizer.values * gradients + training.optimizer.tensor_bytes * num_trained,
+        optimizer=training.optimizer.values * gradients
+        + training.optimizer.tensor_bytes * num_trained,
         buffers=sum(model.buffers),
         working=_working(model, sizes, training),
         activations=round(samples * kept),
@@ -280,13 +312,17 @@ def memory_of(model: ModelShape, sizes: Sizes, training: Training, rank: int = 0
 @lru_cache(maxsize=4096)
 def _held(model: ModelShape, sizes: Sizes, rank: int) -> tuple[int, int, int]:
     """The bytes of a rank's parameters, those of the trained ones, and how many are trained."""
-    own = [(weight, local_numel(weight, sizes, rank) * weight.dtype.itemsize) for weight in model.weights]
+    own = [
+        (weight, local_numel(weight, sizes, rank) * weight.dtype.itemsize)
+        for weight in model.weights
+    ]
     trained = [size for weight, size in own if weight.is_trained]
     return sum(size for _, size in own), sum(trained), len(trained)
 
 
 def _working(model: ModelShape, sizes: Sizes, training: Training) -> int:
-    """Memory that comes and goes: of FSDP2 full parameters and gradients, of DDP a flat copy of every gradient."""
+    """Memory that comes and goes: of FSDP2 full parameters and gradients, of DDP a flat copy of
+    every gradient."""
     if sizes.data == 1:
         return 0
     if sizes.shard == 1:
@@ -294,27 +330,40 @@ def _working(model: ModelShape, sizes: Sizes, training: Training) -> int:
     full = full_by_block(model, sizes.tensor, training.param_dtype, training.reduce_dtype)
     outside = full.get(None, (0, 0))
     blocks = [size for block, size in full.items() if block is not None] or [(0, 0)]
-    parameters, gradients = sum(size for size, _ in full.values()), sum(size for _, size in full.values())
-    if training.reshard_after_forward is not False:  # a block computes, the next one is being gathered
+    parameters = sum(size for size, _ in full.values())
+    gradients = sum(size for _, size in full.values())
+    # a block computes, the next one is being gathered
+    if training.reshard_after_forward is not False:
         kept = 0 if training.num_keepers is None else parameters // training.num_keepers
         parameters = min(parameters, outside[0] + 2 * max(size for size, _ in blocks) + kept)
-    if training.accumulate == 1:  # one is computed, one is being scattered; else FSDP2 keeps them all between steps
+    # one is computed, one is being scattered; else FSDP2 keeps them all between steps
+    if training.accumulate == 1:
         gradients = min(gradients, outside[1] + 2 * max(size for _, size in blocks))
     return parameters + gradients
 
 
 @lru_cache(maxsize=256)
 def full_by_block(
-    model: ModelShape, tensor: int, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+    model: ModelShape,
+    tensor: int,
+    param_dtype: torch.dtype | None,
+    reduce_dtype: torch.dtype | None,
 ) -> dict[int | None, tuple[int, int]]:
-    """Bytes of the full parameters of each block, and of their gradients, on a rank that has gathered them."""
-    sizes, found = Sizes(tensor=tensor), {}
+    """Bytes of the full parameters of each block, and of their gradients, on a rank that has
+    gathered them."""
+    sizes = Sizes(tensor=tensor)
+    found = {}
     for block, weights in by_block(model).items():
         own = [(weight, local_numel(weight, sizes)) for weight in weights]
-        gathered = sum(numel * gathered_dtype(weight, param_dtype).itemsize for weight, numel in own)
+        gathered = sum(
+            numel * gathered_dtype(weight, param_dtype).itemsize for weight, numel in own
+        )
         reduced = [(weight, numel) for weight, numel in own if weight.is_trained]
         dtypes = (param_dtype, reduce_dtype)
-        found[block] = gathered, sum(numel * reduced_dtype(weight, *dtypes).itemsize for weight, numel in reduced)
+        found[block] = (
+            gathered,
+            sum(numel * reduced_dtype(weight, *dtypes).itemsize for weight, numel in reduced),
+        )
     return found
 
 
@@ -323,6 +372,8 @@ def gathered_dtype(weight: Weight, param_dtype: torch.dtype | None) -> torch.dty
     return param_dtype or weight.dtype
 
 
-def reduced_dtype(weight: Weight, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> torch.dtype:
+def reduced_dtype(
+    weight: Weight, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+) -> torch.dtype:
     """The dtype in which FSDP2 reduces the gradient of a weight."""
     return reduce_dtype or param_dtype or weight.dtype

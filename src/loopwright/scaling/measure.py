@@ -1,4 +1,5 @@
-"""A module as the arithmetic needs it: run once on the meta device, where nothing is computed and nothing is kept."""
+"""A module as the arithmetic needs it: run once on the meta device, where nothing is computed and
+nothing is kept."""
 
 from __future__ import annotations
 
@@ -34,16 +35,19 @@ def measure(
     tokens: int = 1,
     name: str | None = None,
 ) -> ModelShape:
-    """The shape and cost of a module, from one forward and backward pass of a copy on the meta device.
+    """The shape and cost of a module, from one forward and backward pass of a copy on the meta
+    device.
 
-    Operations are those that torch counts: matrix products, convolutions, attention. Activations are the tensors that
-    autograd keeps, in the dtype that the module computes in here, without autocast.
+    Operations are those that torch counts: matrix products, convolutions, attention. Activations
+    are the tensors that autograd keeps, in the dtype that the module computes in here, without
+    autocast.
 
     Args:
         module: The model, on any device; it is not changed.
-        batch: Example inputs: a tensor, or a tuple or dict of arguments. Only shapes and dtypes matter; the first
-            dimension counts samples.
-        plan: How tensor parallelism cuts layers, as `Mesh(plan=)` takes it; without, the model is not cut.
+        batch: Example inputs: a tensor, or a tuple or dict of arguments. Only shapes and dtypes
+            matter; the first dimension counts samples.
+        plan: How tensor parallelism cuts layers, as `Mesh(plan=)` takes it; without, the model is
+            not cut.
         tensor: The number of ranks that share a layer when the plan is rehearsed.
         tokens: Tokens of one sample, for tokens per second.
         name: What the model is called in tables; its number of parameters by default.
@@ -59,7 +63,9 @@ def measure(
         (10, 32.0)
     """
     if not isinstance(module, nn.Module):
-        raise ConfigurationError(f"measure({type(module).__name__}): use a module; `transformer` takes numbers.")
+        raise ConfigurationError(
+            f"measure({type(module).__name__}): use a module; `transformer` takes numbers."
+        )
     if any(is_lazy(tensor) for tensor in [*module.parameters(), *module.buffers()]):
         raise ConfigurationError(
             "The model has lazy layers without a size: call it once with a batch, then measure it."
@@ -67,13 +73,16 @@ def measure(
     args, kwargs = _arguments(batch)
     samples = _num_samples((args, kwargs))
     if plan is not None and (isinstance(tensor, bool) or not isinstance(tensor, int) or tensor < 2):
-        raise ConfigurationError(f"measure(tensor={tensor!r}): use the number of ranks that share a layer, 2 or more.")
+        raise ConfigurationError(
+            f"measure(tensor={tensor!r}): use the number of ranks that share a layer, 2 or more."
+        )
     own = _on_meta(module)
     order = _Order(own)
     with FlopCounterMode(display=False) as flops:
         saved, checkpointed = _run(own, args, kwargs)
     cut = _Rehearsal() if plan is None else _rehearse(module, plan, tensor, args, kwargs)
-    inside = between = 0.0
+    inside = 0.0
+    between = 0.0
     if plan is not None:
         inside, between = (
             (all_of - own) / (1 - 1 / tensor)
@@ -95,14 +104,22 @@ def measure(
 
 
 def shape_of(module: nn.Module, positions: Sequence[int] | None = None) -> ModelShape:
-    """The parameters and buffers of a module without its cost, which says what is sent but for activations.
+    """The parameters and buffers of a module without its cost, which says what is sent but for
+    activations.
 
-    `positions` are those of the trained parameters in the order of their gradients, -1 where not known.
+    `positions` are those of the trained parameters in the order of their gradients, -1 where not
+    known.
     """
     trained = [index for index, param in enumerate(module.parameters()) if param.requires_grad]
-    by_position = sorted(zip(positions or (), trained, strict=False)) if positions and min(positions) >= 0 else ()
+    by_position = (
+        sorted(zip(positions or (), trained, strict=False))
+        if positions and min(positions) >= 0
+        else ()
+    )
     order = tuple(index for _, index in by_position)
-    return ModelShape("", tuple(_weights(module, {})), _buffers(module), 0.0, 0.0, 0.0, 0.0, 0.0, (), order=order)
+    return ModelShape(
+        "", tuple(_weights(module, {})), _buffers(module), 0.0, 0.0, 0.0, 0.0, 0.0, (), order=order
+    )
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -113,10 +130,13 @@ def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _num_samples(arguments: Any) -> int:
-    sizes = [leaf.shape[0] for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim()]
+    sizes = [
+        leaf.shape[0] for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim()
+    ]
     if not sizes or not sizes[0]:
         raise ConfigurationError(
-            "measure(batch=...): pass example inputs of the model, tensors whose first dimension counts samples."
+            "measure(batch=...): pass example inputs of the model, tensors whose first dimension "
+            "counts samples."
         )
     return sizes[0]
 
@@ -125,17 +145,22 @@ def _on_meta(module: nn.Module) -> nn.Module:
     """A copy without memory; the tensors of a large model are not copied on the way."""
     memo: dict[int, Any] = {}
     for param in module.parameters():
-        memo[id(param)] = nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=param.requires_grad)
+        memo[id(param)] = nn.Parameter(
+            torch.empty_like(param, device="meta"), requires_grad=param.requires_grad
+        )
     for buffer in module.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     return copy.deepcopy(module, memo).train()
 
 
 class _Order:
-    """The positions of trained parameters in the order in which a backward pass completes their gradients."""
+    """The positions of trained parameters in the order in which a backward pass completes their
+    gradients."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._trained = [index for index, param in enumerate(module.parameters()) if param.requires_grad]
+        self._trained = [
+            index for index, param in enumerate(module.parameters()) if param.requires_grad
+        ]
         self._seen: dict[int, None] = {}
         for index, param in enumerate(module.parameters()):
             if param.requires_grad:
@@ -148,11 +173,15 @@ class _Order:
     @property
     def positions(self) -> tuple[int, ...]:
         """Parameters that the pass did not reach come last, backwards."""
-        return (*self._seen, *(index for index in reversed(self._trained) if index not in self._seen))
+        return (
+            *self._seen,
+            *(index for index in reversed(self._trained) if index not in self._seen),
+        )
 
 
 def _run(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-    """Run forward and backward; the bytes that autograd keeps, and those that it keeps if blocks are recomputed."""
+    """Run forward and backward; the bytes that autograd keeps, and those that it keeps if blocks
+    are recomputed."""
     with _kept(module) as kept:
         loss = _forward(module, args, kwargs)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -165,13 +194,18 @@ def _forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         outputs = module(*args, **kwargs)
     except Exception as error:
         raise ConfigurationError(
-            f"The model cannot be run with this batch on the meta device, where tensors have no values "
-            f"({type(error).__name__}: {error}). Pass the inputs as the model takes them, without targets. A model "
-            "that looks at values cannot be measured: measure the part that does not, or use transformer(...)."
+            "The model cannot be run with this batch on the meta device, where tensors have no "
+            f"values ({type(error).__name__}: {error}). Pass the inputs as the model takes them, "
+            "without targets. A model that looks at values cannot be measured: measure the part "
+            "that does not, or use transformer(...)."
         ) from error
-    leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    leaves = [
+        leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
     if not leaves:
-        raise ConfigurationError("The outputs of the model do not depend on trained parameters: nothing to measure.")
+        raise ConfigurationError(
+            "The outputs of the model do not depend on trained parameters: nothing to measure."
+        )
     return torch.stack([leaf.sum() for leaf in leaves]).sum()
 
 
@@ -196,7 +230,9 @@ class _Kept:
 @contextmanager
 def _kept(module: nn.Module) -> Iterator[_Kept]:
     kept = _Kept()
-    seen = {storage_key(local_tensor(tensor)) for tensor in [*module.parameters(), *module.buffers()]}
+    seen = {
+        storage_key(local_tensor(tensor)) for tensor in [*module.parameters(), *module.buffers()]
+    }
     handles = []
 
     def enter(index: int, args: Any) -> None:
@@ -208,7 +244,9 @@ def _kept(module: nn.Module) -> Iterator[_Kept]:
         kept.current = None
 
     for index, block in enumerate(blocks_of(module)):
-        handles.append(block.register_forward_pre_hook(lambda _, args, index=index: enter(index, args)))
+        handles.append(
+            block.register_forward_pre_hook(lambda _, args, index=index: enter(index, args))
+        )
         handles.append(block.register_forward_hook(lambda *_: leave()))
 
     def pack(tensor: Tensor) -> Tensor:
@@ -227,22 +265,28 @@ def _kept(module: nn.Module) -> Iterator[_Kept]:
 
 
 class _Rehearsal:
-    """What a cut model does: the dimension of each weight that is cut, bytes kept, operations, collectives by phase.
+    """What a cut model does: the dimension of each weight that is cut, bytes kept, operations,
+    collectives by phase.
 
-    Operations of a layer that the plan names are those of the whole layer; between such layers they are the rank's own.
+    Operations of a layer that the plan names are those of the whole layer; between such layers they
+    are the rank's own.
     """
 
     def __init__(self) -> None:
         self.dims: dict[str, int | None] = {}
-        self.saved = self.flops = 0
+        self.saved = 0
+        self.flops = 0
         self.sent: list[tuple[str, Collective]] = []
 
 
-def _rehearse(module: nn.Module, plan: Mapping[str, Any], tensor: int, args: Any, kwargs: Any) -> _Rehearsal:
+def _rehearse(
+    module: nn.Module, plan: Mapping[str, Any], tensor: int, args: Any, kwargs: Any
+) -> _Rehearsal:
     """Run the module as rank 0 of a fake tensor-parallel group, and count its collectives."""
     if dist.is_initialized():
         raise ConfigurationError(
-            "measure(plan=...) simulates its own processes: call it where no process group is running."
+            "measure(plan=...) simulates its own processes: call it where no process group is "
+            "running."
         )
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -256,7 +300,8 @@ def _rehearse(module: nn.Module, plan: Mapping[str, Any], tensor: int, args: Any
                 found.dims[name] = getattr(placement, "dim", None)
         if not found.dims:
             raise ConfigurationError(
-                f"The plan splits no layer of the model: no layer matches {', '.join(plan) or 'it'}."
+                "The plan splits no layer of the model: no layer matches "
+                f"{', '.join(plan) or 'it'}."
             )
         with FlopCounterMode(display=False) as flops:
             with counted_collectives() as forward, _kept(own) as kept:
@@ -281,14 +326,19 @@ def _per_sample(sent: list[tuple[str, Collective]], samples: int) -> Iterator[Ex
     for (phase, each), count in Counter(sent).items():
         if each.payload % samples:
             raise ConfigurationError(
-                f"A collective of {each.payload} bytes in the {phase} pass of the plan does not grow with the batch of "
-                f"{samples} samples, so it cannot be scaled to another batch size."
+                f"A collective of {each.payload} bytes in the {phase} pass of the plan does not "
+                f"grow with the batch of {samples} samples, so it cannot be scaled to another "
+                "batch size."
             )
         yield Exchange(each.kind, each.payload // samples, phase, count)
 
 
 def _weights(module: nn.Module, dims: Mapping[str, int | None]) -> Iterator[Weight]:
-    blocks = {id(param): index for index, block in enumerate(blocks_of(module)) for param in block.parameters()}
+    blocks = {
+        id(param): index
+        for index, block in enumerate(blocks_of(module))
+        for param in block.parameters()
+    }
     for name, param in module.named_parameters():
         yield Weight(
             name,

@@ -16,10 +16,11 @@ ROUND = 64  # a feed-forward width that is solved for is a multiple of it
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter: its shape and dtype, the repeated block it is in, and how tensor parallelism places it.
+    """A parameter: its shape and dtype, the repeated block it is in, and how tensor parallelism
+    places it.
 
-    `block` is None outside of the repeated blocks. `cut` is the dimension that tensor parallelism divides; a weight
-    that the plan names and does not divide `is_placed` all the same.
+    `block` is None outside of the repeated blocks. `cut` is the dimension that tensor parallelism
+    divides; a weight that the plan names and does not divide `is_placed` all the same.
     """
 
     name: str
@@ -42,7 +43,8 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A collective of one sample's activations among the ranks that share a layer: how many there are in one step."""
+    """A collective of one sample's activations among the ranks that share a layer: how many there
+    are in one step."""
 
     kind: str
     bytes_per_sample: int
@@ -50,24 +52,30 @@ class Exchange:
     count: int = 1
 
 
-@dataclass(frozen=True, eq=False)  # compared and cached as the object that it is: it may have thousands of weights
+@dataclass(
+    frozen=True, eq=False
+)  # compared and cached as the object that it is: it may have thousands of weights
 class ModelShape:
     """A model and its cost: what `estimate` needs to know of it.
 
-    Made by `measure` from a module, or by `transformer` from a few numbers. Activations are an estimate.
+    Made by `measure` from a module, or by `transformer` from a few numbers. Activations are an
+    estimate.
 
     Args:
         name: What it is called in tables.
         weights: The parameters.
-        buffers: The bytes of the buffers that differ between ranks and are broadcast, one number for each dtype.
+        buffers: The bytes of the buffers that differ between ranks and are broadcast, one number
+            for each dtype.
         flops: Operations of one sample in the forward and backward pass.
         cut_flops: The part of them that tensor parallelism divides.
         activations: Bytes of one sample that the forward pass keeps for the backward pass.
         cut_activations: The part of them that tensor parallelism divides.
-        checkpointed: Bytes of one sample that are kept if blocks are recomputed, and those of one block.
+        checkpointed: Bytes of one sample that are kept if blocks are recomputed, and those of one
+            block.
         exchanges: The collectives of tensor parallelism, of one sample in one step.
         tokens: Tokens of one sample; 1 where samples are not counted in tokens.
-        order: The trained weights, by position, in the order of their gradients; backwards if not known.
+        order: The trained weights, by position, in the order of their gradients; backwards if not
+            known.
 
     Example:
         >>> from loopwright.scaling import transformer
@@ -90,7 +98,8 @@ class ModelShape:
 
     @property
     def gradient_order(self) -> tuple[int, ...]:
-        """The trained weights, by position, in the order in which the backward pass gives them gradients."""
+        """The trained weights, by position, in the order in which the backward pass gives them
+        gradients."""
         backwards = reversed(range(len(self.weights)))
         return self.order or tuple(index for index in backwards if self.weights[index].is_trained)
 
@@ -115,11 +124,12 @@ def transformer(
     compute_dtype: torch.dtype = torch.bfloat16,
     name: str | None = None,
 ) -> ModelShape:
-    """A transformer for text from a few numbers: attention and two feed-forward layers in each block, without biases.
+    """A transformer for text from a few numbers: attention and two feed-forward layers in each
+    block, without biases.
 
-    The weights are fp32. Tensor parallelism cuts the layers of a block as `ColwiseParallel` (`qkv`, `up`) and
-    `RowwiseParallel` (`out`, `down`) do; embedding, norms and head stay whole. Attention is taken to keep no
-    scores for the backward pass.
+    The weights are fp32. Tensor parallelism cuts the layers of a block as `ColwiseParallel` (`qkv`,
+    `up`) and `RowwiseParallel` (`out`, `down`) do; embedding, norms and head stay whole. Attention
+    is taken to keep no scores for the backward pass.
 
     Args:
         layers: The number of blocks.
@@ -127,7 +137,8 @@ def transformer(
         sequence: Tokens of one sample.
         vocabulary: The number of different tokens; embedding and head are two matrices.
         hidden: The width of the feed-forward layer; four times `width` by default.
-        parameters: The total, in place of `hidden`, which is solved for; a gated feed-forward layer counts so, too.
+        parameters: The total, in place of `hidden`, which is solved for; a gated feed-forward layer
+            counts so, too.
         compute_dtype: The dtype of activations.
         name: What it is called in tables; the number of parameters by default.
 
@@ -136,28 +147,51 @@ def transformer(
         >>> transformer(32, 4096, sequence=4096, parameters=7e9).name
         '7.01B'
     """
-    given = {"layers": layers, "width": width, "sequence": sequence, "vocabulary": vocabulary, "hidden": hidden}
+    given = {
+        "layers": layers,
+        "width": width,
+        "sequence": sequence,
+        "vocabulary": vocabulary,
+        "hidden": hidden,
+    }
     for key, value in (given | {"parameters": parameters}).items():
         if value is not None and (isinstance(value, bool) or not value > 0):
             raise ConfigurationError(f"transformer({key}={value!r}): use a number above 0.")
     if hidden is not None and parameters is not None:
-        raise ConfigurationError("transformer(hidden=, parameters=): one follows from the other; leave one out.")
-    hidden = hidden or (4 * width if parameters is None else _solve_hidden(layers, width, vocabulary, parameters))
-    shapes = {"qkv": (3 * width, width), "out": (width, width), "up": (hidden, width), "down": (width, hidden)}
+        raise ConfigurationError(
+            "transformer(hidden=, parameters=): one follows from the other; leave one out."
+        )
+    hidden = hidden or (
+        4 * width if parameters is None else _solve_hidden(layers, width, vocabulary, parameters)
+    )
+    shapes = {
+        "qkv": (3 * width, width),
+        "out": (width, width),
+        "up": (hidden, width),
+        "down": (width, hidden),
+    }
     weights = [Weight("embedding", (vocabulary, width))]
     for block in range(layers):
         for norm, first, second in (("norm1", "qkv", "out"), ("norm2", "up", "down")):
             place = f"blocks.{block}."
             weights.append(Weight(place + norm, (width,), block=block))
             weights.append(Weight(place + first, shapes[first], block=block, cut=0, is_placed=True))
-            weights.append(Weight(place + second, shapes[second], block=block, cut=1, is_placed=True))
+            weights.append(
+                Weight(place + second, shapes[second], block=block, cut=1, is_placed=True)
+            )
     weights += [Weight("norm", (width,)), Weight("head", (vocabulary, width))]
     size = compute_dtype.itemsize
-    cut_flops = layers * (6.0 * sum(map(prod, shapes.values())) * sequence + 12.0 * width * sequence**2)
-    inside, whole = 4 * width + 2 * hidden, 4 * width  # values that a block keeps of a token: cut, and not cut
+    cut_flops = layers * (
+        6.0 * sum(map(prod, shapes.values())) * sequence + 12.0 * width * sequence**2
+    )
+    # values that a block keeps of a token: cut, and not cut
+    inside = 4 * width + 2 * hidden
+    whole = 4 * width
     outside = vocabulary * (size + 4) + 2 * width * size  # logits, and their softmax in fp32
     reduced = sequence * width * size
-    exchanges = [Exchange("all-reduce", reduced, phase, 2 * layers) for phase in ("forward", "backward")]
+    exchanges = [
+        Exchange("all-reduce", reduced, phase, 2 * layers) for phase in ("forward", "backward")
+    ]
     total = sum(weight.numel for weight in weights)
     return ModelShape(
         name=name or count_text(total),
@@ -179,8 +213,9 @@ def _solve_hidden(layers: int, width: int, vocabulary: int, parameters: float) -
     if not 0 < hidden <= 16 * width:
         usual = 12 * layers * width**2 + 2 * vocabulary * width
         raise ConfigurationError(
-            f"{layers} layers of width {width} with {vocabulary:,} tokens have about {count_text(usual)} parameters, "
-            f"not {count_text(parameters)}: change the number of parameters, of layers, or the width."
+            f"{layers} layers of width {width} with {vocabulary:,} tokens have about "
+            f"{count_text(usual)} parameters, not {count_text(parameters)}: change the number of "
+            "parameters, of layers, or the width."
         )
     return hidden
 

@@ -1,4 +1,5 @@
-"""Seconds of an update: matrix products, the optimizer, and what of the communication is not hidden behind them."""
+"""Seconds of an update: matrix products, the optimizer, and what of the communication is not hidden
+behind them."""
 
 from __future__ import annotations
 
@@ -38,7 +39,12 @@ class Timing:
 
 
 def time_of(
-    model: ModelShape, sizes: Sizes, training: Training, cluster: Cluster, memory: Memory, sent: Iterable[Collective]
+    model: ModelShape,
+    sizes: Sizes,
+    training: Training,
+    cluster: Cluster,
+    memory: Memory,
+    sent: Iterable[Collective],
 ) -> Timing:
     """How long an update takes, given what it keeps in memory and what it sends."""
     samples = max(1.0, training.samples(sizes)) * training.accumulate
@@ -46,7 +52,8 @@ def time_of(
     speed = cluster.device.flops * cluster.utilisation
     recompute = flops / 3 / speed if training.activation_checkpointing else 0.0
     compute = flops / speed + recompute
-    moved = 2 * memory.parameters + memory.gradients + 2 * memory.optimizer  # read, and written again
+    # read, and written again
+    moved = 2 * memory.parameters + memory.gradients + 2 * memory.optimizer
     each = [(one, seconds_of(one, sizes, cluster)) for one in sent]
     return Timing(
         compute=compute,
@@ -58,16 +65,21 @@ def time_of(
 
 
 def seconds_of(sent: Collective, sizes: Sizes, cluster: Cluster) -> float:
-    """The seconds of some equal collectives, one after the other, by the ring or, for all-reduces, by a tree.
+    """The seconds of some equal collectives, one after the other, by the ring or, for all-reduces,
+    by a tree.
 
-    All groups along an axis are taken to send at the same time, so that they share the adapters of a node.
+    All groups along an axis are taken to send at the same time, so that they share the adapters of
+    a node.
     """
-    n, (_, stride) = sent.group, sizes.group(sent.axis)
+    n = sent.group
+    (_, stride) = sizes.group(sent.axis)
     inside = max(1, min(n, cluster.per_node // stride))  # ranks of a group on one node
     nodes = ceil(n / inside)
     bandwidth = cluster.within.bandwidth if inside > 1 else float("inf")
     if nodes > 1:
-        bandwidth = min(bandwidth, cluster.between.bandwidth * cluster.adapters * inside / cluster.per_node)
+        bandwidth = min(
+            bandwidth, cluster.between.bandwidth * cluster.adapters * inside / cluster.per_node
+        )
     bandwidth *= cluster.link_utilisation
     passes = 2 if sent.kind == "all-reduce" else 1
     ring = passes * ((n - nodes) * cluster.within.latency + (nodes - 1) * cluster.between.latency)
@@ -79,12 +91,14 @@ def seconds_of(sent: Collective, sizes: Sizes, cluster: Cluster) -> float:
     return sent.count * (LAUNCH + seconds)
 
 
-def _exposed(each: list[tuple[Collective, float]], forward: float, compute: float, training: Training) -> float:
+def _exposed(
+    each: list[tuple[Collective, float]], forward: float, compute: float, training: Training
+) -> float:
     """The seconds of communication that no computation hides.
 
-    Collectives of activations are waited for at once. Gathered parameters arrive while the block before them computes,
-    gradients leave while the rest of the backward pass computes; the first and the last of them wait for nothing.
-    Messages between ranks take no time of the step.
+    Collectives of activations are waited for at once. Gathered parameters arrive while the block
+    before them computes, gradients leave while the rest of the backward pass computes; the first
+    and the last of them wait for nothing. Messages between ranks take no time of the step.
     """
     activations = sum(seconds for one, seconds in each if one.what == "activations")
     others = [(one, seconds) for one, seconds in each if one.what in ("gradients", "parameters")]

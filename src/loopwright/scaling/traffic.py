@@ -40,7 +40,9 @@ def _of_layers(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[
         for each in model.exchanges:
             payload = round(each.bytes_per_sample * samples)
             count = each.count * training.accumulate
-            yield Collective(each.kind, payload, sizes.tensor, count, "tensor", each.phase, "activations")
+            yield Collective(
+                each.kind, payload, sizes.tensor, count, "tensor", each.phase, "activations"
+            )
 
 
 def _of_gradients(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[Collective]:
@@ -48,15 +50,19 @@ def _of_gradients(model: ModelShape, sizes: Sizes, training: Training) -> Iterat
         yield from _of_shards(model, sizes, training)
     elif sizes.data > 1:
         for payload, _ in bucket_payloads(model, sizes.tensor, training.bucket_bytes):
-            yield Collective("all-reduce", payload, sizes.data, axis="data", phase="backward", what="gradients")
+            yield Collective(
+                "all-reduce", payload, sizes.data, axis="data", phase="backward", what="gradients"
+            )
 
 
 @lru_cache(maxsize=256)
 def bucket_payloads(model: ModelShape, tensor: int, max_bytes: int) -> tuple[tuple[int, bool], ...]:
-    """The bytes of each gradient bucket, and whether it can hold a message; in the order in which they are sent."""
+    """The bytes of each gradient bucket, and whether it can hold a message; in the order in which
+    they are sent."""
     params = {index: model.weights[index].to_meta() for index in model.gradient_order}
     weights = {id(param): model.weights[index] for index, param in params.items()}
-    sizes, found = Sizes(tensor=tensor), []
+    sizes = Sizes(tensor=tensor)
+    found = []
     for bucket in fill_buckets(params.values(), max_bytes):
         own = sum(local_numel(weights[id(param)], sizes) for param in bucket)
         numbers = MESSAGE_SIZE + len(bucket) + own  # a message, who has a gradient, the gradients
@@ -67,28 +73,49 @@ def bucket_payloads(model: ModelShape, tensor: int, max_bytes: int) -> tuple[tup
 def _of_shards(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[Collective]:
     """What FSDP2 sends for each block, and for the rest of the model."""
     dtypes = (training.param_dtype, training.reduce_dtype)
-    for (is_root, gathered, reduced), count in shard_payloads(model, sizes.shard, sizes.tensor, *dtypes).items():
-        reshards = not is_root if training.reshard_after_forward is None else training.reshard_after_forward
+    for (is_root, gathered, reduced), count in shard_payloads(
+        model, sizes.shard, sizes.tensor, *dtypes
+    ).items():
+        reshards = (
+            not is_root
+            if training.reshard_after_forward is None
+            else training.reshard_after_forward
+        )
         gathers = count * training.accumulate
-        yield Collective("all-gather", gathered, sizes.shard, gathers, "shard", "forward", "parameters")
+        yield Collective(
+            "all-gather", gathered, sizes.shard, gathers, "shard", "forward", "parameters"
+        )
         if reshards and reduced:
             keepers = training.num_keepers or sizes.shard
-            yield Collective("all-gather", gathered, keepers, gathers, "shard", "backward", "parameters")
-        yield Collective("reduce-scatter", reduced, sizes.shard, count, "shard", "backward", "gradients")
+            yield Collective(
+                "all-gather", gathered, keepers, gathers, "shard", "backward", "parameters"
+            )
+        yield Collective(
+            "reduce-scatter", reduced, sizes.shard, count, "shard", "backward", "gradients"
+        )
         part = reduced // sizes.shard
-        yield Collective("all-reduce", part, sizes.replicate, count, "replicate", "backward", "gradients")
+        yield Collective(
+            "all-reduce", part, sizes.replicate, count, "replicate", "backward", "gradients"
+        )
 
 
 @lru_cache(maxsize=4096)
 def shard_payloads(
-    model: ModelShape, shard: int, tensor: int, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+    model: ModelShape,
+    shard: int,
+    tensor: int,
+    param_dtype: torch.dtype | None,
+    reduce_dtype: torch.dtype | None,
 ) -> dict[tuple[bool, int, int], int]:
-    """How many modules there are of each kind: whether it is the outermost, bytes to gather, bytes to scatter."""
+    """How many modules there are of each kind: whether it is the outermost, bytes to gather, bytes
+    to scatter."""
     sizes = Sizes(shard=shard, tensor=tensor)
     found: Counter[tuple[bool, int, int]] = Counter()
     for block, weights in by_block(model).items():
         own = [(weight, padded_numel(weight, sizes)) for weight in weights]
-        gathered = sum(numel * gathered_dtype(weight, param_dtype).itemsize for weight, numel in own)
+        gathered = sum(
+            numel * gathered_dtype(weight, param_dtype).itemsize for weight, numel in own
+        )
         reduced = [
             numel * reduced_dtype(weight, param_dtype, reduce_dtype).itemsize
             for weight, numel in own
@@ -99,17 +126,29 @@ def shard_payloads(
 
 
 def _of_messages(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[Collective]:
-    """What Loopwright itself sends: whether loss and gradients are finite on all ranks, and what a rank requests."""
+    """What Loopwright itself sends: whether loss and gradients are finite on all ranks, and what a
+    rank requests."""
     is_in_bucket = sizes.replicate == sizes.world and any(
         fits for _, fits in bucket_payloads(model, sizes.tensor, training.bucket_bytes)
     )
     if not is_in_bucket:
         size = MESSAGE_SIZE * (8 if training.is_host else 4)
-        yield Collective("all-reduce", size, sizes.world, axis="world", phase="update", what="messages")
+        yield Collective(
+            "all-reduce", size, sizes.world, axis="world", phase="update", what="messages"
+        )
     if sizes.replicate != sizes.world:  # ranks have different gradients
-        yield Collective("all-reduce", 4, sizes.world, axis="world", phase="update", what="messages")
+        yield Collective(
+            "all-reduce", 4, sizes.world, axis="world", phase="update", what="messages"
+        )
     if not training.is_host:
-        yield Collective("all-reduce", 8 * NUM_REQUESTS, sizes.world, axis="world", phase="update", what="messages")
+        yield Collective(
+            "all-reduce",
+            8 * NUM_REQUESTS,
+            sizes.world,
+            axis="world",
+            phase="update",
+            what="messages",
+        )
 
 
 def _of_clipping(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[Collective]:
@@ -119,11 +158,16 @@ def _of_clipping(model: ModelShape, sizes: Sizes, training: Training) -> Iterato
     for is_placed, axes in ((False, ("shard",)), (True, ("shard", "tensor"))):
         size = _norm_bytes(model, is_placed, sizes.tensor > 1)
         for axis in axes:
-            yield Collective("all-reduce", size, sizes.group(axis)[0], axis=axis, phase="update", what="norms")
+            yield Collective(
+                "all-reduce", size, sizes.group(axis)[0], axis=axis, phase="update", what="norms"
+            )
 
 
 @lru_cache(maxsize=64)
 def _norm_bytes(model: ModelShape, is_placed: bool, is_cut: bool) -> int:
-    """One number for each trained weight that the plan of tensor parallelism names, or for each other one."""
+    """One number for each trained weight that the plan of tensor parallelism names, or for each
+    other one."""
     trained = [weight for weight in model.weights if weight.is_trained]
-    return sum(weight.dtype.itemsize for weight in trained if (weight.is_placed and is_cut) == is_placed)
+    return sum(
+        weight.dtype.itemsize for weight in trained if (weight.is_placed and is_cut) == is_placed
+    )

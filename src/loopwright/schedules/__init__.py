@@ -1,4 +1,5 @@
-"""Schedules as pure functions of the completed fraction of a run: they have no state to save and are never stepped."""
+"""Schedules as pure functions of the completed fraction of a run: they have no state to save and
+are never stepped."""
 
 from ..optim.schedules import (
     Constant,

@@ -1,4 +1,5 @@
-"""Trackers: what a run logs, sent on to TensorBoard, Weights & Biases, MLflow, Trackio, or files."""
+"""Trackers: what a run logs, sent on to TensorBoard, Weights & Biases, MLflow, Trackio, or
+files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A thread that calls functions one after another, so that nothing that is slow or fails is in the way of training."""
+"""A thread that calls functions one after another, so that nothing that is slow or fails is in the
+way of training."""
 
 from __future__ import annotations
 
@@ -31,11 +32,15 @@ class Background:
         on_error: Callable[[BaseException], None],
         on_full: Action,
     ) -> None:
-        self._write, self._on_error, self._on_full = write, on_error, on_full
+        self._write = write
+        self._on_error = on_error
+        self._on_full = on_full
         self._changed = threading.Condition()
         self._waiting: list[Action | list[TrackedRow]] = []
-        self._num_rows = self._num_bytes = 0
-        self._is_busy = self._is_closed = False
+        self._num_rows = 0
+        self._num_bytes = 0
+        self._is_busy = False
+        self._is_closed = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def add_rows(self, rows: list[TrackedRow]) -> None:
@@ -80,8 +85,10 @@ class Background:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 if not self._waiting:
                     return
-                items, self._waiting = self._waiting, []
-                self._num_rows = self._num_bytes = 0
+                items = self._waiting
+                self._waiting = []
+                self._num_rows = 0
+                self._num_bytes = 0
                 self._is_busy = True
             try:
                 for item in items:
@@ -97,5 +104,7 @@ class Background:
                 self._write(item)
             else:
                 item()
-        except BaseException as error:  # a tracker may raise anything, SystemExit too, and training goes on
+        except (
+            BaseException
+        ) as error:  # a tracker may raise anything, SystemExit too, and training goes on
             self._on_error(error)

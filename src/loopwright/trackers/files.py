@@ -1,4 +1,5 @@
-"""Trackers that write plain files: a table of comma-separated values, or a line of JSON for each row."""
+"""Trackers that write plain files: a table of comma-separated values, or a line of JSON for each
+row."""
 
 from __future__ import annotations
 
@@ -32,13 +33,15 @@ PLACE = ("kind", "step", "update", "epoch", "samples", "seconds", "wall")
 class CSV(Track):
     """Writes metrics to a file of comma-separated values: a line for each step and each epoch.
 
-    The columns are `kind` ("step" or "epoch"), `step`, `update`, `epoch`, `samples`, `seconds`, `wall`, and one for
-    each metric. Numbers are written so that they are read back exactly. The config is a file beside it, and images,
-    texts, tables and histograms are files in a folder beside it.
+    The columns are `kind` ("step" or "epoch"), `step`, `update`, `epoch`, `samples`, `seconds`,
+    `wall`, and one for each metric. Numbers are written so that they are read back exactly. The
+    config is a file beside it, and images, texts, tables and histograms are files in a folder
+    beside it.
 
     Args:
-        path: The file. Default: `metrics.csv` in the run's directory, or here without one. What a run has written after
-            the step that it resumes from is removed; the file of another run is kept under another name.
+        path: The file. Default: `metrics.csv` in the run's directory, or here without one. What a
+            run has written after the step that it resumes from is removed; the file of another run
+            is kept under another name.
         every: Write every n-th step only. Epochs are all written.
 
     >>> from loopwright.trackers import CSV
@@ -53,15 +56,17 @@ class CSV(Track):
 
 
 class JSONL(Track):
-    """Writes a run to a file with a line of JSON for each step, each epoch, the start, the end, and each of its media.
+    """Writes a run to a file with a line of JSON for each step, each epoch, the start, the end, and
+    each of its media.
 
-    Every line has a `kind`: "start" (with the config), "step", "epoch", "image", "histogram", "text", "table" or "end"
-    (with the state). NaN and infinite numbers, which JSON lacks, are the texts "NaN", "Infinity" and "-Infinity".
-    Images are files in a folder beside it.
+    Every line has a `kind`: "start" (with the config), "step", "epoch", "image", "histogram",
+    "text", "table" or "end" (with the state). NaN and infinite numbers, which JSON lacks, are the
+    texts "NaN", "Infinity" and "-Infinity". Images are files in a folder beside it.
 
     Args:
-        path: The file. Default: `metrics.jsonl` in the run's directory, or here without one. What a run has written
-            after the step that it resumes from is removed; the file of another run is kept under another name.
+        path: The file. Default: `metrics.jsonl` in the run's directory, or here without one. What a
+            run has written after the step that it resumes from is removed; the file of another run
+            is kept under another name.
         every: Write every n-th step only. Epochs are all written.
 
     >>> from loopwright.trackers import JSONL
@@ -76,7 +81,8 @@ class JSONL(Track):
 
 
 def check_file(path: str | Path | None, name: str) -> None:
-    """Refuse a path that is a folder: as the file of another run it would be moved away, with all that is in it."""
+    """Refuse a path that is a folder: as the file of another run it would be moved away, with all
+    that is in it."""
     if path is not None and Path(path).is_dir():
         raise ConfigurationError(
             f"{str(path)!r} is a folder: name the file to write, such as {str(Path(path, name))!r}."
@@ -161,7 +167,8 @@ class LineFile(ABC):
         self._open()
 
     def _open(self) -> None:
-        """Open the file without a buffer: a kill loses no line, and a failed write leaves nothing behind."""
+        """Open the file without a buffer: a kill loses no line, and a failed write leaves nothing
+        behind."""
         self._file = open(self.path, "r+b" if self.path.exists() else "w+b", buffering=0)  # noqa: SIM115
 
     def _close(self) -> None:
@@ -196,7 +203,9 @@ class CSVFile(LineFile):
 
     def is_kept(self, line: bytes, run: TrackedRun) -> bool:
         kind, step, _, epoch = next(csv.reader([line.decode(errors="replace")]))[:4]
-        return kind == "kind" or (int(epoch) <= run.epoch if kind == "epoch" else int(step) <= run.step)
+        return kind == "kind" or (
+            int(epoch) <= run.epoch if kind == "epoch" else int(step) <= run.step
+        )
 
     def log(self, rows: Sequence[TrackedRow]) -> None:
         flat = [_flat(row) for row in rows]
@@ -206,7 +215,8 @@ class CSVFile(LineFile):
         self.append("".join(_csv_line(row.get(name, "") for name in self.columns) for row in flat))
 
     def _widen(self, columns: list[str]) -> None:
-        """Write the file again with more columns, which happens when a metric comes for the first time."""
+        """Write the file again with more columns, which happens when a metric comes for the first
+        time."""
         assert self._file is not None
         self._file.seek(0)
         _, *lines = self._file.read(self._end).splitlines()
@@ -225,7 +235,15 @@ class JSONLFile(LineFile):
     default = "metrics.jsonl"
 
     def begin(self, run: TrackedRun) -> None:
-        self._add({"kind": "start", "name": run.name, "step": run.step, "epoch": run.epoch, "config": dict(run.config)})
+        self._add(
+            {
+                "kind": "start",
+                "name": run.name,
+                "step": run.step,
+                "epoch": run.epoch,
+                "config": dict(run.config),
+            }
+        )
 
     def is_kept(self, line: bytes, run: TrackedRun) -> bool:
         try:
@@ -234,14 +252,22 @@ class JSONLFile(LineFile):
             return False
         if found["kind"] in ("start", "end"):
             return True
-        return bool(found["epoch"] <= run.epoch if found["kind"] == "epoch" else found["step"] <= run.step)
+        return bool(
+            found["epoch"] <= run.epoch if found["kind"] == "epoch" else found["step"] <= run.step
+        )
 
     def log(self, rows: Sequence[TrackedRow]) -> None:
         self._add(*map(_flat, rows))
 
     def log_media(self, media: Media) -> None:
         content = media.content
-        row = {"kind": media.kind, "name": media.name, "step": media.step, "epoch": media.epoch, "wall": media.wall}
+        row = {
+            "kind": media.kind,
+            "name": media.name,
+            "step": media.step,
+            "epoch": media.epoch,
+            "wall": media.wall,
+        }
         if isinstance(content, Images):
             files = write_media(self.media_folder, media)
             row |= {"files": [str(file.relative_to(self.path.parent)) for file in files]}
@@ -249,7 +275,10 @@ class JSONLFile(LineFile):
         elif isinstance(content, Histogram):
             row |= {"edges": list(content.edges), "counts": list(content.counts)}
         elif isinstance(content, Table):
-            row |= {"columns": list(content.columns), "rows": [list(cells) for cells in content.rows]}
+            row |= {
+                "columns": list(content.columns),
+                "rows": [list(cells) for cells in content.rows],
+            }
         else:
             row |= {"text": content}
         self._add(row)
@@ -263,20 +292,27 @@ class JSONLFile(LineFile):
 
 
 def write_media(folder: Path, media: Media) -> list[Path]:
-    """Write media to files of a folder: PNG, text, JSON or comma-separated values; the same step replaces its own."""
+    """Write media to files of a folder: PNG, text, JSON or comma-separated values; the same step
+    replaces its own."""
     folder.mkdir(parents=True, exist_ok=True)
     start = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', media.name)}-{media.step}"
-    content, first = media.content, media.position
+    content = media.content
+    first = media.position
     if isinstance(content, Images):
-        files = [folder / f"{start}-{first + number}.png" for number in range(1, len(content.files) + 1)]
+        files = [
+            folder / f"{start}-{first + number}.png" for number in range(1, len(content.files) + 1)
+        ]
         for file, image in zip(files, content.files, strict=True):
             file.write_bytes(image)
         return files
     start = f"{start}-{first + 1}" if first else start  # logged again at the same step
-    path, text = folder / f"{start}.txt", ""
+    path = folder / f"{start}.txt"
+    text = ""
     if isinstance(content, Histogram):
         path = folder / f"{start}.json"
-        text = json.dumps(_with_text({"edges": list(content.edges), "counts": list(content.counts)}))
+        text = json.dumps(
+            _with_text({"edges": list(content.edges), "counts": list(content.counts)})
+        )
     elif isinstance(content, Table):
         path = folder / f"{start}.csv"
         text = "".join(map(_csv_line, [content.columns, *content.rows]))
@@ -287,10 +323,13 @@ def write_media(folder: Path, media: Media) -> list[Path]:
 
 
 def _flat(row: TrackedRow) -> dict[str, Any]:
-    """The row's place and metrics; a metric that is named as a column of the place is `metric/<name>`."""
+    """The row's place and metrics; a metric that is named as a column of the place is
+    `metric/<name>`."""
     place = {name: getattr(row, name) for name in PLACE}
     metrics = {" ".join(name.split()): float(value) for name, value in row.values.items()}
-    return place | {f"metric/{name}" if name in place else name: value for name, value in metrics.items()}
+    return place | {
+        f"metric/{name}" if name in place else name: value for name, value in metrics.items()
+    }
 
 
 def _csv_line(cells: Iterable[Any]) -> str:

@@ -25,21 +25,24 @@ STATES: dict[EndState, str] = {
     "interrupted": "KILLED",
     "failed": "FAILED",
 }
-MOST_METRICS, MOST_PARAMS = 1000, 100  # that MLflow takes in one request
+# that MLflow takes in one request
+MOST_METRICS = 1000
+MOST_PARAMS = 100
 LONGEST = 6000  # characters of a parameter
 
 
 class MLflow(Track):
     """Sends a run to MLflow: metrics over steps, the config as parameters, and media as artifacts.
 
-    A run that is resumed from its run directory goes on in the same run of MLflow, and steps that were sent before are
-    not sent again. Look at a local store with `mlflow ui --backend-store-uri sqlite:///mlflow.db`.
+    A run that is resumed from its run directory goes on in the same run of MLflow, and steps that
+    were sent before are not sent again. Look at a local store with
+    `mlflow ui --backend-store-uri sqlite:///mlflow.db`.
 
     Args:
         experiment: The name of the experiment, which is made where there is none.
         name: The name of the run. Default: that of the run.
-        uri: The address of the server or store. Default: the variable MLFLOW_TRACKING_URI, or `sqlite:///mlflow.db`
-            here.
+        uri: The address of the server or store. Default: the variable MLFLOW_TRACKING_URI, or
+            `sqlite:///mlflow.db` here.
         every: Send every n-th step only. Epochs are all sent.
         timeout: Seconds to wait at the end for what is left to be sent.
 
@@ -69,7 +72,9 @@ class MLflowRun:
     """The tracker behind `MLflow`."""
 
     def __init__(self, experiment: str, name: str | None, uri: str | None) -> None:
-        self.experiment, self.name, self.uri = experiment, name, uri
+        self.experiment = experiment
+        self.name = name
+        self.uri = uri
         self._client: Any = None
         self._id = ""
 
@@ -82,7 +87,9 @@ class MLflowRun:
             self._client.update_run(noted, status="RUNNING")
             return
         tags = {f"tag.{tag}": "true" for tag in run.tags}
-        made = self._client.create_run(self._experiment_id(uri), run_name=self.name or run.name, tags=tags)
+        made = self._client.create_run(
+            self._experiment_id(uri), run_name=self.name or run.name, tags=tags
+        )
         self._id = run.memory["id"] = made.info.run_id
         self._log_config(run)
 
@@ -95,12 +102,18 @@ class MLflowRun:
             return str(found.experiment_id)
         place = None
         if uri.startswith("sqlite:///"):  # or artifacts would go to the working directory
-            place = (Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts" / self.experiment).as_uri()
+            place = (
+                Path(uri.removeprefix("sqlite:///")).absolute().parent
+                / "mlartifacts"
+                / self.experiment
+            ).as_uri()
         return str(self._client.create_experiment(self.experiment, artifact_location=place))
 
     def _log_config(self, run: TrackedRun) -> None:
         param = imported("mlflow.entities").Param
-        params = iter([param(_name(key), str(value)[:LONGEST]) for key, value in run.config.items()])
+        params = iter(
+            [param(_name(key), str(value)[:LONGEST]) for key, value in run.config.items()]
+        )
         while some := list(islice(params, MOST_PARAMS)):
             self._client.log_batch(self._id, params=some)
 
@@ -116,7 +129,9 @@ class MLflowRun:
                 yield metric(_name(name), value, int(row.wall * 1000), row.step)
 
     def log_media(self, media: Media) -> None:
-        client, content, name = self._client, media.content, _name(media.name)
+        client = self._client
+        content = media.content
+        name = _name(media.name)
         first = media.position
         place = f"media/{name}/{media.step}"
         if isinstance(content, Images):
@@ -126,10 +141,15 @@ class MLflowRun:
             return
         place = f"{place}-{first + 1}" if first else place  # logged again at the same step
         if isinstance(content, Histogram):
-            client.log_dict(self._id, {"edges": list(content.edges), "counts": list(content.counts)}, f"{place}.json")
+            client.log_dict(
+                self._id,
+                {"edges": list(content.edges), "counts": list(content.counts)},
+                f"{place}.json",
+            )
         elif isinstance(content, Table):
             table = {"columns": list(content.columns), "data": [list(row) for row in content.rows]}
-            client.log_dict(self._id, table, f"{place}.json")  # the form in which MLflow shows tables
+            # the form in which MLflow shows tables
+            client.log_dict(self._id, table, f"{place}.json")
         else:
             client.log_text(self._id, content, f"{place}.txt")
 

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..metrics.media import Histogram, Images, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_installed, check_text, free_path, imported, numbered
+from .tracker import (
+    TrackedRow,
+    TrackedRun,
+    check_installed,
+    check_text,
+    free_path,
+    imported,
+    numbered,
+)
 
 if TYPE_CHECKING:
     from ..metrics.media import Media
@@ -25,13 +33,16 @@ HPARAMS = "_hparams_/session_"
 class TensorBoard(Track):
     """Writes event files for TensorBoard: look at them with `tensorboard --logdir logs`.
 
-    Metrics are scalars over steps. Images, histograms and texts are what they are; tables are texts. The config is the
-    text `config`, and in the HParams tab. A run has a folder of its own, in which it goes on when it is resumed: the
-    steps after the resume point are declared void there, so that TensorBoard shows each once.
+    Metrics are scalars over steps. Images, histograms and texts are what they are; tables are
+    texts. The config is the text `config`, and in the HParams tab. A run has a folder of its own,
+    in which it goes on when it is resumed: the steps after the resume point are declared void
+    there, so that TensorBoard shows each once.
 
     Args:
-        folder: The folder of all runs. Default: `tensorboard` in the run's directory, or here without one.
-        name: The name of the run's folder. Default: the run's name; with a number where another run has it.
+        folder: The folder of all runs. Default: `tensorboard` in the run's directory, or here
+            without one.
+        name: The name of the run's folder. Default: the run's name; with a number where another run
+            has it.
         every: Write every n-th step only. Epochs are all written.
 
     >>> from loopwright.trackers import TensorBoard
@@ -39,7 +50,9 @@ class TensorBoard(Track):
     10
     """
 
-    def __init__(self, folder: str | Path | None = None, *, name: str | None = None, every: int = 1) -> None:
+    def __init__(
+        self, folder: str | Path | None = None, *, name: str | None = None, every: int = 1
+    ) -> None:
         check_text("TensorBoard", folder=folder, name=name)
         check_installed("tensorboard", "TensorBoard", "tensorboard")
         super().__init__(EventFiles(folder, name), every=every, truncates=True)
@@ -52,13 +65,17 @@ class TensorBoard(Track):
 class EventFiles:
     """The tracker behind `TensorBoard`."""
 
-    EVENT, SUMMARY = "tensorboard.compat.proto.event_pb2", "tensorboard.compat.proto.summary_pb2"
-    HPARAMS_API, HPARAMS_DATA = "tensorboard.plugins.hparams.api_pb2", "tensorboard.plugins.hparams.plugin_data_pb2"
-    WRITER, TORCH = "torch.utils.tensorboard", "torch.utils.tensorboard.summary"
+    EVENT = "tensorboard.compat.proto.event_pb2"
+    SUMMARY = "tensorboard.compat.proto.summary_pb2"
+    HPARAMS_API = "tensorboard.plugins.hparams.api_pb2"
+    HPARAMS_DATA = "tensorboard.plugins.hparams.plugin_data_pb2"
+    WRITER = "torch.utils.tensorboard"
+    TORCH = "torch.utils.tensorboard.summary"
     MODULES = (EVENT, SUMMARY, HPARAMS_API, HPARAMS_DATA, WRITER, TORCH)
 
     def __init__(self, folder: str | Path | None, name: str | None) -> None:
-        self.folder, self.name = None if folder is None else Path(folder), name
+        self.folder = None if folder is None else Path(folder)
+        self.name = name
         self._writer: Any = None
 
     def start(self, run: TrackedRun) -> None:
@@ -67,14 +84,23 @@ class EventFiles:
         _wait_for_new_second(path)
         self._writer = imported(self.WRITER).FileWriter(path)
         if run.is_resumed or len(list(path.iterdir())) > 1:
-            session, event = imported(self.EVENT).SessionLog, imported(self.EVENT).Event
-            self._writer.add_event(event(step=run.step + 1, session_log=session(status=session.START)), run.step + 1)
-        self._add_text("config", _markdown(Table(("setting", "value"), tuple(run.config.items()))), run.step, time())
+            session = imported(self.EVENT).SessionLog
+            event = imported(self.EVENT).Event
+            self._writer.add_event(
+                event(step=run.step + 1, session_log=session(status=session.START)), run.step + 1
+            )
+        self._add_text(
+            "config",
+            _markdown(Table(("setting", "value"), tuple(run.config.items()))),
+            run.step,
+            time(),
+        )
         self._add_hparams(run)
         self._writer.flush()
 
     def _path(self, run: TrackedRun) -> Path:
-        folder, noted = self.folder or (run.folder or Path()) / "tensorboard", run.memory.get("folder")
+        folder = self.folder or (run.folder or Path()) / "tensorboard"
+        noted = run.memory.get("folder")
         if isinstance(noted, str):
             return folder / noted
         path = folder / (self.name or re.sub(r"[^\w .-]|^[.]+", "_", run.name))
@@ -91,30 +117,42 @@ class EventFiles:
     def log(self, rows: Sequence[TrackedRow]) -> None:
         summary = imported(self.SUMMARY).Summary
         for row in rows:
-            values = [summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
+            values = [
+                summary.Value(tag=name, simple_value=value) for name, value in row.values.items()
+            ]
             self._writer.add_summary(summary(value=values), row.step, row.wall)
         self._writer.flush()
 
     def log_media(self, media: Media) -> None:
-        content, step, wall = media.content, media.step, media.wall
+        content = media.content
+        step = media.step
+        wall = media.wall
         if isinstance(content, Images):
             for name, file, caption in numbered(media, content):
                 self._add_image(name, file, caption, step, wall)
         elif isinstance(content, Histogram):
             self._add_histogram(media.name, content, step, wall)
         else:
-            self._add_text(media.name, _markdown(content) if isinstance(content, Table) else content, step, wall)
+            self._add_text(
+                media.name,
+                _markdown(content) if isinstance(content, Table) else content,
+                step,
+                wall,
+            )
         self._writer.flush()
 
     def finish(self, state: EndState, reason: str | None) -> None:
-        api, data = imported(self.HPARAMS_API), imported(self.HPARAMS_DATA)
+        api = imported(self.HPARAMS_API)
+        data = imported(self.HPARAMS_DATA)
         summary = imported(self.SUMMARY)
         is_good = state in ("finished", "stopped")
         status = api.Status.Value("STATUS_SUCCESS" if is_good else "STATUS_FAILURE")
         end = data.SessionEndInfo(status=status, end_time_secs=time())
         content = data.HParamsPluginData(session_end_info=end, version=0).SerializeToString()
         plugin = summary.SummaryMetadata.PluginData(plugin_name="hparams", content=content)
-        value = summary.Summary.Value(tag=f"{HPARAMS}end_info", metadata=summary.SummaryMetadata(plugin_data=plugin))
+        value = summary.Summary.Value(
+            tag=f"{HPARAMS}end_info", metadata=summary.SummaryMetadata(plugin_data=plugin)
+        )
         self._writer.add_summary(summary.Summary(value=[value]))
         self._close()
 
@@ -122,14 +160,19 @@ class EventFiles:
         """Add a PNG file as it is; its size is in its first chunk."""
         width, height = struct.unpack(">II", file[16:24])
         summary = imported(self.SUMMARY)
-        image = summary.Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=file)
+        image = summary.Summary.Image(
+            height=height, width=width, colorspace=3, encoded_image_string=file
+        )
         metadata = summary.SummaryMetadata(summary_description=caption)
         value = summary.Summary.Value(tag=tag, image=image, metadata=metadata if caption else None)
         self._writer.add_summary(summary.Summary(value=[value]), step, wall)
 
     def _add_histogram(self, tag: str, content: Histogram, step: int, wall: float) -> None:
-        """Add counts under the upper edges of their buckets; sums go by the middles, since the values are not known."""
-        summary, edges, counts = imported(self.SUMMARY), content.edges, content.counts
+        """Add counts under the upper edges of their buckets; sums go by the middles, since the
+        values are not known."""
+        summary = imported(self.SUMMARY)
+        edges = content.edges
+        counts = content.counts
         middles = [(first + last) / 2 for first, last in pairwise(edges)]
         histogram = summary.HistogramProto(
             min=edges[0],
@@ -153,7 +196,8 @@ class EventFiles:
 
 
 def _wait_for_new_second(folder: Path) -> None:
-    """Wait until the next file comes after those of the folder, which are read in the order of their seconds."""
+    """Wait until the next file comes after those of the folder, which are read in the order of
+    their seconds."""
     seconds = [int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.[0-9]*")]
     for _ in range(40):  # no longer, where the clock was set back
         if not seconds or time() >= max(seconds) + 1:
@@ -163,4 +207,6 @@ def _wait_for_new_second(folder: Path) -> None:
 
 def _markdown(table: Table) -> str:
     rows = [table.columns, ("---",) * len(table.columns), *table.rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows
+    )

@@ -36,17 +36,19 @@ SAVE_SECONDS = 1.0  # that a resume point waits for what was logged before it
 
 
 class Track(Callback):
-    """Sends a run to a tracker: metrics of steps and epochs, media, the config, and how the run ended.
+    """Sends a run to a tracker: metrics of steps and epochs, media, the config, and how the run
+    ended.
 
-    Only the first process does. The tracker works on a thread of its own with what log points read anyway: a step costs
-    nothing more. A tracker that fails is reported once and never stops a run.
+    Only the first process does. The tracker works on a thread of its own with what log points read
+    anyway: a step costs nothing more. A tracker that fails is reported once and never stops a run.
 
     Args:
         tracker: An object with the methods of `Tracker`.
         every: Send every n-th step only. Epochs are all sent.
         timeout: Seconds to wait at the end of training for the tracker to finish.
-        truncates: Whether `tracker.start(run)` removes what the tracker has after `run.step` and `run.epoch`. It is
-            then called after a rewind too. Otherwise rows that the tracker has already are left out.
+        truncates: Whether `tracker.start(run)` removes what the tracker has after `run.step` and
+            `run.epoch`. It is then called after a rewind too. Otherwise rows that the tracker has
+            already are left out.
 
     >>> from loopwright.trackers import CSV, Track
     >>> issubclass(CSV, Track)
@@ -55,26 +57,43 @@ class Track(Callback):
 
     precedence = 1  # after the callbacks that log metrics
 
-    def __init__(self, tracker: Tracker, *, every: int = 1, timeout: float = 60.0, truncates: bool = False) -> None:
+    def __init__(
+        self, tracker: Tracker, *, every: int = 1, timeout: float = 60.0, truncates: bool = False
+    ) -> None:
         self.label = type(tracker if type(self) is Track else self).__name__
         if type(self) is Track:
             _check_methods(tracker, self.label)
         if type(every) is not int or every < 1:
-            raise ConfigurationError(f"{self.label}(every={every!r}): use a whole number of steps, 1 or more.")
+            raise ConfigurationError(
+                f"{self.label}(every={every!r}): use a whole number of steps, 1 or more."
+            )
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-            raise ConfigurationError(f"{self.label}(timeout={timeout!r}): use a number of seconds above 0.")
-        self.tracker, self.every, self.timeout, self.truncates = tracker, every, float(timeout), truncates
-        self.is_kept_open = False  # a door that trains in several calls sets it, and calls `finish` itself
+            raise ConfigurationError(
+                f"{self.label}(timeout={timeout!r}): use a number of seconds above 0."
+            )
+        self.tracker, self.every, self.timeout, self.truncates = (
+            tracker,
+            every,
+            float(timeout),
+            truncates,
+        )
+        self.is_kept_open = (
+            False  # an interface that trains in several calls sets it, and calls `finish` itself
+        )
         self._background: Background | None = None
         self._run: TrackedRun | None = None
         self._media: list[Media] = []  # of which the rows were not read yet
         self._memory: dict[str, Any] = {}
         self._path: Path | None = None  # of the memory
-        self._floor: dict[str, int] = {}  # the last step of each kind that a tracker without truncation has
-        self._has_warned = self._has_failed = self._is_slow = False
+        # the last step of each kind that a tracker without truncation has
+        self._floor: dict[str, int] = {}
+        self._has_warned = False
+        self._has_failed = False
+        self._is_slow = False
 
     def prepare(self) -> None:
-        """Import what the tracker needs, in the main thread, since a process that forks must not be importing."""
+        """Import what the tracker needs, in the main thread, since a process that forks must not be
+        importing."""
 
     # Events
 
@@ -82,7 +101,8 @@ class Track(Callback):
         self.begin(trainer, trainer.progress.epoch)
 
     def begin(self, trainer: Trainer, epoch: int) -> None:
-        """Begin to track a run, or go on; `epoch` is the number of complete epochs whose rows were sent before."""
+        """Begin to track a run, or go on; `epoch` is the number of complete epochs whose rows were
+        sent before."""
         if not trainer.runtime.is_main:
             return
         run = self._describe(trainer, epoch)
@@ -90,7 +110,10 @@ class Track(Callback):
             return
         self.finish("interrupted")  # a call before, which nothing has ended
         self._media = []
-        self._run, self._has_warned, self._has_failed, self._is_slow = run, False, False, False
+        self._run = run
+        self._has_warned = False
+        self._has_failed = False
+        self._is_slow = False
         try:
             with preserved_rng():  # imports draw from Python's generator, too
                 self.prepare()
@@ -108,7 +131,14 @@ class Track(Callback):
         offset = time() - rows[-1].seconds
         sent = [
             TrackedRow(
-                "step", row.step, row.update, row.epoch, row.samples, row.seconds, offset + row.seconds, row.values
+                "step",
+                row.step,
+                row.update,
+                row.epoch,
+                row.samples,
+                row.seconds,
+                offset + row.seconds,
+                row.values,
             )
             for row in rows
             if row.step % self.every == 0
@@ -123,12 +153,14 @@ class Track(Callback):
         self.log_epoch(trainer, trainer.progress.epoch, metrics)
 
     def on_media(self, trainer: Trainer, media: Media) -> None:
-        """Keep media for the next log point: trackers want steps in their order, and rows of earlier ones come then."""
+        """Keep media for the next log point: trackers want steps in their order, and rows of
+        earlier ones come then."""
         if self._background is not None:
             self._media.append(media)
 
     def _take_media(self) -> list[Media]:
-        media, self._media = self._media, []
+        media = self._media
+        self._media = []
         return media
 
     def _send_media(self) -> None:
@@ -145,14 +177,16 @@ class Track(Callback):
             self._background.call(partial(self._rewind, self._run))
 
     def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
-        """Let what was logged be written first, so that a run that is killed and resumed lacks nothing."""
+        """Let what was logged be written first, so that a run that is killed and resumed lacks
+        nothing."""
         if self._background is not None and not self._is_slow:
             self._is_slow = not self._background.wait(SAVE_SECONDS)  # it is waited for only once
         return ()
 
     def on_train_end(self, trainer: Trainer) -> None:
         progress = trainer.progress
-        if progress.in_epoch and len(trainer.history) > progress.epoch:  # a limit ended the epoch early
+        # a limit ended the epoch early
+        if progress.in_epoch and len(trainer.history) > progress.epoch:
             self.log_epoch(trainer, progress.epoch + 1, trainer.history.epochs[-1])
         if self.is_kept_open:
             return
@@ -164,15 +198,18 @@ class Track(Callback):
         else:
             self.finish("failed", f"{type(error).__name__}: {error}")
 
-    # What doors call too
+    # What interfaces call too
 
     def log_epoch(self, trainer: Trainer, epoch: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of an epoch, at the last step that was trained."""
         if self._background is not None:
             self._send_media()
-            at, steps = trainer.progress, trainer.history.steps
+            at = trainer.progress
+            steps = trainer.history.steps
             step = at.step or epoch  # the steps of a loop that the user wrote may not be counted
-            values = {f"epoch/{name}" if name in steps else name: value for name, value in metrics.items()}
+            values = {
+                f"epoch/{name}" if name in steps else name: value for name, value in metrics.items()
+            }
             self._background.add_rows(
                 [TrackedRow("epoch", step, at.update, epoch, at.sample, at.seconds, time(), values)]
             )
@@ -180,24 +217,29 @@ class Track(Callback):
     def finish(self, state: EndState, reason: str | None = None) -> None:
         """Let the tracker finish, and wait for it no longer than `timeout`."""
         self._send_media()
-        background, self._background = self._background, None
+        background = self._background
+        self._background = None
         if background is None:
             return
         atexit.unregister(self._finish_at_exit)
         background.call(partial(self._finish, state, reason))
         if not background.close(self.timeout):
             self._say(
-                f"{self.label} has not finished after {self.timeout:g} s, so its record may lack the end of the run. "
-                f"Pass `{self.label}(..., timeout={2 * self.timeout:g})` to wait longer."
+                f"{self.label} has not finished after {self.timeout:g} s, so its record may lack "
+                f"the end of the run. Pass `{self.label}(..., timeout={2 * self.timeout:g})` to "
+                "wait longer."
             )
 
     def _finish_at_exit(self) -> None:
-        """Finish with the program, where nothing did before; an exception that ends the program is its reason."""
+        """Finish with the program, where nothing did before; an exception that ends the program is
+        its reason."""
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         if error is None:
             self.finish("finished")
         else:
-            self.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", repr(error))
+            self.finish(
+                "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", repr(error)
+            )
 
     # On the thread
 
@@ -209,7 +251,8 @@ class Track(Callback):
         except BaseException as error:
             self._fail(error)
             return
-        self._floor = {} if self.truncates else dict(run.memory.get("written", {}))  # as `start` corrects it
+        # as `start` corrects it
+        self._floor = {} if self.truncates else dict(run.memory.get("written", {}))
         self._remember()
 
     def _rewind(self, run: TrackedRun) -> None:
@@ -254,12 +297,15 @@ class Track(Callback):
 
     def _warn(self, error: BaseException) -> None:
         what = "is off for this run" if self._has_failed else "is missing a part of this run"
-        self._say(f"The tracker {self.label} failed and {what}; training continues. {type(error).__name__}: {error}")
+        self._say(
+            f"The tracker {self.label} failed and {what}; training continues. "
+            f"{type(error).__name__}: {error}"
+        )
 
     def _warn_of_full(self) -> None:
         self._say(
-            f"The tracker {self.label} is slower than the run and is missing a part of it; training continues. Send "
-            f"fewer steps: `{self.label}(..., every={10 * self.every})`."
+            f"The tracker {self.label} is slower than the run and is missing a part of it; "
+            f"training continues. Send fewer steps: `{self.label}(..., every={10 * self.every})`."
         )
 
     def _say(self, text: str) -> None:
@@ -270,14 +316,18 @@ class Track(Callback):
     # The run
 
     def _describe(self, trainer: Trainer, epoch: int) -> TrackedRun:
-        progress, directory = trainer.progress, trainer.run.directory
+        progress = trainer.progress
+        directory = trainer.run.directory
         folder = None if directory is None else directory.path
         if folder is not None:
             self._path = folder / "artifacts" / "trackers" / f"{self._own_name(trainer)}.json"
             self._memory = _read(self._path)
         elif progress.step == epoch == 0:
-            self._path, self._memory = None, {}
-        return describe_run(trainer, step=progress.step, epoch=epoch, folder=folder, memory=self._memory)
+            self._path = None
+            self._memory = {}
+        return describe_run(
+            trainer, step=progress.step, epoch=epoch, folder=folder, memory=self._memory
+        )
 
     def _own_name(self, trainer: Trainer) -> str:
         """The label, numbered where the run has several trackers of the kind."""
@@ -288,22 +338,30 @@ class Track(Callback):
 
 def _check_methods(tracker: object, label: str) -> None:
     if isinstance(tracker, type):
-        raise ConfigurationError(f"Track({tracker.__name__}): pass an instance, as in `Track({tracker.__name__}())`.")
+        raise ConfigurationError(
+            f"Track({tracker.__name__}): pass an instance, as in `Track({tracker.__name__}())`."
+        )
     if isinstance(tracker, Track):
-        raise ConfigurationError(f"Track({label}(...)): {label} is already a callback: pass it without `Track`.")
+        raise ConfigurationError(
+            f"Track({label}(...)): {label} is already a callback: pass it without `Track`."
+        )
     for name, arguments in METHODS.items():
         method = getattr(tracker, name, None)
         if not callable(method):
             raise ConfigurationError(
-                f"{label} has no method {name!r}: a tracker has start(run), log(rows), log_media(media) and "
-                "finish(state, reason)."
+                f"{label} has no method {name!r}: a tracker has start(run), log(rows), "
+                "log_media(media) and finish(state, reason)."
             )
         check_arguments(method, arguments, f"{label}.{name}")
 
 
 def _signal_name(error: BaseException) -> str:
     """The signal that an exception stands for."""
-    code = error.code if isinstance(error, Interrupted) and isinstance(error.code, int) else 128 + signal.SIGINT
+    code = (
+        error.code
+        if isinstance(error, Interrupted) and isinstance(error.code, int)
+        else 128 + signal.SIGINT
+    )
     return signal.Signals(code - 128).name
 
 

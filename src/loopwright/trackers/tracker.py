@@ -24,7 +24,8 @@ class TrackedRow:
         kind: Whether the metrics are those of a step or of an epoch.
         step: The step, from 1, of all trackers' axis; of an epoch, its last step.
         update: The update that the step is part of, from 1.
-        epoch: Of a step, the epoch that it is in, from 0; of an epoch, the number of epochs that are complete with it.
+        epoch: Of a step, the epoch that it is in, from 0; of an epoch, the number of epochs that
+            are complete with it.
         samples: Samples seen in the run so far.
         seconds: Seconds of training so far, without evaluations.
         wall: Seconds since 1970.
@@ -48,7 +49,11 @@ class TrackedRow:
     @property
     def progress(self) -> dict[str, int]:
         """The other counters of the run, for trackers that draw a metric over another one."""
-        return {"progress/epoch": self.epoch, "progress/update": self.update, "progress/samples": self.samples}
+        return {
+            "progress/epoch": self.epoch,
+            "progress/update": self.update,
+            "progress/samples": self.samples,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +64,12 @@ class TrackedRun:
         name: The name of the run: as given, or of its directory, or "run".
         config: Settings of the run, under dotted keys.
         tags: The tags that the run was given.
-        step: The step after which the run goes on; 0 for a run that starts. Rows of later steps follow.
+        step: The step after which the run goes on; 0 for a run that starts. Rows of later steps
+            follow.
         epoch: The number of epochs that are complete.
         folder: The run's directory, if it has one.
-        memory: What the tracker noted about this run; it may change it, to numbers and texts. With a run directory,
-            a resumed run has it again.
+        memory: What the tracker noted about this run; it may change it, to numbers and texts. With
+            a run directory, a resumed run has it again.
 
     >>> from loopwright.trackers import TrackedRun
     >>> TrackedRun("first", config={"optimizer.lr": 0.1}, step=100).is_resumed
@@ -84,7 +90,8 @@ class TrackedRun:
         return self.step > 0 or self.epoch > 0
 
     def keep_written(self, step: int) -> None:
-        """Note, in `start`, that the tracker has rows up to this step only: a kill may lose what was given to it."""
+        """Note, in `start`, that the tracker has rows up to this step only: a kill may lose what
+        was given to it."""
         for kind, last in self.memory.get("written", {}).items():
             self.memory["written"][kind] = min(last, step)
 
@@ -92,8 +99,8 @@ class TrackedRun:
 class Tracker(Protocol):
     """An object that a run is sent to: pass `Track(tracker)` as a callback.
 
-    The methods are called one after another on a thread of their own, never in the way of training. An exception in one
-    of them is logged once; training continues.
+    The methods are called one after another on a thread of their own, never in the way of training.
+    An exception in one of them is logged once; training continues.
 
     >>> from loopwright.trackers import Track
     >>> class Printing:
@@ -122,7 +129,8 @@ class Tracker(Protocol):
         """Write images, a histogram, a text or a table."""
 
     def finish(self, state: EndState, reason: str | None) -> None:
-        """Write what is left; `state` says how the run ended, and `reason` why, where that is known."""
+        """Write what is left; `state` says how the run ended, and `reason` why, where that is
+        known."""
 
 
 def check_installed(package: str, owner: str, extra: str) -> None:
@@ -144,28 +152,34 @@ def check_text(owner: str, **given: object) -> None:
 
 
 def check_options(owner: str, options: object, own: Sequence[str]) -> None:
-    """Refuse `options` that are no mapping, or that have an argument which the tracker passes itself."""
+    """Refuse `options` that are no mapping, or that have an argument which the tracker passes
+    itself."""
     if not isinstance(options, Mapping | None):
         raise ConfigurationError(f"{owner}(options={options!r}): use a dict of arguments by name.")
     for name in own:
         if name in (options or {}):
             raise ConfigurationError(
-                f"{owner}(options=...) has {name!r}, which the tracker passes itself: use the tracker's own argument, "
-                "or leave it out."
+                f"{owner}(options=...) has {name!r}, which the tracker passes itself: use the "
+                "tracker's own argument, or leave it out."
             )
 
 
 def numbered(media: Media, images: Images) -> Iterator[tuple[str, bytes, str]]:
-    """Each image with a name of its own and its caption, for trackers that have one image under a name."""
+    """Each image with a name of its own and its caption, for trackers that have one image under a
+    name."""
     first = media.position
-    for number, (file, caption) in enumerate(zip(images.files, images.captions, strict=True), start=first + 1):
+    for number, (file, caption) in enumerate(
+        zip(images.files, images.captions, strict=True), start=first + 1
+    ):
         is_only = len(images.files) == 1 and not first
         yield (media.name if is_only else f"{media.name}/{number}"), file, caption
 
 
 def free_path(path: Path) -> Path:
-    """The path, with a number at its end where there is something already: `run`, `run-2`, `run-3`."""
-    number, found = 1, path
+    """The path, with a number at its end where there is something already: `run`, `run-2`,
+    `run-3`."""
+    number = 1
+    found = path
     while found.exists():
         number += 1
         found = path.with_name(f"{path.stem}-{number}{path.suffix}")

@@ -9,7 +9,15 @@ from uuid import uuid4
 
 from ..metrics.media import Histogram, Images, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_installed, check_options, check_text, imported, numbered
+from .tracker import (
+    TrackedRow,
+    TrackedRun,
+    check_installed,
+    check_options,
+    check_text,
+    imported,
+    numbered,
+)
 
 if TYPE_CHECKING:
     from ..metrics.media import Media
@@ -21,9 +29,9 @@ OWN = ("project", "name", "resume", "config")  # that the tracker passes itself
 class Trackio(Track):
     """Writes a run to Trackio: metrics over steps, images, histograms, tables, texts, the config.
 
-    It is a local database, by default below the user's cache folder (the variable TRACKIO_DIR says another place):
-    `trackio show` shows it. A run that is resumed from its run directory goes on in the same run of Trackio, and steps
-    that were written before are not written again.
+    It is a local database, by default below the user's cache folder (the variable TRACKIO_DIR says
+    another place): `trackio show` shows it. A run that is resumed from its run directory goes on in
+    the same run of Trackio, and steps that were written before are not written again.
 
     Args:
         project: The project.
@@ -49,7 +57,9 @@ class Trackio(Track):
         check_text("Trackio", project=project, name=name)
         check_options("Trackio", options, OWN)
         check_installed("trackio", "Trackio", "trackio")
-        super().__init__(TrackioRun(project, name, dict(options or {})), every=every, timeout=timeout)
+        super().__init__(
+            TrackioRun(project, name, dict(options or {})), every=every, timeout=timeout
+        )
 
     def prepare(self) -> None:
         imported("trackio")
@@ -59,7 +69,9 @@ class TrackioRun:
     """The tracker behind `Trackio`."""
 
     def __init__(self, project: str, name: str | None, options: dict[str, Any]) -> None:
-        self.project, self.name, self.options = project, name, options
+        self.project = project
+        self.name = name
+        self.options = options
         self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:
@@ -68,11 +80,17 @@ class TrackioRun:
         if not is_known:
             noted = run.memory["name"] = self.name or f"{run.name}-{uuid4().hex[:6]}"
         elif not self.options.get("space_id"):
-            run.keep_written(imported("trackio").SQLiteStorage.get_max_step_for_run(self.project, noted) or 0)
+            run.keep_written(
+                imported("trackio").SQLiteStorage.get_max_step_for_run(self.project, noted) or 0
+            )
         config = {key.lstrip("_") or key: value for key, value in run.config.items()}
         options = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False, **self.options}
         self._run = imported("trackio").init(
-            self.project, name=noted, config=config, resume="allow" if is_known else "never", **options
+            self.project,
+            name=noted,
+            config=config,
+            resume="allow" if is_known else "never",
+            **options,
         )
 
     def log(self, rows: Sequence[TrackedRow]) -> None:
@@ -80,7 +98,8 @@ class TrackioRun:
             self._run.log({**row.progress, **row.values}, step=row.step)
 
     def log_media(self, media: Media) -> None:
-        trackio, content = imported("trackio"), media.content
+        trackio = imported("trackio")
+        content = media.content
         value: Any
         if isinstance(content, Images):
             image = imported("PIL.Image")
@@ -91,11 +110,14 @@ class TrackioRun:
         if isinstance(content, Histogram):
             value = trackio.Histogram(np_histogram=(list(content.counts), list(content.edges)))
         elif isinstance(content, Table):
-            value = trackio.Table(columns=list(content.columns), data=[list(row) for row in content.rows])
+            value = trackio.Table(
+                columns=list(content.columns), data=[list(row) for row in content.rows]
+            )
         else:
             value = trackio.Markdown(content)
         self._run.log({media.name: value}, step=media.step)
 
     def finish(self, state: EndState, reason: str | None) -> None:
-        run, self._run = self._run, None
+        run = self._run
+        self._run = None
         run.finish()

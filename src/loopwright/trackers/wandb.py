@@ -19,25 +19,43 @@ if TYPE_CHECKING:
     from .tracker import EndState
 
 CODES: dict[EndState, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "failed": 1}
-OWN = ("project", "name", "mode", "dir", "id", "resume", "config", "reinit")  # that the tracker passes itself
+# that the tracker passes itself
+OWN = (
+    "project",
+    "name",
+    "mode",
+    "dir",
+    "id",
+    "resume",
+    "config",
+    "reinit",
+)
 
 
 FLUSH_SECONDS = 1.0
-BLOCK, FULL, MIDDLE, LAST = 32768, 1, 3, 4  # of wandb's offline files
+# of wandb's offline files
+BLOCK = 32768
+FULL = 1
+MIDDLE = 3
+LAST = 4
 
 
 class WandB(Track):
-    """Sends a run to Weights & Biases: metrics over steps, images, histograms, tables, texts (as HTML), the config.
+    """Sends a run to Weights & Biases: metrics over steps, images, histograms, tables, texts (as
+    HTML), the config.
 
-    A run that is resumed from its run directory goes on under the same id, and steps that were sent before are not sent
-    again. With `mode="offline"` nothing leaves the machine: `wandb sync FOLDER` sends it later.
+    A run that is resumed from its run directory goes on under the same id, and steps that were sent
+    before are not sent again. With `mode="offline"` nothing leaves the machine: `wandb sync FOLDER`
+    sends it later.
 
     Args:
         project: The project. Default: what the environment says, or wandb's own.
         name: The name of the run. Default: that of the run, where it has a directory.
         mode: "online", "offline" or "disabled". Default: the variable WANDB_MODE, or online.
-        folder: Where wandb makes its folder `wandb`. Default: the run's directory, or here without one.
-        every: Send every n-th step only; wandb takes about half a millisecond for each. Epochs are all sent.
+        folder: Where wandb makes its folder `wandb`. Default: the run's directory, or here without
+            one.
+        every: Send every n-th step only; wandb takes about half a millisecond for each. Epochs are
+            all sent.
         timeout: Seconds to wait at the end for wandb to send what is left.
         options: Other arguments of `wandb.init` by name, such as `entity` and `tags`.
 
@@ -60,7 +78,9 @@ class WandB(Track):
         check_text("WandB", project=project, name=name, folder=folder)
         check_options("WandB", options, OWN)
         if mode not in ("online", "offline", "disabled", None):
-            raise ConfigurationError(f"WandB(mode={mode!r}): use 'online', 'offline' or 'disabled', or leave it out.")
+            raise ConfigurationError(
+                f"WandB(mode={mode!r}): use 'online', 'offline' or 'disabled', or leave it out."
+            )
         check_installed("wandb", "WandB", "wandb")
         given = {"project": project, "name": name, "mode": mode, **(options or {})}
         super().__init__(WandBRun(given, folder), every=every, timeout=timeout)
@@ -90,30 +110,42 @@ class WandBRun:
         given = {key: value for key, value in self.options.items() if value is not None}
         options = {"settings": _settings(), **named, **tags, **given, "config": dict(run.config)}
         place = str(folder.absolute())
-        self._run = imported("wandb").init(dir=place, id=noted, resume="allow", reinit="create_new", **options)
+        self._run = imported("wandb").init(
+            dir=place, id=noted, resume="allow", reinit="create_new", **options
+        )
 
     def log(self, rows: Sequence[TrackedRow]) -> None:
         for row in rows:
             self._run.log({**row.progress, **row.values}, step=row.step)
 
     def log_media(self, media: Media) -> None:
-        wandb, content = imported("wandb"), media.content
+        wandb = imported("wandb")
+        content = media.content
         value: Any
         if isinstance(content, Images):
             image = imported("PIL.Image")
             pairs = zip(content.files, content.captions, strict=True)
-            value = [wandb.Image(image.open(BytesIO(file)), caption=caption or None) for file, caption in pairs]
+            value = [
+                wandb.Image(image.open(BytesIO(file)), caption=caption or None)
+                for file, caption in pairs
+            ]
         elif isinstance(content, Histogram):
             value = wandb.Histogram(np_histogram=(list(content.counts), list(content.edges)))
         elif isinstance(content, Table):
-            value = wandb.Table(columns=list(content.columns), data=[list(row) for row in content.rows])
+            value = wandb.Table(
+                columns=list(content.columns), data=[list(row) for row in content.rows]
+            )
         else:
             value = wandb.Html(f"<pre>{imported('html').escape(content)}</pre>", inject=False)
-        again = media.position  # the same name at the same step would replace what was logged before
-        self._run.log({f"{media.name}/{again + 1}" if again else media.name: value}, step=media.step)
+        # the same name at the same step would replace what was logged before
+        again = media.position
+        self._run.log(
+            {f"{media.name}/{again + 1}" if again else media.name: value}, step=media.step
+        )
 
     def finish(self, state: EndState, reason: str | None) -> None:
-        run, self._run = self._run, None
+        run = self._run
+        self._run = None
         run.summary["state"] = state
         if reason is not None:
             run.summary["reason"] = reason
@@ -121,22 +153,29 @@ class WandBRun:
 
 
 def _settings() -> Any:
-    """Settings by which wandb writes its file every second: a process that is killed loses what is not written yet."""
-    settings, name = imported("wandb").Settings, "x_transaction_log_flush_interval"
+    """Settings by which wandb writes its file every second: a process that is killed loses what is
+    not written yet."""
+    settings = imported("wandb").Settings
+    name = "x_transaction_log_flush_interval"
     return settings(**{name: FLUSH_SECONDS}) if name in settings.model_fields else settings()
 
 
 def last_step(content: bytes) -> int:
-    """The last step in an offline file: a log of blocks, in which a record may be in several pieces."""
-    message, found = imported("wandb.proto.wandb_internal_pb2").Record, 0
-    at, record = 7, b""
+    """The last step in an offline file: a log of blocks, in which a record may be in several
+    pieces."""
+    message = imported("wandb.proto.wandb_internal_pb2").Record
+    found = 0
+    at = 7
+    record = b""
     while at + 7 <= len(content):
         if (left := BLOCK - at % BLOCK) < 7:  # no piece begins there
             at += left
             continue
         length, piece = struct.unpack_from("<HB", content, at + 4)
         record = (
-            record + content[at + 7 : at + 7 + length] if piece in (MIDDLE, LAST) else content[at + 7 : at + 7 + length]
+            record + content[at + 7 : at + 7 + length]
+            if piece in (MIDDLE, LAST)
+            else content[at + 7 : at + 7 + length]
         )
         at += 7 + length
         if piece in (FULL, LAST) and at <= len(content):

@@ -1,1 +1,2 @@
-"""Training: one run from its first step to its last, the steps of an epoch, and what an update does."""
+"""Training: one run from its first step to its last, the steps of an epoch, and what an update
+does."""

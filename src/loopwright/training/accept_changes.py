@@ -20,21 +20,37 @@ if TYPE_CHECKING:
     from ..training.run import TrainingRun
 
 SWITCHES = ("amsgrad", "centered", "momentum")  # options that decide what state an optimizer has
-CLOSED = (LambdaLR, OneCycleLR, CyclicLR, CosineAnnealingWarmRestarts)  # `get_lr` ignores the previous rate
+# `get_lr` ignores the previous rate
+CLOSED = (
+    LambdaLR,
+    OneCycleLR,
+    CyclicLR,
+    CosineAnnealingWarmRestarts,
+)
 Group = dict[str, Any]
 
 
 class NewValues:
-    """The program's options of optimizers and schedulers; recorded before a checkpoint is loaded, set afterwards."""
+    """The program's options of optimizers and schedulers; recorded before a checkpoint is loaded,
+    set afterwards."""
 
-    def __init__(self, run: TrainingRun, tree: Mapping[str, Any], changed: Mapping[str, Change]) -> None:
+    def __init__(
+        self, run: TrainingRun, tree: Mapping[str, Any], changed: Mapping[str, Change]
+    ) -> None:
         self.changed = changed
         self._saved = tree["optimizers"]
-        self._groups = {name: [_options(g) for g in o.param_groups] for name, o in run.components.optimizers.items()}
-        self._schedulers = {name: _settings(s.scheduler) for name, s in run.components.schedules.items()}
+        self._groups = {
+            name: [_options(g) for g in o.param_groups]
+            for name, o in run.components.optimizers.items()
+        }
+        self._schedulers = {
+            name: _settings(s.scheduler) for name, s in run.components.schedules.items()
+        }
         self.kept = Kept(
-            frozenset(self._new_optimizers(run)) | (set(tree["optimizers"]) - set(run.components.optimizers)),
-            frozenset(self._new_schedules(run, tree)) | (set(tree["schedules"]) - set(run.components.schedules)),
+            frozenset(self._new_optimizers(run))
+            | (set(tree["optimizers"]) - set(run.components.optimizers)),
+            frozenset(self._new_schedules(run, tree))
+            | (set(tree["schedules"]) - set(run.components.schedules)),
         )
         self._has_lost_schedule = bool(set(tree["schedules"]) - set(run.components.schedules))
 
@@ -44,8 +60,8 @@ class NewValues:
             if name in self.kept.optimizers:
                 kind = type(optimizer).__name__
                 run.say(
-                    f"Optimizer {name!r} ({kind}) does not match the saved optimizer state, so it starts with empty "
-                    "state."
+                    f"Optimizer {name!r} ({kind}) does not match the saved optimizer state, so it "
+                    "starts with empty state."
                 )
             self._apply_options(run, name, optimizer)
         for name in run.components.schedules:
@@ -58,9 +74,16 @@ class NewValues:
         from .state_mismatch import compare_groups
 
         for name, optimizer in run.components.optimizers.items():
-            prefix, count = key_of("optimizer", name), len(optimizer.param_groups)
-            switches = [f"{group_key(prefix, n, count)}.{option}" for n in range(count) for option in SWITCHES]
-            is_switched = any(key in self.changed and _is_switched(self.changed[key]) for key in switches)
+            prefix = key_of("optimizer", name)
+            count = len(optimizer.param_groups)
+            switches = [
+                f"{group_key(prefix, n, count)}.{option}"
+                for n in range(count)
+                for option in SWITCHES
+            ]
+            is_switched = any(
+                key in self.changed and _is_switched(self.changed[key]) for key in switches
+            )
             is_new = name not in self._saved or prefix in self.changed or is_switched
             if is_new or compare_groups(optimizer, self._saved[name]):
                 yield name
@@ -73,8 +96,13 @@ class NewValues:
     # Options
 
     def _apply_options(self, run: TrainingRun, name: str, optimizer: Optimizer) -> None:
-        prefix, given = key_of("optimizer", name), self._groups[name]
-        schedules = {key: s.scheduler for key, s in run.components.schedules.items() if _steps(s.scheduler, optimizer)}
+        prefix = key_of("optimizer", name)
+        given = self._groups[name]
+        schedules = {
+            key: s.scheduler
+            for key, s in run.components.schedules.items()
+            if _steps(s.scheduler, optimizer)
+        }
         is_rescheduled = self._has_lost_schedule or any(
             key == start or key.startswith(f"{start}.")
             for key in self.changed
@@ -87,14 +115,23 @@ class NewValues:
                 _set(group, option, new[option])
             if has_new_rate or f"{start}.lr" in self.changed:
                 has_new_rate = True
-                self._apply_rate(name, number, group, new, is_continued=bool(set(schedules) - self.kept.schedules))
+                self._apply_rate(
+                    name,
+                    number,
+                    group,
+                    new,
+                    is_continued=bool(set(schedules) - self.kept.schedules),
+                )
         for key, scheduler in schedules.items():
             if has_new_rate and key not in self.kept.schedules:
                 self._apply_schedule(key_of("scheduler", key), scheduler, self._schedulers[key])
                 _recompute(scheduler, optimizer)
 
-    def _apply_rate(self, name: str, number: int, group: Group, new: Group, *, is_continued: bool) -> None:
-        """Set the new learning rate, times the factor that the schedule had applied to the old one."""
+    def _apply_rate(
+        self, name: str, number: int, group: Group, new: Group, *, is_continued: bool
+    ) -> None:
+        """Set the new learning rate, times the factor that the schedule had applied to the old
+        one."""
         base: Any = new.get("initial_lr", new["lr"])
         if "initial_lr" in group or "initial_lr" in new:
             _set(group, "initial_lr", base)
@@ -108,7 +145,9 @@ class NewValues:
         saved = self._saved.get(name, {}).get("param_groups", [])
         group = saved[min(number, len(saved) - 1)] if saved else {}
         key = f"{group_key(key_of('optimizer', name), number, len(self._groups[name]))}.lr"
-        old: Any = group.get("initial_lr", self.changed[key].first if key in self.changed else group.get("lr"))
+        old: Any = group.get(
+            "initial_lr", self.changed[key].first if key in self.changed else group.get("lr")
+        )
         now: Any = group.get("lr")
         is_known = all(isinstance(value, (int, float, Tensor)) for value in (old, now))
         return float(now) / float(old) if is_known and float(old) else 1.0
@@ -129,19 +168,27 @@ def _settings(scheduler: Any) -> dict[str, Any]:
     """Return the attributes of a scheduler, with those of its inner schedulers."""
     if isinstance(scheduler, CurveSchedule):
         return {}
-    own = {key: list(value) if isinstance(value, list) else value for key, value in vars(scheduler).items()}
+    own = {
+        key: list(value) if isinstance(value, list) else value
+        for key, value in vars(scheduler).items()
+    }
     if INNER_SCHEDULERS in own:
         own[INNER_SCHEDULERS] = [_settings(inner) for inner in own[INNER_SCHEDULERS]]
     return own
 
 
 def _steps(scheduler: Any, optimizer: Optimizer) -> bool:
-    """Whether a scheduler changes the optimizer's rate step by step; a curve computes it from the run's progress."""
-    return not isinstance(scheduler, CurveSchedule) and getattr(scheduler, "optimizer", None) is optimizer
+    """Whether a scheduler changes the optimizer's rate step by step; a curve computes it from the
+    run's progress."""
+    return (
+        not isinstance(scheduler, CurveSchedule)
+        and getattr(scheduler, "optimizer", None) is optimizer
+    )
 
 
 def _recompute(scheduler: Any, optimizer: Optimizer) -> None:
-    """Set the rates of a scheduler with new options at its position, if they do not depend on previous rates."""
+    """Set the rates of a scheduler with new options at its position, if they do not depend on
+    previous rates."""
     form = closed_form_of(scheduler)
     if form is None and isinstance(scheduler, CLOSED):
         form = scheduler.get_lr

@@ -1,4 +1,5 @@
-"""Assemble a trainer: build, find, check and prepare the components of `configure_*`, models first."""
+"""Assemble a trainer: build, find, check and prepare the components of `configure_*`, models
+first."""
 
 from __future__ import annotations
 
@@ -40,11 +41,14 @@ if TYPE_CHECKING:
     from .run import TrainingRun
 
 
-RECORDING = "LOOPWRIGHT_RUN_DIR"  # in the environment: where programs without a run directory are recorded
+RECORDING = (
+    "LOOPWRIGHT_RUN_DIR"  # in the environment: where programs without a run directory are recorded
+)
 
 
 def assemble_models(trainer: Program) -> dict[int, nn.Parameter]:
-    """Build, place and wrap the models; return parameters that replaced others, by the ids of the replaced ones."""
+    """Build, place and wrap the models; return parameters that replaced others, by the ids of the
+    replaced ones."""
     if trainer.seed is not None and trainer._builds_models:
         seed_generators(trainer.seed)  # models that the trainer makes are part of the run
     check_returned(trainer.configure_models(), "configure_models", "self.model = ...")  # type: ignore[func-returns-value]
@@ -56,7 +60,9 @@ def assemble_models(trainer: Program) -> dict[int, nn.Parameter]:
     replaced: dict[int, nn.Parameter] = {}
     for module in trainer.modules.values():
         replaced |= prepare_model(trainer, module)
-    trainer._components.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
+    trainer._components.models = {
+        name: module for name, module in trainer.modules.items() if module.state_dict()
+    }
     return replaced
 
 
@@ -64,8 +70,8 @@ def check_returned(value: Any, name: str, example: str) -> None:
     """Refuse components that were returned and not assigned, as other frameworks have it."""
     if value is not None:
         raise ConfigurationError(
-            f"{name} returned a {type(value).__name__}, but its return value is not used: assign the value instead, as "
-            f"in `{example}`."
+            f"{name} returned a {type(value).__name__}, but its return value is not used: assign "
+            f"the value instead, as in `{example}`."
         )
 
 
@@ -93,7 +99,9 @@ def prepare_model(trainer: Program, module: nn.Module) -> dict[int, nn.Parameter
 def assemble_optimizers(trainer: Program, replaced: dict[int, nn.Parameter]) -> None:
     """Build and find the optimizers and schedules."""
     check_returned(trainer.configure_optimizers(), "configure_optimizers", "self.optimizer = ...")  # type: ignore[func-returns-value]
-    trainer._components.optimizers = OptimizersByName(found_on(trainer, Optimizer, trainer.optimizers))
+    trainer._components.optimizers = OptimizersByName(
+        found_on(trainer, Optimizer, trainer.optimizers)
+    )
     for optimizer in trainer.optimizers.values():
         swap_parameters(optimizer, replaced)
         trainer.runtime.adapt_optimizer(optimizer)
@@ -107,23 +115,30 @@ def assemble_optimizers(trainer: Program, replaced: dict[int, nn.Parameter]) -> 
 
 
 def reassemble(trainer: Program) -> None:
-    """Build and find everything anew, for training; an optimizer that was there before keeps its scaler and count."""
+    """Build and find everything anew, for training; an optimizer that was there before keeps its
+    scaler and count."""
     before = {id(update.optimizer): update for update in trainer.run.updates.by_name.values()}
     held = trainer._components
     held.are_built = False
-    held.models, held.modules, held.optimizers, held.schedules = {}, {}, {}, {}
+    held.models = {}
+    held.modules = {}
+    held.optimizers = {}
+    held.schedules = {}
     trainer.run.updates = Updates({}, trainer.run.window)
     trainer._setup_training()
     for update in trainer.run.updates.by_name.values():
         if (old := before.get(id(update.optimizer))) is not None:
-            update.scaler, update.num_updates = old.scaler, old.num_updates
+            update.scaler = old.scaler
+            update.num_updates = old.num_updates
 
 
 def adopt_replaced(trainer: Program) -> None:
     """Use models, optimizers and schedulers that were assigned in place of earlier ones."""
     owner = trainer
     models = replaced_in(owner, trainer.modules, trainer.models, nn.Module)
-    optimizers = replaced_in(owner, trainer._components.known_optimizers, trainer.optimizers, Optimizer)
+    optimizers = replaced_in(
+        owner, trainer._components.known_optimizers, trainer.optimizers, Optimizer
+    )
     for name, module in models.items():
         trainer._components.replaced |= prepare_model(trainer, module)
         if trainer.run.is_evaluating:
@@ -132,7 +147,9 @@ def adopt_replaced(trainer: Program) -> None:
             setattr(owner, name, module)
         trainer.modules[name] = module
     if models:
-        trainer._components.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
+        trainer._components.models = {
+            name: module for name, module in trainer.modules.items() if module.state_dict()
+        }
     for name, optimizer in optimizers.items():
         swap_parameters(optimizer, trainer._components.replaced)
         trainer.runtime.adapt_optimizer(optimizer)
@@ -141,22 +158,30 @@ def adopt_replaced(trainer: Program) -> None:
         trainer.optimizers[name] = trainer._components.known_optimizers[name] = optimizer
     for name, schedule in trainer.schedules.items():
         given = vars(owner).get(name)
-        if isinstance(given, (LRScheduler, Schedule)) and given not in (schedule, schedule.scheduler):
+        if isinstance(given, (LRScheduler, Schedule)) and given not in (
+            schedule,
+            schedule.scheduler,
+        ):
             trainer.schedules[name] = build_schedule(given, trainer.optimizers.get(name))
 
 
 def adopt_in_training(trainer: Program) -> None:
-    """Continue with components that were replaced during a `train` call, or refuse them if a resume would lose them."""
+    """Continue with components that were replaced during a `train` call, or refuse them if a resume
+    would lose them."""
     adopt_replaced(trainer)
     current = _trained_by(trainer)
-    changed = [name for name, value in trainer._components.trained.items() if current.get(name) is not value]
+    changed = [
+        name
+        for name, value in trainer._components.trained.items()
+        if current.get(name) is not value
+    ]
     if not changed:
         return
     if trainer.run.directory is not None:
         raise ConfigurationError(
-            f"{', '.join(changed)} was replaced during training. A resumed run would load the saved weights and states "
-            "into the original objects instead: replace it before `train`, or build it in `configure_models` and "
-            "`configure_optimizers`."
+            f"{', '.join(changed)} was replaced during training. A resumed run would load the "
+            "saved weights and states into the original objects instead: replace it before "
+            "`train`, or build it in `configure_models` and `configure_optimizers`."
         )
     check_components(trainer)
     _renew_updates(trainer)
@@ -174,22 +199,28 @@ def check_components(trainer: Program) -> None:
 
 
 def _trained_by(trainer: Program) -> dict[str, Any]:
-    """Return the models, optimizers and schedulers of a trainer, by names that are unique among all of them."""
+    """Return the models, optimizers and schedulers of a trainer, by names that are unique among all
+    of them."""
     kinds: dict[str, dict[str, Any]] = {
         "model": trainer.models,
         "optimizer": trainer.optimizers,
         "schedule": trainer.schedules,
     }
-    return {f"{kind} {name!r}": value for kind, held in kinds.items() for name, value in held.items()}
+    return {
+        f"{kind} {name!r}": value for kind, held in kinds.items() for name, value in held.items()
+    }
 
 
 def _renew_updates(trainer: Program) -> None:
-    """Build the update of each optimizer that replaced another one, and attach schedulers to the updates."""
+    """Build the update of each optimizer that replaced another one, and attach schedulers to the
+    updates."""
     optimization = trainer.run.updates
     for name, update in list(optimization.by_name.items()):
         if update.optimizer is not trainer.optimizers.get(name):
             update.reset()
-            optimization.replace(build_update(trainer, name, trainer.optimizers[name], update.guard))
+            optimization.replace(
+                build_update(trainer, name, trainer.optimizers[name], update.guard)
+            )
             optimization.by_name[name].listeners = update.listeners
     _attach_schedules(trainer)
     optimization.refresh(trainer.modules.values())
@@ -199,29 +230,46 @@ def assemble_training(trainer: Program) -> None:
     """Prepare callbacks, updates and modes, once per `train` call."""
     check_trainable(trainer.modules, trainer.optimizers)
     if not trainer.optimizers:
-        own = next((type(m).__name__ for m in trainer.modules.values() if hasattr(m, "configure_optimizers")), None)
+        own = next(
+            (
+                type(m).__name__
+                for m in trainer.modules.values()
+                if hasattr(m, "configure_optimizers")
+            ),
+            None,
+        )
         raise ConfigurationError(
             "Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers`."
-            + (f" {own}.configure_optimizers is a method of the model, which is not called." if own else "")
+            + (
+                f" {own}.configure_optimizers is a method of the model, which is not called."
+                if own
+                else ""
+            )
         )
     check_components(trainer)
-    callbacks = with_defaults(trainer) if dry_run.current is None else dry_run.current.watch(trainer)
+    callbacks = (
+        with_defaults(trainer) if dry_run.current is None else dry_run.current.watch(trainer)
+    )
     trainer.run.bind(callbacks)
-    guard = next((c for c in callbacks if isinstance(c, NonFiniteGuard) and c.action != "off"), None)
+    guard = next(
+        (c for c in callbacks if isinstance(c, NonFiniteGuard) and c.action != "off"), None
+    )
     if not trainer.run.updates.by_name:
         updates = {
-            name: build_update(trainer, name, optimizer, guard) for name, optimizer in trainer.optimizers.items()
+            name: build_update(trainer, name, optimizer, guard)
+            for name, optimizer in trainer.optimizers.items()
         }
         trainer.run.updates = Updates(updates, trainer.run.window, trainer.runtime.no_autocast)
     _renew_updates(trainer)
     trainer.run.skips_nonfinite = guard is not None and not guard.is_final
-    trainer.run.meter.ignores_nonfinite = (
-        trainer.run.skips_nonfinite
-    )  # a resumed run continues with this meter inside an epoch
+    # a resumed run continues with this meter inside an epoch
+    trainer.run.meter.ignores_nonfinite = trainer.run.skips_nonfinite
     trainer.run.meter.check = None if trainer.run_dir is None else partial(_check_saved, trainer)
     for update in trainer.run.updates.by_name.values():
-        update.listeners, update.guard = trainer.run.hooks["on_optimizer_start"], guard
-        update.clip_norm, update.clip_value = trainer.clip_norm, trainer.clip_value
+        update.listeners = trainer.run.hooks["on_optimizer_start"]
+        update.guard = guard
+        update.clip_norm = trainer.clip_norm
+        update.clip_value = trainer.clip_value
     trainer._components.trained = _trained_by(trainer)
     if trainer.run_dir is not None and trainer._components.finite is None:
         from ..checkpoint.finite import FiniteCheck  # imported only for runs that are saved
@@ -233,8 +281,9 @@ def assemble_training(trainer: Program) -> None:
 def build_update(trainer: Program, name: str, optimizer: Optimizer, guard: Any) -> OptimizerUpdate:
     if isinstance(optimizer, torch.optim.LBFGS) and trainer._has_default_step:
         raise ConfigurationError(
-            f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: override `train_step` "
-            "and call `optimizer.step(closure)` there, or use another optimizer."
+            f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: "
+            "override `train_step` and call `optimizer.step(closure)` there, or use another "
+            "optimizer."
         )
     runtime = trainer.runtime
     return OptimizerUpdate(
@@ -257,7 +306,8 @@ def _check_saved(trainer: Program, name: str, metric: Any) -> None:
 
 
 def _attach_schedules(trainer: Program) -> None:
-    """Attach schedules that count updates to their optimizer's update; refuse a schedule of an unknown optimizer."""
+    """Attach schedules that count updates to their optimizer's update; refuse a schedule of an
+    unknown optimizer."""
     updates = trainer.run.updates.by_name
     for update in updates.values():
         update.schedulers = []
@@ -270,8 +320,9 @@ def _attach_schedules(trainer: Program) -> None:
         ]
         if not own and isinstance(target, Optimizer):
             raise ConfigurationError(
-                f"Scheduler {name!r} belongs to an optimizer that this trainer does not have, so it would change "
-                "nothing: make it from the trainer's own optimizer, or pass it as a factory."
+                f"Scheduler {name!r} belongs to an optimizer that this trainer does not have, so "
+                "it would change nothing: make it from the trainer's own optimizer, or pass it "
+                "as a factory."
             )
         if schedule.interval == "update":
             for update in own:
@@ -304,13 +355,16 @@ def with_defaults(trainer: Program) -> list[Callback]:
 
 
 def _recorders(run: TrainingRun, on_error: Literal["raise", "warn"]) -> list[Callback]:
-    """Return what records the run: in its directory, or where the environment says so, without resume points."""
+    """Return what records the run: in its directory, or where the environment says so, without
+    resume points."""
     path = os.environ.get(RECORDING, "").strip()
     if not run.runtime.is_main or (run.run_dir is None and (not path or run.is_trial)):
         return []
     from ..callbacks.recorder import RunRecorder  # imported only for runs that are recorded
 
-    return [RunRecorder(on_error) if run.run_dir is not None else RunRecorder("warn", directory=path)]
+    return [
+        RunRecorder(on_error) if run.run_dir is not None else RunRecorder("warn", directory=path)
+    ]
 
 
 def _keeps_best(callbacks: list[Callback]) -> bool:
@@ -320,8 +374,11 @@ def _keeps_best(callbacks: list[Callback]) -> bool:
 
 
 def _for_curves(trainer: Program, callbacks: list[Callback]) -> list[Callback]:
-    """Return callbacks that set the learning rates of curves, for curves that no callback sets yet."""
-    curves = [s.scheduler for s in trainer.schedules.values() if isinstance(s.scheduler, CurveSchedule)]
+    """Return callbacks that set the learning rates of curves, for curves that no callback sets
+    yet."""
+    curves = [
+        s.scheduler for s in trainer.schedules.values() if isinstance(s.scheduler, CurveSchedule)
+    ]
     if not curves:
         return []
     from ..callbacks.scheduling import ScheduleLearningRate
@@ -329,4 +386,6 @@ def _for_curves(trainer: Program, callbacks: list[Callback]) -> list[Callback]:
     names = {id(optimizer): name for name, optimizer in trainer.optimizers.items()}
     have = {(id(c.schedule), c.optimizer) for c in callbacks if isinstance(c, ScheduleLearningRate)}
     wanted = [(schedule.curve, names.get(id(schedule.optimizer))) for schedule in curves]
-    return [ScheduleLearningRate(c, optimizer=name) for c, name in wanted if (id(c), name) not in have]
+    return [
+        ScheduleLearningRate(c, optimizer=name) for c, name in wanted if (id(c), name) not in have
+    ]

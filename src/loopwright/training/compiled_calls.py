@@ -1,4 +1,5 @@
-"""The compiled step as the loop calls it: the inputs of its graphs, and everything around them that stays Python."""
+"""The compiled step as the loop calls it: the inputs of its graphs, and everything around them that
+stays Python."""
 
 from __future__ import annotations
 
@@ -33,16 +34,24 @@ class CompiledCalls:
         most_graphs: the number of graphs of one function that torch may keep.
     """
 
-    def __init__(self, run: TrainingRun, on_compile: Callable[[str], None], most_graphs: int) -> None:
-        self._run, self._on_compile, self._most_graphs = run, on_compile, most_graphs
+    def __init__(
+        self, run: TrainingRun, on_compile: Callable[[str], None], most_graphs: int
+    ) -> None:
+        self._run = run
+        self._on_compile = on_compile
+        self._most_graphs = most_graphs
         self._graphs: dict[Any, StepGraphs] = {}
         self._update: OptimizerUpdate | None = None
         self._seen: Tensor | None = None  # on a device: above 0 once an update was left out
         self._states: list[dict[str, Any]] = []
         self._new_states: dict[nn.Parameter, dict[str, Any]] = {}  # of parameters that had none
         self._settings: tuple[Any, ...] = ()
-        self._traced_hooks: tuple[int, ...] | None = None  # of forward passes, when the first graph was made
-        self.failure: BaseException | None = None  # of compiling, after which a step was completed without graphs
+        self._traced_hooks: tuple[int, ...] | None = (
+            None  # of forward passes, when the first graph was made
+        )
+        self.failure: BaseException | None = (
+            None  # of compiling, after which a step was completed without graphs
+        )
 
     def __call__(self, batch: Any) -> StepResult:
         """Take one step of the accumulation window, and the update at its end."""
@@ -58,34 +67,47 @@ class CompiledCalls:
 
     def forget(self) -> None:
         """Forget the state of a trial; the graphs stay."""
-        self._update = self._seen = None
+        self._update = None
+        self._seen = None
 
     # What is prepared when something changed
 
     def _current(self) -> OptimizerUpdate:
-        """The update, after looking for changes since the last step: parameters, options, state, hooks, listeners."""
+        """The update, after looking for changes since the last step: parameters, options, state,
+        hooks, listeners."""
         update = next(iter(self._run.updates.by_name.values()))
         self._run.updates.follow_groups(update)
         if self._is_outdated(update):
             self._prepare(update)
-        window, groups = self._run.window, update.optimizer.param_groups
+        window = self._run.window
+        groups = update.optimizer.param_groups
         read = self._rule.options
-        settings = (window.divisor, update.clip_norm, update.clip_value, *[read(group) for group in groups])
+        settings = (
+            window.divisor,
+            update.clip_norm,
+            update.clip_value,
+            *[read(group) for group in groups],
+        )
         if settings != self._settings or self._has_tensors:
             if [self._choices(group) for group in groups] != self._chosen:
                 self._prepare(update)
             self._settings = settings
             self._read_numbers(update)
         if not self._plan.is_split and any(p.grad is not None for p in self._params):
-            raise NotCompilableError("parameters have gradients before the step, as of a callback's backward pass")
+            raise NotCompilableError(
+                "parameters have gradients before the step, as of a callback's backward pass"
+            )
         return update
 
     def _choices(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The options of a group that decide about the entries of its state, and whether it can be compiled."""
+        """The options of a group that decide about the entries of its state, and whether it can be
+        compiled."""
         return self._rule.slots(group), group.get("dampening"), group.get("differentiable")
 
     def _is_outdated(self, update: OptimizerUpdate) -> bool:
-        run, state, replaced = self._run, update.optimizer.state, vars(self._run.program)
+        run = self._run
+        state = update.optimizer.state
+        replaced = vars(self._run.program)
         return (
             update is not self._update
             or update.params is not self._given
@@ -99,23 +121,35 @@ class CompiledCalls:
             or "forward" in replaced
             or "compute_loss" in replaced
             or [p.requires_grad for p in update.params] != self._trainable
-            or (run.program.accumulate, len(update.listeners), len(run.hooks["on_train_step_end"])) != self._around
+            or (run.program.accumulate, len(update.listeners), len(run.hooks["on_train_step_end"]))
+            != self._around
         )
 
     def _prepare(self, update: OptimizerUpdate) -> None:
-        """Read the parameters and the state of the optimizer; a missing state is made as torch makes it."""
-        run, optimizer = self._run, update.optimizer
+        """Read the parameters and the state of the optimizer; a missing state is made as torch
+        makes it."""
+        run = self._run
+        optimizer = update.optimizer
         self._refuse_obstacles(update)
         rule = rule_for(optimizer)
         assert rule is not None
-        self._update, self._given, self._guard, self._rule = update, update.params, update.guard, rule
-        self._around = (run.program.accumulate, len(update.listeners), len(run.hooks["on_train_step_end"]))
+        self._update = update
+        self._given = update.params
+        self._guard = update.guard
+        self._rule = rule
+        self._around = (
+            run.program.accumulate,
+            len(update.listeners),
+            len(run.hooks["on_train_step_end"]),
+        )
         self._trainable = [p.requires_grad for p in update.params]
         self._params = [p for p in update.params if p.requires_grad]
-        self._states, self._new_states = [], {}
+        self._states = []
+        self._new_states = {}
         group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
         for param in self._params:
-            state, slots = optimizer.state.get(param) or {}, rule.slots(group_of[param])
+            state = optimizer.state.get(param) or {}
+            slots = rule.slots(group_of[param])
             if slots and not state:
                 self._new_states[param] = state
             for name in slots:
@@ -124,12 +158,17 @@ class CompiledCalls:
             self._states.append(state)
         self._optimizer_state, self._kept_states = optimizer.state, list(optimizer.state.values())
         self._chosen = [self._choices(group) for group in optimizer.param_groups]
-        self._has_tensors = any(has_tensors(rule.options(group)) for group in optimizer.param_groups)
-        self._reads = run.runtime.reads_are_free or (update.guard is not None and update.guard.is_immediate)
+        self._has_tensors = any(
+            has_tensors(rule.options(group)) for group in optimizer.param_groups
+        )
+        self._reads = run.runtime.reads_are_free or (
+            update.guard is not None and update.guard.is_immediate
+        )
         self._settings = ()
 
     def _refuse_obstacles(self, update: OptimizerUpdate) -> None:
-        """Look at everything that a graph does not look at itself: torch sees hooks when it traces, and never again."""
+        """Look at everything that a graph does not look at itself: torch sees hooks when it traces,
+        and never again."""
         self._num_hooks, self._own_step = num_hooks_registered(), vars(update.optimizer).get("step")
         if (obstacle := obstacle_in_run(self._run)) is not None:
             raise NotCompilableError(obstacle)
@@ -139,10 +178,13 @@ class CompiledCalls:
         if self._traced_hooks is None:
             self._traced_hooks = numbers
         elif numbers != self._traced_hooks:
-            raise NotCompilableError("hooks of forward passes were registered or removed after it was compiled")
+            raise NotCompilableError(
+                "hooks of forward passes were registered or removed after it was compiled"
+            )
 
     def _read_numbers(self, update: OptimizerUpdate) -> None:
-        """Make the tensor of the numbers that may change in every step; choose the graphs that belong to the rest."""
+        """Make the tensor of the numbers that may change in every step; choose the graphs that
+        belong to the rest."""
         groups = update.optimizer.param_groups
         numbers = [self._run.window.divisor, update.clip_norm or 0.0, update.clip_value or 0.0]
         for group in groups:
@@ -157,12 +199,15 @@ class CompiledCalls:
         self._plan = self._current_graphs.plan
 
     def _plan_for(self, update: OptimizerUpdate, flags: list[dict[str, bool]]) -> Plan:
-        run, guard = self._run, update.guard
+        run = self._run
+        guard = update.guard
         return Plan(
             program=run.program,
             rules=self._rules(update, flags),
             device=run.runtime.device.type,
-            is_split=run.program.accumulate > 1 or bool(update.listeners) or not run.runtime.is_host,
+            is_split=run.program.accumulate > 1
+            or bool(update.listeners)
+            or not run.runtime.is_host,
             has_guard=guard is not None,
             is_final=guard is not None and guard.is_final,
             clips_norm=update.clip_norm is not None,
@@ -197,8 +242,8 @@ class CompiledCalls:
     def _split(self, update: OptimizerUpdate, inputs: Any, targets: Any) -> Measured:
         """One step of a window; its update, if it is the last, is a graph of its own.
 
-        Between steps the gradients so far are where eager steps have them, in `param.grad`: whatever ends a window
-        early, or completes it without graphs, finds them there.
+        Between steps the gradients so far are where eager steps have them, in `param.grad`:
+        whatever ends a window early, or completes it without graphs, finds them there.
         """
         taken = self._taken_gradients()
         used = [grad is not None for grad in taken]
@@ -226,14 +271,16 @@ class CompiledCalls:
         return measured
 
     def _taken_gradients(self) -> list[Tensor | None]:
-        """Take the gradients away from the parameters, since a graph would be made for parameters with gradients."""
+        """Take the gradients away from the parameters, since a graph would be made for parameters
+        with gradients."""
         grads = [p.grad for p in self._params]
         for param in self._params:
             param.grad = None
         return grads
 
     def _finish(self, update: OptimizerUpdate) -> None:
-        """End a window: listeners, clipping, step, schedules; or drop the gradients of a skipped update."""
+        """End a window: listeners, clipping, step, schedules; or drop the gradients of a skipped
+        update."""
         if update.is_skipped:
             update.reset()
             return
@@ -241,7 +288,15 @@ class CompiledCalls:
             update._divide_by_count()
         update.start_step()
         grads = self._taken_gradients()
-        args = (update._flag, update._count, self._params, grads, self._states, self._numbers, self._flag(update))
+        args = (
+            update._flag,
+            update._count,
+            self._params,
+            grads,
+            self._states,
+            self._numbers,
+            self._flag(update),
+        )
         try:
             update.norm, is_fine = self._current_graphs.apply(*args)
         except Exception as error:
@@ -254,7 +309,8 @@ class CompiledCalls:
             if self._was_changed(update, is_fine):
                 self._count_update(update, tuple(grad is not None for grad in grads))
         update.zero()
-        update._count = update._flag = None
+        update._count = None
+        update._flag = None
 
     def _finish_eagerly(self, update: OptimizerUpdate, grads: list[Tensor | None]) -> None:
         """Take the step that could not be compiled with the gradients that graphs have computed."""
@@ -281,7 +337,8 @@ class CompiledCalls:
             raise
 
     def _raise_as_eager(self, inputs: Any, targets: Any) -> None:
-        """Let the model's own error be raised, from the user's line, in place of that of a kernel."""
+        """Let the model's own error be raised, from the user's line, in place of that of a
+        kernel."""
         program: Any = self._run.program
         try:
             with torch.no_grad():
@@ -292,7 +349,8 @@ class CompiledCalls:
     # After a graph
 
     def _is_fine(self, update: OptimizerUpdate, loss: Tensor) -> bool:
-        """Whether the loss is finite; if not, the weights are as before, and the guard is asked what that means."""
+        """Whether the loss is finite; if not, the weights are as before, and the guard is asked
+        what that means."""
         if update.guard is None or not self._reads:
             return True
         value = loss.item()
@@ -307,7 +365,9 @@ class CompiledCalls:
             return True
         rates = [group.get("lr", 0.0) for group in update.optimizer.param_groups]
         if not all(math.isfinite(rate) for rate in rates):
-            update.refuse(f"the learning rate of {update.title} is {', '.join(f'{rate:g}' for rate in rates)}")
+            update.refuse(
+                f"the learning rate of {update.title} is {', '.join(f'{rate:g}' for rate in rates)}"
+            )
         elif update.norm is not None:
             update.refuse(f"the gradient norm of {update.title} is {update.norm.item()}")
         else:
@@ -326,7 +386,8 @@ class CompiledCalls:
         update.schedule()
 
     def _keep_states(self, used: tuple[bool, ...]) -> None:
-        """Give the optimizer the new states; torch makes none for parameters that the loss does not depend on."""
+        """Give the optimizer the new states; torch makes none for parameters that the loss does not
+        depend on."""
         if not self._new_states:
             return
         for param, is_used in zip(self._params, used, strict=True):
@@ -335,7 +396,8 @@ class CompiledCalls:
         self._kept_states = list(self._optimizer_state.values())
 
     def _flag(self, update: OptimizerUpdate) -> Tensor | None:
-        """On a device that is not waited for: the tensor in which a graph notes that it left an update out."""
+        """On a device that is not waited for: the tensor in which a graph notes that it left an
+        update out."""
         if update.guard is None or self._reads:
             return None
         if self._seen is None:

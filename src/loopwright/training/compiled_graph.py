@@ -1,8 +1,9 @@
-"""The training step as graphs: forward, loss, backward, clipping and optimizer traced and compiled by torch.
+"""The training step as graphs: forward, loss, backward, clipping and optimizer traced and compiled
+by torch.
 
-`whole` is one graph for a step that ends in an update. Where something has to happen between the gradients and the
-optimizer (accumulation, listeners to `on_optimizer_start`, running out of memory on a GPU), `gradients` and `apply` are
-the two halves of it.
+`whole` is one graph for a step that ends in an update. Where something has to happen between the
+gradients and the optimizer (accumulation, listeners to `on_optimizer_start`, running out of memory
+on a GPU), `gradients` and `apply` are the two halves of it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from .compiled_optimizers import Options, Rule
 
 NUM_SETTINGS = 3  # the first numbers of a graph: the divisor of the loss, clip_norm and clip_value
 
-Applied = tuple[Rule, Options, int, int]  # an optimizer's rule and flags for a parameter, and where its numbers are
+# an optimizer's rule and flags for a parameter, and where its numbers are
+Applied = tuple[Rule, Options, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,10 @@ class Plan:
         rules: of each parameter.
         device: the type of device.
         is_split: whether gradients and update are two graphs.
-        has_guard: whether a loss, gradient, norm or learning rate that is not finite leaves the weights as they are.
-        is_final: whether an update that was left out keeps all later ones from being taken, on the device.
+        has_guard: whether a loss, gradient, norm or learning rate that is not finite leaves the
+            weights as they are.
+        is_final: whether an update that was left out keeps all later ones from being taken, on the
+            device.
         clips_norm: whether gradients are clipped by their norm.
         clips_value: whether gradients are clipped by value.
         has_divisor: whether the loss is divided, as in an accumulation window.
@@ -60,7 +64,14 @@ class Plan:
     def switches(self) -> tuple[bool, ...]:
         """All that is either so or not."""
         has_guard = (self.has_guard, self.is_final)
-        return self.is_split, *has_guard, self.clips_norm, self.clips_value, self.has_divisor, self.keeps_outputs
+        return (
+            self.is_split,
+            *has_guard,
+            self.clips_norm,
+            self.clips_value,
+            self.has_divisor,
+            self.keeps_outputs,
+        )
 
 
 class Measured(NamedTuple):
@@ -74,7 +85,8 @@ class Measured(NamedTuple):
     used: tuple[bool, ...]  # which parameters have a gradient
     size: int  # samples, where `compute_loss` has said so; else 0
     norm: Tensor | None
-    is_fine: Tensor | None  # whether loss, gradients and settings are finite, so that the weights were changed
+    # whether loss, gradients and settings are finite, so that the weights were changed
+    is_fine: Tensor | None
 
 
 class StepGraphs:
@@ -82,13 +94,15 @@ class StepGraphs:
 
     Args:
         plan: what they are made for.
-        on_compile: called with the function and a digest of each graph; equal for equal graphs in another process.
+        on_compile: called with the function and a digest of each graph; equal for equal graphs in
+            another process.
         most_graphs: the number of graphs of one function that torch may keep.
     """
 
     def __init__(self, plan: Plan, on_compile: Callable[[str], None], most_graphs: int) -> None:
         self.plan = plan
-        self._on_compile, self._most_graphs = on_compile, most_graphs
+        self._on_compile = on_compile
+        self._most_graphs = most_graphs
         traced = _functions(plan)
         self.whole, self.gradients, self.apply = (self._compiled(function) for function in traced)
 
@@ -103,16 +117,21 @@ class StepGraphs:
             except Exception as error:
                 if not failed_to_compile(error):
                     raise
-            with tracing_backward(self._most_graphs):  # a new graph is needed, and is compiled with our settings only
+            # a new graph is needed, and is compiled with our settings only
+            with tracing_backward(self._most_graphs):
                 return compiled(*args)
 
         return call
 
     def _note_guards(self, name: str, entries: Sequence[Any]) -> list[bool]:
         """Keep all guards; the values and sizes that they expect say which graph this is."""
-        expected = sorted(f"{entry.name} {shown}" for entry in entries if (shown := _shown(entry)) is not None)
+        expected = sorted(
+            f"{entry.name} {shown}" for entry in entries if (shown := _shown(entry)) is not None
+        )
         expected += [str(self.plan.switches), *(str(flags) for _, flags, *_ in self.plan.rules)]
-        self._on_compile(f"{name} {hashlib.sha256(chr(10).join(expected).encode()).hexdigest()[:16]}")
+        self._on_compile(
+            f"{name} {hashlib.sha256(chr(10).join(expected).encode()).hexdigest()[:16]}"
+        )
         return [True] * len(entries)
 
 
@@ -127,14 +146,19 @@ def _shown(entry: Any) -> str | None:
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a code object of its own: torch keeps graphs by code, and looks through all of them."""
+    """The function with a code object of its own: torch keeps graphs by code, and looks through all
+    of them."""
     given = cast(FunctionType, function)
-    return FunctionType(given.__code__.replace(), given.__globals__, given.__name__, closure=given.__closure__)
+    return FunctionType(
+        given.__code__.replace(), given.__globals__, given.__name__, closure=given.__closure__
+    )
 
 
 def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """The functions that are traced; torch sees the arguments as graph inputs, and everything else as constants."""
-    forward, compute_loss = plan.program.forward, plan.program.compute_loss
+    """The functions that are traced; torch sees the arguments as graph inputs, and everything else
+    as constants."""
+    forward = plan.program.forward
+    compute_loss = plan.program.compute_loss
 
     def differentiate(inputs: Any, targets: Any, params: Any, numbers: Any, is_whole: bool) -> Any:
         outputs = forward(inputs)
@@ -151,7 +175,8 @@ def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Call
         metrics = {name: _detached(value) for name, value in result.metrics.items()}
         kept = tree_map(_detached, result.outputs) if plan.keeps_outputs else None
         used = tuple([g is not None for g in grads])
-        loss, count = _detached(result.loss), _detached(result.count)
+        loss = _detached(result.loss)
+        count = _detached(result.count)
         return grads, (loss, metrics, tuple(result.losses), count, kept, used, result.size)
 
     def whole(inputs: Any, targets: Any, params: Any, states: Any, numbers: Any, seen: Any) -> Any:
@@ -168,28 +193,38 @@ def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Call
                     total.add_(grad)
         return *measured, None, None
 
-    def apply(flag: Any, count: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any) -> Any:
+    def apply(
+        flag: Any, count: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any
+    ) -> Any:
         with torch.no_grad(), torch.autocast(plan.device, enabled=False):
             if count is not None:
                 grads = [g if g is None else g / _at_least_one(count) for g in grads]
-            is_fine = None if flag is None else flag == 0  # without a flag, losses were checked in each step
+            # without a flag, losses were checked in each step
+            is_fine = None if flag is None else flag == 0
             return _change(plan, is_fine, params, grads, states, numbers, seen)
 
     return whole, gradients, apply
 
 
-def _change(plan: Plan, is_fine: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any) -> Any:
+def _change(
+    plan: Plan, is_fine: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any
+) -> Any:
     """Clip and step; where a value is not finite, everything keeps its old value.
 
     Returns the norm before clipping, and whether all values were finite.
     """
     norm = None
     if plan.has_guard:
-        checks = [torch.isfinite(g).all() for g in grads if g is not None] + [torch.isfinite(numbers).all()]
+        checks = [torch.isfinite(g).all() for g in grads if g is not None] + [
+            torch.isfinite(numbers).all()
+        ]
         is_finite = torch.stack(checks).all()
         is_fine = is_finite if is_fine is None else is_fine & is_finite
     if plan.clips_value:
-        grads = [g if g is None else g.clamp(-numbers[2].to(g.dtype), numbers[2].to(g.dtype)) for g in grads]
+        grads = [
+            g if g is None else g.clamp(-numbers[2].to(g.dtype), numbers[2].to(g.dtype))
+            for g in grads
+        ]
     if plan.clips_norm:
         norm = get_total_norm([g for g in grads if g is not None])
         factor = (numbers[1].to(norm.dtype) / (norm + 1e-6)).clamp(max=1.0)
@@ -205,13 +240,18 @@ def _change(plan: Plan, is_fine: Any, params: Any, grads: Any, states: Any, numb
     return norm, is_fine
 
 
-def _change_one(param: Any, grad: Any, state: Any, numbers: Any, applied: Applied, is_fine: Any) -> None:
+def _change_one(
+    param: Any, grad: Any, state: Any, numbers: Any, applied: Applied, is_fine: Any
+) -> None:
     rule, flags, start, length = applied
     dtype = param.dtype if param.dtype == torch.float64 else torch.float32
     own = [numbers[start + index].to(dtype) for index in range(length)]
     old = {name: value if name == "step" else value.to(dtype) for name, value in state.items()}
     new, new_state = rule.change(param.to(dtype), grad.to(dtype), old, own, flags)
-    for target, value in [(param, new), *((state[name], value) for name, value in new_state.items())]:
+    for target, value in [
+        (param, new),
+        *((state[name], value) for name, value in new_state.items()),
+    ]:
         value = value.to(target.dtype)
         target.copy_(value if is_fine is None else torch.where(is_fine, value, target))
 

@@ -1,4 +1,5 @@
-"""Why the steps of a run cannot be compiled as a whole; asked before the first step, and when something has changed."""
+"""Why the steps of a run cannot be compiled as a whole; asked before the first step, and when
+something has changed."""
 
 from __future__ import annotations
 
@@ -33,13 +34,15 @@ def obstacle_in_run(run: TrainingRun) -> str | None:
     program: Any = run.program
     if not program._has_default_step:
         return (
-            f"`{run.words.step}` is overridden, and the compiled step is the default one: override `forward` and "
-            "`compute_loss` instead"
+            f"`{run.words.step}` is overridden, and the compiled step is the default one: "
+            "override `forward` and `compute_loss` instead"
         )
     if not program._has_default_update:
         return "`update` is overridden"
     if run.runtime.world > 1:
-        return "several processes average gradients between the backward pass and the optimizer step"
+        return (
+            "several processes average gradients between the backward pass and the optimizer step"
+        )
     if len(run.updates.by_name) > 1:
         return f"there are {len(run.updates.by_name)} optimizers ({', '.join(run.updates.by_name)})"
     replaced = [name for name in ("forward", "compute_loss") if name in vars(program)]
@@ -57,9 +60,13 @@ def _obstacle_in_machine(run: TrainingRun) -> str | None:
 
 def _obstacle_in_update(run: TrainingRun) -> str | None:
     update = next(iter(run.updates.by_name.values()))
-    optimizer, modules = update.optimizer, run.components.modules.values()
+    optimizer = update.optimizer
+    modules = run.components.modules.values()
     if update.scaler is not None:
-        return "a loss scaler (precision='fp16') looks at gradients before each optimizer step: use 'bf16'"
+        return (
+            "a loss scaler (precision='fp16') looks at gradients before each optimizer step: "
+            "use 'bf16'"
+        )
     if any(map(has_backward_hooks, all_modules(modules))):
         return "functions are registered to run in the backward pass"
     if any(getattr(module, "sparse", False) for module in all_modules(modules)):

@@ -1,8 +1,10 @@
-"""The arithmetic of torch's optimizers as functions from old to new values, for a step that is compiled as a whole.
+"""The arithmetic of torch's optimizers as functions from old to new values, for a step that is
+compiled as a whole.
 
-The formulas are those of torch's for-loop implementations. Numbers that schedules and callbacks change (learning rate,
-betas, weight decay) are tensors, so that a new value needs no new graph. The state is torch's own, under its names:
-what a compiled step leaves behind, an eager one continues, and the other way round.
+The formulas are those of torch's for-loop implementations. Numbers that schedules and callbacks
+change (learning rate, betas, weight decay) are tensors, so that a new value needs no new graph. The
+state is torch's own, under its names: what a compiled step leaves behind, an eager one continues,
+and the other way round.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Rule:
 
     Args:
         options: reads all options that matter, to see whether one was changed.
-        numbers: reads the numbers of a group that may change without a new graph; the first is the learning rate.
+        numbers: reads the numbers of a group that may change without a new graph; the first is the
+            learning rate.
         flags: reads the choices of a group, of which each needs a graph of its own.
         slots: the names of a parameter's state, for these flags.
         change: computes new values from (parameter, gradient, state, numbers, flags).
@@ -50,7 +53,10 @@ def obstacle_in(optimizer: Optimizer, is_host: bool) -> str | None:
     kind = type(optimizer).__name__
     rule = rule_for(optimizer)
     if rule is None:
-        return f"{kind} is not one of the optimizers that can be compiled ({', '.join(k.__name__ for k in RULES)})"
+        return (
+            f"{kind} is not one of the optimizers that can be compiled "
+            f"({', '.join(k.__name__ for k in RULES)})"
+        )
     for group in optimizer.param_groups:
         if group.get("differentiable"):
             return f"{kind}(differentiable=True) keeps graphs of its steps"
@@ -60,8 +66,15 @@ def obstacle_in(optimizer: Optimizer, is_host: bool) -> str | None:
             return "some parameters are complex"
         if not is_host and has_tensors(rule.options(group)):
             return f"an option of {kind} is a tensor on the device"
-        if not is_host and "step" in rule.slots(group) and not (group.get("fused") or group.get("capturable")):
-            return f"{kind} counts steps on the host: build it with fused=True or capturable=True, or pass a factory"
+        if (
+            not is_host
+            and "step" in rule.slots(group)
+            and not (group.get("fused") or group.get("capturable"))
+        ):
+            return (
+                f"{kind} counts steps on the host: build it with fused=True or "
+                "capturable=True, or pass a factory"
+            )
     return None
 
 
@@ -70,7 +83,9 @@ def new_state(name: str, param: nn.Parameter, group: Options) -> Tensor:
     if name == "step":
         is_on_device = group.get("fused") or group.get("capturable")
         dtype = (
-            torch.float64 if torch.get_default_dtype() == torch.float64 and not group.get("fused") else torch.float32
+            torch.float64
+            if torch.get_default_dtype() == torch.float64 and not group.get("fused")
+            else torch.float32
         )
         return torch.zeros((), dtype=dtype, device=param.device if is_on_device else "cpu")
     first = group["initial_accumulator_value"] if name == "sum" else 0.0
@@ -79,7 +94,11 @@ def new_state(name: str, param: nn.Parameter, group: Options) -> Tensor:
 
 def has_tensors(options: tuple[Any, ...]) -> bool:
     """Whether an option is a tensor, whose value may change while it stays the same object."""
-    return any(isinstance(item, Tensor) for value in options for item in (value if type(value) is tuple else (value,)))
+    return any(
+        isinstance(item, Tensor)
+        for value in options
+        for item in (value if type(value) is tuple else (value,))
+    )
 
 
 def _floats(*values: Any) -> list[float]:
@@ -90,7 +109,9 @@ def _signed(grad: Tensor, flags: Options) -> Tensor:
     return -grad if flags["maximize"] else grad
 
 
-def _sgd(param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor], flags: Options) -> New:
+def _sgd(
+    param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor], flags: Options
+) -> New:
     lr, momentum, weight_decay = numbers
     grad = _signed(grad, flags)
     if flags["decays"]:
@@ -98,10 +119,14 @@ def _sgd(param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor], f
     if not flags["has_momentum"]:
         return param - lr * grad, {}
     buffer = state["momentum_buffer"] * momentum + grad
-    return param - lr * (grad + buffer * momentum if flags["nesterov"] else buffer), {"momentum_buffer": buffer}
+    return param - lr * (grad + buffer * momentum if flags["nesterov"] else buffer), {
+        "momentum_buffer": buffer
+    }
 
 
-def _adam(param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor], flags: Options) -> New:
+def _adam(
+    param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor], flags: Options
+) -> New:
     lr, beta1, beta2, eps, weight_decay = numbers
     grad = _signed(grad, flags)
     if flags["decays"]:
@@ -121,13 +146,16 @@ def _adam(param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor], 
     return param - scale * first / (second.sqrt() / root + eps), new
 
 
-def _rmsprop(param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor], flags: Options) -> New:
+def _rmsprop(
+    param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor], flags: Options
+) -> New:
     lr, alpha, eps, momentum, weight_decay = numbers
     grad = _signed(grad, flags)
     if flags["decays"]:
         grad = grad + param * weight_decay
     square = state["square_avg"] * alpha + grad * grad * (1 - alpha)
-    new, spread = {"step": state["step"] + 1, "square_avg": square}, square
+    new = {"step": state["step"] + 1, "square_avg": square}
+    spread = square
     if flags["centered"]:
         mean = new["grad_avg"] = state["grad_avg"] + (grad - state["grad_avg"]) * (1 - alpha)
         spread = square - mean * mean
@@ -137,12 +165,15 @@ def _rmsprop(param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor
     return param - lr * change, new
 
 
-def _adagrad(param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor], flags: Options) -> New:
+def _adagrad(
+    param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor], flags: Options
+) -> New:
     lr, lr_decay, eps, weight_decay = numbers
     grad = _signed(grad, flags)
     if flags["decays"]:
         grad = grad + param * weight_decay
-    step, total = state["step"] + 1, state["sum"] + grad * grad
+    step = state["step"] + 1
+    total = state["sum"] + grad * grad
     rate = lr / (1 + (step - 1) * lr_decay)
     return param - rate.to(lr.dtype) * grad / (total.sqrt() + eps), {"step": step, "sum": total}
 
@@ -160,7 +191,9 @@ _SGD = Rule(
     change=_sgd,
 )
 _ADAM = Rule(
-    options=itemgetter("lr", "betas", "eps", "weight_decay", "maximize", "decoupled_weight_decay", "amsgrad"),
+    options=itemgetter(
+        "lr", "betas", "eps", "weight_decay", "maximize", "decoupled_weight_decay", "amsgrad"
+    ),
     numbers=lambda g: _floats(g["lr"], *g["betas"], g["eps"], g["weight_decay"]),
     flags=lambda g: {
         "maximize": g["maximize"],
@@ -168,7 +201,12 @@ _ADAM = Rule(
         "decoupled": g["decoupled_weight_decay"],
         "amsgrad": g["amsgrad"],
     },
-    slots=lambda g: ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if g["amsgrad"] else ())),
+    slots=lambda g: (
+        "step",
+        "exp_avg",
+        "exp_avg_sq",
+        *(("max_exp_avg_sq",) if g["amsgrad"] else ()),
+    ),
     change=_adam,
 )
 _RMSPROP = Rule(
@@ -194,4 +232,10 @@ _ADAGRAD = Rule(
     slots=lambda g: ("step", "sum"),
     change=_adagrad,
 )
-RULES: dict[type[Optimizer], Rule] = {SGD: _SGD, Adam: _ADAM, AdamW: _ADAM, RMSprop: _RMSPROP, Adagrad: _ADAGRAD}
+RULES: dict[type[Optimizer], Rule] = {
+    SGD: _SGD,
+    Adam: _ADAM,
+    AdamW: _ADAM,
+    RMSprop: _RMSPROP,
+    Adagrad: _ADAGRAD,
+}

@@ -1,4 +1,5 @@
-"""`compile="step"`: whether a run takes its steps by compiled graphs, and why not where it does not."""
+"""`compile="step"`: whether a run takes its steps by compiled graphs, and why not where it does
+not."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 MOST_RECOMPILATIONS = 8  # after which a run goes on without graphs
 FASTER = 0.97  # of the time of an eager step: with less to gain, the step stays as it is
 CHANGING = (
-    ": it depends on what changes in each, such as a counter, or a list or buffer that grows; keep it in a tensor"
+    ": it depends on what changes in each, such as a counter, or a list or buffer that grows; "
+    "keep it in a tensor"
 )
 
 
@@ -31,14 +33,16 @@ class _KeepsRecompilingError(Exception):
 class CompiledStep:
     """What a run with `compile="step"` has decided, and the graphs that it takes steps by.
 
-    The decision is made before the first step, from times of both kinds of step, and saved: a run never changes its
-    mind because of a clock. It gives up graphs for good where compiling fails, or where it does not come to an end.
+    The decision is made before the first step, from times of both kinds of step, and saved: a run
+    never changes its mind because of a clock. It gives up graphs for good where compiling fails, or
+    where it does not come to an end.
     """
 
     def __init__(self) -> None:
         self.choice: Literal["compiled", "eager"] | None = None
         self.reason = ""  # for the choice
-        self.graphs: list[str] = []  # the function and a digest of each graph of this run, also of earlier processes
+        # the function and a digest of each graph of this run, also of earlier processes
+        self.graphs: list[str] = []
         self.seconds = 0.0  # of compiling in this run, also in earlier processes
         self._calls: CompiledCalls | None = None
         self._num_compiled = 0  # in this process
@@ -64,7 +68,8 @@ class CompiledStep:
             self._begin(run, batch)
         if self.choice == "eager" or self._calls is None:
             return run.program.train_step(batch)
-        before, began = self._num_compiled, monotonic()
+        before = self._num_compiled
+        began = monotonic()
         try:
             result = self._calls(batch)
         except NotCompilableError as error:
@@ -119,17 +124,24 @@ class CompiledStep:
             return
         calls.forget()
         self.seconds = timed.compiling
-        times = f"{_time(timed.compiled)} per update compiled, {_time(timed.eager)} without compiling"
+        times = (
+            f"{_time(timed.compiled)} per update compiled, {_time(timed.eager)} without compiling"
+        )
         if timed.is_faster:
-            self.choice, self.reason = "compiled", times
+            self.choice = "compiled"
+            self.reason = times
             run.say(f"The step is compiled: {times} (compiled in {self.seconds:.1f} s).")
             self._note(run, f"compiled: {times}")
         else:
             unclear = "this machine is too busy to tell whether that would be faster"
-            self._give_up(run, f"{unclear if timed.is_faster is None else 'that would not be faster'} ({times})")
+            self._give_up(
+                run,
+                f"{unclear if timed.is_faster is None else 'that would not be faster'} ({times})",
+            )
 
     def _add_graph(self, graph: str) -> None:
-        """Note a graph; one that this process compiles again is another one, since torch has found a difference."""
+        """Note a graph; one that this process compiles again is another one, since torch has found
+        a difference."""
         self._num_compiled += 1
         self._times[graph] += 1
         graph = graph if self._times[graph] == 1 else f"{graph}.{self._times[graph]}"
@@ -144,14 +156,17 @@ class CompiledStep:
             again = counted(self.num_recompilations, "time")
             self._give_up(
                 run,
-                f"it was compiled again {again} in {run.progress.step + 1} steps, because the shapes of batches keep "
-                "changing or the step reads numbers that change: pad batches to a few lengths, or keep such numbers "
-                "in tensors",
+                f"it was compiled again {again} in {run.progress.step + 1} steps, because the "
+                "shapes of batches keep changing or the step reads numbers that change: pad "
+                "batches to a few lengths, or keep such numbers in tensors",
             )
 
     def _give_up(self, run: TrainingRun, reason: str) -> None:
-        """Take all further steps without graphs, and say why; the gradients of the window so far are kept."""
-        self.choice, self.reason, self._calls = "eager", reason, None
+        """Take all further steps without graphs, and say why; the gradients of the window so far
+        are kept."""
+        self.choice = "eager"
+        self.reason = reason
+        self._calls = None
         run.say(f"compile='step': the step is not compiled: {reason}.")
         self._note(run, f"eager: {reason}")
 
@@ -161,37 +176,60 @@ class CompiledStep:
     def facts(self) -> dict[str, Any]:
         """The choice as the run's manifest has it."""
         numbers = {"graphs": self.num_graphs, "recompilations": self.num_recompilations}
-        return {"choice": self.choice, "reason": self.reason, **numbers, "seconds": round(self.seconds, 1)}
+        return {
+            "choice": self.choice,
+            "reason": self.reason,
+            **numbers,
+            "seconds": round(self.seconds, 1),
+        }
 
     def report(self, run: TrainingRun) -> None:
         """Say how many graphs there are, if there are new ones since the last time."""
         if self.num_graphs > self._num_reported and self.choice == "compiled":
             again = counted(self.num_recompilations, "recompilation")
-            run.say(f"Compiled steps: {counted(self.num_graphs, 'graph')}, {again}, {self.seconds:.1f} s of compiling.")
+            run.say(
+                f"Compiled steps: {counted(self.num_graphs, 'graph')}, {again}, "
+                f"{self.seconds:.1f} s of compiling."
+            )
         self._num_reported = self.num_graphs
 
     def state_dict(self) -> dict[str, Any]:
         graphs = list(self.graphs)
-        return {"choice": self.choice, "reason": self.reason, "graphs": graphs, "seconds": self.seconds}
+        return {
+            "choice": self.choice,
+            "reason": self.reason,
+            "graphs": graphs,
+            "seconds": self.seconds,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["choice"] != self.choice:
             self._calls = None
-        self.choice, self.reason, self.graphs = state["choice"], state["reason"], list(state["graphs"])
+        self.choice, self.reason, self.graphs = (
+            state["choice"],
+            state["reason"],
+            list(state["graphs"]),
+        )
         self.seconds = max(self.seconds, state.get("seconds", 0.0))
 
 
 def _leave_out(run: TrainingRun, seconds: float) -> None:
-    """Let time of compiling count neither as time of training nor, in estimates, as that of evaluations."""
+    """Let time of compiling count neither as time of training nor, in estimates, as that of
+    evaluations."""
     run.eval_seconds += seconds
     run.compile_seconds += seconds
 
 
 def reason_of(error: BaseException) -> str:
-    """What kept torch from compiling, in one line: its own first line, and the user's line of code."""
+    """What kept torch from compiling, in one line: its own first line, and the user's line of
+    code."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = (lines[0] if lines else type(error).__name__).rstrip(".:")
-    places = [line for line in lines if line.startswith("File ") and os.path.join("loopwright", "training") not in line]
+    places = [
+        line
+        for line in lines
+        if line.startswith("File ") and os.path.join("loopwright", "training") not in line
+    ]
     where = f" ({places[-1].removeprefix('File ')})" if places else ""
     return f"torch cannot trace it: {first}{where}"
 

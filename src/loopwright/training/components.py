@@ -29,15 +29,17 @@ class OptimizersByName(dict[str, Optimizer]):
     def __call__(self, *_: Any, **__: Any) -> Never:
         names = " or ".join(f"`self.optimizers[{name!r}]`" for name in self)
         raise CallError(
-            f"`trainer.optimizers` is a dict of the optimizers by name, not a method: write {names}. A step needs none "
-            "of them, since `self.update(loss)` runs backward and steps the optimizer."
+            "`trainer.optimizers` is a dict of the optimizers by name, not a method: write "
+            f"{names}. A step needs none of them, since `self.update(loss)` runs backward and "
+            "steps the optimizer."
         )
 
 
 class Components:
     """The models, optimizers and schedules of a trainer, by name; `training.assembly` fills it.
 
-    `modules` has everything that is an `nn.Module`, losses and metrics too; `models` those of them that have a state.
+    `modules` has everything that is an `nn.Module`, losses and metrics too; `models` those of them
+    that have a state.
     """
 
     def __init__(self) -> None:
@@ -47,7 +49,8 @@ class Components:
         self.schedules: dict[str, Schedule] = {}
         self.structure: dict[str, Any] = {}  # of the models, before they are wrapped
         self.are_built = False
-        self.replaced: dict[int, nn.Parameter] = {}  # parameters that replaced others, by the ids of the replaced ones
+        # parameters that replaced others, by the ids of the replaced ones
+        self.replaced: dict[int, nn.Parameter] = {}
         self.known_optimizers: dict[str, Optimizer] = {}  # at the last comparison
         self.trained: dict[str, Any] = {}  # the components of the current `train` call
         self.finite: FiniteCheck | None = None  # looks at what is saved of a run with a directory
@@ -57,17 +60,28 @@ class Components:
         return trainable_parameters(self.modules.values())
 
     def parameter_orders(self) -> dict[str, list[int]]:
-        """Return the places of each optimizer's parameters among those of all models, -1 where they are of none."""
+        """Return the places of each optimizer's parameters among those of all models, -1 where they
+        are of none."""
         params = [param for module in self.modules.values() for param in module.parameters()]
         places = {id(param): place for place, param in enumerate(params)}
         return {
-            name: [places.get(id(param), -1) for group in optimizer.param_groups for param in group["params"]]
+            name: [
+                places.get(id(param), -1)
+                for group in optimizer.param_groups
+                for param in group["params"]
+            ]
             for name, optimizer in self.optimizers.items()
         }
 
     def count_parameters(self) -> dict[str, int]:
-        """Count the parameters of all modules, each once, and the trainable ones; lazy ones are left out."""
-        params = {id(p): p for module in self.modules.values() for p in module.parameters() if not is_lazy(p)}
+        """Count the parameters of all modules, each once, and the trainable ones; lazy ones are
+        left out."""
+        params = {
+            id(p): p
+            for module in self.modules.values()
+            for p in module.parameters()
+            if not is_lazy(p)
+        }
         trainable = sum(p.numel() for p in params.values() if p.requires_grad)
         return {"total": sum(p.numel() for p in params.values()), "trainable": trainable}
 
@@ -83,7 +97,9 @@ class Components:
         return next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
 
 
-def found_on(owner: object, kind: type[T] | tuple[type[T], ...], known: Mapping[str, T]) -> dict[str, T]:
+def found_on(
+    owner: object, kind: type[T] | tuple[type[T], ...], known: Mapping[str, T]
+) -> dict[str, T]:
     """Return `known` and all other attributes of the owner of that class, by name."""
     result = dict(known)
     seen = {id(value) for value in known.values()}
@@ -95,9 +111,13 @@ def found_on(owner: object, kind: type[T] | tuple[type[T], ...], known: Mapping[
 
 
 def replaced_in(
-    owner: object, known: Mapping[str, T], entries: Mapping[str, Any], kind: type[T] | tuple[type[T], ...]
+    owner: object,
+    known: Mapping[str, T],
+    entries: Mapping[str, Any],
+    kind: type[T] | tuple[type[T], ...],
 ) -> dict[str, T]:
-    """Return the objects that have replaced those in `known`, as attributes or entries of the same names."""
+    """Return the objects that have replaced those in `known`, as attributes or entries of the same
+    names."""
     result: dict[str, T] = {}
     for name, old in known.items():
         for value in (vars(owner).get(name), entries.get(name)):
@@ -105,8 +125,8 @@ def replaced_in(
                 continue
             if result.setdefault(name, value) is not value:
                 raise ConfigurationError(
-                    f"{name!r} was replaced twice with different objects, by `trainer.{name} = ...` and by the entry "
-                    "with that name: assign only one of them."
+                    f"{name!r} was replaced twice with different objects, by `trainer.{name} = "
+                    "...` and by the entry with that name: assign only one of them."
                 )
     return result
 
@@ -127,20 +147,29 @@ def check_trainable(modules: Mapping[str, nn.Module], optimizers: Mapping[str, O
     """Refuse to train models or optimizers without a parameter that requires gradients."""
     if not any(p.requires_grad for module in modules.values() for p in module.parameters()):
         raise ConfigurationError(
-            f"Nothing to train: none of the models ({', '.join(modules) or 'there is none'}) has a parameter with "
-            "requires_grad=True. Unfreeze some, pass a model that has some, or use `evaluate`."
+            f"Nothing to train: none of the models ({', '.join(modules) or 'there is none'}) has "
+            "a parameter with requires_grad=True. Unfreeze some, pass a model that has some, or "
+            "use `evaluate`."
         )
-    held = [p for optimizer in optimizers.values() for group in optimizer.param_groups for p in group["params"]]
+    held = [
+        p
+        for optimizer in optimizers.values()
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
     if held and not any(p.requires_grad for p in held):
         raise ConfigurationError(
-            f"Nothing to train: all {len(held)} parameters of the optimizers ({', '.join(optimizers)}) are frozen "
-            "(requires_grad=False). Unfreeze some of them, or give the optimizer parameters that are not frozen."
+            f"Nothing to train: all {len(held)} parameters of the optimizers "
+            f"({', '.join(optimizers)}) are frozen (requires_grad=False). Unfreeze some of them, "
+            "or give the optimizer parameters that are not frozen."
         )
 
 
 def check_accumulation(number: Any, name: str = "accumulate") -> None:
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ConfigurationError(f"{name}={number!r}: use the number of batches per update, 1 or more.")
+        raise ConfigurationError(
+            f"{name}={number!r}: use the number of batches per update, 1 or more."
+        )
 
 
 def check_class(trainer: object, base: type) -> None:
@@ -161,15 +190,22 @@ def check_settings(accumulate: int, clip_norm: float | None, clip_value: float |
 
 def check_clipping(name: str, value: Any) -> None:
     """Refuse a clipping limit that is not a positive number."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
-        raise ConfigurationError(f"{name}={value!r}: use a number above 0, or None for no clipping.")
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0
+    ):
+        raise ConfigurationError(
+            f"{name}={value!r}: use a number above 0, or None for no clipping."
+        )
 
 
 def check_options(optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse learning rates that are negative or not finite, and options that are NaN; torch accepts some of them."""
+    """Refuse learning rates that are negative or not finite, and options that are NaN; torch
+    accepts some of them."""
     for name, optimizer in optimizers.items():
         for group in optimizer.param_groups:
-            wrong = [key for key, value in group.items() if isinstance(value, float) and isnan(value)]
+            wrong = [
+                key for key, value in group.items() if isinstance(value, float) and isnan(value)
+            ]
             rate = float(group.get("lr") or 0.0)
             if wrong or not 0 <= rate < inf:
                 key = wrong[0] if wrong else "lr"
@@ -181,17 +217,24 @@ def check_options(optimizers: Mapping[str, Optimizer]) -> None:
 
 def check_shared(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
     """Refuse a parameter of two optimizers with accumulation: its `grad` holds one sum only."""
-    named = [(p, f"{name}.{key}") for name, module in modules.items() for key, p in module.named_parameters()]
+    named = [
+        (p, f"{name}.{key}")
+        for name, module in modules.items()
+        for key, p in module.named_parameters()
+    ]
     names = {id(p): name for p, name in reversed(named)}
     owners: dict[int, str] = {}
     for name, optimizer in optimizers.items():
-        for param in {id(p): p for group in optimizer.param_groups for p in group["params"]}.values():
+        for param in {
+            id(p): p for group in optimizer.param_groups for p in group["params"]
+        }.values():
             other = owners.setdefault(id(param), name)
             if other != name:
                 raise ConfigurationError(
-                    f"The parameter {names.get(id(param))!r} belongs to two optimizers, {other!r} and {name!r}. With "
-                    "gradient accumulation, gradients of one loss would be added to those of the other. Give the "
-                    "parameter to only one of them, or do not accumulate."
+                    f"The parameter {names.get(id(param))!r} belongs to two optimizers, {other!r} "
+                    f"and {name!r}. With gradient accumulation, gradients of one loss would be "
+                    "added to those of the other. Give the parameter to only one of them, or do "
+                    "not accumulate."
                 )
 
 
@@ -203,9 +246,10 @@ def check_owners(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Opti
         strangers = sum(id(p) not in owned for p in params)
         if strangers:
             raise ConfigurationError(
-                f"Optimizer {name!r} holds {strangers} of {len(params)} parameters that belong to none of the models "
-                f"({', '.join(modules)}): build it from the parameters of the model that the trainer has, or pass it "
-                "as a factory such as `partial(torch.optim.Adam, lr=1e-3)`. After `trainer.model = ...` assign an "
+                f"Optimizer {name!r} holds {strangers} of {len(params)} parameters that belong to "
+                f"none of the models ({', '.join(modules)}): build it from the parameters of the "
+                "model that the trainer has, or pass it as a factory such as "
+                "`partial(torch.optim.Adam, lr=1e-3)`. After `trainer.model = ...` assign an "
                 f"optimizer of the new model too: `trainer.{name} = ...`."
             )
 
@@ -214,9 +258,9 @@ def check_reached(params: Sequence[nn.Parameter], name: str) -> None:
     """Refuse the first step of an optimizer if none of its parameters has a gradient."""
     if any(p.requires_grad for p in params) and all(p.grad is None for p in params):
         raise ConfigurationError(
-            f"Optimizer {name!r} cannot be updated: none of its {len(params)} parameters has a gradient, because the "
-            "loss does not depend on them. Is this the loss of another optimizer, was something detached, or does the "
-            "forward pass use another model?"
+            f"Optimizer {name!r} cannot be updated: none of its {len(params)} parameters has a "
+            "gradient, because the loss does not depend on them. Is this the loss of another "
+            "optimizer, was something detached, or does the forward pass use another model?"
         )
 
 
@@ -225,24 +269,30 @@ def check_default_model(trainer: object, models: Mapping[str, nn.Module]) -> Non
     if hasattr(trainer, "model"):
         return
     if not models:
-        raise ConfigurationError("Trainer has no model: pass `model=` or override `configure_models`.")
+        raise ConfigurationError(
+            "Trainer has no model: pass `model=` or override `configure_models`."
+        )
     raise ConfigurationError(
-        f"The default `train_step` and `eval_step` use `self.model`, but the models are {', '.join(models)}: override "
-        "`train_step` and `eval_step`, or `forward`."
+        "The default `train_step` and `eval_step` use `self.model`, but the models are "
+        f"{', '.join(models)}: override `train_step` and `eval_step`, or `forward`."
     )
 
 
-def check_default_optimizers(model: nn.Module, loss_fn: Any, optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse optimizers that the loss of the default step cannot train, since it is computed by other models."""
+def check_default_optimizers(
+    model: nn.Module, loss_fn: Any, optimizers: Mapping[str, Optimizer]
+) -> None:
+    """Refuse optimizers that the loss of the default step cannot train, since it is computed by
+    other models."""
     used = [model, *([loss_fn] if isinstance(loss_fn, nn.Module) else [])]
     reached = {id(p) for module in used for p in module.parameters()}
     for name, optimizer in optimizers.items():
         if not any(id(p) in reached for group in optimizer.param_groups for p in group["params"]):
             raise ConfigurationError(
-                "The default `train_step` updates all optimizers with the loss of `self.model`, but optimizer "
-                f"{name!r} holds none of its parameters. Override `train_step` and pass the optimizer for each loss "
-                f"(`self.update(loss, {name!r})`; for a shared loss `self.update(loss, {list(optimizers)})`). Or "
-                "override `forward` if the loss depends on the other models too."
+                "The default `train_step` updates all optimizers with the loss of `self.model`, "
+                f"but optimizer {name!r} holds none of its parameters. Override `train_step` and "
+                f"pass the optimizer for each loss (`self.update(loss, {name!r})`; for a shared "
+                f"loss `self.update(loss, {list(optimizers)})`). Or override `forward` if the "
+                "loss depends on the other models too."
             )
 
 
@@ -276,29 +326,39 @@ def check_reduction(loss_fn: Any, accumulate: int, num_processes: int) -> None:
 
 
 def check_label(name: Any, tags: Any, config: Any) -> RunFacts:
-    """Return what the user says of a run to find it by, in the form of the manifest, without what is not given."""
+    """Return what the user says of a run to find it by, in the form of the manifest, without what
+    is not given."""
     label: RunFacts = {}
     if name is not None:
         if not isinstance(name, str) or not name.strip():
             raise ConfigurationError(f"name={name!r:.60}: use a string, the name of the run.")
         label["name"] = name
     if tags:
-        words = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, Iterable) else [tags]
+        words = (
+            [tags]
+            if isinstance(tags, str)
+            else list(tags)
+            if isinstance(tags, Iterable)
+            else [tags]
+        )
         if isinstance(tags, Mapping) or not all(isinstance(word, str) for word in words):
-            raise ConfigurationError(f"tags={tags!r:.60}: use a list of strings, such as ['baseline', 'small'].")
+            raise ConfigurationError(
+                f"tags={tags!r:.60}: use a list of strings, such as ['baseline', 'small']."
+            )
         label["tags"] = words
     if config is not None:
         if not isinstance(config, Mapping):
             raise ConfigurationError(
-                f"config is of type {type(config).__name__}: pass a dict with the values to record, such as "
-                "`config=vars(args)` or `config=dataclasses.asdict(settings)`."
+                f"config is of type {type(config).__name__}: pass a dict with the values to "
+                "record, such as `config=vars(args)` or `config=dataclasses.asdict(settings)`."
             )
         label["config"] = as_plain(config)
     return label
 
 
 def as_plain(value: Any) -> Any:
-    """A value of a user's config as JSON can hold it: numbers, texts, lists and dicts; anything else as its text."""
+    """A value of a user's config as JSON can hold it: numbers, texts, lists and dicts; anything
+    else as its text."""
     if isinstance(value, Mapping):
         return {str(key): as_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -1,4 +1,5 @@
-"""The core's implementation of `Program`: building, epochs, evaluation mode, checks, files, checkpoints."""
+"""The core's implementation of `Program`: building, epochs, evaluation mode, checks, files,
+checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class NotAssigned:
-    """A name that other frameworks assign to stop a run; here it would do nothing, so that assigning it raises."""
+    """A name that other frameworks assign to stop a run; here it would do nothing, so that
+    assigning it raises."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -37,33 +39,38 @@ class NotAssigned:
 
 
 class NotOfClass:
-    """A method that other frameworks call on the class, to raise with advice there as on an object."""
+    """A method that other frameworks call on the class, to raise with advice there as on an
+    object."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, owner: object, cls: type) -> Any:
         if owner is not None:
-            raise AttributeError(self.name)  # the `__getattr__` of the object then raises with advice
+            # the `__getattr__` of the object then raises with advice
+            raise AttributeError(self.name)
         raise MissingAttributeError(
-            f"{cls.__name__} has no {self.name!r}: make the trainer as before, `trainer = {cls.__name__}(model, ...)`, "
-            "then write `trainer.load(path)`, or `trainer.load_weights(path)` for the weights alone. A run with "
-            "`run_dir=` continues by itself.",
+            f"{cls.__name__} has no {self.name!r}: make the trainer as before, `trainer = "
+            f"{cls.__name__}(model, ...)`, then write `trainer.load(path)`, or "
+            "`trainer.load_weights(path)` for the weights alone. A run with `run_dir=` continues "
+            "by itself.",
             name=self.name,
             obj=cls,
         )
 
 
 class DefaultProgram(Program):
-    """The methods that a run of `Trainer` calls, of which doors replace some, and the calls for files."""
+    """The methods that a run of `Trainer` calls, of which interfaces replace some, and the calls
+    for files."""
 
     # Building
 
     def setup(self) -> None:
-        """Call the `configure_*` methods, once: models first, then optimizers, which need their parameters.
+        """Call the `configure_*` methods, once: models first, then optimizers, which need their
+        parameters.
 
-        `train`, `evaluate`, `predict`, `save` and `load` call it; call it yourself to look at models and optimizers
-        before them.
+        `train`, `evaluate`, `predict`, `save` and `load` call it; call it yourself to look at
+        models and optimizers before them.
         """
         if not self._components.are_built:
             self._settle_seed()
@@ -71,7 +78,8 @@ class DefaultProgram(Program):
                 self._components.replaced = assembly.assemble_models(self)
             self._components.are_built = True
         assembly.adopt_replaced(self)
-        if not self.optimizers and any(True for _ in self._components.parameters()):  # a frozen model can be evaluated
+        # a frozen model can be evaluated
+        if not self.optimizers and any(True for _ in self._components.parameters()):
             with self.run.generators.of_program():
                 assembly.assemble_optimizers(self, self._components.replaced)
 
@@ -93,17 +101,24 @@ class DefaultProgram(Program):
         return trainer_html(self, self.run)
 
     def _use_run(self, run: TrainingRun, compiled: str | None) -> None:
-        """Train another run with its components, on its runtime: one of an experiment, or again the trainer's own."""
-        self.run, self._components, self.runtime, self.compile_mode = run, run.components, run.runtime, compiled
+        """Train another run with its components, on its runtime: one of an experiment, or again the
+        trainer's own."""
+        self.run = run
+        self._components = run.components
+        self.runtime = run.runtime
+        self.compile_mode = compiled
 
-    should_stop, stop_training = NotAssigned(), NotAssigned()
+    should_stop = NotAssigned()
+    stop_training = NotAssigned()
     load_from_checkpoint = NotOfClass()
-    _leaves_schedules = False  # whether schedulers that a step of the user's own steps are left to it
+    _leaves_schedules = (
+        False  # whether schedulers that a step of the user's own steps are left to it
+    )
 
     # Epochs and steps
 
     def _train_epoch(self) -> None:
-        """Train one epoch; a door adds the events of its document around it."""
+        """Train one epoch; an interface adds the events of its document around it."""
         from .steps import train_epoch
 
         train_epoch(self.run)
@@ -113,7 +128,8 @@ class DefaultProgram(Program):
         """Context with the models in eval mode; every module gets its previous mode back."""
         assembly.adopt_replaced(self)
         run = self.run
-        before, run.is_evaluating = run.is_evaluating, True
+        before = run.is_evaluating
+        run.is_evaluating = True
         try:
             with evaluating(self.modules.values(), self.optimizers.values()):
                 yield
@@ -123,7 +139,8 @@ class DefaultProgram(Program):
         self.runtime.reshard()
 
     def _eval_without_samples(self, batch: Any) -> None:
-        """Run an evaluation step for its collectives only; `batch` is a part of another process's."""
+        """Run an evaluation step for its collectives only; `batch` is a part of another
+        process's."""
         from .evaluate import eval_without_samples
 
         if self.runtime.forwards_together:
@@ -159,7 +176,8 @@ class DefaultProgram(Program):
 
     @contextmanager
     def _keep_schedules(self) -> Iterator[None]:
-        """Context in which no scheduler of this trainer may be stepped, since the trainer steps it."""
+        """Context in which no scheduler of this trainer may be stepped, since the trainer steps
+        it."""
         if not self.schedules:
             yield
             return
@@ -186,7 +204,8 @@ class DefaultProgram(Program):
 
     @public
     def load(self, path: str | Path) -> None:
-        """Load the complete state from a checkpoint. If parts do not fit, they are listed and nothing is changed."""
+        """Load the complete state from a checkpoint. If parts do not fit, they are listed and
+        nothing is changed."""
         from .state import load_trainer
 
         self.setup()
@@ -194,7 +213,8 @@ class DefaultProgram(Program):
 
     @public
     def load_weights(self, path: str | Path, *, model: str | None = None) -> None:
-        """Load the weights of a run's best kept model (or its newest state), of a checkpoint or of a file.
+        """Load the weights of a run's best kept model (or its newest state), of a checkpoint or of
+        a file.
 
         Every name and shape has to fit; a printed line says what was loaded.
 
@@ -213,7 +233,8 @@ class DefaultProgram(Program):
 
     @public
     def export(self, path: str | Path) -> None:
-        """Write the weights alone, as safetensors or `.pt`; of several models, with the model's name as a prefix."""
+        """Write the weights alone, as safetensors or `.pt`; of several models, with the model's
+        name as a prefix."""
         from .state import export_weights
 
         self.setup()

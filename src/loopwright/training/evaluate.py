@@ -1,4 +1,5 @@
-"""Evaluation and prediction: batches without gradients; modes and random generators are restored afterwards."""
+"""Evaluation and prediction: batches without gradients; modes and random generators are restored
+afterwards."""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ MEASURING = ("on_eval_step_end", "on_eval_end")  # events in which metrics can b
 
 
 def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
-    """Return averages over all samples of the stream. Modes and random generators are restored afterwards.
+    """Return averages over all samples of the stream. Modes and random generators are restored
+    afterwards.
 
-    A signal to a training run ends it at the next batch, or while it waits for one, without a result.
+    A signal to a training run ends it at the next batch, or while it waits for one, without a
+    result.
     """
     meter = Meter(logs_once=True)
     with measuring(run, meter):
@@ -44,7 +47,9 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
         except WaitInterrupted:
             steps = 0
         if steps == 0 and not run.is_interrupted:
-            raise DataError("The evaluation data is empty: pass a data set or loader with at least one batch.")
+            raise DataError(
+                "The evaluation data is empty: pass a data set or loader with at least one batch."
+            )
         if not run.is_interrupted:
             run.runtime.reshard()
             run.emit("on_eval_end", stream)
@@ -63,15 +68,19 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
 
 @may_be_left
 def _measure(run: TrainingRun, stream: Stream, meter: Meter) -> int:
-    """Measure the batches of an evaluation up to its end or a signal; return how many there were."""
-    step_ends, autocast = run.hooks["on_eval_step_end"], run.runtime.autocast
-    steps, logged = 0, monotonic()
+    """Measure the batches of an evaluation up to its end or a signal; return how many there
+    were."""
+    step_ends = run.hooks["on_eval_step_end"]
+    autocast = run.runtime.autocast
+    steps = 0
+    logged = monotonic()
     feed = run.program._open_feed(stream)
     prepare_batch = run.program.prepare_batch if feed is None else feed.get
     for steps, (batch, size, total) in enumerate(stream, start=1):
         if run.is_interrupted:
             break
-        run.window.size, run.window.total = size, total
+        run.window.size = size
+        run.window.total = total
         batch = prepare_batch(batch)
         if feed is not None:
             feed.start(stream.upcoming())
@@ -80,7 +89,12 @@ def _measure(run: TrainingRun, stream: Stream, meter: Meter) -> int:
             continue
         with autocast:
             result = StepResult.of(run.program.eval_step(batch), size)
-        if steps == 1 and result.is_empty and meter.is_empty and not any(run.hooks[name] for name in MEASURING):
+        if (
+            steps == 1
+            and result.is_empty
+            and meter.is_empty
+            and not any(run.hooks[name] for name in MEASURING)
+        ):
             raise _nothing_measured(run)
         meter.add(result)
         for hook in step_ends:
@@ -95,22 +109,32 @@ def _measure(run: TrainingRun, stream: Stream, meter: Meter) -> int:
 
 def _nothing_measured(run: TrainingRun) -> ConfigurationError:
     return ConfigurationError(
-        f"The evaluation measured nothing: `{run.words.eval_step}` returned no loss and no metrics, and none were "
-        "logged. Return the loss, or a dict of named values such as {'loss': loss, 'accuracy': accuracy}."
+        f"The evaluation measured nothing: `{run.words.eval_step}` returned no loss and no "
+        "metrics, and none were logged. Return the loss, or a dict of named values such as "
+        "{'loss': loss, 'accuracy': accuracy}."
     )
 
 
 @contextmanager
 def measuring(run: TrainingRun, meter: Meter) -> Iterator[None]:
-    """Log to a meter, in eval mode and without gradients; afterwards modes, generators and clock are as before."""
-    with run.phase(meter), run.program._eval_mode(), torch.no_grad(), run.generators.apart(run.rank_seed), _timed(run):
+    """Log to a meter, in eval mode and without gradients; afterwards modes, generators and clock
+    are as before."""
+    with (
+        run.phase(meter),
+        run.program._eval_mode(),
+        torch.no_grad(),
+        run.generators.apart(run.rank_seed),
+        _timed(run),
+    ):
         yield
 
 
 @contextmanager
 def _timed(run: TrainingRun) -> Iterator[None]:
-    """Add the seconds of an evaluation to `eval_seconds`, which training time excludes; a nested one counts once."""
-    began, before = monotonic(), run.eval_seconds
+    """Add the seconds of an evaluation to `eval_seconds`, which training time excludes; a nested
+    one counts once."""
+    began = monotonic()
+    before = run.eval_seconds
     try:
         yield
     finally:
@@ -118,14 +142,16 @@ def _timed(run: TrainingRun) -> Iterator[None]:
 
 
 def eval_without_samples(run: TrainingRun, batch: Any) -> None:
-    """Run an evaluation step for its collectives only: this process has no sample, and the result is discarded."""
+    """Run an evaluation step for its collectives only: this process has no sample, and the result
+    is discarded."""
     with measuring_nothing(run.components.modules), run.media.muted(), run.runtime.autocast:
         run.program.eval_step(batch)
 
 
 @contextmanager
 def measuring_nothing(modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Leave the metrics among these modules as they are, although steps in this block add to them."""
+    """Leave the metrics among these modules as they are, although steps in this block add to
+    them."""
     from ..metrics.metric_objects import load_metric_states, metric_states
 
     measured = deepcopy(metric_states(modules))
@@ -136,7 +162,12 @@ def measuring_nothing(modules: Mapping[str, nn.Module]) -> Iterator[None]:
 def predict(run: TrainingRun, stream: Stream) -> list[Any]:
     """Return the model's outputs batch by batch, gathered from all processes."""
     outputs: list[tuple[Any, ...]] = []
-    with run.program._eval_mode(), torch.no_grad(), run.generators.apart(run.rank_seed), workers_explained():
+    with (
+        run.program._eval_mode(),
+        torch.no_grad(),
+        run.generators.apart(run.rank_seed),
+        workers_explained(),
+    ):
         stream.begin(0)
         for batch, size, total in stream:
             if size == 0 and total is not None and not run.runtime.forwards_together:

@@ -1,4 +1,5 @@
-"""What a run notes of itself when training starts: arguments, the number of parameters, and how far it is to go."""
+"""What a run notes of itself when training starts: arguments, the number of parameters, and how far
+it is to go."""
 
 from __future__ import annotations
 
@@ -16,12 +17,17 @@ if TYPE_CHECKING:
 
 
 def collect_facts(run: TrainingRun) -> RunFacts:
-    """Return the entries of the manifest that describe a run whose data is open and whose limits are set."""
-    compiled = run.compiled.facts() if run.compiled is not None and run.compiled.choice is not None else None
+    """Return the entries of the manifest that describe a run whose data is open and whose limits
+    are set."""
+    compiled = (
+        run.compiled.facts()
+        if run.compiled is not None and run.compiled.choice is not None
+        else None
+    )
     return {
         **run.program._label,
         **({} if compiled is None else {"compiled": compiled}),
-        "door": run.program._door,
+        "door": run.program._interface,
         "arguments": describe_arguments(run),
         "num_parameters": run.components.count_parameters(),
         "planned": planned_totals(run),
@@ -29,12 +35,14 @@ def collect_facts(run: TrainingRun) -> RunFacts:
 
 
 def describe_arguments(run: TrainingRun) -> dict[str, Any]:
-    """Describe the arguments of the trainer that are no part of the fingerprint: they may change in a resumed run."""
+    """Describe the arguments of the trainer that are no part of the fingerprint: they may change in
+    a resumed run."""
     flat: dict[str, Any] = {"device": str(run.runtime.device), "num_processes": run.runtime.world}
     if run.program.compile_mode is not None:
         flat["compile"] = run.program.compile_mode
     for callback in run.program.callbacks:
-        if not type(callback).__module__.startswith("loopwright.doors."):  # those are the door's own
+        # those are the interface's own
+        if not type(callback).__module__.startswith("loopwright.interfaces."):
             flat |= _describe_callback(f"callbacks.{type(callback).__name__}", callback)
     if run.eval_stream is not None and "batch_size" in (about := run.eval_stream.describe()):
         flat["eval_batch_size"] = about["batch_size"]
@@ -42,7 +50,8 @@ def describe_arguments(run: TrainingRun) -> dict[str, Any]:
 
 
 def _describe_callback(prefix: str, callback: Callback) -> dict[str, Any]:
-    """The class of a callback and its plain arguments, as far as it keeps them under their names."""
+    """The class of a callback and its plain arguments, as far as it keeps them under their
+    names."""
     flat: dict[str, Any] = {prefix: type(callback).__qualname__}
     for name in inspect.signature(type(callback)).parameters:
         value = getattr(callback, name, ...)
@@ -52,9 +61,11 @@ def _describe_callback(prefix: str, callback: Callback) -> dict[str, Any]:
 
 
 def planned_totals(run: TrainingRun) -> dict[str, Any]:
-    """Return the limit that ends training first, as far as that is known, and the totals that it amounts to.
+    """Return the limit that ends training first, as far as that is known, and the totals that it
+    amounts to.
 
-    The totals are exact where the length of an epoch is known, except that of steps cut by a limit of samples.
+    The totals are exact where the length of an epoch is known, except that of steps cut by a limit
+    of samples.
     """
     epoch = _Epoch.of(run)
     limits = run.program._planned_limits
@@ -78,7 +89,9 @@ class _Epoch(NamedTuple):
     @classmethod
     def of(cls, run: TrainingRun) -> _Epoch:
         stream = run.train_stream
-        steps, samples = (None, None) if stream is None else (stream.num_batches, stream.num_samples)
+        steps, samples = (
+            (None, None) if stream is None else (stream.num_batches, stream.num_samples)
+        )
         size = None if stream is None else stream.describe().get("batch_size")
         size = size if isinstance(size, int) else ceil((samples or 0) / (steps or 1))
         return cls(steps or None, samples or None, size or 1, run.program.accumulate)
@@ -93,14 +106,16 @@ def _end(epoch: _Epoch, now: Progress, limits: Limits, unit: str) -> dict[str, A
         return None
     name = unit.removesuffix("s")
     end: dict[str, Any] = {"limit": [name, limit], name: limit}
-    if now.epoch and not now.step:  # epochs that an earlier run trained are counted, and their steps are not
+    # epochs that an earlier run trained are counted, and their steps are not
+    if now.epoch and not now.step:
         end["first_epoch"] = now.epoch
     if epoch.steps is None:
         return end
     done = epoch.updates(now.epoch_step)  # of this epoch
     per_epoch = epoch.updates(epoch.steps)
     if unit == "epochs":
-        whole, rest = max(limit - now.epoch, 0), 0
+        whole = max(limit - now.epoch, 0)
+        rest = 0
     elif unit == "updates":
         whole, left = divmod(max(limit - now.update, 0) + done, per_epoch)
         rest = min(left * epoch.accumulate, epoch.steps)

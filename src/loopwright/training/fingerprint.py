@@ -1,8 +1,10 @@
-"""What a run is, as a flat mapping of names to plain values: models, optimizers, schedules, loss, settings and data.
+"""What a run is, as a flat mapping of names to plain values: models, optimizers, schedules, loss,
+settings and data.
 
-It describes what the program gave before anything was restored, so that the same program has the same description in
-every process and on every day. Weights are not in it, nor what may change: devices, processes, workers, limits,
-callbacks and what is shown. An unknown value is `UNKNOWN`, which is equal to anything.
+It describes what the program gave before anything was restored, so that the same program has the
+same description in every process and on every day. Weights are not in it, nor what may change:
+devices, processes, workers, limits, callbacks and what is shown. An unknown value is `UNKNOWN`,
+which is equal to anything.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ MOST = 1 << 18  # values of one tensor that are looked at, evenly spread
 
 
 def fingerprint(value: Any) -> str:
-    """Of nested tensors, arrays, numbers and texts, by their content; of anything else, by its type."""
+    """Of nested tensors, arrays, numbers and texts, by their content; of anything else, by its
+    type."""
     digest = hashlib.sha256()
     _add(digest, value)
     return digest.hexdigest()[:LENGTH]
@@ -80,9 +83,22 @@ def _stride(size: int) -> int:
 
 
 MAX_PARTS = 1000  # of a model, that are described one by one
-IMPLEMENTATION = frozenset(("params", "initial_lr", "fused", "foreach", "capturable", "differentiable"))
-POSITION = frozenset(("last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "mode_worse", "verbose"))
-PLACES = frozenset(("training", "device", "rank", "local_rank", "world_size"))  # attributes that say where, not what
+IMPLEMENTATION = frozenset(
+    ("params", "initial_lr", "fused", "foreach", "capturable", "differentiable")
+)
+POSITION = frozenset(
+    (
+        "last_epoch",
+        "base_lrs",
+        "best",
+        "num_bad_epochs",
+        "cooldown_counter",
+        "mode_worse",
+        "verbose",
+    )
+)
+# attributes that say where, not what
+PLACES = frozenset(("training", "device", "rank", "local_rank", "world_size"))
 
 
 class NotPlainError(Exception):
@@ -94,7 +110,11 @@ def describe_program(run: TrainingRun, stream: Stream, *, looks_at_samples: bool
     flat = describe_components(run) | _describe_data("data", stream, looks_at_samples)
     if run.eval_stream is not None:
         eval_data = _describe_data("eval_data", run.eval_stream, looks_at_samples)
-        flat |= {key: eval_data[key] for key in ("eval_data.length", "eval_data.samples") if key in eval_data}
+        flat |= {
+            key: eval_data[key]
+            for key in ("eval_data.length", "eval_data.samples")
+            if key in eval_data
+        }
     return flat
 
 
@@ -119,7 +139,10 @@ def check_ranks(run: TrainingRun, description: Mapping[str, Any]) -> None:
     if runtime.world == 1:
         return
     orders = run.components.parameter_orders()
-    description = {**description, **{f"{key_of('optimizer', name)}.order": order for name, order in orders.items()}}
+    description = {
+        **description,
+        **{f"{key_of('optimizer', name)}.order": order for name, order in orders.items()},
+    }
     own = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
     if len(set(runtime.gather_objects(own))) == 1:
         return
@@ -137,7 +160,8 @@ def key_of(kind: str, name: str) -> str:
 
 
 def describe_models(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Describe every layer of models with parameters; called before they are wrapped for several processes."""
+    """Describe every layer of models with parameters; called before they are wrapped for several
+    processes."""
     flat: dict[str, Any] = {}
     for name, module in modules.items():
         params = list(module.parameters())
@@ -150,10 +174,13 @@ def describe_models(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
 def _describe_layers(prefix: str, module: nn.Module) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, part in module.named_modules():
-        key, options = f"{prefix}.{name}" if name else prefix, _options_text(part)
+        key = f"{prefix}.{name}" if name else prefix
+        options = _options_text(part)
         flat[key] = f"{_layer_name(part)}({options})"
         if not options:
-            flat |= {f"{key}.{own}": _shape(param) for own, param in part.named_parameters(recurse=False)}
+            flat |= {
+                f"{key}.{own}": _shape(param) for own, param in part.named_parameters(recurse=False)
+            }
     if len(flat) > MAX_PARTS:
         return {prefix: f"{flat[prefix]} of {len(flat)} parts, {fingerprint(flat)}"}
     return flat
@@ -166,7 +193,8 @@ def _layer_name(part: nn.Module) -> str:
 
 
 def _options_text(part: nn.Module) -> str:
-    """Return the options of a torch layer, as its `extra_repr`; options of other layers are unknown."""
+    """Return the options of a torch layer, as its `extra_repr`; options of other layers are
+    unknown."""
     return part.extra_repr() if type(part).extra_repr.__module__.startswith("torch.nn.") else ""
 
 
@@ -201,9 +229,11 @@ def _describe_schedule(prefix: str, schedule: Schedule) -> dict[str, Any]:
 
 
 def _describe_curve(prefix: str, curve: Any) -> dict[str, Any]:
-    """The class and the options of a curve; of a curve of curves, such as `Sequential`, those of each."""
+    """The class and the options of a curve; of a curve of curves, such as `Sequential`, those of
+    each."""
     flat = describe_object(prefix, curve)
-    if is_dataclass(curve) and not getattr(curve, "__dict__", None):  # runs of the first version have no options of it
+    # runs of the first version have no options of it
+    if is_dataclass(curve) and not getattr(curve, "__dict__", None):
         for name, option in _attributes(curve).items():
             for number, inner in enumerate(option if isinstance(option, (list, tuple)) else ()):
                 if isinstance(inner, CurveLike):
@@ -229,7 +259,7 @@ def describe_scheduler(prefix: str, scheduler: Any) -> dict[str, Any]:
 def _describe_steps(run: TrainingRun) -> dict[str, Any]:
     """The steps that the user wrote, where those are not the default."""
     flat: dict[str, Any] = {}
-    owner = getattr(run.program, "door", run.program)
+    owner = getattr(run.program, "interface", run.program)
     for name in run.program._step_methods:
         function = inspect.unwrap(getattr(getattr(owner, name, None), "__func__", len))
         if isinstance(function, FunctionType) and not _is_ours(function):
@@ -263,7 +293,8 @@ def hash_samples(samples: list[Any] | None) -> str:
 
 
 def describe_object(prefix: str, value: Any) -> dict[str, Any]:
-    """Describe a loss, a function or a curve: its name, its plain options, and a hash of its code if there is one."""
+    """Describe a loss, a function or a curve: its name, its plain options, and a hash of its code
+    if there is one."""
     if value is None:
         return {prefix: None}
     if isinstance(value, partial):
@@ -285,7 +316,11 @@ def _describe_instance(prefix: str, value: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {prefix: name_of(kind)}
     for name, option in _attributes(value).items():
         is_plain = isinstance(option, (int, float, str)) and not isinstance(option, bool)
-        if not name.startswith("_") and name not in PLACES and not (is_plain and _is_of_the_moment(option)):
+        if (
+            not name.startswith("_")
+            and name not in PLACES
+            and not (is_plain and _is_of_the_moment(option))
+        ):
             _add_plain(flat, f"{prefix}.{name}", option)
     if isinstance(value, nn.Module) and _is_torch(kind):
         flat |= {f"{prefix}.{name}": fingerprint(buffer) for name, buffer in value.named_buffers()}
@@ -296,15 +331,22 @@ def _describe_instance(prefix: str, value: Any) -> dict[str, Any]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object, with the fields of a dataclass, which has no `__dict__` where it has slots."""
-    own = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else {}
+    """The attributes of an object, with the fields of a dataclass, which has no `__dict__` where it
+    has slots."""
+    own = (
+        {field.name: getattr(value, field.name) for field in fields(value)}
+        if is_dataclass(value)
+        else {}
+    )
     return own | getattr(value, "__dict__", {})
 
 
 def name_of(value: Any) -> str:
-    """The name of a class or function; with its module where that is torch's, since others depend on the start.
+    """The name of a class or function; with its module where that is torch's, since others depend
+    on the start.
 
-    Where a class of this library is, is no part of its name either: it may move from one version to the next.
+    Where a class of this library is, is no part of its name either: it may move from one version to
+    the next.
     """
     name = getattr(value, "__qualname__", type(value).__qualname__)
     return f"{value.__module__}.{name}" if _is_torch(value) else str(name)
@@ -342,17 +384,20 @@ def plain(value: Any) -> Any:
 
 
 def _describe_function(key: str, prefix: str, function: FunctionType) -> dict[str, Any]:
-    """Return a hash of a function's code under `key`, and the plain values that it uses under their own names."""
+    """Return a hash of a function's code under `key`, and the plain values that it uses under their
+    own names."""
     flat: dict[str, Any] = {key: UNKNOWN if _is_ours(function) else _hash_code(function)}
     for name, value in _surroundings(function).items():
-        is_setting = value is None or isinstance(value, (bool, int, float, str))  # a list or dict may be a counter
+        # a list or dict may be a counter
+        is_setting = value is None or isinstance(value, (bool, int, float, str))
         if is_setting and name not in PLACES and not _is_of_the_moment(value):
             flat[f"{prefix}.{name}"] = plain(value)
     return flat
 
 
 def _hash_code(function: FunctionType) -> str:
-    """Return a hash of code. Not for this library's functions: the next version may compute the same in another way."""
+    """Return a hash of code. Not for this library's functions: the next version may compute the
+    same in another way."""
     digest = hashlib.sha256()
     _add_code(digest, function.__code__, function.__doc__)
     version = ".".join(platform.python_version_tuple()[:2])
@@ -360,24 +405,32 @@ def _hash_code(function: FunctionType) -> str:
 
 
 def _surroundings(function: FunctionType) -> dict[str, Any]:
-    """Return the values that a function uses by name: globals, closure variables and defaults of arguments."""
-    code, names = function.__code__, function.__globals__
+    """Return the values that a function uses by name: globals, closure variables and defaults of
+    arguments."""
+    code = function.__code__
+    names = function.__globals__
     numbers = {name: names[name] for name in code.co_names if type(names.get(name)) in (int, float)}
     cells = dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True))
     defaults = function.__defaults__ or ()
     given = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
     lowered = {name: value for name, value in numbers.items() if name.lower() not in PLACES}
-    return lowered | cells | dict(zip(given, defaults, strict=True)) | (function.__kwdefaults__ or {})
+    return (
+        lowered | cells | dict(zip(given, defaults, strict=True)) | (function.__kwdefaults__ or {})
+    )
 
 
 def _is_of_the_moment(value: Any) -> bool:
-    """Whether a value differs between starts of a program: a time, a process id, or a text with one of them."""
+    """Whether a value differs between starts of a program: a time, a process id, or a text with one
+    of them."""
     if isinstance(value, bool) or value is None:
         return False
     if isinstance(value, (int, float)):
         return value == os.getpid() or 1e9 < value < 4e9  # seconds since 1970, from 2001 to 2096
     digits = re.findall(r"\d{4,}", value)
-    return any(int(text) == os.getpid() or 1e9 < int(text[:10]) < 4e9 or text[:2] == "20" for text in digits)
+    return any(
+        int(text) == os.getpid() or 1e9 < int(text[:10]) < 4e9 or text[:2] == "20"
+        for text in digits
+    )
 
 
 def _content(cell: CellType) -> Any:

@@ -1,7 +1,9 @@
-"""Schedulers that a callback has as attributes: a checkpoint holds their state, if the callback saves none itself.
+"""Schedulers that a callback has as attributes: a checkpoint holds their state, if the callback
+saves none itself.
 
-A callback may make its scheduler before a run is restored (in its constructor) or after (in `on_train_start`). A new
-scheduler sets the learning rate of its optimizer anew, so that the values of a checkpoint are set again after it.
+A callback may make its scheduler before a run is restored (in its constructor) or after (in
+`on_train_start`). A new scheduler sets the learning rate of its optimizer anew, so that the values
+of a checkpoint are set again after it.
 """
 
 from __future__ import annotations
@@ -22,26 +24,37 @@ KEY = "held schedulers"  # the only entry of a state that is not the callback's 
 
 
 class SavedCallback(Protocol):
-    """A callback of the core or of a door."""
+    """A callback of the core or of an interface."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any], /) -> None: ...
 
 
 def schedulers_of(callback: object) -> dict[str, LRScheduler]:
-    """Return the schedulers among the attributes of a callback, and in lists and dicts there, by path."""
-    return {path: value for path, value in attributes_of(callback) if isinstance(value, LRScheduler)}
+    """Return the schedulers among the attributes of a callback, and in lists and dicts there, by
+    path."""
+    return {
+        path: value for path, value in attributes_of(callback) if isinstance(value, LRScheduler)
+    }
 
 
 def state_of(callback: SavedCallback) -> dict[str, Any]:
-    """Return the state of a callback for a checkpoint: its own, or that of the schedulers it holds."""
+    """Return the state of a callback for a checkpoint: its own, or that of the schedulers it
+    holds."""
     state = callback.state_dict()
-    held = {} if state or type(callback).__module__.startswith("loopwright.") else schedulers_of(callback)
-    return {KEY: {path: scheduler.state_dict() for path, scheduler in held.items()}} if held else state
+    held = (
+        {}
+        if state or type(callback).__module__.startswith("loopwright.")
+        else schedulers_of(callback)
+    )
+    return (
+        {KEY: {path: scheduler.state_dict() for path, scheduler in held.items()}} if held else state
+    )
 
 
 class HeldSchedulers:
-    """Loads the states that `state_of` returned; those of missing schedulers wait for `on_train_start`."""
+    """Loads the states that `state_of` returned; those of missing schedulers wait for
+    `on_train_start`."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[object, Mapping[str, Any], dict[str, LRScheduler]]] = []
@@ -58,15 +71,22 @@ class HeldSchedulers:
         self._waiting.append((callback, state[KEY], found))
 
     def forget(self) -> None:
-        """Drop the states that wait: a new `train` call begins, for which a callback makes new schedulers."""
+        """Drop the states that wait: a new `train` call begins, for which a callback makes new
+        schedulers."""
         self._waiting.clear()
 
     @contextmanager
     def loaded_after(self, optimizers: Iterable[Optimizer]) -> Iterator[list[str]]:
-        """Load states into schedulers that callbacks make in this block; yields a list, later of those not found."""
-        waiting, self._waiting = self._waiting, []
+        """Load states into schedulers that callbacks make in this block; yields a list, later of
+        those not found."""
+        waiting = self._waiting
+        self._waiting = []
         lost: list[str] = []
-        before = {id(optimizer): _hyperparameters(optimizer) for optimizer in optimizers} if waiting else {}
+        before = (
+            {id(optimizer): _hyperparameters(optimizer) for optimizer in optimizers}
+            if waiting
+            else {}
+        )
         yield lost
         for callback, states, loaded in waiting:
             found = schedulers_of(callback)
@@ -74,7 +94,9 @@ class HeldSchedulers:
             for path, scheduler in found.items():
                 if path in states and scheduler is not loaded.get(path):
                     scheduler.load_state_dict(deepcopy(states[path]))
-                    set_hyperparameters(scheduler.optimizer, before.get(id(scheduler.optimizer), ()))
+                    set_hyperparameters(
+                        scheduler.optimizer, before.get(id(scheduler.optimizer), ())
+                    )
 
 
 def _hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -88,19 +110,26 @@ def set_hyperparameters(optimizer: Optimizer, groups: Iterable[Mapping[str, Any]
 
 
 def unsaved_texts(callback: object, known: Iterable[nn.Module | Optimizer]) -> list[str]:
-    """Return a line for each model or optimizer of a callback that changes in training and that no checkpoint holds."""
-    saved = {id(part) for one in known for part in (one.modules() if isinstance(one, nn.Module) else [one])}
+    """Return a line for each model or optimizer of a callback that changes in training and that no
+    checkpoint holds."""
+    saved = {
+        id(part)
+        for one in known
+        for part in (one.modules() if isinstance(one, nn.Module) else [one])
+    }
     name = type(callback).__name__
     return [
-        f"Checkpoints do not contain {name}.{path} ({type(value).__name__}), so a resumed run would begin with another "
-        f"one: give {name} the methods `state_dict` and `load_state_dict`, if it changes in training."
+        f"Checkpoints do not contain {name}.{path} ({type(value).__name__}), so a resumed run "
+        f"would begin with another one: give {name} the methods `state_dict` and "
+        "`load_state_dict`, if it changes in training."
         for path, value in attributes_of(callback)
         if _changes(value) and id(value) not in saved
     ]
 
 
 def _changes(value: Any) -> bool:
-    """Whether an object is an optimizer, or a model that is not frozen; metrics are saved by themselves."""
+    """Whether an object is an optimizer, or a model that is not frozen; metrics are saved by
+    themselves."""
     if isinstance(value, nn.Module) and not isinstance(value, ComputedMetric):
         return any(param.requires_grad for param in value.parameters())
     return isinstance(value, Optimizer)

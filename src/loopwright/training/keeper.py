@@ -1,4 +1,5 @@
-"""Records the state of models, optimizers and plain objects before an experiment, and puts it back."""
+"""Records the state of models, optimizers and plain objects before an experiment, and puts it
+back."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Keeper:
         self._seen: set[int] = set()
 
     def keep(self, owner: object, *, is_deep: bool = False) -> None:
-        """Record the attributes of an object; tensors in its containers only with `is_deep`, since they may be data."""
+        """Record the attributes of an object; tensors in its containers only with `is_deep`, since
+        they may be data."""
         attributes = vars(owner)
         self._attributes.append((attributes, dict(attributes)))
         for value in attributes.values():
@@ -39,7 +41,8 @@ class Keeper:
             self._params.append((param, param.requires_grad, param.grad))
 
     def keep_optimizer(self, optimizer: Optimizer) -> None:
-        """Record the options of an optimizer. Its `state` is not copied: replace it before the optimizer steps."""
+        """Record the options of an optimizer. Its `state` is not copied: replace it before the
+        optimizer steps."""
         self._attributes.append((vars(optimizer), dict(vars(optimizer))))
         self._keep_value(optimizer.param_groups)
         for group in optimizer.param_groups:
@@ -57,7 +60,9 @@ class Keeper:
         """Restore all recorded states."""
         for container, content in self._contents:
             container.clear()
-            container.extend(content) if isinstance(container, list | deque) else container.update(content)
+            container.extend(content) if isinstance(container, list | deque) else container.update(
+                content
+            )
         for attributes, before in self._attributes:
             attributes.clear()
             attributes.update(before)

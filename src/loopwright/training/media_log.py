@@ -1,4 +1,5 @@
-"""Logging of images, histograms, texts and tables: the methods of trainers, and the way from them to callbacks."""
+"""Logging of images, histograms, texts and tables: the methods of trainers, and the way from them
+to callbacks."""
 
 from __future__ import annotations
 
@@ -42,8 +43,9 @@ MAX_WAITING = 1000  # items that are logged before training
 class MediaLog:
     """The media of one run on their way to `on_media` of its callbacks.
 
-    What is logged before training waits for its start, when the callbacks that write it are ready. Several items of one
-    name and step are numbered, so that a step that is taken again replaces each by itself.
+    What is logged before training waits for its start, when the callbacks that write it are ready.
+    Several items of one name and step are numbered, so that a step that is taken again replaces
+    each by itself.
     """
 
     def __init__(self) -> None:
@@ -51,11 +53,16 @@ class MediaLog:
         self._is_muted = False
         self._step = -1  # of the items that were numbered last
         self._counts: dict[str, int] = {}  # of the items of that step, by name
-        self._before_end: tuple[int, dict[str, int]] = (-1, {})  # step and counts, as the steps of an epoch ended
+        # step and counts, as the steps of an epoch ended
+        self._before_end: tuple[int, dict[str, int]] = (
+            -1,
+            {},
+        )
         self._said: set[str] = set()
 
     def add(self, run: LoggedRun, name: str, content: Content, count: int) -> None:
-        """Give an item to the callbacks, now or when training begins; `count` is the number of its images."""
+        """Give an item to the callbacks, now or when training begins; `count` is the number of its
+        images."""
         media = self._placed(run, name, content, count)
         if self.waiting is None:
             run.emit("on_media", media)
@@ -63,13 +70,16 @@ class MediaLog:
         if len(self.waiting) < MAX_WAITING:
             self.waiting.append(media)
             self.say_once(
-                run, "before", f"{name!r} was logged before training: it will be recorded when training starts."
+                run,
+                "before",
+                f"{name!r} was logged before training: it will be recorded when training starts.",
             )
         else:
             self.say_once(
                 run,
                 "full",
-                f"{name!r} is dropped: {MAX_WAITING} logged items are already waiting for training to start.",
+                f"{name!r} is dropped: {MAX_WAITING} logged items are already waiting for "
+                "training to start.",
             )
 
     def _placed(self, run: LoggedRun, name: str, content: Content, count: int) -> Media:
@@ -84,7 +94,8 @@ class MediaLog:
 
     def begin(self, run: LoggedRun) -> None:
         """Training begins: give the callbacks what was logged before it."""
-        waiting, self.waiting = self.waiting or (), None
+        waiting = self.waiting or ()
+        self.waiting = None
         if waiting and self.has_listener(run, f"{waiting[0].name!r}"):
             for media in waiting:
                 run.emit("on_media", media)
@@ -94,26 +105,32 @@ class MediaLog:
         self.waiting = list(earlier.waiting or ())
 
     def count_on(self, step: int, counts: Mapping[str, int]) -> None:
-        """Number the items of a step from these numbers on, which were logged before a resume point was saved in it."""
+        """Number the items of a step from these numbers on, which were logged before a resume point
+        was saved in it."""
         self._step, self._counts = step, dict(counts)
 
     def end_steps(self, step: int) -> None:
-        """Note that an epoch's steps are over; a run resumed in its evaluation logs again what comes from here on."""
+        """Note that an epoch's steps are over; a run resumed in its evaluation logs again what
+        comes from here on."""
         self._before_end = step, dict(self._counts) if self._step == step else {}
 
     def logged_in_steps(self, progress: Progress) -> dict[str, int] | None:
-        """How many items of its last step an epoch had before its evaluation; None unless its steps are over."""
+        """How many items of its last step an epoch had before its evaluation; None unless its steps
+        are over."""
         step, counts = self._before_end
         return counts if progress.in_epoch and progress.step == step else None
 
     def renumber(self, step: int = -1) -> None:
-        """Number the items of a step from zero again: it is another step, or the same one taken again."""
-        self._step, self._counts = step, {}
+        """Number the items of a step from zero again: it is another step, or the same one taken
+        again."""
+        self._step = step
+        self._counts = {}
 
     @contextmanager
     def muted(self) -> Iterator[None]:
         """Log nothing in this block: a step is tried out and not taken."""
-        before, self._is_muted = self._is_muted, True
+        before = self._is_muted
+        self._is_muted = True
         try:
             yield
         finally:
@@ -124,10 +141,13 @@ class MediaLog:
         return run.runtime.is_main and not self._is_muted
 
     def has_listener(self, run: LoggedRun, call: str) -> bool:
-        """Whether a callback gets the item, or may get it once training begins; if none does, a line says so once."""
+        """Whether a callback gets the item, or may get it once training begins; if none does, a
+        line says so once."""
         if self.waiting is not None or run.hooks["on_media"]:
             return True
-        self.say_once(run, "nobody", f"{call}: this value is not recorded anywhere. {run.record_hint}")
+        self.say_once(
+            run, "nobody", f"{call}: this value is not recorded anywhere. {run.record_hint}"
+        )
         return False
 
     def say_once(self, run: LoggedRun, key: str, line: str) -> None:
@@ -137,12 +157,19 @@ class MediaLog:
             run.say(line)
 
 
-def _log(run: LoggedRun, call: str, name: Any, read: Callable[[str], tuple[Callable[[], Content], int, str]]) -> None:
-    """Read a value and log it: `read` returns a function that makes the content, a number of images, and a remark."""
+def _log(
+    run: LoggedRun,
+    call: str,
+    name: Any,
+    read: Callable[[str], tuple[Callable[[], Content], int, str]],
+) -> None:
+    """Read a value and log it: `read` returns a function that makes the content, a number of
+    images, and a remark."""
     if not isinstance(name, str) or not name.strip():
         given = repr(name) if isinstance(name, str) else f"of type {type(name).__name__}"
         raise ConfigurationError(
-            f"{call}: the first argument is {given}: give a name first, such as 'samples', and then the value."
+            f"{call}: the first argument is {given}: give a name first, such as 'samples', and "
+            "then the value."
         )
     if not run.media.is_needed(run):
         return
@@ -155,18 +182,23 @@ def _log(run: LoggedRun, call: str, name: Any, read: Callable[[str], tuple[Calla
 
 
 def log_files(run: LoggedRun, name: str, paths: Sequence[Path]) -> None:
-    """Log PNG files that a door has written, with their names as captions, where something records them."""
+    """Log PNG files that an interface has written, with their names as captions, where something
+    records them."""
     if paths and run.media.is_needed(run) and run.hooks["on_media"]:
         from ..metrics.media import Images
 
-        content = Images(tuple(path.read_bytes() for path in paths), tuple(path.stem for path in paths))
+        content = Images(
+            tuple(path.read_bytes() for path in paths), tuple(path.stem for path in paths)
+        )
         run.media.add(run, name, content, len(paths))
 
 
 class MediaMethods:
-    """The methods of a trainer that log something else than numbers; values belong to the step that is under way.
+    """The methods of a trainer that log something else than numbers; values belong to the step that
+    is under way.
 
-    They may be called anywhere in the program: in steps, in callbacks, in evaluations, before and after `train`.
+    They may be called anywhere in the program: in steps, in callbacks, in evaluations, before and
+    after `train`.
     """
 
     @property
@@ -175,16 +207,22 @@ class MediaMethods:
 
     @public
     def log_image(
-        self, name: str, image: Any, *, caption: str = "", value_range: tuple[float, float] | None = None
+        self,
+        name: str,
+        image: Any,
+        *,
+        caption: str = "",
+        value_range: tuple[float, float] | None = None,
     ) -> None:
         """Log an image.
 
         Args:
             name: The name under which images of several steps are one series.
-            image: A tensor or array of shape (C, H, W), (H, W) or (H, W, C) with 1, 3 or 4 channels, of uint8 or of
-                floats from 0 to 1, or a PIL image.
+            image: A tensor or array of shape (C, H, W), (H, W) or (H, W, C) with 1, 3 or 4
+                channels, of uint8 or of floats from 0 to 1, or a PIL image.
             caption: A text to show with it.
-            value_range: The values that become black and white, such as (-1, 1); values outside are cut off.
+            value_range: The values that become black and white, such as (-1, 1); values outside are
+                cut off.
 
         Example:
             >>> import torch
@@ -215,8 +253,8 @@ class MediaMethods:
 
         Args:
             name: The name under which images of several steps are one series.
-            images: A batch (N, C, H, W), (N, H, W, C) or (N, H, W), a list of images as `log_image` takes them, or a
-                dict of images by caption.
+            images: A batch (N, C, H, W), (N, H, W, C) or (N, H, W), a list of images as `log_image`
+                takes them, or a dict of images by caption.
             captions: A text for each image.
             value_range: As for `log_image`.
 
@@ -233,16 +271,25 @@ class MediaMethods:
             from ..metrics.media_values import as_images, check_captions, check_range, read_images
 
             pixels, keys, bad = read_images(call, images, check_range(call, value_range))
-            texts = keys if captions is None and keys else check_captions(call, captions, len(pixels))
+            texts = (
+                keys if captions is None and keys else check_captions(call, captions, len(pixels))
+            )
             return lambda: as_images(pixels, texts), len(pixels), _bad_pixels(bad)
 
         _log(self._logged_run, "log_images", name, read)
 
     @public
     def log_histogram(
-        self, name: str, values: Any = None, *, bins: int = 64, edges: Any = None, counts: Any = None
+        self,
+        name: str,
+        values: Any = None,
+        *,
+        bins: int = 64,
+        edges: Any = None,
+        counts: Any = None,
     ) -> None:
-        """Log how values are distributed; NaN and infinite ones are left out, and a line says so once.
+        """Log how values are distributed; NaN and infinite ones are left out, and a line says so
+        once.
 
         Args:
             name: The name under which histograms of several steps are one series.
@@ -263,11 +310,17 @@ class MediaMethods:
 
             if edges is not None or counts is not None or values is None:
                 if values is not None:
-                    raise ConfigurationError(f"{call}: pass the values, or edges= and counts=, but not both.")
+                    raise ConfigurationError(
+                        f"{call}: pass the values, or edges= and counts=, but not both."
+                    )
                 counted = read_counts(call, edges, counts)
                 return lambda: counted, 1, ""
             histogram, total, bad = count_values(call, values, bins)
-            return lambda: histogram, 1, f"{bad} of {total} values are NaN or infinite and not counted." if bad else ""
+            return (
+                lambda: histogram,
+                1,
+                f"{bad} of {total} values are NaN or infinite and not counted." if bad else "",
+            )
 
         _log(self._logged_run, "log_histogram", name, read)
 
@@ -289,8 +342,8 @@ class MediaMethods:
         def read(call: str) -> tuple[Callable[[], Content], int, str]:
             if not isinstance(text, str):
                 raise ConfigurationError(
-                    f"{call}: the value is of type {type(text).__name__}: pass a str, as str(value), or use log_table "
-                    "for rows and columns."
+                    f"{call}: the value is of type {type(text).__name__}: pass a str, as "
+                    "str(value), or use log_table for rows and columns."
                 )
             return lambda: text, 1, ""
 
@@ -302,8 +355,10 @@ class MediaMethods:
 
         Args:
             name: The name under which tables of several steps are one series.
-            rows: A list of dicts, a dict of columns, rows of values with `columns`, or a frame of pandas or polars.
-            columns: The names of the columns, where the rows have none; otherwise which of them to log.
+            rows: A list of dicts, a dict of columns, rows of values with `columns`, or a frame of
+                pandas or polars.
+            columns: The names of the columns, where the rows have none; otherwise which of them to
+                log.
 
         Example:
             >>> from loopwright import Callback
@@ -322,7 +377,8 @@ class MediaMethods:
 
     @public
     def log_figure(self, name: str, figure: Any, *, caption: str = "") -> None:
-        """Log a figure of matplotlib as an image; it stays open, so close it with `plt.close(figure)`.
+        """Log a figure of matplotlib as an image; it stays open, so close it with
+        `plt.close(figure)`.
 
         Args:
             name: The name under which figures of several steps are one series.

@@ -1,4 +1,5 @@
-"""When memory runs out: repeat the steps of a window in micro-batches, which give the same gradients."""
+"""When memory runs out: repeat the steps of a window in micro-batches, which give the same
+gradients."""
 
 from __future__ import annotations
 
@@ -25,14 +26,16 @@ if TYPE_CHECKING:
 
 
 def split(batch: Any, size: int, number: int) -> list[tuple[Any, int]]:
-    """Split a batch of `size` samples into at most `number` micro-batches of about equal size; each with its size."""
+    """Split a batch of `size` samples into at most `number` micro-batches of about equal size; each
+    with its size."""
     number = min(number, size)
     if number <= 1:
         return [(batch, size)]
     if (reason := split_obstacle(batch, size)) is not None:
         raise DataError(
-            "A batch must be split into micro-batches, because memory ran out before, but it cannot be split: "
-            f"{reason}. Use smaller batches (with `accumulate=` for the same effect)."
+            "A batch must be split into micro-batches, because memory ran out before, but it "
+            f"cannot be split: {reason}. Use smaller batches (with `accumulate=` for the same "
+            "effect)."
         )
     lengths = [size // number + (index < size % number) for index in range(number)]
     ends = list(accumulate(lengths))
@@ -40,14 +43,16 @@ def split(batch: Any, size: int, number: int) -> list[tuple[Any, int]]:
 
 
 def split_obstacle(batch: Any, size: int) -> str | None:
-    """The reason why a batch cannot be split by samples, or None: every tensor in it needs one row per sample."""
+    """The reason why a batch cannot be split by samples, or None: every tensor in it needs one row
+    per sample."""
     found = False
     for leaf in _leaves(batch):
         if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim:
             found = True
             if leaf.shape[0] != size:
                 return (
-                    f"it is {describe(batch)}, which does not have one row per sample ({size} samples) in every tensor"
+                    f"it is {describe(batch)}, which does not have one row per sample ({size} "
+                    "samples) in every tensor"
                 )
         elif not isinstance(leaf, Tensor | np.ndarray | int | float | str | bytes | None):
             return f"it holds a {type(leaf).__name__}"
@@ -55,7 +60,8 @@ def split_obstacle(batch: Any, size: int) -> str | None:
 
 
 def join(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Join the outputs of micro-batches to those of the batch, without graphs: rows concatenated, numbers averaged.
+    """Join the outputs of micro-batches to those of the batch, without graphs: rows concatenated,
+    numbers averaged.
 
     Outputs that cannot be joined are returned as a list.
     """
@@ -78,7 +84,9 @@ def _join_tensors(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     if parts[0].ndim:
         return torch.cat(list(parts))
     total = sum(sizes)
-    return torch.stack([part * (size / total) for part, size in zip(parts, sizes, strict=True)]).sum()
+    return torch.stack(
+        [part * (size / total) for part, size in zip(parts, sizes, strict=True)]
+    ).sum()
 
 
 def _cut(value: Any, size: int, start: int, stop: int) -> Any:
@@ -112,7 +120,8 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def step_function(run: TrainingRun) -> Callable[[Any], Any]:
-    """`train_step`, or the compiled step, or, once memory has run out, `train_step` in micro-batches."""
+    """`train_step`, or the compiled step, or, once memory has run out, `train_step` in
+    micro-batches."""
     if run.num_micro_batches > 1:
         return partial(step_in_micro_batches, run)
     return run.program.train_step if run.compiled is None else run.compiled.step_function(run)
@@ -122,8 +131,11 @@ class SeveralUpdatesError(ConfigurationError):
     """A step that cannot be taken in micro-batches, since it calls `update` more than once."""
 
 
-def redo_window(run: TrainingRun, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> StepResult:
-    """Repeat the window's steps up to this one, in micro-batches half as large until they fit; the result of the last.
+def redo_window(
+    run: TrainingRun, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError
+) -> StepResult:
+    """Repeat the window's steps up to this one, in micro-batches half as large until they fit; the
+    result of the last.
 
     The earlier steps were counted and reported already; only their gradients are computed again.
     """
@@ -143,25 +155,31 @@ def redo_window(run: TrainingRun, batches: Sequence[Batch], position: int, error
             if len(run.updates.by_name) == 1:
                 raise
             error.add_note(
-                "With several optimizers that are updated separately, a step in micro-batches would give different "
-                "gradients. " + _smaller_batches(run)
+                "With several optimizers that are updated separately, a step in micro-batches "
+                "would give different gradients. " + _smaller_batches(run)
             )
             raise error from several
     largest = max(batch.size for batch in batches)
-    run.note("micro_batches", f"in up to {run.num_micro_batches} micro-batches", number=run.num_micro_batches)
+    run.note(
+        "micro_batches",
+        f"in up to {run.num_micro_batches} micro-batches",
+        number=run.num_micro_batches,
+    )
     run.say(
         f"Out of memory in update {run.progress.update + 1}: each batch is now split into up to "
-        f"{run.num_micro_batches} micro-batches (of {-(-largest // run.num_micro_batches)} instead of {largest} "
-        "samples). The gradients stay the same."
+        f"{run.num_micro_batches} micro-batches (of {-(-largest // run.num_micro_batches)} "
+        f"instead of {largest} samples). The gradients stay the same."
     )
     return result
 
 
 def _redo(run: TrainingRun, batches: Sequence[Batch], position: int) -> StepResult:
-    window, result = run.window, StepResult()
+    window = run.window
+    result = StepResult()
     total = sum(batch.size for batch in batches)
     for number, batch in enumerate(batches[:position], start=1):
-        window.divisor, window.size = total / batch.size, batch.size
+        window.divisor = total / batch.size
+        window.size = batch.size
         window.is_last = number == len(batches)
         with run.runtime.autocast, run.media.muted() if number < position else nullcontext():
             result = step_in_micro_batches(run, run.program.prepare_batch(batch.value))
@@ -169,15 +187,22 @@ def _redo(run: TrainingRun, batches: Sequence[Batch], position: int) -> StepResu
 
 
 def step_in_micro_batches(run: TrainingRun, batch: Any) -> StepResult:
-    """Take one step of the window in `run.program.num_pieces` micro-batches, each weighted by its size."""
+    """Take one step of the window in `run.program.num_pieces` micro-batches, each weighted by its
+    size."""
     window = run.window
-    size, divisor, is_last = window.size, window.divisor, window.is_last
-    micro_batches, results = split(batch, size, run.num_micro_batches), []
+    size = window.size
+    divisor = window.divisor
+    is_last = window.is_last
+    micro_batches = split(batch, size, run.num_micro_batches)
+    results = []
     for number, (micro_batch, length) in enumerate(micro_batches, start=1):
-        window.size, window.divisor = length, divisor * (size / length)
+        window.size = length
+        window.divisor = divisor * (size / length)
         window.is_last = is_last and number == len(micro_batches)
         results.append(_without_graph(_step_once(run, micro_batch, length)))
-    window.size, window.divisor, window.is_last = size, divisor, is_last
+    window.size = size
+    window.divisor = divisor
+    window.is_last = is_last
     return merge(results)
 
 
@@ -187,46 +212,57 @@ def _step_once(run: TrainingRun, micro_batch: Any, length: int) -> StepResult:
     calls = run.updates.calls - before
     if calls != 1:
         raise SeveralUpdatesError(
-            f"Memory ran out, and the batch cannot be split into micro-batches: `{run.words.step}` called "
-            f"`{run.words.update}` {calls} times, so micro-batches would give different gradients. Use smaller batches "
-            f"and `{run.words.accumulate}=`."
+            "Memory ran out, and the batch cannot be split into micro-batches: "
+            f"`{run.words.step}` called `{run.words.update}` {calls} times, so micro-batches "
+            f"would give different gradients. Use smaller batches and `{run.words.accumulate}=`."
         )
     return result
 
 
 def _without_graph(result: StepResult) -> StepResult:
     loss = result.loss.detach() if isinstance(result.loss, Tensor) else result.loss
-    metrics = {name: v.detach() if isinstance(v, Tensor) else v for name, v in result.metrics.items()}
+    metrics = {
+        name: v.detach() if isinstance(v, Tensor) else v for name, v in result.metrics.items()
+    }
     return replace(result, loss=loss, metrics=metrics, outputs=join([result.outputs], [0]))
 
 
 def merge(results: Sequence[StepResult]) -> StepResult:
-    """Merge the results of micro-batches into that of one step: sums of sums, and means weighted by size."""
+    """Merge the results of micro-batches into that of one step: sums of sums, and means weighted by
+    size."""
     if len(results) == 1:
         return results[0]
     sizes = [result.size or 0 for result in results]
-    losses, counts = [result.loss for result in results], [result.count for result in results]
+    losses = [result.loss for result in results]
+    counts = [result.count for result in results]
     loss: Any = None
     count: Any = None
     if all(value is not None for value in counts):
-        loss, count = sum(losses), sum(counts)
+        loss = sum(losses)
+        count = sum(counts)
     elif all(value is not None for value in losses):
         loss = _mean(losses, sizes)
-    metrics = {name: _mean([r.metrics.get(name) for r in results], sizes) for name in results[0].metrics}
+    metrics = {
+        name: _mean([r.metrics.get(name) for r in results], sizes) for name in results[0].metrics
+    }
     outputs = join([result.outputs for result in results], sizes)
     return StepResult(loss, sum(sizes), metrics, count, outputs, results[0].losses)
 
 
 def _mean(values: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """The mean over samples; metrics that keep their own state are one object, which has seen all micro-batches."""
+    """The mean over samples; metrics that keep their own state are one object, which has seen all
+    micro-batches."""
     if not all(isinstance(value, (int, float, Tensor)) for value in values):
         return values[-1]
     total = sum(sizes)
     return sum(value * (size / total) for value, size in zip(values, sizes, strict=True))
 
 
-def _check_possible(run: TrainingRun, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> None:
-    """Raise the error again, with what to do, where micro-batches would not help or not be equivalent."""
+def _check_possible(
+    run: TrainingRun, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError
+) -> None:
+    """Raise the error again, with what to do, where micro-batches would not help or not be
+    equivalent."""
     obstacle = _obstacle(run, batches, position, error)
     if obstacle is not None:
         error.add_note(obstacle)
@@ -237,19 +273,32 @@ def _smaller_batches(run: TrainingRun) -> str:
     return f"Use smaller batches (with `{run.words.accumulate}=` for the same effect)."
 
 
-def _obstacle(run: TrainingRun, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> str | None:
+def _obstacle(
+    run: TrainingRun, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError
+) -> str | None:
     less = _smaller_batches(run)
     if any(batch.total is not None for batch in batches):
-        return f"With several processes, one of them cannot split its batch into micro-batches on its own. {less}"
+        return (
+            "With several processes, one of them cannot split its batch into micro-batches "
+            f"on its own. {less}"
+        )
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     if run.window.has_stepped or OptimizerUpdate.finish.__code__ in frames:
-        return f"The optimizer step had already begun, so this step cannot be repeated in micro-batches. {less}"
+        return (
+            "The optimizer step had already begun, so this step cannot be repeated in "
+            f"micro-batches. {less}"
+        )
     largest = max(batch.size for batch in batches)
     if run.num_micro_batches >= largest:
         return (
-            "Memory ran out with a single sample at a time, so smaller micro-batches do not help: use a smaller model "
-            "or shorter inputs, `precision='bf16'`, or activation checkpointing (torch.utils.checkpoint)."
+            "Memory ran out with a single sample at a time, so smaller micro-batches do not help: "
+            "use a smaller model or shorter inputs, `precision='bf16'`, or activation "
+            "checkpointing (torch.utils.checkpoint)."
         )
     failed = batches[position - 1]
     reason = split_obstacle(run.program.prepare_batch(failed.value), failed.size)
-    return None if reason is None else f"The batch cannot be split into micro-batches: {reason}. {less}"
+    return (
+        None
+        if reason is None
+        else f"The batch cannot be split into micro-batches: {reason}. {less}"
+    )

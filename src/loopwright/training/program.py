@@ -1,4 +1,4 @@
-"""The trainer as its run sees it: the methods that a run calls, which doors replace."""
+"""The trainer as its run sees it: the methods that a run calls, which interfaces replace."""
 
 from __future__ import annotations
 
@@ -52,24 +52,30 @@ Data = Iterable[Any] | Indexed
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The names of the user's methods and arguments in messages; each door has those of its document."""
+    """The names of the user's methods and arguments in messages; each interface has those of its
+    document."""
 
     start_over: str = "resume=False"
     accept_changes: str = 'changes="accept"'
-    no_run_dir: str = "Training without a run directory"  # how the line at the start begins where there is none
+    no_run_dir: str = (
+        "Training without a run directory"  # how the line at the start begins where there is none
+    )
     step: str = "train_step"
     eval_step: str = "eval_step"
     update: str = "self.update(loss)"
     accumulate: str = "accumulate"
     nonfinite: str = (
-        "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` "
-        "skips such updates."
+        "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; "
+        "`NonFiniteGuard('skip')` skips such updates."
     )
     clip: str = (  # what to do instead of clipping where there are no gradients
-        "`self.update(loss)` computes the gradients, steps the optimizer and drops them. Remove the call and pass "
-        "`clip_norm=` (or `clip_value=`) to the trainer"
+        "`self.update(loss)` computes the gradients, steps the optimizer and drops them. Remove "
+        "the call and pass `clip_norm=` (or `clip_value=`) to the trainer"
     )
-    record_media: str = "Pass `run_dir=` to the trainer, or add a tracker from `loopwright.trackers` to the callbacks."
+    record_media: str = (
+        "Pass `run_dir=` to the trainer, or add a tracker from `loopwright.trackers` to the "
+        "callbacks."
+    )
     takes_count: bool = True  # whether a loss may be a sum, trained with the number of its items
 
 
@@ -88,10 +94,12 @@ class EpochChecks(Protocol):
 
 
 class OwnState:
-    """The state that a subclass of a trainer adds to checkpoints, as their part "trainer"; None where it adds none."""
+    """The state that a subclass of a trainer adds to checkpoints, as their part "trainer"; None
+    where it adds none."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what else a checkpoint must hold of your subclass: tensors, numbers, strings, lists, dicts."""
+        """Return what else a checkpoint must hold of your subclass: tensors, numbers, strings,
+        lists, dicts."""
         self._check_own_state("state_dict")
         return {}
 
@@ -100,12 +108,14 @@ class OwnState:
         self._check_own_state("load_state_dict")
 
     def _check_own_state(self, method: str) -> None:
-        """Refuse a call that was meant for the weights of a model, which it would neither return nor load."""
+        """Refuse a call that was meant for the weights of a model, which it would neither return
+        nor load."""
         if not has_users_state(self):
             kind = type(self).__name__
             raise ConfigurationError(
-                f"{kind}.{method}() is for the state that a subclass adds to checkpoints, and {kind} adds none: call "
-                f"`{method}` of the model for its weights, or save and load all of the trainer."
+                f"{kind}.{method}() is for the state that a subclass adds to checkpoints, and "
+                f"{kind} adds none: call `{method}` of the model for its weights, or save and "
+                "load all of the trainer."
             )
 
     def _capture_own_state(self) -> dict[str, Any] | None:
@@ -114,18 +124,26 @@ class OwnState:
         state = self.state_dict()
         if not isinstance(state, Mapping):
             raise ConfigurationError(
-                f"{type(self).__name__}.state_dict() returned {state!r:.60} ({type(state).__name__}): return a dict."
+                f"{type(self).__name__}.state_dict() returned {state!r:.60} "
+                f"({type(state).__name__}): return a dict."
             )
         return dict(state)
 
     def _restore_own_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
-        """Load a captured state; returns a line where only the checkpoint or only the class has one."""
+        """Load a captured state; returns a line where only the checkpoint or only the class has
+        one."""
         kind = type(self).__name__
         if not has_users_state(self):
-            ignored = f"{source} has state of the trainer's class, but {kind} has no `load_state_dict`: this state was "
+            ignored = (
+                f"{source} has state of the trainer's class, but {kind} has no "
+                "`load_state_dict`: this state was "
+            )
             return [f"{ignored}ignored and will not be in the next checkpoint."] if saved else []
         if saved is None:
-            return [f"{source} was saved before {kind} had `state_dict`: the state of {kind} begins anew."]
+            return [
+                f"{source} was saved before {kind} had `state_dict`: the state of {kind} begins "
+                "anew."
+            ]
         self.load_state_dict(saved)
         return []
 
@@ -133,14 +151,15 @@ class OwnState:
 class Program(MediaMethods, OwnState, TrainerHooks):
     """The interface of a trainer to its run: the methods that a run calls.
 
-    `DefaultProgram` implements them, and doors replace some; `Trainer` adds the methods of users.
+    `DefaultProgram` implements them, and interfaces replace some; `Trainer` adds the methods of
+    users.
     """
 
     _words: Words = Words()
     _step_methods: ClassVar[tuple[str, ...]] = (  # methods of users that the fingerprint describes
         *("train_step", "compute_loss", "forward", "split_batch", "prepare_batch"),
     )
-    _door: ClassVar[str] = "native"  # the interface that the user has chosen, for the manifest
+    _interface: ClassVar[str] = "native"  # the interface that the user has chosen, for the manifest
     _label: RunFacts  # the user's name, tags and config of the run
     _plateau_metric: str | None = "loss"  # of ReduceLROnPlateau; None if the user has to name it
 
@@ -230,7 +249,8 @@ class Program(MediaMethods, OwnState, TrainerHooks):
         raise NotImplementedError
 
     def prepare_batch(self, batch: Any) -> Any:
-        """Return the batch for `train_step` and `eval_step`. Default: its tensors moved to the device."""
+        """Return the batch for `train_step` and `eval_step`. Default: its tensors moved to the
+        device."""
         return self.runtime.move(batch)
 
     def train_step(self, batch: Any) -> Any:
@@ -287,16 +307,25 @@ class Program(MediaMethods, OwnState, TrainerHooks):
 
     def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
         """Open a stream over data, as the callbacks adapt it."""
-        seed = self.runtime.broadcast_object(torch.initial_seed()) if self.seed is None else self.seed
-        stream = open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=self.runtime.shard)
+        seed = (
+            self.runtime.broadcast_object(torch.initial_seed()) if self.seed is None else self.seed
+        )
+        stream = open_stream(
+            data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=self.runtime.shard
+        )
         for callback in self.run.callbacks:
             stream = callback.adapt_stream(stream, is_training=shuffle)
         return stream
 
     def _open_feed(self, stream: Stream) -> DeviceFeed | None:
-        """Return what moves batches in advance; None on the host, and where `prepare_batch` is not the default."""
+        """Return what moves batches in advance; None on the host, and where `prepare_batch` is not
+        the default."""
         prepare = getattr(unwrap(self.prepare_batch), "__func__", None)
-        return self.runtime.open_feed(pins=stream.pin_memory is None) if prepare is Program.prepare_batch else None
+        return (
+            self.runtime.open_feed(pins=stream.pin_memory is None)
+            if prepare is Program.prepare_batch
+            else None
+        )
 
     # Epochs and steps
 
@@ -341,8 +370,9 @@ class Program(MediaMethods, OwnState, TrainerHooks):
 
     @property
     def _users_trainer(self) -> OwnState:
-        """The trainer whose class the user wrote: this one, or that of a door, which its core trainer has as `door`."""
-        return self if self._door == "native" else cast(Any, self).door
+        """The trainer whose class the user wrote: this one, or that of an interface, which its core
+        trainer has as `interface`."""
+        return self if self._interface == "native" else cast(Any, self).interface
 
     def _load_users_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
         """Load the saved state of the user's trainer; returns a line where there is none."""
@@ -360,25 +390,34 @@ class Program(MediaMethods, OwnState, TrainerHooks):
         return self.run.limits
 
     def _facts(self) -> RunFacts:
-        """Return the entries of the manifest that describe the run, once its data is open and its limits are set."""
+        """Return the entries of the manifest that describe the run, once its data is open and its
+        limits are set."""
         raise NotImplementedError
 
     # Callbacks
 
     def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
-        """Replace the functions of all events, in place; a door adds those of its own events."""
+        """Replace the functions of all events, in place; an interface adds those of its own
+        events."""
         for hooks in self.run.hooks.values():
             hooks[:] = map(function, hooks)
 
     def _timed_methods(self) -> list[tuple[object, str, str]]:
-        """Return the methods that a profile times, as (object, name, part of the time); a door adds its own."""
-        methods = {"prepare_batch": "transfer", "forward": "forward", "compute_loss": "forward", "save": "checkpoints"}
+        """Return the methods that a profile times, as (object, name, part of the time); an
+        interface adds its own."""
+        methods = {
+            "prepare_batch": "transfer",
+            "forward": "forward",
+            "compute_loss": "forward",
+            "save": "checkpoints",
+        }
         own = [(self, name, part) for name, part in methods.items() if hasattr(type(self), name)]
         return [*own, (self.run, "flush", "logging")]
 
     @property
     def _core(self) -> Program:
-        """The trainer that owns the run; a callback may have the trainer of a door instead."""
+        """The trainer that owns the run; a callback may have the trainer of an interface
+        instead."""
         return self
 
     def _trainer_for(self, callback: Callback) -> Any:

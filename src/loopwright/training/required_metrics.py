@@ -1,4 +1,5 @@
-"""Check before the first step that the run measures the metrics that callbacks and schedules watch."""
+"""Check before the first step that the run measures the metrics that callbacks and schedules
+watch."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from torch import Tensor
 
 from ..callback import Callback, TrainerHooks
 from ..callbacks.interval import Watching
+from ..data.containers import map_tensors
 from ..data.random import preserved_rng
 from ..errors import ConfigurationError, DataError
 from ..metrics.best import Directions, WatchedMetric, settle_all
 from ..metrics.meter import Meter
 from ..metrics.result import StepResult
-from ..runtime.feed import map_tensors
 
 if TYPE_CHECKING:
     from ..data.open import Batch, Stream
@@ -24,18 +25,37 @@ if TYPE_CHECKING:
     from ..training.run import TrainingRun
 
 EVAL_HOOKS = ("on_eval_start", "on_eval_step_end", "on_eval_end")
-TRAIN_HOOKS = ("on_epoch_start", "on_train_step_start", "on_train_step_end", "on_update_end", "on_train_epoch_end")
+TRAIN_HOOKS = (
+    "on_epoch_start",
+    "on_train_step_start",
+    "on_train_step_end",
+    "on_update_end",
+    "on_train_epoch_end",
+)
 
 
 def check_required_metrics(run: TrainingRun) -> None:
-    """Refuse a run that watches a metric which is not measured, or whose mode (min or max) is unknown."""
-    wanted = {name: type(callback).__name__ for callback in run.callbacks for name in callback.required_metrics()}
-    wanted |= {s.metric: "Schedule" for s in run.components.schedules.values() if s.watches and s.metric is not None}
+    """Refuse a run that watches a metric which is not measured, or whose mode (min or max) is
+    unknown."""
+    wanted = {
+        name: type(callback).__name__
+        for callback in run.callbacks
+        for name in callback.required_metrics()
+    }
+    wanted |= {
+        s.metric: "Schedule"
+        for s in run.components.schedules.values()
+        if s.watches and s.metric is not None
+    }
     if wanted:
         _check_measured(run, wanted)
     watched = [metric for callback in run.callbacks for metric in callback.watched_metrics()]
     plateaus = [s for s in run.components.schedules.values() if s.watches]
-    watched += [WatchedMetric(s.metric, s.mode, "Schedule") for s in plateaus if s.metric is not None and s.mode]
+    watched += [
+        WatchedMetric(s.metric, s.mode, "Schedule")
+        for s in plateaus
+        if s.metric is not None and s.mode
+    ]
     settle_all(watched, run.directions)
     for schedule in plateaus:
         _check_plateau(schedule, schedule.metric or run.program._plateau_metric, run.directions)
@@ -48,28 +68,35 @@ def _check_plateau(schedule: Schedule, metric: str | None, directions: Direction
         return
     better, other = ("larger", "max") if own == "min" else ("smaller", "min")
     raise ConfigurationError(
-        f'ReduceLROnPlateau(mode="{own}") watches {metric!r}, for which {better} values are better, so it would lower '
-        f'the learning rate while the metric improves. Use mode="{other}"; or, if its mode is right, pass '
-        f'Schedule(scheduler, metric={metric!r}, mode="{own}").'
+        f'ReduceLROnPlateau(mode="{own}") watches {metric!r}, for which {better} values are '
+        "better, so it would lower the learning rate while the metric improves. Use "
+        f'mode="{other}"; or, if its mode is right, pass Schedule(scheduler, metric={metric!r}, '
+        f'mode="{own}").'
     )
 
 
 def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
-    after_epochs, by_callbacks = {"loss"} | _measured_in_evaluation(run), _measured_by_callbacks(run)
+    after_epochs = {"loss"} | _measured_in_evaluation(run)
+    by_callbacks = _measured_by_callbacks(run)
     _check_moments(run, after_epochs, _with_promised(by_callbacks, run))
     measured = after_epochs | by_callbacks
     known = _with_promised(measured, run)
     if missing := _missing(wanted, known, run):
         in_training = _measured_in_training(run)
         known = _with_promised(measured | (in_training or set()), run)
-        missing = [name for name in _missing(wanted, known, run) if name.startswith("eval_") or in_training]
+        missing = [
+            name for name in _missing(wanted, known, run) if name.startswith("eval_") or in_training
+        ]
     for name in missing:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if name.startswith("eval_") and run.eval_stream is None:
             hint = " Pass `eval_data=` to evaluate."
         elif own := _own_callback(run, name):
-            hint += f" If {own} logs it, add a method `metric_names(self, known)` to {own} that returns {{{name!r}}}."
+            hint += (
+                f" If {own} logs it, add a method `metric_names(self, known)` to {own} that "
+                f"returns {{{name!r}}}."
+            )
         raise ConfigurationError(
             f"{wanted[name]} watches {name!r}, which this run will not measure; it will measure: "
             f"{', '.join(sorted(known))}.{hint}"
@@ -77,17 +104,19 @@ def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
 
 
 def _check_moments(run: TrainingRun, after_epochs: set[str], logged: set[str]) -> None:
-    """Refuse a callback that looks after updates or samples at a metric that has a value only after an epoch."""
+    """Refuse a callback that looks after updates or samples at a metric that has a value only after
+    an epoch."""
     for callback in run.callbacks:
         if not isinstance(callback, Watching) or callback.interval.unit == "epoch":
             continue
-        name, every = callback.metric, f"{callback.interval.n} {callback.interval.unit}s"
+        name = callback.metric
+        every = f"{callback.interval.n} {callback.interval.unit}s"
         if name in after_epochs and _missing({name: ""}, logged, run):
             option = f"every_n_{callback.interval.unit}s={callback.interval.n}"
             raise ConfigurationError(
-                f"{type(callback).__name__} watches {name!r} every {every}, but this run measures it only after "
-                f"epochs: use `every_n_epochs=`, or watch a metric that a callback logs during epochs, such as "
-                f"'online_loss' of OnlineLoss({option})."
+                f"{type(callback).__name__} watches {name!r} every {every}, but this run measures "
+                "it only after epochs: use `every_n_epochs=`, or watch a metric that a callback "
+                f"logs during epochs, such as 'online_loss' of OnlineLoss({option})."
             )
 
 
@@ -102,22 +131,32 @@ def _with_promised(known: set[str], run: TrainingRun) -> set[str]:
 def _missing(wanted: dict[str, str], known: set[str], run: TrainingRun) -> list[str]:
     """Return watched metrics that are unknown, unless the trainer's own hooks may log them."""
     missing = [name for name in wanted if name not in known]
-    return [n for n in missing if not _overrides(run, *(EVAL_HOOKS if n.startswith("eval_") else TRAIN_HOOKS))]
+    return [
+        n
+        for n in missing
+        if not _overrides(run, *(EVAL_HOOKS if n.startswith("eval_") else TRAIN_HOOKS))
+    ]
 
 
 def _own_callback(run: TrainingRun, name: str) -> str | None:
-    """Return a callback of the user's whose hooks may log this metric, and which names no metrics."""
+    """Return a callback of the user's whose hooks may log this metric, and which names no
+    metrics."""
     hooks = EVAL_HOOKS if name.startswith("eval_") else TRAIN_HOOKS
     for callback in run.callbacks:
         kind = type(callback)
-        is_own = not kind.__module__.startswith("loopwright.") and kind.metric_names is Callback.metric_names
+        is_own = (
+            not kind.__module__.startswith("loopwright.")
+            and kind.metric_names is Callback.metric_names
+        )
         if is_own and any(getattr(kind, hook) is not getattr(Callback, hook) for hook in hooks):
             return kind.__name__
     return None
 
 
 def _overrides(run: TrainingRun, *names: str) -> bool:
-    return any(getattr(type(run.program), name) is not getattr(TrainerHooks, name) for name in names)
+    return any(
+        getattr(type(run.program), name) is not getattr(TrainerHooks, name) for name in names
+    )
 
 
 def _measured_in_evaluation(run: TrainingRun) -> set[str]:
@@ -127,7 +166,8 @@ def _measured_in_evaluation(run: TrainingRun) -> set[str]:
 
 
 def _measured_by_callbacks(run: TrainingRun) -> set[str]:
-    """Return the names of metrics of the callbacks' own data, with those that callbacks add to every evaluation."""
+    """Return the names of metrics of the callbacks' own data, with those that callbacks add to
+    every evaluation."""
     found: set[str] = set()
     for callback in run.callbacks:
         for prefix, stream in callback.eval_streams(run.program._trainer_for(callback)).items():
@@ -147,7 +187,8 @@ def measured_on(run: TrainingRun, stream: Stream) -> set[str]:
 
 
 def _measured_in_training(run: TrainingRun) -> set[str] | None:
-    """Return the names of the default `train_step`'s metrics; None for an own step, or if data cannot be read twice."""
+    """Return the names of the default `train_step`'s metrics; None for an own step, or if data
+    cannot be read twice."""
 
     if not run.program._has_default_step:
         return None
@@ -155,8 +196,10 @@ def _measured_in_training(run: TrainingRun) -> set[str] | None:
 
 
 def peek(run: TrainingRun) -> list[Batch]:
-    """Return the next batch of the training data without using it up; an empty list if data cannot be read twice."""
-    stream, progress = run.train_stream, run.progress
+    """Return the next batch of the training data without using it up; an empty list if data cannot
+    be read twice."""
+    stream = run.train_stream
+    progress = run.progress
     if stream is None:
         return []
     try:
@@ -185,9 +228,8 @@ def _names(run: TrainingRun, batches: list[Batch], step: Callable[[Any], Any]) -
     ):
         for batch, size, _ in batches:
             run.window.size = size
-            own = map_tensors(
-                Tensor.clone, batch
-            )  # a step may write into it, and it may belong to a list of the user's
+            # a step may write into it, and it may belong to a list of the user's
+            own = map_tensors(Tensor.clone, batch)
             meter.add(StepResult.of(step(run.program.prepare_batch(own)), size))
     run.directions.losses |= meter.losses
     return set(meter.compute())

@@ -1,4 +1,5 @@
-"""Find the run that a `train` call belongs to, and restore the checkpoint that it continues from."""
+"""Find the run that a `train` call belongs to, and restore the checkpoint that it continues
+from."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class Origin(NamedTuple):
-    """The request of a `train` call: resume the newest checkpoint, a given one, or none; and accept changes or not."""
+    """The request of a `train` call: resume the newest checkpoint, a given one, or none; and accept
+    changes or not."""
 
     path: Path | None = None
     is_fresh: bool = False
@@ -32,14 +34,16 @@ class Origin(NamedTuple):
         """The arguments of `train`."""
         if changes not in ("refuse", "accept"):
             raise ConfigurationError(
-                f"changes={changes!r}: use 'refuse', or 'accept' to continue a run although the program has changed."
+                f"changes={changes!r}: use 'refuse', or 'accept' to continue a run although the "
+                "program has changed."
             )
         path = None if isinstance(resume, bool) or resume == "auto" else Path(resume)
         return cls(path, resume is False, changes == "accept")
 
 
 class Resumed(NamedTuple):
-    """The checkpoint that a run continues from, the time it was written, and whether the program has changed since."""
+    """The checkpoint that a run continues from, the time it was written, and whether the program
+    has changed since."""
 
     path: Path
     created: datetime
@@ -66,13 +70,16 @@ def restore_run(run: TrainingRun, stream: Stream, origin: Origin) -> Resumed | N
 
 
 def _identify(run: TrainingRun, stream: Stream, *, is_later: bool) -> None:
-    """Compute the fingerprint of the run; ranks compare theirs in every call, before any collective could deadlock."""
+    """Compute the fingerprint of the run; ranks compare theirs in every call, before any collective
+    could deadlock."""
     is_shared = run.runtime.world > 1
     if dry_run.current is not None or (is_later and not is_shared and run.fingerprint is not None):
         return
     from .fingerprint import check_ranks, describe_program
 
-    description = describe_program(run, stream, looks_at_samples=run.run_dir is not None or is_shared)
+    description = describe_program(
+        run, stream, looks_at_samples=run.run_dir is not None or is_shared
+    )
     check_ranks(run, description)
     if not is_later or run.fingerprint is None:
         run.fingerprint = description
@@ -86,7 +93,9 @@ def _open_directory(run: TrainingRun, *, is_fresh: bool) -> None:
         run.directory = RunDirectory(run.runtime.broadcast_object(None))
         run.run_dir = run.directory.path
         return
-    run.directory = RunDirectory.fresh(run.run_dir) if is_fresh else RunDirectory(run.run_dir).lock()
+    run.directory = (
+        RunDirectory.fresh(run.run_dir) if is_fresh else RunDirectory(run.run_dir).lock()
+    )
     run.runtime.broadcast_object(run.directory.path)
     if is_fresh and run.directory.path != run.run_dir.absolute():
         run.say(f"{run.run_dir} already contains a run; the new run is in {run.directory.path}.")
@@ -94,7 +103,8 @@ def _open_directory(run: TrainingRun, *, is_fresh: bool) -> None:
 
 
 def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
-    """Restore a given checkpoint, or the newest of the run; discard checkpoints of later updates, and damaged ones."""
+    """Restore a given checkpoint, or the newest of the run; discard checkpoints of later updates,
+    and damaged ones."""
     if origin.path is None and not _finds_any(run):
         return None
     from ..checkpoint import CheckpointStore
@@ -114,7 +124,8 @@ def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
 
 
 def take_up(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
-    """Restore a checkpoint of the same program, or of a changed one if accepted; return whether it has changed."""
+    """Restore a checkpoint of the same program, or of a changed one if accepted; return whether it
+    has changed."""
     from ..checkpoint.migrations import complete_state
     from .state import restore
 
@@ -132,7 +143,8 @@ def take_up(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
 
 
 def continue_from(run: TrainingRun, checkpoint: Checkpoint, *, accepts_changes: bool) -> None:
-    """Restore a checkpoint between two `train` calls: the next one continues there, with its random generators."""
+    """Restore a checkpoint between two `train` calls: the next one continues there, with its random
+    generators."""
     take_up(run, checkpoint, Origin(checkpoint.path, accepts_changes=accepts_changes))
     assert run.pending is not None
     run.pending.restore_rng(run)
@@ -157,14 +169,15 @@ def _read_named(run: TrainingRun, path: Path) -> Checkpoint:
 
     if not path.exists():
         raise ConfigurationError(
-            f"resume={str(path)!r} does not exist: pass a checkpoint directory, 'auto' to continue the run in "
-            "`run_dir`, or False to start over."
+            f"resume={str(path)!r} does not exist: pass a checkpoint directory, 'auto' to "
+            "continue the run in `run_dir`, or False to start over."
         )
     return read_checkpoint(path, lazy=run.runtime.world > 1)
 
 
 def _finds_any(run: TrainingRun) -> bool:
-    """Whether there is a checkpoint to resume from; a new run does not import the modules that read checkpoints."""
+    """Whether there is a checkpoint to resume from; a new run does not import the modules that read
+    checkpoints."""
     assert run.directory is not None
     found = run.runtime.is_main and any(run.directory.checkpoints.iterdir())
     return bool(run.runtime.broadcast_object(found))
@@ -174,26 +187,30 @@ def _finds_any(run: TrainingRun) -> bool:
 
 
 def _compare(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> dict[str, Change]:
-    """Return the changes of the program since a checkpoint was written, by key; raise unless they are accepted.
+    """Return the changes of the program since a checkpoint was written, by key; raise unless they
+    are accepted.
 
     What was accepted earlier is in the run's record already, and is not refused again.
     """
     from ..run.changes import listed, program_changes, refusal
 
-    now, saved = run.fingerprint, checkpoint.tree.get("fingerprint")
+    now = run.fingerprint
+    saved = checkpoint.tree.get("fingerprint")
     saved = saved if isinstance(saved, dict) else None
     recorded = (_recorded(run) if origin.path is None else None) or saved
     if now is None or recorded is None:
         run.say(
-            f"{checkpoint.path} does not record the program that wrote it, so it was not checked whether model, "
-            "optimizer, loss and data are the same."
+            f"{checkpoint.path} does not record the program that wrote it, so it was not checked "
+            "whether model, optimizer, loss and data are the same."
         )
         return {}
     run.accepted = program_changes(recorded, now)
     if run.accepted and not origin.accepts_changes:
         what = str(checkpoint.path) if origin.path is not None else f"the run in {run.run_dir}"
         accept = run.words.accept_changes if _weights_fit(run, checkpoint) else None
-        raise ConfigurationError(refusal(what, run.accepted, start_over=run.words.start_over, accept=accept))
+        raise ConfigurationError(
+            refusal(what, run.accepted, start_over=run.words.start_over, accept=accept)
+        )
     if run.accepted:
         run.say(f"Continuing with changes:{listed(run.accepted)}")
     return {change.key: change for change in program_changes(saved or recorded, now)}
@@ -221,14 +238,17 @@ def _weights_fit(run: TrainingRun, checkpoint: Checkpoint) -> bool:
 
 
 def keep_recorded_seed(run: TrainingRun, origin: Origin) -> None:
-    """Let a run of a version in which `seed_everything` did not count for a trainer continue with the seed it has."""
-    seed, is_new = run.program._seed, origin.is_fresh or origin.path is not None or run.run_dir is None
+    """Let a run of a version in which `seed_everything` did not count for a trainer continue with
+    the seed it has."""
+    seed = run.program._seed
+    is_new = origin.is_fresh or origin.path is not None or run.run_dir is None
     if run.num_calls or is_new or seed.source != "seed_everything":
         return
     from ..run import RunManifest
     from ..run.directory import MANIFEST
 
-    path, found = Path(run.run_dir or "") / MANIFEST, None
+    path = Path(run.run_dir or "") / MANIFEST
+    found = None
     if run.runtime.is_main and path.is_file():
         manifest = RunManifest.read(path)
         found = (manifest.seed, manifest.seed_source)
@@ -236,8 +256,9 @@ def keep_recorded_seed(run: TrainingRun, origin: Origin) -> None:
     if recorded is not None and recorded[1] is None and recorded[0] != seed.value:
         run.program.seed = recorded[0]
         run.say(
-            f"The run in {run.run_dir} began with seed {recorded[0]}, in a version in which `seed_everything` did not "
-            f"count for a trainer without `seed=`: it continues with this seed, and not with {seed.value}."
+            f"The run in {run.run_dir} began with seed {recorded[0]}, in a version in which "
+            "`seed_everything` did not count for a trainer without `seed=`: it continues with "
+            f"this seed, and not with {seed.value}."
         )
 
 
@@ -245,9 +266,12 @@ def keep_recorded_seed(run: TrainingRun, origin: Origin) -> None:
 
 
 def starting_line(run: TrainingRun, resumed: Resumed | None) -> str:
-    """Return the first line of a `train` call: the point that training starts from, the device and the model."""
+    """Return the first line of a `train` call: the point that training starts from, the device and
+    the model."""
     facts = [device_text(run), size_text(run), *_schedule_texts(run)]
-    return f"{_place_text(run, resumed)}: {', '.join(facts)}.{_untrained_text(run)}{_loss_text(run)}"
+    return (
+        f"{_place_text(run, resumed)}: {', '.join(facts)}.{_untrained_text(run)}{_loss_text(run)}"
+    )
 
 
 def _place_text(run: TrainingRun, resumed: Resumed | None) -> str:
@@ -257,10 +281,15 @@ def _place_text(run: TrainingRun, resumed: Resumed | None) -> str:
     if resumed is None:
         return run.words.no_run_dir if place is None else f"New run in {place}"
     progress = run.progress
-    at = f"at epoch {progress.epoch + 1}, update {progress.update} (saved {age_text(resumed.created)})"
+    at = (
+        f"at epoch {progress.epoch + 1}, update {progress.update} (saved "
+        f"{age_text(resumed.created)})"
+    )
     if run.directory is not None and run.directory.checkpoints in resumed.path.parents:
         return f"Resuming {place} {at}"
-    return f"Resuming {shown(resumed.path)} {at}" + ("" if place is None else f", new run in {place}")
+    return f"Resuming {shown(resumed.path)} {at}" + (
+        "" if place is None else f", new run in {place}"
+    )
 
 
 def device_text(run: TrainingRun) -> str:
@@ -285,21 +314,31 @@ def _schedule_texts(run: TrainingRun) -> Iterator[str]:
 def _untrained_text(run: TrainingRun) -> str:
     """Return a line on parameters that require gradients and belong to no optimizer."""
     optimizers = [*run.components.optimizers.values(), *run.program._other_optimizers]
-    own = {id(param) for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]}
-    named = ((f"{name}.{key}", p) for name, m in run.components.modules.items() for key, p in m.named_parameters())
+    own = {
+        id(param)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for param in group["params"]
+    }
+    named = (
+        (f"{name}.{key}", p)
+        for name, m in run.components.modules.items()
+        for key, p in m.named_parameters()
+    )
     left = [name for name, param in named if param.requires_grad and id(param) not in own]
     if not left or not own:
         return ""
     more = f" and {len(left) - 3} more" if len(left) > 3 else ""
     return (
-        f" No optimizer trains {', '.join(left[:3])}{more}, so they will not change: add them to an optimizer, or "
-        "freeze them with requires_grad_(False)."
+        f" No optimizer trains {', '.join(left[:3])}{more}, so they will not change: add them to "
+        "an optimizer, or freeze them with requires_grad_(False)."
     )
 
 
 def _loss_text(run: TrainingRun) -> str:
     num_parts = run.program.accumulate * run.runtime.num_shares
-    loss_fn, model = getattr(run.program, "loss_fn", None), run.components.modules.get("model")
+    loss_fn = getattr(run.program, "loss_fn", None)
+    model = run.components.modules.get("model")
     return loss_text(loss_fn, model, num_parts, has_own_step=not run.program._has_default_step)
 
 

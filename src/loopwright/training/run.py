@@ -1,4 +1,5 @@
-"""The state of one run, from its first update to its last, over several `train` calls, kills and resumes."""
+"""The state of one run, from its first update to its last, over several `train` calls, kills and
+resumes."""
 
 from __future__ import annotations
 
@@ -93,8 +94,11 @@ class TrainingRun:
         progress_style: str = "auto",
         is_trial: bool = False,
     ) -> None:
-        self.program, self.runtime, self.components = program, runtime, components
-        self.run_dir, self.progress_style = run_dir, progress_style
+        self.program = program
+        self.runtime = runtime
+        self.components = components
+        self.run_dir = run_dir
+        self.progress_style = progress_style
         # Progress
         self.progress, self.history, self.meter = Progress(), History(), Meter()
         self.meter.is_over = True  # until the first epoch begins, or a resumed run is in one
@@ -129,18 +133,30 @@ class TrainingRun:
         self.directory: RunDirectory | None = None
         self.pending: PendingRestore | None = None
         self.held = _held_schedulers()
-        self.fingerprint: dict[str, Any] | None = None  # describes the program, to compare it when the run is resumed
-        self.accepted: list[Change] = []  # differences between the program and the run that it continues
-        self.was_finished = False  # whether the call was finished in the resume point that this process continues
-        self.token = ""  # names the directory in which several processes write a checkpoint together
+        self.fingerprint: dict[str, Any] | None = (
+            None  # describes the program, to compare it when the run is resumed
+        )
+        # differences between the program and the run that it continues
+        self.accepted: list[Change] = []
+        self.was_finished = (
+            False  # whether the call was finished in the resume point that this process continues
+        )
+        self.token = (
+            ""  # names the directory in which several processes write a checkpoint together
+        )
         # Callbacks and output
-        self.notes: deque[Note] = deque(maxlen=MAX_NOTES)  # lines and events that no recorder has taken yet
+        # lines and events that no recorder has taken yet
+        self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
         self.callbacks: list[Callback] = []
         self.hooks: dict[str, list[Hook]] = {}
 
-    def fresh(self, runtime: Runtime | None = None, compiled: StepChoice | None = None) -> TrainingRun:
-        """Return a new run of the same program, without directory, schedules and output, for an experiment."""
-        runtime, components = runtime or self.runtime, self.components.without_schedules()
+    def fresh(
+        self, runtime: Runtime | None = None, compiled: StepChoice | None = None
+    ) -> TrainingRun:
+        """Return a new run of the same program, without directory, schedules and output, for an
+        experiment."""
+        runtime = runtime or self.runtime
+        components = self.components.without_schedules()
         run = TrainingRun(self.program, runtime, components, progress_style="silent", is_trial=True)
         run.compiled = compiled
         return run
@@ -158,22 +174,28 @@ class TrainingRun:
     # Random numbers
 
     def own_generators(self) -> AbstractContextManager[None]:
-        """Context of a call that draws from the run's own generators; afterwards the program's are as before."""
+        """Context of a call that draws from the run's own generators; afterwards the program's are
+        as before."""
         return self.generators.in_use(follows_program=self.program.seed is None)
 
     @property
     def rank_seed(self) -> int | None:
-        """The seed of this rank's random numbers in steps; None where they begin at the program's generators."""
-        seed, rank = self.program.seed, self.runtime.sample_rank
+        """The seed of this rank's random numbers in steps; None where they begin at the program's
+        generators."""
+        seed = self.program.seed
+        rank = self.runtime.sample_rank
         return seed if seed is None or rank == 0 else derive_seed(seed, rank)
 
     # Events
 
     def bind(self, callbacks: Iterable[Callback]) -> None:
-        """Prepare the functions that each event calls: the trainer's own hook first, then those of the callbacks."""
+        """Prepare the functions that each event calls: the trainer's own hook first, then those of
+        the callbacks."""
         self.callbacks = list(callbacks)
         program = self.program
-        self.hooks = Dispatch(Callback, program, self.callbacks, TrainerHooks, program._trainer_for).hooks
+        self.hooks = Dispatch(
+            Callback, program, self.callbacks, TrainerHooks, program._trainer_for
+        ).hooks
 
     def emit(self, event: str, *args: Any) -> None:
         """Call the hooks of an event."""
@@ -181,20 +203,31 @@ class TrainingRun:
             hook(*args)
 
     def say(self, line: str) -> None:
-        """Print a line on the first process, unless the trainer is silent; a recorder takes it in any case."""
+        """Print a line on the first process, unless the trainer is silent; a recorder takes it in
+        any case."""
         self.notes.append(Note("line", line, time(), self.place()))
         if self.progress_style != "silent" and self.runtime.is_main:
-            print(line.encode(errors="backslashreplace").decode(), flush=True)  # paths need not be Unicode
+            # paths need not be Unicode
+            print(line.encode(errors="backslashreplace").decode(), flush=True)
 
     def note(self, event: str, summary: str = "", /, **detail: Any) -> None:
-        """Note an event of the run for a recorder: an evaluation, a kept model, smaller micro-batches."""
+        """Note an event of the run for a recorder: an evaluation, a kept model, smaller
+        micro-batches."""
         self.notes.append(Note(event, summary, time(), self.place(), detail))
 
     def place(self) -> Place:
-        """Return the position in the run: update, step, epoch, samples, seconds; a step under way counts."""
-        at, stage = self.progress, self.window.stage
+        """Return the position in the run: update, step, epoch, samples, seconds; a step under way
+        counts."""
+        at = self.progress
+        stage = self.window.stage
         size = self.window.size * self.runtime.num_shares if stage == "step" else 0
-        return at.update + (stage != ""), at.step + (stage == "step"), at.epoch, at.sample + size, at.seconds
+        return (
+            at.update + (stage != ""),
+            at.step + (stage == "step"),
+            at.epoch,
+            at.sample + size,
+            at.seconds,
+        )
 
     # The end
 
@@ -215,7 +248,8 @@ class TrainingRun:
     def handling_signals(self) -> Iterator[None]:
         """Handle signals in this block; several ranks act on a signal at the same update.
 
-        A block inside of such a block, as of a door whose user wrote the loop, changes nothing.
+        A block inside of such a block, as of an interface whose user wrote the loop, changes
+        nothing.
         """
         if self.signals.is_handling:
             yield
@@ -232,10 +266,13 @@ class TrainingRun:
         """Let epochs that were trained not count for the limit of this call."""
         self.progress.call_epoch += number
         epochs = self.limits.epochs
-        self.limits = self.limits if epochs is None else replace(self.limits, epochs=epochs + number)
+        self.limits = (
+            self.limits if epochs is None else replace(self.limits, epochs=epochs + number)
+        )
 
     def is_done(self, limits: Limits | None = None) -> bool:
-        """Whether a signal, a stop request or a limit ends training; a stop request counts once all ranks have it."""
+        """Whether a signal, a stop request or a limit ends training; a stop request counts once all
+        ranks have it."""
         if self.signals.stop is not None:
             return True
         if self.stop_reason is not None and (self.consensus is None or self.consensus.has_stop):
@@ -244,15 +281,23 @@ class TrainingRun:
 
     # Metrics
 
-    def sum_and_compare(self, table: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-        """Sum a table of metrics over all processes; raise on all of them if their settings differ."""
-        from .same_settings import sum_and_compare  # imported only where there are several processes
+    def sum_and_compare(
+        self, table: Mapping[str, tuple[float, float]]
+    ) -> dict[str, tuple[float, float]]:
+        """Sum a table of metrics over all processes; raise on all of them if their settings
+        differ."""
+        # imported only where there are several processes
+        from .same_settings import (
+            sum_and_compare,
+        )
 
         return sum_and_compare(table, self.runtime, self.updates, self.components, self.progress)
 
     def flush(self) -> None:
         """Read the pending step metrics from the device and emit `on_log`: a log point."""
-        rows = self.meter.flush_rows(self.progress, self.sum_and_compare if self.runtime.world > 1 else None)
+        rows = self.meter.flush_rows(
+            self.progress, self.sum_and_compare if self.runtime.world > 1 else None
+        )
         self.directions.losses |= self.meter.losses
         self.updates.check()
         self.program._adopt_replaced()
@@ -266,14 +311,15 @@ class TrainingRun:
         return self.phases[-1] if self.phases else self.meter
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Add metrics to the evaluation or epoch under way; where there is none, they have no row to be in."""
+        """Add metrics to the evaluation or epoch under way; where there is none, they have no row
+        to be in."""
         self.current_meter.log(values)  # first: a value that is none is the mistake to tell of
         if not self.phases and self.meter.is_over and not self.progress.in_epoch:
             raise ConfigurationError(
-                f"log({', '.join(map(str, values))}): no epoch or evaluation is in progress, so the value would be "
-                "lost. For a metric of the epoch, call it in a step or in on_train_epoch_end (when on_epoch_end is "
-                "called, the row of the epoch is already written); before or after training, use log_text or "
-                "log_table."
+                f"log({', '.join(map(str, values))}): no epoch or evaluation is in progress, so "
+                "the value would be lost. For a metric of the epoch, call it in a step or in "
+                "on_train_epoch_end (when on_epoch_end is called, the row of the epoch is "
+                "already written); before or after training, use log_text or log_table."
             )
 
     @contextmanager
@@ -294,9 +340,12 @@ class TrainingRun:
         return self.train_stream
 
     def start_after(self, earlier: Progress, rows: Iterable[Mapping[str, float]]) -> None:
-        """Count on from epochs that other runs trained, before the first step; `rows` are theirs in the history."""
+        """Count on from epochs that other runs trained, before the first step; `rows` are theirs in
+        the history."""
         progress = self.progress
-        progress.epoch, progress.update, progress.sample = earlier.epoch, earlier.update, earlier.sample
+        progress.epoch = earlier.epoch
+        progress.update = earlier.update
+        progress.sample = earlier.sample
         progress.step = progress.recorded_step = earlier.step
         progress.seconds = earlier.seconds
         for epoch, row in enumerate(rows):
@@ -307,13 +356,15 @@ class TrainingRun:
         return None if self.train_stream is None else self.train_stream.num_batches
 
     def identify(self, description: dict[str, Any]) -> None:
-        """Take over a description of the program, where no `train` call of the core has made one."""
+        """Take over a description of the program, where no `train` call of the core has made
+        one."""
         self.fingerprint = description
 
     # Checkpoints
 
     def capture(self, *, has_history: bool = True) -> dict[str, Any]:
-        """Return the complete state for an exact resume; without the history where `has_history` is False."""
+        """Return the complete state for an exact resume; without the history where `has_history` is
+        False."""
         return self.program._capture(self, has_history=has_history)
 
     def capture_models(self) -> dict[str, Any]:
@@ -347,18 +398,27 @@ class TrainingRun:
 
 
 class StopConsensus:
-    """The requests of all ranks to stop or to save, one update late, so that no rank waits for another."""
+    """The requests of all ranks to stop or to save, one update late, so that no rank waits for
+    another."""
 
     def __init__(self, run: TrainingRun) -> None:
         self.clock = run.progress.seconds
         self.has_stop = False
 
     def after_update(self, run: TrainingRun) -> None:
-        """Exchange requests: act on all ranks' requests of the previous update, and set the clock to that of rank 0."""
-        signals, runtime, progress = run.signals, run.runtime, run.progress
+        """Exchange requests: act on all ranks' requests of the previous update, and set the clock
+        to that of rank 0."""
+        signals = run.signals
+        runtime = run.runtime
+        progress = run.progress
         runtime.finish_update(run.components.modules.values())
         clock = int(progress.seconds * 1e6) if runtime.is_main else 0
-        requests = (signals.requested or 0, int(run.stop_reason is not None), int(signals.take_save()), clock)
+        requests = (
+            signals.requested or 0,
+            int(run.stop_reason is not None),
+            int(signals.take_save()),
+            clock,
+        )
         stop, has_stop, save, clock = runtime.exchange(requests)
         self.clock = progress.seconds = max(self.clock, clock / 1e6)
         signals.wants_save = bool(save)
@@ -368,7 +428,8 @@ class StopConsensus:
             self.on_stop(run)
 
     def on_stop(self, run: TrainingRun) -> None:
-        """Take over the reason to stop of another rank; all ranks have to call this at the same update."""
+        """Take over the reason to stop of another rank; all ranks have to call this at the same
+        update."""
         reasons = run.runtime.gather_objects(run.stop_reason)
         run.stop_reason = next((reason for reason in reasons if reason is not None), None)
         self.has_stop = run.stop_reason is not None
@@ -376,12 +437,14 @@ class StopConsensus:
 
 @dataclass(slots=True)
 class PendingRestore:
-    """The part of a checkpoint that the next `train` call restores, when data and optimizers exist."""
+    """The part of a checkpoint that the next `train` call restores, when data and optimizers
+    exist."""
 
     data: dict[str, Any] | None
     eval_data: dict[str, Any] | None
     rng: dict[str, Any] | None
-    updates: dict[str, Any] | None  # of each optimizer; None where they were restored with the components
+    # of each optimizer; None where they were restored with the components
+    updates: dict[str, Any] | None
     fingerprint: dict[str, Any] | None
 
     def restore_updates(self, run: TrainingRun) -> None:
@@ -396,7 +459,8 @@ class PendingRestore:
             run.generators.restore(self.rng)
 
     def place(self, run: TrainingRun, stream: Stream) -> None:
-        """Restore the positions in the data, then the random generators, since opening data may use them."""
+        """Restore the positions in the data, then the random generators, since opening data may use
+        them."""
         if self.data is not None:
             seek(stream, self.data)
         if self.eval_data is not None and run.eval_stream is not None:
@@ -412,6 +476,6 @@ def seek(stream: Stream, state: dict[str, Any]) -> None:
         raise
     except Exception as error:  # any error of a damaged state, or of a user's own load_state_dict
         raise CheckpointError(
-            f"The data position in the checkpoint cannot be used ({type(error).__name__}: {error}): use another "
-            "checkpoint, or start a new run."
+            f"The data position in the checkpoint cannot be used ({type(error).__name__}: "
+            f"{error}): use another checkpoint, or start a new run."
         ) from error

@@ -1,7 +1,8 @@
-"""Settings that must be the same on all processes while they train: learning rates and the like, and frozen layers.
+"""Settings that must be the same on all processes while they train: learning rates and the like,
+and frozen layers.
 
-They are compared when an epoch begins and at log points, in the collective that sums the metrics there. A checkpoint is
-a log point, so none has weights that differ between processes.
+They are compared when an epoch begins and at log points, in the collective that sums the metrics
+there. A checkpoint is a log point, so none has weights that differ between processes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from .updates import Updates
 
 HYPERPARAMETERS = ("lr", "weight_decay", "momentum", "betas")
-KEY = "settings "  # begins the name in a table of metrics that has a digest; those of metrics begin with a number
+# begins the name in a table of metrics that has a digest; those of metrics begin with a number
+KEY = "settings "
 Table = Mapping[str, tuple[float, float]]
 
 
@@ -29,7 +31,9 @@ def sum_and_compare(
     table: Table, runtime: Runtime, updates: Updates, components: Components, progress: Progress
 ) -> dict[str, tuple[float, float]]:
     """Sum a table of metrics over all processes; raise on all of them if their settings differ."""
-    total = runtime.sum_table({**table, f"{KEY}{crc32(repr(list(_values(updates))).encode())}": (1.0, 1.0)})
+    total = runtime.sum_table(
+        {**table, f"{KEY}{crc32(repr(list(_values(updates))).encode())}": (1.0, 1.0)}
+    )
     digests = [name for name in total if name.startswith(KEY)]
     for name in digests:
         del total[name]
@@ -47,12 +51,22 @@ def _values(updates: Updates) -> Iterator[object]:
 
 
 def _named(updates: Updates, components: Components) -> dict[str, object]:
-    names = {id(p): f"{of}.{name}" for of, m in components.modules.items() for name, p in m.named_parameters()}
+    names = {
+        id(p): f"{of}.{name}"
+        for of, m in components.modules.items()
+        for name, p in m.named_parameters()
+    }
     found: dict[str, object] = {}
     for update in updates.by_name.values():
         for at, group in enumerate(update.optimizer.param_groups):
-            where = f"of {update.title}" + f", group {at}" * (len(update.optimizer.param_groups) > 1)
-            found |= {f"`{name}` {where}": _number(group[name]) for name in HYPERPARAMETERS if name in group}
+            where = f"of {update.title}" + f", group {at}" * (
+                len(update.optimizer.param_groups) > 1
+            )
+            found |= {
+                f"`{name}` {where}": _number(group[name])
+                for name in HYPERPARAMETERS
+                if name in group
+            }
         for at, param in enumerate(update.params):
             name = names.get(id(param), f"parameter {at} of {update.title}")
             found[f"`requires_grad` of {name}"] = param.requires_grad
@@ -66,13 +80,14 @@ def _number(value: object) -> object:
 def _difference(every: Sequence[Mapping[str, object]], number: int) -> ConfigurationError:
     names = dict.fromkeys(name for named in every for name in named)
     texts = [
-        f"{name} is {', '.join(f'{named.get(name)} on rank {rank}' for rank, named in enumerate(every[:4]))}"
+        f"{name} is "
+        f"{', '.join(f'{named.get(name)} on rank {rank}' for rank, named in enumerate(every[:4]))}"
         for name in names
         if any(named.get(name) != every[0].get(name) for named in every)
     ]
     shown = "; ".join([*texts[:3], *([f"and {len(texts) - 3} more"] if len(texts) > 3 else [])])
     return ConfigurationError(
-        f"The processes train with different settings, so their weights would differ: {shown} (after update "
-        f"{number}). Change settings on every process in the same way: not under a condition on the rank, "
-        "nor on a loss or metric of one process."
+        f"The processes train with different settings, so their weights would differ: {shown} "
+        f"(after update {number}). Change settings on every process in the same way: not under a "
+        "condition on the rank, nor on a loss or metric of one process."
     )

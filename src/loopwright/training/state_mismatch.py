@@ -24,9 +24,18 @@ if TYPE_CHECKING:
     from .components import Components
 
 LISTED = 20
-# What torch's optimizers keep for a parameter: entries with its shape, and entries that are one number.
+# What torch's optimizers keep for a parameter: entries with its shape, and entries that are one
+# number.
 LIKE_PARAMETER = {
-    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg"),
+    *(
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "exp_inf",
+        "momentum_buffer",
+        "square_avg",
+        "grad_avg",
+    ),
     *("acc_delta", "sum", "prev", "step_size", "ax"),
 }
 ONE_NUMBER = {"step", "mu_product", "eta", "mu"}
@@ -41,9 +50,11 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "ASGD": ("step", "eta", "mu", "ax"),
     "Adafactor": ("step",),
 }
-HISTORY, SERIES = ("epochs", "steps"), ("stride", "num_seen", "steps", "values")
+HISTORY = ("epochs", "steps")
+SERIES = ("stride", "num_seen", "steps", "values")
 METER = ("sums", "counts", "logged")
-GENERATORS, DEVICE_GENERATORS = ("torch", "numpy", "python"), ("cuda", "mps")
+GENERATORS = ("torch", "numpy", "python")
+DEVICE_GENERATORS = ("cuda", "mps")
 OPEN = ("TorchMetrics",)  # shipped callbacks whose fields are names of the user
 SCALER = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
 
@@ -66,9 +77,16 @@ def listed(problems: Sequence[str]) -> str:
 
 
 def compare_components(
-    own: Components, models: Any, optimizers: Any, schedules: Any, *, partly: bool = False, kept: Kept = NOTHING_KEPT
+    own: Components,
+    models: Any,
+    optimizers: Any,
+    schedules: Any,
+    *,
+    partly: bool = False,
+    kept: Kept = NOTHING_KEPT,
 ) -> list[str]:
-    """Return the differences of models, optimizers and schedules from their saved states, except those in `kept`.
+    """Return the differences of models, optimizers and schedules from their saved states, except
+    those in `kept`.
 
     With `partly` not all of them need be saved.
     """
@@ -86,28 +104,48 @@ def compare_components(
     )
     for part, components, states, left, compare in compared:
         if not isinstance(states, Mapping):
-            problems.append(f"{part}: the checkpoint has {_kind(states)} instead of a state for each of them")
+            problems.append(
+                f"{part}: the checkpoint has {_kind(states)} instead of a state for each of them"
+            )
             continue
-        held, saved = ({n: value for n, value in named.items() if n not in left} for named in (components, states))
+        held, saved = (
+            {n: value for n, value in named.items() if n not in left}
+            for named in (components, states)
+        )
         if not partly:
-            problems += [f"{part}: {name!r} is not in the checkpoint" for name in held if name not in saved]
-            problems += [f"{part}: the checkpoint has {n!r}, but the trainer does not" for n in saved if n not in held]
+            problems += [
+                f"{part}: {name!r} is not in the checkpoint" for name in held if name not in saved
+            ]
+            problems += [
+                f"{part}: the checkpoint has {n!r}, but the trainer does not"
+                for n in saved
+                if n not in held
+            ]
         for name in held:
             if name in saved:
-                problems += [f"{part}: {name}: {problem}" for problem in compare(held[name], saved[name])]
+                problems += [
+                    f"{part}: {name}: {problem}" for problem in compare(held[name], saved[name])
+                ]
     return problems
 
 
 def compare_model(model: nn.Module, saved: Any) -> list[str]:
-    """Return the differences of a saved state dict from a model: missing or unexpected names, other shapes or types."""
+    """Return the differences of a saved state dict from a model: missing or unexpected names, other
+    shapes or types."""
     if not isinstance(saved, Mapping):
         return [f"the checkpoint has {_kind(saved)} instead of a state dict"]
     own = model.state_dict()
     problems = [f"{key} is missing from the checkpoint" for key in own if key not in saved]
     problems += [f"{key} is only in the checkpoint" for key in saved if key not in own]
-    problems += [f"{key} {p}" for key in own if key in saved and (p := _misfit(own[key], saved[key])) is not None]
+    problems += [
+        f"{key} {p}"
+        for key in own
+        if key in saved and (p := _misfit(own[key], saved[key])) is not None
+    ]
     metadata = state_dict_metadata(saved) or {}
-    if not isinstance(metadata, Mapping) or not all(isinstance(entry, Mapping) for entry in metadata.values()):
+    if not isinstance(metadata, Mapping) or not all(
+        isinstance(entry, Mapping) for entry in metadata.values()
+    ):
         problems.append("the versions recorded with its weights are not a table")
     return problems
 
@@ -132,8 +170,13 @@ def _family(dtype: torch.dtype) -> str:
 
 
 def compare_groups(optimizer: Optimizer, saved: Any) -> list[str]:
-    """Return the differences of a saved state from an optimizer: groups, their options, and its state."""
-    groups, state = (saved.get("param_groups"), saved.get("state")) if isinstance(saved, Mapping) else (None, None)
+    """Return the differences of a saved state from an optimizer: groups, their options, and its
+    state."""
+    groups, state = (
+        (saved.get("param_groups"), saved.get("state"))
+        if isinstance(saved, Mapping)
+        else (None, None)
+    )
     if not isinstance(groups, Sequence) or not all(isinstance(group, Mapping) for group in groups):
         return [f"the checkpoint's param_groups are {_kind(groups)} instead of a list of groups"]
     if not isinstance(state, Mapping):
@@ -153,12 +196,17 @@ def compare_groups(optimizer: Optimizer, saved: Any) -> list[str]:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     by_number = dict(zip(numbers, params, strict=True))
     return problems + [
-        problem for n, entry in state.items() for problem in _compare_entry(optimizer, n, entry, by_number)
+        problem
+        for n, entry in state.items()
+        for problem in _compare_entry(optimizer, n, entry, by_number)
     ]
 
 
-def _completed(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the saved groups with the options that the optimizer adds to groups of earlier torch versions."""
+def _completed(
+    optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return the saved groups with the options that the optimizer adds to groups of earlier torch
+    versions."""
     probe = object.__new__(type(optimizer))
     probe.__dict__.update(optimizer.__dict__)
     plain = [{**group, "params": []} for group in groups]
@@ -172,26 +220,42 @@ def _completed(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> lis
 def _compare_options(own: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str]:
     missing = [name for name in own if name not in saved and name != "param_names"]
     if missing:
-        yield f"{', '.join(missing)} of a group: not in the checkpoint, which may be from another optimizer class"
+        yield (
+            f"{', '.join(missing)} of a group: not in the checkpoint, which may be from "
+            "another optimizer class"
+        )
     for name in own:
         if own[name] is None and isinstance(saved.get(name), Mapping | list | Tensor):
             yield f"of a group, {name} is {_kind(saved[name])} in the checkpoint"
         if name in saved and name != "params":
-            yield from (f"of a group, {p}" for p in differing_kinds(own[name], saved[name], name, none_fits=False))
+            yield from (
+                f"of a group, {p}"
+                for p in differing_kinds(own[name], saved[name], name, none_fits=False)
+            )
 
 
-def _compare_entry(optimizer: Optimizer, number: Any, entry: Any, params: Mapping[int, Tensor]) -> Iterator[str]:
+def _compare_entry(
+    optimizer: Optimizer, number: Any, entry: Any, params: Mapping[int, Tensor]
+) -> Iterator[str]:
     """Yield the problems in the state of one parameter; only torch's own optimizers are checked."""
     kind = type(optimizer)
     if number not in params or not isinstance(entry, Mapping):
-        yield f"the state of parameter {number!r:.20} is {_kind(entry)}, or of none of its parameters"
+        yield (
+            f"the state of parameter {number!r:.20} is {_kind(entry)}, or of none of its parameters"
+        )
         return
     if not kind.__module__.startswith("torch.optim"):
         return
-    if entry and (missing := [name for name in REQUIRED.get(kind.__name__, ()) if entry.get(name) is None]):
+    if entry and (
+        missing := [name for name in REQUIRED.get(kind.__name__, ()) if entry.get(name) is None]
+    ):
         yield f"the state of parameter {number} has no {', '.join(missing)}"
     for name, value in entry.items():
-        if name in LIKE_PARAMETER and value is not None and (problem := _misfit(params[number], value)) is not None:
+        if (
+            name in LIKE_PARAMETER
+            and value is not None
+            and (problem := _misfit(params[number], value)) is not None
+        ):
             yield f"{name} of parameter {number}: the parameter {problem}"
         if name in ONE_NUMBER and not _is_number(value):
             yield f"{name} of parameter {number} is {_kind(value)} instead of a number"
@@ -204,13 +268,16 @@ def compare_schedule(scheduler: Any, saved: Any) -> list[str]:
     own = scheduler.state_dict()
     if not type(scheduler).__module__.startswith(("torch.", "loopwright.")):
         return []
-    needed = [key for key in own if not str(key).startswith("_") or key in ("_step_count", "_last_lr")]
+    needed = [
+        key for key in own if not str(key).startswith("_") or key in ("_step_count", "_last_lr")
+    ]
     missing = [f"{key} is not in the checkpoint" for key in needed if key not in saved]
     return missing + list(differing_kinds(own, saved, none_fits=False))
 
 
 def compare_callbacks(callbacks: Mapping[str, Callback], saved: Any) -> list[str]:
-    """Return the differences in form of the saved states of callbacks; states of users' own classes are not checked."""
+    """Return the differences in form of the saved states of callbacks; states of users' own classes
+    are not checked."""
     if not isinstance(saved, Mapping):
         return [f"callbacks: the checkpoint has {_kind(saved)} instead of their states"]
     return [
@@ -226,7 +293,10 @@ def _compare_callback(callback: Callback, saved: Any) -> Iterator[str]:
         yield f"the checkpoint has {_kind(saved)} instead of its state"
     elif type(callback).__module__.startswith("loopwright.") and not callback._users_objects:
         own = callback.state_dict()
-        if type(callback).__module__.startswith("loopwright.callbacks.") and type(callback).__name__ not in OPEN:
+        if (
+            type(callback).__module__.startswith("loopwright.callbacks.")
+            and type(callback).__name__ not in OPEN
+        ):
             yield from wrong_fields("its state", saved, own)
         yield from differing_kinds(own, saved)
 
@@ -259,7 +329,9 @@ def tried(part: str, attempt: Callable[[], None]) -> list[str]:
 def wrong_history(saved: Any) -> list[str]:
     """Return the problems of a saved history."""
     problems = list(wrong_fields("history", saved, HISTORY))
-    for name, series in saved["steps"].items() if not problems and isinstance(saved["steps"], Mapping) else ():
+    for name, series in (
+        saved["steps"].items() if not problems and isinstance(saved["steps"], Mapping) else ()
+    ):
         problems += wrong_fields(f"history: steps of {name!r:.40}", series, SERIES)
     return problems or tried("history", lambda: _try_history(saved))
 
@@ -271,7 +343,10 @@ def _try_history(saved: Any) -> None:
         if not all(isinstance(value, int | float) for value in row.values()):
             raise TypeError(f"a row is {row!r:.60}")
     for name, series in history.steps.items():
-        if not (type(series.stride) is type(series.num_seen) is int and len(series.steps) == len(series.values)):
+        if not (
+            type(series.stride) is type(series.num_seen) is int
+            and len(series.steps) == len(series.values)
+        ):
             raise TypeError(f"the values of {name!r:.40} do not belong together")
 
 
@@ -292,10 +367,15 @@ def _try_meter(states: Sequence[Any]) -> None:
 
 
 def wrong_rng(saved: Any, set_state: Callable[[], None]) -> list[str]:
-    """Return the problems of the saved random generators of all processes; `set_state` loads those of this process."""
+    """Return the problems of the saved random generators of all processes; `set_state` loads those
+    of this process."""
     if not isinstance(saved, list) or not saved:
         return [f"rng is {_kind(saved)} instead of the generators of each process"]
-    problems = [problem for state in saved for problem in wrong_fields("rng", state, GENERATORS, DEVICE_GENERATORS)]
+    problems = [
+        problem
+        for state in saved
+        for problem in wrong_fields("rng", state, GENERATORS, DEVICE_GENERATORS)
+    ]
     return problems or tried("rng", lambda: _try_random_state(set_state))
 
 
@@ -304,14 +384,20 @@ def _try_random_state(set_state: Callable[[], None]) -> None:
         set_state()
 
 
-def wrong_fields(part: str, saved: Any, known: Collection[str], optional: Collection[str] = ()) -> Iterator[str]:
-    """Yield the fields that the state of a part lacks, and fields that its version does not have."""
+def wrong_fields(
+    part: str, saved: Any, known: Collection[str], optional: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield the fields that the state of a part lacks, and fields that its version does not
+    have."""
     if not isinstance(saved, Mapping):
         yield f"{part} is {_kind(saved)} instead of a table of {', '.join(known)}"
         return
     yield from (f"{part}: {name!r} is not in the checkpoint" for name in known if name not in saved)
     unknown = [name for name in saved if name not in known and name not in optional]
-    yield from (f"{part}: {name!r:.40} is in the checkpoint, but this version does not know it" for name in unknown)
+    yield from (
+        f"{part}: {name!r:.40} is in the checkpoint, but this version does not know it"
+        for name in unknown
+    )
 
 
 def _wrong_progress(saved: Any) -> Iterator[str]:
@@ -319,13 +405,18 @@ def _wrong_progress(saved: Any) -> Iterator[str]:
     yield from problems
     for field in fields(Progress) if not problems else ():
         value: Any = saved[field.name]
-        is_right = isinstance(value, int | float) if field.type == "float" else type(value).__name__ == field.type
+        is_right = (
+            isinstance(value, int | float)
+            if field.type == "float"
+            else type(value).__name__ == field.type
+        )
         if not is_right or value < 0:
             yield f"progress: {field.name} is {value!r:.40}"
 
 
 def _wrong_optimization(saved: Any, optimizers: Iterable[str], has_updates: bool) -> Iterator[str]:
-    """Yield the problems of the saved updates: none before the first `train` call, then one entry per optimizer."""
+    """Yield the problems of the saved updates: none before the first `train` call, then one entry
+    per optimizer."""
     if isinstance(saved, Mapping) and (saved or has_updates):
         yield from (
             f"lanes: the updates of optimizer {name!r} are not in the checkpoint"
@@ -334,23 +425,38 @@ def _wrong_optimization(saved: Any, optimizers: Iterable[str], has_updates: bool
         )
     for name, state in saved.items() if isinstance(saved, Mapping) else [("lanes", saved)]:
         problems = list(
-            wrong_fields(f"lanes: {name!r:.40}", state, ("updates", "scaler"), ("order", "stepped", "skipped"))
+            wrong_fields(
+                f"lanes: {name!r:.40}",
+                state,
+                ("updates", "scaler"),
+                ("order", "stepped", "skipped"),
+            )
         )
         yield from problems
         if problems:
             continue
-        updates, scaler = state["updates"], state["scaler"]
+        updates = state["updates"]
+        scaler = state["scaler"]
         for key in ("stepped", "skipped"):
             if not isinstance(state.get(key, 0), int):
-                yield f"lanes: optimizer {name!r:.40} counts {state[key]!r:.40} updates that were {key}"
+                yield (
+                    f"lanes: optimizer {name!r:.40} counts {state[key]!r:.40} updates that "
+                    f"were {key}"
+                )
         if type(updates) is not int or updates < 0:
             yield f"lanes: optimizer {name!r:.40} counts {updates!r:.40} updates"
-        is_right = isinstance(scaler, Mapping) and all(_is_number(scaler.get(key)) for key in SCALER)
+        is_right = isinstance(scaler, Mapping) and all(
+            _is_number(scaler.get(key)) for key in SCALER
+        )
         if scaler and not is_right:  # one that is not in use saves nothing
             yield f"lanes: the loss scaling of optimizer {name!r:.40} is not complete"
         order = state.get("order")
-        if order is not None and not (isinstance(order, list) and all(type(place) is int for place in order)):
-            yield f"lanes: the order of gradients of optimizer {name!r:.40} is not a list of numbers"
+        if order is not None and not (
+            isinstance(order, list) and all(type(place) is int for place in order)
+        ):
+            yield (
+                f"lanes: the order of gradients of optimizer {name!r:.40} is not a list of numbers"
+            )
 
 
 def _wrong_position(part: str, saved: Any) -> Iterator[str]:
@@ -360,16 +466,20 @@ def _wrong_position(part: str, saved: Any) -> Iterator[str]:
         yield f"{part} is {_kind(saved)} instead of a position in the data"
         return
     for name in ("epoch", "position"):
-        if name in saved and not (type(saved[name]) is int and saved[name] >= 0):  # streams around others have none
+        # streams around others have none
+        if name in saved and not (type(saved[name]) is int and saved[name] >= 0):
             yield f"{part}: {name} is {saved[name]!r:.40}"
 
 
-def differing_kinds(own: Any, saved: Any, path: str = "", *, none_fits: bool = True) -> Iterator[str]:
+def differing_kinds(
+    own: Any, saved: Any, path: str = "", *, none_fits: bool = True
+) -> Iterator[str]:
     """Yield the places where two states have values of different kinds, such as text for a number.
 
     None in this trainer fits any value. None in the checkpoint fits any value if `none_fits`.
     """
-    is_none = saved is None and not none_fits and not (own is None or isinstance(own, bool))  # a choice left open
+    # a choice left open
+    is_none = saved is None and not none_fits and not (own is None or isinstance(own, bool))
     if is_none or not _is_of_one_kind(own, saved):
         yield f"{path or 'it'} is {_kind(own)}, the checkpoint's {_kind(saved)}"
     elif isinstance(own, Mapping) and isinstance(saved, Mapping):
@@ -387,7 +497,12 @@ def differing_kinds(own: Any, saved: Any, path: str = "", *, none_fits: bool = T
 def _is_of_one_kind(own: Any, saved: Any) -> bool:
     if own is None or saved is None or (_is_number(own) and _is_number(saved)):
         return True
-    kinds: tuple[tuple[type, ...], ...] = ((str,), (Mapping,), (list, tuple), (Tensor, StoredTensor))
+    kinds: tuple[tuple[type, ...], ...] = (
+        (str,),
+        (Mapping,),
+        (list, tuple),
+        (Tensor, StoredTensor),
+    )
     for kind in kinds:
         if isinstance(own, kind):
             return isinstance(saved, kind)

@@ -1,4 +1,5 @@
-"""Checks of the steps that a user wrote: a step that trains nothing, or the wrong thing, is an error."""
+"""Checks of the steps that a user wrote: a step that trains nothing, or the wrong thing, is an
+error."""
 
 from __future__ import annotations
 
@@ -26,13 +27,16 @@ Versions = list[tuple[int, int]]  # of gradients
 
 
 class StepWatch:
-    """Checks each step of an epoch: the counters of updates, and `optimizer.step()` calls outside of `update`.
+    """Checks each step of an epoch: the counters of updates, and `optimizer.step()` calls outside
+    of `update`.
 
-    Such a call is counted and followed by the optimizer's schedulers, unless the trainer refuses it.
+    Such a call is counted and followed by the optimizer's schedulers, unless the trainer refuses
+    it.
     """
 
     def __init__(self, trainer: Program, schedules: Mapping[str, Any] | None = None) -> None:
-        self.trainer, self.optimization = trainer, trainer.run.updates
+        self.trainer = trainer
+        self.optimization = trainer.run.updates
         self._schedules = SchedulerWatch({} if schedules is None else schedules)
         self.updates = list(trainer.run.updates.by_name.values())
         self._is_whole = trainer.progress.epoch_step == 0
@@ -41,17 +45,23 @@ class StepWatch:
         self._is_accumulating = trainer.accumulate > 1
         self._before = self._calls_of_each()
         self._taking_part: set[OptimizerUpdate] = set()
-        self._positions: dict[str, list[Any]] = {}  # of schedulers, before a step outside of `update`
+        # of schedulers, before a step outside of `update`
+        self._positions: dict[str, list[Any]] = {}
         self._handles: list[RemovableHandle] = []
-        self._replaced: list[tuple[dict[str, Any], Any]] = []  # attributes of optimizers, and their own `zero_grad`
+        # attributes of optimizers, and their own `zero_grad`
+        self._replaced: list[tuple[dict[str, Any], Any]] = []
 
     def __enter__(self) -> StepWatch:
         for update in self.updates:
-            self._handles += watch_own_steps(update, self._before_own_step, self.optimization.note_own_step)
+            self._handles += watch_own_steps(
+                update, self._before_own_step, self.optimization.note_own_step
+            )
             if self._is_accumulating:
                 attributes = vars(update.optimizer)
                 self._replaced.append((attributes, attributes.get("zero_grad")))
-                attributes["zero_grad"] = partial(self._zero_grad, update, update.optimizer.zero_grad)
+                attributes["zero_grad"] = partial(
+                    self._zero_grad, update, update.optimizer.zero_grad
+                )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,9 +87,10 @@ class StepWatch:
         is_whole = self._is_whole and progress.is_exhausted
         if is_whole and self.updates and self.optimization.calls == self._calls:
             raise ConfigurationError(
-                f"Nothing was trained: after {progress.epoch_step} steps of epoch {progress.epoch + 1}, "
-                f"`{self.trainer._words.step}` has not updated any of the optimizers "
-                f"({', '.join(self.optimization.by_name)}). Call `{self.trainer._words.update}` in it."
+                f"Nothing was trained: after {progress.epoch_step} steps of epoch "
+                f"{progress.epoch + 1}, `{self.trainer._words.step}` has not updated any of the "
+                f"optimizers ({', '.join(self.optimization.by_name)}). Call "
+                f"`{self.trainer._words.update}` in it."
             )
 
     def _check_first(self, result: StepResult) -> None:
@@ -87,21 +98,24 @@ class StepWatch:
         self._schedules.check(f"`{self.trainer._words.step}`", in_step=True)
         if self.optimization.calls != self._calls:
             return
-        step, call = self.trainer._words.step, self.trainer._words.update
+        step = self.trainer._words.step
+        call = self.trainer._words.update
         if any(param.grad is not None for update in self.updates for param in update.params):
             raise ConfigurationError(
-                f"`{step}` called backward(), but no optimizer was stepped, so nothing was trained. Call `{call}` "
-                "instead: it runs backward, accumulates, clips, steps the optimizer and zeroes the gradients."
+                f"`{step}` called backward(), but no optimizer was stepped, so nothing was "
+                f"trained. Call `{call}` instead: it runs backward, accumulates, clips, steps the "
+                "optimizer and zeroes the gradients."
             )
         values = [result.loss, *result.metrics.values()]
         if any(isinstance(value, Tensor) and value.requires_grad for value in values):
             raise ConfigurationError(
-                f"`{step}` returned a loss but updated nothing: a returned loss is only logged. Call `{call}` before "
-                "you return."
+                f"`{step}` returned a loss but updated nothing: a returned loss is only logged. "
+                f"Call `{call}` before you return."
             )
 
     def _check_window(self, position: int) -> None:
-        """Every optimizer takes part in all steps of an accumulation window, once in each, or in none of them."""
+        """Every optimizer takes part in all steps of an accumulation window, once in each, or in
+        none of them."""
         calls = self._calls_of_each()
         counts = {update: now - self._before.get(update, 0) for update, now in calls.items()}
         self._before = calls
@@ -122,19 +136,24 @@ class StepWatch:
         else:
             what = f"updated in the steps before, but not in step {position}"
         raise ConfigurationError(
-            f"{update.subject} {what} of an accumulation window of {self.trainer.accumulate} batches, so its gradients "
-            "would not be those of the window. Update it once in every step of a window, or in none of them: use a "
-            "condition on `self.progress.update`, which is the same in all steps of a window (`if "
-            "self.progress.update % 5 == 0: self.update(...)`), or do not accumulate."
+            f"{update.subject} {what} of an accumulation window of {self.trainer.accumulate} "
+            "batches, so its gradients would not be those of the window. Update it once in every "
+            "step of a window, or in none of them: use a condition on `self.progress.update`, "
+            "which is the same in all steps of a window (`if self.progress.update % 5 == 0: "
+            "self.update(...)`), or do not accumulate."
         )
 
-    def _zero_grad(self, update: OptimizerUpdate, zero_grad: Callable[..., None], *args: Any, **options: Any) -> None:
-        """Zero the gradients for a step that asks for it, unless they are those of earlier steps of the window."""
+    def _zero_grad(
+        self, update: OptimizerUpdate, zero_grad: Callable[..., None], *args: Any, **options: Any
+    ) -> None:
+        """Zero the gradients for a step that asks for it, unless they are those of earlier steps of
+        the window."""
         if any(param.grad is not None for param in update.params):
             raise ConfigurationError(
-                f"`{self.trainer._words.step}` called zero_grad() within an accumulation window of "
-                f"{self.trainer.accumulate} batches, which would drop the gradients of the batches before: remove it. "
-                f"`{self.trainer._words.update}` zeroes the gradients after each window."
+                f"`{self.trainer._words.step}` called zero_grad() within an accumulation window "
+                f"of {self.trainer.accumulate} batches, which would drop the gradients of the "
+                f"batches before: remove it. `{self.trainer._words.update}` zeroes the gradients "
+                "after each window."
             )
         zero_grad(*args, **options)
 
@@ -143,7 +162,8 @@ class StepWatch:
         self._positions[update.name] = scheduler_positions(update)
 
     def _schedule(self) -> None:
-        """Step the schedulers of optimizers that the user stepped, unless the user stepped the schedulers too."""
+        """Step the schedulers of optimizers that the user stepped, unless the user stepped the
+        schedulers too."""
         for name, before in self._positions.items():
             update = self.optimization.by_name[name]
             self.trainer._check_own_step(update)  # `update` may have followed
@@ -160,19 +180,25 @@ class SchedulerWatch:
     """
 
     def __init__(self, schedules: Mapping[str, Any]) -> None:
-        self._found = [(schedule, scheduler_position(schedule.scheduler)) for schedule in schedules.values()]
+        self._found = [
+            (schedule, scheduler_position(schedule.scheduler)) for schedule in schedules.values()
+        ]
 
     def check(self, where: str, *, in_step: bool = False) -> None:
         """Raise if a scheduler moved; in a step, those that count updates may have moved by one."""
         for schedule, before in self._found:
             now = scheduler_position(schedule.scheduler)
-            may_move = in_step and schedule.interval == "update" and (not isinstance(before, int) or now == before + 1)
+            may_move = (
+                in_step
+                and schedule.interval == "update"
+                and (not isinstance(before, int) or now == before + 1)
+            )
             if now == before or may_move:
                 continue
             raise ConfigurationError(
-                f"{type(schedule.scheduler).__name__} was stepped in {where}, and the trainer steps it as well, once "
-                f"per {schedule.interval}: remove the `scheduler.step()` of your own, or do not pass the scheduler to "
-                "the trainer."
+                f"{type(schedule.scheduler).__name__} was stepped in {where}, and the trainer "
+                f"steps it as well, once per {schedule.interval}: remove the `scheduler.step()` "
+                "of your own, or do not pass the scheduler to the trainer."
             )
 
 
@@ -181,15 +207,21 @@ def watch_own_steps(
     before: Callable[[OptimizerUpdate], None],
     after: Callable[[OptimizerUpdate], None] | None = None,
 ) -> list[RemovableHandle]:
-    """Call functions around steps of an optimizer outside of `update`; returns handles that end it."""
+    """Call functions around steps of an optimizer outside of `update`; returns handles that end
+    it."""
 
     def enter(_: object, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         if not update.is_stepping:
             is_empty = not any(param.grad is not None for param in update.params)
-            has_closure = len(arguments) > 1 or bool(options)  # which computes gradients in the step; self comes first
+            # which computes gradients in the step; self comes first
+            has_closure = len(arguments) > 1 or bool(options)
             update.empty_steps += is_empty and not has_closure
             before(update)
-            if not (update.guard is None or has_closure or (update.is_finite() and update.read_flag(" or has NaN"))):
+            if not (
+                update.guard is None
+                or has_closure
+                or (update.is_finite() and update.read_flag(" or has NaN"))
+            ):
                 update.zero()  # a step without gradients changes nothing
 
     def leave(*_: object) -> None:
@@ -197,18 +229,24 @@ def watch_own_steps(
             after(update)
 
     handles = [update.optimizer.register_step_pre_hook(ignore_updates(enter))]
-    return handles if after is None else [*handles, update.optimizer.register_step_post_hook(ignore_updates(leave))]
+    return (
+        handles
+        if after is None
+        else [*handles, update.optimizer.register_step_post_hook(ignore_updates(leave))]
+    )
 
 
 def check_clipping(run: TrainingRun, step: Callable[[Any], T], batch: Any) -> T:
-    """Call the first step of a run; if it clips gradients before there are any, or after they are gone, raise."""
+    """Call the first step of a run; if it clips gradients before there are any, or after they are
+    gone, raise."""
 
     def look(name: str) -> None:
         params = (param for update in run.updates.by_name.values() for param in update.params)
         if any(param.grad is not None for param in params) or _is_in_update():
             return  # the parameters of this call have none, but others do
         raise ConfigurationError(
-            f"{name} was called when no parameter had a gradient, so it clipped nothing: {run.words.clip}."
+            f"{name} was called when no parameter had a gradient, so it clipped nothing: "
+            f"{run.words.clip}."
         )
 
     with watch_clipping(look):
@@ -217,14 +255,16 @@ def check_clipping(run: TrainingRun, step: Callable[[Any], T], batch: Any) -> T:
 
 def _is_in_update() -> bool:
     """Whether the trainer itself clips, which it does whether or not there is a gradient."""
-    frame, codes = sys._getframe(), (OptimizerUpdate.clip.__code__,)
+    frame = sys._getframe()
+    codes = (OptimizerUpdate.clip.__code__,)
     while frame.f_back is not None and frame.f_code not in codes:
         frame = frame.f_back
     return frame.f_code in codes
 
 
 def check_trained(run: TrainingRun) -> None:
-    """After the first epoch: raise if no optimizer had a gradient, and print a line for each that had none."""
+    """After the first epoch: raise if no optimizer had a gradient, and print a line for each that
+    had none."""
     updates = run.updates.by_name.values()
     texts = {update.name: text for update in updates if (text := _untrained_text(update))}
     if texts and len(texts) == len(updates) and any(update.num_updates for update in updates):
@@ -235,23 +275,34 @@ def check_trained(run: TrainingRun) -> None:
 
 
 def check_skipped(run: TrainingRun) -> None:
-    """Raise at the end of an epoch, or of the run, if all of its updates were skipped, so that no weight changed.
+    """Raise at the end of an epoch, or of the run, if all of its updates were skipped, so that no
+    weight changed.
 
-    A loss scaler begins with a scale that may be too large, so that it may skip the updates of a short epoch.
+    A loss scaler begins with a scale that may be too large, so that it may skip the updates of a
+    short epoch.
     """
-    updates = [update for update in run.updates.by_name.values() if update.epoch.stepped or update.epoch.skipped]
+    updates = [
+        update
+        for update in run.updates.by_name.values()
+        if update.epoch.stepped or update.epoch.skipped
+    ]
     idle = [update for update in updates if not update.epoch.stepped]
     is_last = run.is_done() or run.progress.epoch + 1 == run.limits.epochs
     if not idle or run.stop_reason is not None or not (is_last or run.progress.is_exhausted):
         return  # a reason to stop says what was wrong
-    names, number = ", ".join(repr(update.name) for update in idle), sum(update.epoch.skipped for update in idle)
-    why, scale = "a loss or a gradient was not finite in each of them", 0.0
+    names = ", ".join(repr(update.name) for update in idle)
+    number = sum(update.epoch.skipped for update in idle)
+    why = "a loss or a gradient was not finite in each of them"
+    scale = 0.0
     advice = "Lower the learning rate, or look for bad samples"
     if (scaler := idle[0].scaler) is not None:
         scale = scaler.get_scale()
         why = f"their gradients overflowed in fp16 (the loss scale is {scale:g} now)"
         advice = "Use bf16, which needs no scaling, or look for a loss that is very large"
-    text = f"all {number} updates of optimizer {names} in epoch {run.progress.epoch + 1} were skipped, since {why}"
+    text = (
+        f"all {number} updates of optimizer {names} in epoch {run.progress.epoch + 1} were "
+        f"skipped, since {why}"
+    )
     if len(idle) == len(updates) and (is_last or scale < 1):
         raise NonFiniteLossError(f"Nothing was trained: {text}. {advice}.")
     run.say(f"{text[0].upper()}{text[1:]}.")
@@ -259,11 +310,14 @@ def check_skipped(run: TrainingRun) -> None:
 
 def _untrained_text(update: OptimizerUpdate) -> str | None:
     if update.num_updates == 0:
-        return f"optimizer {update.name!r} was never stepped, so its {len(update.params)} parameters have not changed"
+        return (
+            f"optimizer {update.name!r} was never stepped, so its {len(update.params)} "
+            "parameters have not changed"
+        )
     if update.num_updates == update.empty_steps:
         return (
-            f"optimizer {update.name!r} was stepped {update.num_updates} times but never had a gradient; call "
-            "zero_grad() before backward(), not between backward() and step()"
+            f"optimizer {update.name!r} was stepped {update.num_updates} times but never had a "
+            "gradient; call zero_grad() before backward(), not between backward() and step()"
         )
     return None
 
@@ -272,22 +326,26 @@ def refuse_own_step(trainer: Program, update: OptimizerUpdate) -> None:
     """Raise where an optimizer step outside of `update` would be wrong."""
     if (obstacle := own_step_obstacle(trainer, update)) is not None:
         raise ConfigurationError(
-            f"`{trainer._words.step}` called step() of optimizer {update.name!r} directly, which {obstacle}: call "
-            f"`{trainer._words.update}` instead of backward() and step()."
+            f"`{trainer._words.step}` called step() of optimizer {update.name!r} directly, which "
+            f"{obstacle}: call `{trainer._words.update}` instead of backward() and step()."
         )
 
 
 def own_step_obstacle(
-    trainer: Program, update: OptimizerUpdate, *, is_averaged: bool = False, is_clipped: bool = False
+    trainer: Program,
+    update: OptimizerUpdate,
+    *,
+    is_averaged: bool = False,
+    is_clipped: bool = False,
 ) -> str | None:
     """The reason why an optimizer must not be stepped outside of `update`, or None.
 
-    A door that averages gradients over processes or clips them before such a step says so.
+    An interface that averages gradients over processes or clips them before such a step says so.
     """
     if update.peers is not None and not is_averaged:
         return (
-            "would use only the gradients of this process's part of the batch, so the weights would differ between "
-            "processes"
+            "would use only the gradients of this process's part of the batch, so the weights "
+            "would differ between processes"
         )
     if trainer.accumulate > 1:
         return (
@@ -295,33 +353,49 @@ def own_step_obstacle(
             f"{trainer._words.accumulate} requires"
         )
     if trainer.run.num_micro_batches > 1:
-        return "would happen after a part of the batch, because memory ran out and batches are split into micro-batches"
+        return (
+            "would happen after a part of the batch, because memory ran out and batches are "
+            "split into micro-batches"
+        )
     if not is_clipped and (update.clip_norm is not None or update.clip_value is not None):
         name, value = (
-            ("clip_norm", update.clip_norm) if update.clip_norm is not None else ("clip_value", update.clip_value)
+            ("clip_norm", update.clip_norm)
+            if update.clip_norm is not None
+            else ("clip_value", update.clip_value)
         )
         return f"would skip the clipping that {name}={value} requires"
     if update.scaler is not None:
         return "would skip the loss scaling that precision='fp16' needs"
-    return "`update` has also done, so the optimizer would be stepped twice" if update.calls else None
+    return (
+        "`update` has also done, so the optimizer would be stepped twice" if update.calls else None
+    )
 
 
 def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
     """Raise for an update in an evaluation, or with a value that is not a loss."""
     if trainer.run.is_evaluating:
         raise ConfigurationError(
-            f"An update during an evaluation would train on the evaluation data. `{trainer._words.eval_step}` and "
-            f"other code that runs in an evaluation or prediction must not update. Update in `{trainer._words.step}`."
+            "An update during an evaluation would train on the evaluation data. "
+            f"`{trainer._words.eval_step}` and other code that runs in an evaluation or "
+            f"prediction must not update. Update in `{trainer._words.step}`."
         )
     if (mistake := mistake_in_loss(loss, count, trainer._words.takes_count)) is not None:
         raise ConfigurationError(f"The loss in `{trainer._words.step}` {mistake}.") from None
-    error, names = sys.exception(), list(trainer.optimizers)
+    error = sys.exception()
+    names = list(trainer.optimizers)
     if len(names) == 1 and error is not None and "a second time" in str(error):
         call = trainer._words.update
-        error.add_note(f"`{call}` runs backward itself: remove `loss.backward()` from `{trainer._words.step}`.")
-    if len(names) > 1 and any(text in str(error) for text in ("a second time", "by an inplace operation")):
+        error.add_note(
+            f"`{call}` runs backward itself: remove `loss.backward()` from `{trainer._words.step}`."
+        )
+    if len(names) > 1 and any(
+        text in str(error) for text in ("a second time", "by an inplace operation")
+    ):
         assert error is not None
-        error.add_note(f"If several optimizers share one loss, update them together: `self.update(loss, {names})`.")
+        error.add_note(
+            "If several optimizers share one loss, update them together: `self.update(loss, "
+            f"{names})`."
+        )
 
 
 def scheduler_positions(update: OptimizerUpdate) -> list[Any]:
@@ -332,9 +406,18 @@ def scheduler_positions(update: OptimizerUpdate) -> list[Any]:
 def scheduler_position(scheduler: Any) -> Any:
     """How far a scheduler is: its counter, or else all of its state; None where it has neither."""
     position = getattr(scheduler, "last_epoch", getattr(scheduler, "_num_updates", None))
-    return repr(scheduler.state_dict()) if position is None and hasattr(scheduler, "state_dict") else position
+    return (
+        repr(scheduler.state_dict())
+        if position is None and hasattr(scheduler, "state_dict")
+        else position
+    )
 
 
 def gradient_versions(update: OptimizerUpdate) -> Versions:
-    """The identities and versions of gradients, which change when gradients are replaced or changed in place."""
-    return [(id(param.grad), version_of(param.grad)) for param in update.params if param.grad is not None]
+    """The identities and versions of gradients, which change when gradients are replaced or changed
+    in place."""
+    return [
+        (id(param.grad), version_of(param.grad))
+        for param in update.params
+        if param.grad is not None
+    ]

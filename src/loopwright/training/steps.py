@@ -1,7 +1,8 @@
-"""The loop: the only place where training data is iterated. It knows no devices, no files and no printing.
+"""The loop: the only place where training data is iterated. It knows no devices, no files and no
+printing.
 
-`open_steps` is a generator of steps, and its caller computes each of them: the core by `train_step` (`train_steps`), a
-door by the stages of its document, a user loop by its own body.
+`open_steps` is a generator of steps, and its caller computes each of them: the core by `train_step`
+(`train_steps`), a interface by the stages of its document, a user loop by its own body.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ FLUSH_SECONDS = 0.25
 class Step:
     """A batch that is being trained on, at its position in the accumulation window.
 
-    Whoever computes the step sets `result`, and `is_last` if it will ask for no more steps of this epoch.
+    Whoever computes the step sets `result`, and `is_last` if it will ask for no more steps of this
+    epoch.
     """
 
     batch: Any
@@ -50,9 +52,11 @@ class Step:
 
 
 def train(run: TrainingRun, one_epoch: Callable[[], None] | None = None) -> None:
-    """Train epochs until a limit is reached or a stop is requested; `one_epoch` takes the place of the program's own.
+    """Train epochs until a limit is reached or a stop is requested; `one_epoch` takes the place of
+    the program's own.
 
-    A run that was killed after its last update, before that was evaluated, has only the end of its epoch to do.
+    A run that was killed after its last update, before that was evaluated, has only the end of its
+    epoch to do.
     """
     one_epoch = run.program._train_epoch if one_epoch is None else one_epoch
     if run.progress.is_unrecorded and run.is_done():
@@ -61,11 +65,13 @@ def train(run: TrainingRun, one_epoch: Callable[[], None] | None = None) -> None
         one_epoch()
 
 
-def train_epoch(run: TrainingRun, stream: Stream | None = None, limits: Limits | None = None) -> None:
+def train_epoch(
+    run: TrainingRun, stream: Stream | None = None, limits: Limits | None = None
+) -> None:
     """Train one epoch, or the rest of it: its steps, an evaluation, and its row in the history.
 
-    A signal leaves it where it is: a resumed run takes the remaining steps, or the evaluation, from there. Stream and
-    limits are those of the run, unless others are given.
+    A signal leaves it where it is: a resumed run takes the remaining steps, or the evaluation, from
+    there. Stream and limits are those of the run, unless others are given.
     """
     begin_epoch(run, stream)
     train_steps(run, stream, limits)
@@ -102,8 +108,11 @@ def end_steps(run: TrainingRun) -> None:
 
 def record_epoch(run: TrainingRun, measured: Mapping[str, float]) -> None:
     """Write the epoch's row in the history; if the data is exhausted, end the epoch."""
-    progress, runtime = run.progress, run.runtime
-    row = run.meter.compute(runtime.sum_table, is_final=progress.is_exhausted, gather=runtime.gather_samples)
+    progress = run.progress
+    runtime = run.runtime
+    row = run.meter.compute(
+        runtime.sum_table, is_final=progress.is_exhausted, gather=runtime.gather_samples
+    )
     row |= {f"eval_{name}": value for name, value in measured.items()}
     run.history.set_epoch(progress.epoch, row)
     progress.recorded_step = progress.step
@@ -121,8 +130,11 @@ def record_epoch(run: TrainingRun, measured: Mapping[str, float]) -> None:
             run.consensus.on_stop(run)
 
 
-def train_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | None = None) -> None:
-    """Train the steps of an epoch up to its end or a limit; after a rewind, continue from the restored step."""
+def train_steps(
+    run: TrainingRun, stream: Stream | None = None, limits: Limits | None = None
+) -> None:
+    """Train the steps of an epoch up to its end or a limit; after a rewind, continue from the
+    restored step."""
     watch = run.program._watch_steps()
     with nullcontext() if watch is None else watch:
         while True:
@@ -138,13 +150,19 @@ def train_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits |
 
 def compute_steps(run: TrainingRun, watch: EpochChecks | None, steps: Iterable[Step]) -> None:
     """Compute each step by the trainer's `train_step`, in micro-batches once memory has run out."""
-    autocast, train_step = run.runtime.autocast, step_function(run)
-    call = partial(check_clipping, run, train_step) if run.progress.step == 0 and run.compiled is None else train_step
+    autocast = run.runtime.autocast
+    train_step = step_function(run)
+    call = (
+        partial(check_clipping, run, train_step)
+        if run.progress.step == 0 and run.compiled is None
+        else train_step
+    )
     for step in steps:
         try:
             with autocast:
                 result = call(step.batch)
-            is_ready = type(result) is StepResult and result.size is not None  # as the trainer's own step returns it
+            # as the trainer's own step returns it
+            is_ready = type(result) is StepResult and result.size is not None
             step.result = result if is_ready else StepResult.of(result, step.size)
         except torch.OutOfMemoryError as error:
             step.result = redo_window(run, step.window, step.position, error)
@@ -154,21 +172,31 @@ def compute_steps(run: TrainingRun, watch: EpochChecks | None, steps: Iterable[S
             watch.after_step(step.result, step.position)
 
 
-def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | None = None) -> Iterator[Step]:
+def open_steps(
+    run: TrainingRun, stream: Stream | None = None, limits: Limits | None = None
+) -> Iterator[Step]:
     """Yield the steps of an epoch up to its end or a limit; the caller computes each one.
 
-    A step is over when the next one is asked for: then it is counted and measured, and an update follows the last step
-    of a window of `accumulate` batches. After a step with `is_last` there are no more.
+    A step is over when the next one is asked for: then it is counted and measured, and an update
+    follows the last step of a window of `accumulate` batches. After a step with `is_last` there are
+    no more.
     """
-    progress, meter, window = run.progress, run.meter, run.window
+    progress = run.progress
+    meter = run.meter
+    window = run.window
     stream = run.opened_stream if stream is None else stream
     limits = run.limits if limits is None else limits
-    step_starts, step_ends = run.hooks["on_train_step_start"], run.hooks["on_train_step_end"]
-    update_ends, feed = run.hooks["on_update_end"], run.program._open_feed(stream)
+    step_starts = run.hooks["on_train_step_start"]
+    step_ends = run.hooks["on_train_step_end"]
+    update_ends = run.hooks["on_update_end"]
+    feed = run.program._open_feed(stream)
     prepare_batch = run.program.prepare_batch if feed is None else feed.get
-    started, seconds = monotonic() - run.eval_seconds, progress.seconds
-    flushed, flushed_step = progress.seconds, progress.step
-    num_shares, consensus = run.runtime.num_shares, run.consensus
+    started = monotonic() - run.eval_seconds
+    seconds = progress.seconds
+    flushed = progress.seconds
+    flushed_step = progress.step
+    num_shares = run.runtime.num_shares
+    consensus = run.consensus
     if run.is_done(limits):
         progress.is_exhausted = _has_given_all(progress, stream)
         return
@@ -207,11 +235,17 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
             consensus.after_update(run)
         for hook in update_ends:
             hook()
-        if progress.seconds - flushed > FLUSH_SECONDS or progress.step - flushed_step >= FLUSH_STEPS:
-            flushed, flushed_step = progress.seconds, progress.step
+        if (
+            progress.seconds - flushed > FLUSH_SECONDS
+            or progress.step - flushed_step >= FLUSH_STEPS
+        ):
+            flushed = progress.seconds
+            flushed_step = progress.step
             run.flush()
         if is_last or run.is_done(limits):
-            progress.is_exhausted = is_last or (not run.is_interrupted and _has_given_all(progress, stream))
+            progress.is_exhausted = is_last or (
+                not run.is_interrupted and _has_given_all(progress, stream)
+            )
             return
 
 
@@ -220,12 +254,16 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
 def take_windows(run: TrainingRun, stream: Stream, limits: Limits) -> Iterator[list[Batch]]:
     """Yield the epoch's batches in groups of `accumulate`; the last group may be shorter.
 
-    A signal ends it while it waits: nothing of the group was trained, and the position is that of the last update.
+    A signal ends it while it waits: nothing of the group was trained, and the position is that of
+    the last update.
     """
-    progress, is_limited = run.progress, limits.samples is not None
+    progress = run.progress
+    is_limited = limits.samples is not None
     stream.leave_when(run.wait)
     try:
-        while batches := stream.take(run.program.accumulate, limits.samples_left(progress) if is_limited else None):
+        while batches := stream.take(
+            run.program.accumulate, limits.samples_left(progress) if is_limited else None
+        ):
             yield batches
     except WaitInterrupted:
         return
@@ -234,22 +272,30 @@ def take_windows(run: TrainingRun, stream: Stream, limits: Limits) -> Iterator[l
 
 
 @waits_for_data
-def _value_after(run: TrainingRun, batches: list[Batch], position: int, stream: Stream, limits: Limits) -> Any:
-    """Return the batch after this one, as far as it is known before this step; None where none will be trained."""
+def _value_after(
+    run: TrainingRun, batches: list[Batch], position: int, stream: Stream, limits: Limits
+) -> Any:
+    """Return the batch after this one, as far as it is known before this step; None where none will
+    be trained."""
     if position < len(batches):
         return batches[position].value
-    progress, (_, size, total) = run.progress, batches[-1]
+    progress = run.progress
+    (_, size, total) = batches[-1]
     left = limits.samples_left(progress)
     if left is not None:
         left -= size if total is None else total
-    is_last = (limits.updates is not None and progress.update + 1 >= limits.updates) or (left is not None and left <= 0)
+    is_last = (limits.updates is not None and progress.update + 1 >= limits.updates) or (
+        left is not None and left <= 0
+    )
     return None if is_last or run.is_done(limits) else stream.upcoming(left)
 
 
 def shares(batches: list[Batch], num_shares: int) -> list[float]:
-    """Return the divisor of each step's mean loss that makes the window's gradient the mean over all its samples.
+    """Return the divisor of each step's mean loss that makes the window's gradient the mean over
+    all its samples.
 
-    Gradients are averaged over processes, hence the factor `num_shares`. A process without samples has weight 0.
+    Gradients are averaged over processes, hence the factor `num_shares`. A process without samples
+    has weight 0.
     """
     if len(batches) == 1 and batches[0].total is None:
         return [1.0]
@@ -258,26 +304,30 @@ def shares(batches: list[Batch], num_shares: int) -> list[float]:
 
 
 def _has_given_all(progress: Progress, stream: Stream) -> bool:
-    """Whether an epoch of known length is complete: by samples, since a limit may have cut a batch in two."""
+    """Whether an epoch of known length is complete: by samples, since a limit may have cut a batch
+    in two."""
     if stream.num_samples is not None:
         return progress.epoch_sample >= stream.num_samples
     return progress.epoch_step == stream.num_batches
 
 
 def _check_length(progress: Progress, stream: Stream) -> None:
-    """Raise if an epoch had no batches, or fewer than its length: this is an error and not the end of training."""
+    """Raise if an epoch had no batches, or fewer than its length: this is an error and not the end
+    of training."""
     if progress.epoch_step == 0:
         reason = "is empty in this epoch; an iterator can be used only once"
         remedy = (
-            "an object that can be iterated in every epoch: a data set, a list, or an object whose `__iter__` starts "
-            "from the beginning"
+            "an object that can be iterated in every epoch: a data set, a list, or an object "
+            "whose `__iter__` starts from the beginning"
         )
         if progress.epoch == 0:
-            reason, remedy = "is empty", "a data set or loader with at least one batch"
+            reason = "is empty"
+            remedy = "a data set or loader with at least one batch"
             remedy += " (is `drop_last` on with fewer samples than a batch?)"
         raise DataError(f"The training data {reason} (epoch {progress.epoch + 1}): pass {remedy}.")
     if stream.num_batches is not None and progress.epoch_step < stream.num_batches:
         raise DataError(
-            f"The training data ended early: {progress.epoch_step} batches in epoch {progress.epoch + 1}, but its "
-            f"length is {stream.num_batches}. Correct its `__len__`, or remove it to train on data of any length."
+            f"The training data ended early: {progress.epoch_step} batches in epoch "
+            f"{progress.epoch + 1}, but its length is {stream.num_batches}. Correct its "
+            "`__len__`, or remove it to train on data of any length."
         )

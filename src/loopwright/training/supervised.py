@@ -24,10 +24,11 @@ ABOUT_INPUTS = re.compile(  # messages about shapes, types and indices
 
 
 def split_supervised(batch: Any, has_loss_fn: bool) -> tuple[Any, Any]:
-    """Return (inputs, targets): a pair is used as it is, a longer tuple ends in the targets, a tensor has none.
+    """Return (inputs, targets): a pair is used as it is, a longer tuple ends in the targets, a
+    tensor has none.
 
-    Of a mapping, the entry named like a target is one when there is a loss function to take it; without a loss
-    function the model computes its loss itself and gets every entry.
+    Of a mapping, the entry named like a target is one when there is a loss function to take it;
+    without a loss function the model computes its loss itself and gets every entry.
     """
     if isinstance(batch, (list, tuple)):
         if len(batch) == 2:
@@ -41,17 +42,21 @@ def split_supervised(batch: Any, has_loss_fn: bool) -> tuple[Any, Any]:
 
 
 def checked_pair(returned: Any) -> tuple[Any, Any]:
-    """The pair that an overridden `split_batch` returned; anything else, also a tensor of two rows, is refused."""
+    """The pair that an overridden `split_batch` returned; anything else, also a tensor of two rows,
+    is refused."""
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return returned[0], returned[1]
     raise ConfigurationError(
-        f"`split_batch` returned {describe(returned)}; it must return two values: (inputs, targets), or (inputs, None) "
-        "if there are no targets."
+        f"`split_batch` returned {describe(returned)}; it must return two values: (inputs, "
+        "targets), or (inputs, None) if there are no targets."
     )
 
 
-def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", forward: str = "forward") -> Any:
-    """Call the model with the inputs; an error says how it was called, and which methods decide that."""
+def call_model(
+    model: nn.Module, inputs: Any, *, split: str = "split_batch", forward: str = "forward"
+) -> Any:
+    """Call the model with the inputs; an error says how it was called, and which methods decide
+    that."""
     try:
         if isinstance(inputs, Tensor):
             return model(inputs)
@@ -61,14 +66,15 @@ def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", for
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
         if "more than 1 value per channel" in str(error):
             error.add_note(
-                "This batch has a single sample, and batch norm cannot compute statistics from one sample: use "
-                "another `batch_size`, or a DataLoader with `drop_last=True`."
+                "This batch has a single sample, and batch norm cannot compute statistics from "
+                "one sample: use another `batch_size`, or a DataLoader with `drop_last=True`."
             )
         elif is_about_inputs(error):
             error.add_note(
-                f"The model was called with {describe(inputs)}. If that is not what it takes, override `{split}` "
-                f"(which part of a batch is input) or `{forward}` (how the model is called)."
-                f"{_dtype_hint(error, inputs)}{_names_hint(error, inputs) if split == 'split_batch' else ''}"
+                f"The model was called with {describe(inputs)}. If that is not what it takes, "
+                f"override `{split}` (which part of a batch is input) or `{forward}` (how the "
+                "model is "
+                f"called).{_dtype_hint(error, inputs)}{_names_hint(error, inputs) if split == 'split_batch' else ''}"
             )
         raise
 
@@ -76,15 +82,20 @@ def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", for
 def is_about_inputs(error: BaseException) -> bool:
     """Whether an error of a model's forward pass can come from its inputs.
 
-    A call that does not fit, shapes, types and indices can; memory, devices, processes and signals cannot.
+    A call that does not fit, shapes, types and indices can; memory, devices, processes and signals
+    cannot.
     """
     if isinstance(error, TypeError):
         return True
-    return not isinstance(error, torch.OutOfMemoryError) and ABOUT_INPUTS.search(str(error)) is not None
+    return (
+        not isinstance(error, torch.OutOfMemoryError)
+        and ABOUT_INPUTS.search(str(error)) is not None
+    )
 
 
 def _dtype_hint(error: BaseException, inputs: Any) -> str:
-    """Advice about float64, numpy's default type, which models do not have, and about whole numbers."""
+    """Advice about float64, numpy's default type, which models do not have, and about whole
+    numbers."""
     if not any(word in str(error).lower() for word in ("dtype", "double", "scalar type")):
         return ""
     if "float64" in describe(inputs):
@@ -99,16 +110,20 @@ def _names_hint(error: BaseException, inputs: Any) -> str:
     if not isinstance(error, TypeError) or not isinstance(inputs, Mapping):
         return ""
     return (
-        f" The entries of a dict are passed by their names: {', '.join(map(str, inputs))}. Name them as in the model's "
-        f"`forward`; the target is the entry named {', '.join(TARGET_NAMES[:-1])} or {TARGET_NAMES[-1]}."
+        f" The entries of a dict are passed by their names: {', '.join(map(str, inputs))}. Name "
+        "them as in the model's `forward`; the target is the entry named "
+        f"{', '.join(TARGET_NAMES[:-1])} or {TARGET_NAMES[-1]}."
     )
 
 
 def _target_hint(outputs: Any, targets: Any) -> str:
-    """Advice about targets that common losses do not take: labels of another type, or of another shape."""
+    """Advice about targets that common losses do not take: labels of another type, or of another
+    shape."""
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return (
-            "" if isinstance(targets, Tensor) else " Targets have to be a tensor: number the classes 0, 1, 2 and so on."
+            ""
+            if isinstance(targets, Tensor)
+            else " Targets have to be a tensor: number the classes 0, 1, 2 and so on."
         )
     if targets.shape == outputs.shape:
         return "" if targets.is_floating_point() else " Convert these targets with `.float()`."
@@ -117,7 +132,10 @@ def _target_hint(outputs: Any, targets: Any) -> str:
     if outputs.dim() < 2 or targets.shape[:1] != outputs.shape[:1]:
         return ""
     if outputs.dim() > 2 and targets.shape == outputs.shape[:-1]:
-        return f" Classes come second in the outputs of a loss: `outputs.transpose(1, {outputs.dim() - 1})`."
+        return (
+            " Classes come second in the outputs of a loss: `outputs.transpose(1, "
+            f"{outputs.dim() - 1})`."
+        )
     if targets.dim() == 2 and targets.shape[1] == 1:
         return " Class labels have one dimension: `targets.squeeze(1)`."
     if targets.is_floating_point():
@@ -125,18 +143,29 @@ def _target_hint(outputs: Any, targets: Any) -> str:
     return f" For {outputs.shape[1]} outputs, class labels are 0 to {outputs.shape[1] - 1}."
 
 
-def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, override: str = "compute_loss") -> Any:
+def loss_of(
+    outputs: Any,
+    targets: Any,
+    loss_fn: Callable[..., Any] | None,
+    *,
+    override: str = "compute_loss",
+) -> Any:
     """The loss in the outputs, as Hugging Face models return it, or that of the loss function."""
     own = None if type(outputs) is Tensor else _own_loss(outputs)
     if own is not None:
         return own
     if loss_fn is None:
         raise ConfigurationError(
-            f"There is no loss: `loss_fn` is None and the model's output ({describe(outputs)}) has no `.loss`. Pass "
-            f"`loss_fn=`, return the loss from the model, or override `{override}`."
+            f"There is no loss: `loss_fn` is None and the model's output ({describe(outputs)}) "
+            "has no `.loss`. Pass `loss_fn=`, return the loss from the model, or override "
+            f"`{override}`."
         )
     try:
-        if type(targets) is Tensor and type(outputs) is Tensor and targets.dim() + outputs.dim() == 3:
+        if (
+            type(targets) is Tensor
+            and type(outputs) is Tensor
+            and targets.dim() + outputs.dim() == 3
+        ):
             return call_loss(loss_fn, outputs, targets)
         return loss_fn(outputs) if targets is None else loss_fn(outputs, targets)
     except ConfigurationError:
@@ -145,14 +174,19 @@ def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, o
         if not (isinstance(error, TypeError) and _is_of_call(error)):
             if is_about_inputs(error):
                 error.add_note(
-                    f"The loss was called with {describe(outputs)} as outputs and {describe(targets)} as targets."
-                    f"{_target_hint(outputs, targets)}"
+                    f"The loss was called with {describe(outputs)} as outputs and "
+                    f"{describe(targets)} as targets.{_target_hint(outputs, targets)}"
                 )
             raise
-        how = "(outputs), because the batches have no targets" if targets is None else "(outputs, targets)"
+        how = (
+            "(outputs), because the batches have no targets"
+            if targets is None
+            else "(outputs, targets)"
+        )
         raise ConfigurationError(
-            f"The loss was called with {how}, but it does not take these arguments: {error}. Pass data of inputs and "
-            f"targets, such as `(x, y)`, a function that takes these arguments, or override `{override}`."
+            f"The loss was called with {how}, but it does not take these arguments: {error}. Pass "
+            "data of inputs and targets, such as `(x, y)`, a function that takes these "
+            f"arguments, or override `{override}`."
         ) from error
 
 
@@ -168,13 +202,18 @@ def _is_of_call(error: BaseException) -> bool:
 
 
 def call_loss(loss_fn: Callable[..., Any], outputs: Any, targets: Any) -> Any:
-    """Call a loss, which must not combine outputs (n, 1) with targets (n,), or the reverse, to (n, n).
+    """Call a loss, which must not combine outputs (n, 1) with targets (n,), or the reverse, to (n,
+    n).
 
-    Broadcasting does so in `(outputs - targets) ** 2`: every output is compared with every target. Operators of a loss
-    function are looked at in its first call with such shapes.
+    Broadcasting does so in `(outputs - targets) ** 2`: every output is compared with every target.
+    Operators of a loss function are looked at in its first call with such shapes.
     """
     is_column = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
-    is_column = is_column and outputs.numel() == targets.numel() > 1 and {outputs.dim(), targets.dim()} == {1, 2}
+    is_column = (
+        is_column
+        and outputs.numel() == targets.numel() > 1
+        and {outputs.dim(), targets.dim()} == {1, 2}
+    )
     known = _CALLED.get(id(loss_fn))
     if not is_column or (known is not None and known() is loss_fn) or torch.compiler.is_compiling():
         return loss_fn(outputs, targets)
@@ -182,24 +221,31 @@ def call_loss(loss_fn: Callable[..., Any], outputs: Any, targets: Any) -> Any:
 
     def look(arguments: tuple[Any, ...], result: Any) -> None:
         is_square = isinstance(result, Tensor) and result.shape == (size, size)
-        if is_square and any(isinstance(value, Tensor) and value.shape == (size,) for value in arguments):
+        if is_square and any(
+            isinstance(value, Tensor) and value.shape == (size,) for value in arguments
+        ):
             raise ConfigurationError(
-                f"The outputs have shape {tuple(outputs.shape)} and the targets {tuple(targets.shape)}, and the loss "
-                f"combines them to ({size}, {size}): every output with every target. Give both the same shape: "
-                f"{'`targets.unsqueeze(1)`' if targets.dim() == 1 else '`outputs.unsqueeze(1)`'} in the data or in the "
-                "loss. If all pairs are meant, write so: `targets[None]`."
+                f"The outputs have shape {tuple(outputs.shape)} and the targets "
+                f"{tuple(targets.shape)}, and the loss combines them to ({size}, {size}): every "
+                "output with every target. Give both the same shape: "
+                f"{'`targets.unsqueeze(1)`' if targets.dim() == 1 else '`outputs.unsqueeze(1)`'} "
+                "in the data or in the loss. If all pairs are meant, write so: `targets[None]`."
             )
 
     with watch_operators(look):
         loss = loss_fn(outputs, targets)
-    with suppress(TypeError):  # some callables cannot be referred to weakly: these are looked at in every call
+    # some callables cannot be referred to weakly: these are looked at in every call
+    with suppress(TypeError):
         key = id(loss_fn)
         _CALLED[key] = ref(loss_fn, lambda _: _CALLED.pop(key, None))
     return loss
 
 
-def loss_text(loss_fn: Any, model: nn.Module | None, num_parts: int, *, has_own_step: bool = False) -> str:
-    """A sentence for the first line of a run about a step or loss that its user does not expect; mostly none.
+def loss_text(
+    loss_fn: Any, model: nn.Module | None, num_parts: int, *, has_own_step: bool = False
+) -> str:
+    """A sentence for the first line of a run about a step or loss that its user does not expect;
+    mostly none.
 
     Args:
         loss_fn: The loss.
@@ -210,19 +256,32 @@ def loss_text(loss_fn: Any, model: nn.Module | None, num_parts: int, *, has_own_
     for method in ("training_step", "train_step", "configure_optimizers"):
         if not has_own_step and callable(getattr(model, method, None)):
             return (
-                f" {type(model).__name__}.{method} is not called, because it is a method of the model: move it into a "
-                f"subclass of Trainer{', as `train_step(self, batch)`' if 'step' in method else ''}."
+                f" {type(model).__name__}.{method} is not called, because it is a method of the "
+                "model: move it into a subclass of "
+                f"Trainer{', as `train_step(self, batch)`' if 'step' in method else ''}."
             )
     while isinstance(model, nn.Sequential) and len(model):
         model = model[-1]
-    name, last = type(loss_fn).__name__, type(model)
-    if (type(loss_fn), last) in ((nn.CrossEntropyLoss, nn.Softmax), (nn.BCEWithLogitsLoss, nn.Sigmoid)):
-        return f" The model ends with {last.__name__}, and {name} applies one itself: remove it from the model."
-    if type(loss_fn) is nn.CrossEntropyLoss and loss_fn.weight is not None:
-        parts = f", and {num_parts} batches per update are not exactly one large batch" if num_parts > 1 else ""
+    name = type(loss_fn).__name__
+    last = type(model)
+    if (type(loss_fn), last) in (
+        (nn.CrossEntropyLoss, nn.Softmax),
+        (nn.BCEWithLogitsLoss, nn.Sigmoid),
+    ):
         return (
-            f" {name}(weight=...) divides by the weights of each batch, so its mean over batches depends on the batch "
-            f"size{parts}: return (sum, sum of the weights) from `compute_loss` to divide once."
+            f" The model ends with {last.__name__}, and {name} applies one itself: remove it "
+            "from the model."
+        )
+    if type(loss_fn) is nn.CrossEntropyLoss and loss_fn.weight is not None:
+        parts = (
+            f", and {num_parts} batches per update are not exactly one large batch"
+            if num_parts > 1
+            else ""
+        )
+        return (
+            f" {name}(weight=...) divides by the weights of each batch, so its mean over batches "
+            f"depends on the batch size{parts}: return (sum, sum of the weights) from "
+            "`compute_loss` to divide once."
         )
     return ""
 
@@ -238,18 +297,27 @@ def describe(value: Any) -> str:
     """Describe a nested value in short: types and shapes."""
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
-        return f"{'an' if dtype.startswith('int') else 'a'} {dtype} tensor of shape {tuple(value.shape)}"
+        return (
+            f"{'an' if dtype.startswith('int') else 'a'} {dtype} tensor of shape "
+            f"{tuple(value.shape)}"
+        )
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {describe(item)}" for key, item in list(value.items())[:8]) + "}"
+        return (
+            "{"
+            + ", ".join(f"{key}: {describe(item)}" for key, item in list(value.items())[:8])
+            + "}"
+        )
     if isinstance(value, (list, tuple)):
         return f"a {type(value).__name__} of ({', '.join(describe(item) for item in value[:8])})"
     return f"a {type(value).__name__}"
 
 
 def stack_outputs(batches: list[Any]) -> Any:
-    """Concatenate the outputs of all batches: tensors, and dicts or tuples of them; anything else stays a list.
+    """Concatenate the outputs of all batches: tensors, and dicts or tuples of them; anything else
+    stays a list.
 
-    In a mapping, such as the output of a Hugging Face model, a number per batch (its loss) becomes a tensor of them.
+    In a mapping, such as the output of a Hugging Face model, a number per batch (its loss) becomes
+    a tensor of them.
     """
     if not batches:
         return batches
@@ -259,7 +327,10 @@ def stack_outputs(batches: list[Any]) -> Any:
     if isinstance(first, Mapping):
         columns = {key: [batch[key] for batch in batches] for key in first}
         if all(_can_join(column) or _are_numbers(column) for column in columns.values()):
-            return {key: (torch.cat if _can_join(column) else torch.stack)(column) for key, column in columns.items()}
+            return {
+                key: (torch.cat if _can_join(column) else torch.stack)(column)
+                for key, column in columns.items()
+            }
     if type(first) in (list, tuple) and all(map(_can_join, zip(*batches, strict=True))):
         return type(first)(torch.cat(parts) for parts in zip(*batches, strict=True))
     return batches
@@ -271,4 +342,7 @@ def _are_numbers(parts: Sequence[Any]) -> bool:
 
 def _can_join(parts: Sequence[Any]) -> bool:
     """Whether these are tensors that differ in their first dimension at most, which is samples."""
-    return all(isinstance(part, Tensor) and part.dim() > 0 and part.shape[1:] == parts[0].shape[1:] for part in parts)
+    return all(
+        isinstance(part, Tensor) and part.dim() > 0 and part.shape[1:] == parts[0].shape[1:]
+        for part in parts
+    )

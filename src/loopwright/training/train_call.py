@@ -1,4 +1,5 @@
-"""A `train` call from beginning to end: build, restore and check; then the loop; then the final events."""
+"""A `train` call from beginning to end: build, restore and check; then the loop; then the final
+events."""
 
 from __future__ import annotations
 
@@ -40,8 +41,11 @@ def run_training(
     """Train until a limit is reached; without any, for one epoch."""
     _check_run(run)
     if resume is True and run.run_dir is None:
-        raise ConfigurationError("resume=True: there is no run to resume, since the trainer has no `run_dir=`.")
-    limits, origin = _checked(limits), Origin.checked(resume, changes)
+        raise ConfigurationError(
+            "resume=True: there is no run to resume, since the trainer has no `run_dir=`."
+        )
+    limits = _checked(limits)
+    origin = Origin.checked(resume, changes)
     with run.runtime.supervised(), run.own_generators():
         return _train(run, data, eval_data, limits, batch_size, origin)
 
@@ -50,13 +54,18 @@ def _check_run(run: object) -> None:
     """Refuse an object that a subclass has assigned in place of the trainer's run."""
     if not isinstance(run, TrainingRun):
         raise ConfigurationError(
-            f"`trainer.run` is a {type(run).__name__}, but the trainer keeps the state of its run there: give your own "
-            "attribute another name, such as `self.my_run`."
+            f"`trainer.run` is a {type(run).__name__}, but the trainer keeps the state of its run "
+            "there: give your own attribute another name, such as `self.my_run`."
         )
 
 
 def _train(
-    run: TrainingRun, data: Any, eval_data: Any, limits: Limits, batch_size: int | None, origin: Origin
+    run: TrainingRun,
+    data: Any,
+    eval_data: Any,
+    limits: Limits,
+    batch_size: int | None,
+    origin: Origin,
 ) -> History:
     run.program._settle_seed()
     keep_recorded_seed(run, origin)
@@ -66,7 +75,9 @@ def _train(
     _check_passes(data, limits, run.callbacks)
     run.eval_stream = None
     if eval_data is not None:
-        run.eval_stream = run.program._open(eval_data, _size_for(eval_data, data, batch_size), shuffle=False)
+        run.eval_stream = run.program._open(
+            eval_data, _size_for(eval_data, data, batch_size), shuffle=False
+        )
     run.program._setup_training()
     stream = run.program._open(data, _size_for(data, eval_data, batch_size), shuffle=True)
     try:
@@ -87,37 +98,50 @@ def _train(
 
 
 def _size_for(data: Any, other: Any, batch_size: int | None) -> int | None:
-    """Return the batch size for `data`; None if that is a loader and the size is meant for `other`, which is not."""
-    is_for_other = isinstance(data, DataLoader) and other is not None and not isinstance(other, DataLoader)
+    """Return the batch size for `data`; None if that is a loader and the size is meant for `other`,
+    which is not."""
+    is_for_other = (
+        isinstance(data, DataLoader) and other is not None and not isinstance(other, DataLoader)
+    )
     return None if is_for_other else batch_size
 
 
 def _check_passes(data: Any, limits: Limits, callbacks: Iterable[Callback]) -> None:
-    """Refuse an iterator that can be used only once for several epochs, before the first one is trained.
+    """Refuse an iterator that can be used only once for several epochs, before the first one is
+    trained.
 
     With a callback that ends epochs itself, one without an end is right.
     """
-    cuts_epochs = any(type(callback).adapt_stream is not Callback.adapt_stream for callback in callbacks)
-    if isinstance(data, (GeneratorType, zip, map, filter, enumerate)) and (limits.epochs or 0) > 1 and not cuts_epochs:
+    cuts_epochs = any(
+        type(callback).adapt_stream is not Callback.adapt_stream for callback in callbacks
+    )
+    if (
+        isinstance(data, (GeneratorType, zip, map, filter, enumerate))
+        and (limits.epochs or 0) > 1
+        and not cuts_epochs
+    ):
         raise DataError(
-            f"Data is a {type(data).__name__}, which can be used only once, and num_epochs={limits.epochs}: pass an "
-            "object that can be iterated in each epoch (a data set, a list, one whose `__iter__` starts anew), or "
-            "limit training by `num_updates=`."
+            f"Data is a {type(data).__name__}, which can be used only once, and "
+            f"num_epochs={limits.epochs}: pass an object that can be iterated in each epoch (a "
+            "data set, a list, one whose `__iter__` starts anew), or limit training by "
+            "`num_updates=`."
         )
 
 
 def _check_cycles(run: TrainingRun) -> None:
-    """Refuse a OneCycleLR that ends before the run does: torch raises only when it is stepped once too often."""
+    """Refuse a OneCycleLR that ends before the run does: torch raises only when it is stepped once
+    too often."""
     for schedule in run.components.schedules.values():
         if isinstance(schedule.scheduler, OneCycleLR) and schedule.interval == "update":
             from .facts import planned_totals
 
-            planned, total = planned_totals(run).get("update"), schedule.scheduler.total_steps
+            planned = planned_totals(run).get("update")
+            total = schedule.scheduler.total_steps
             if planned is not None and planned > total:
                 raise ConfigurationError(
-                    f"OneCycleLR was made for {total} updates, and this run has {planned}: make it with "
-                    f"total_steps={planned}, or use `scheduler=WarmupCosine()` of loopwright.schedules, which takes "
-                    "the length of the run."
+                    f"OneCycleLR was made for {total} updates, and this run has {planned}: make "
+                    f"it with total_steps={planned}, or use `scheduler=WarmupCosine()` of "
+                    "loopwright.schedules, which takes the length of the run."
                 )
 
 
@@ -125,15 +149,20 @@ def _checked(limits: Limits) -> Limits:
     for field in fields(limits):
         value = getattr(limits, field.name)
         is_time = field.name == "seconds"
-        is_number = isinstance(value, (int, float) if is_time else int) and not isinstance(value, bool)
+        is_number = isinstance(value, (int, float) if is_time else int) and not isinstance(
+            value, bool
+        )
         if value is not None and not (is_number and value >= 0):
-            name, kind = ("max_time", "number") if is_time else (f"num_{field.name}", "whole number")
+            name, kind = (
+                ("max_time", "number") if is_time else (f"num_{field.name}", "whole number")
+            )
             raise ConfigurationError(f"{name}={value!r}: use a {kind} of {field.name}, 0 or more.")
     return Limits(epochs=1) if limits == Limits() else limits
 
 
 def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: Origin) -> bool:
-    """Restore the state in which this call starts; return False if an earlier process finished this call."""
+    """Restore the state in which this call starts; return False if an earlier process finished this
+    call."""
     progress = run.progress
     run.num_calls += 1
     try:
@@ -142,7 +171,8 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
     except BaseException:
         run.num_calls -= 1  # this call did not begin; the next one looks for the run again
         raise
-    pending, run.pending = run.pending, None
+    pending = run.pending
+    run.pending = None
     if pending is not None:
         pending.restore_updates(run)
     if origin.accepts_changes and run.num_calls == progress.call:
@@ -151,7 +181,8 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
         run.train_on()
         run.held.forget()
         _continue_epoch(run, stream, data, pending)
-        if pending is not None and resumed is not None:  # otherwise the program may have used the generators since
+        # otherwise the program may have used the generators since
+        if pending is not None and resumed is not None:
             pending.restore_rng(run)
         progress.next_call()
         if progress.step == 0 and (seed := run.rank_seed) is not None:
@@ -169,7 +200,8 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
         _place(run, stream, pending, is_changed=resumed is not None and resumed.is_changed)
     if (is_start or resumed is not None) and dry_run.current is None:
         run.say(starting_line(run, resumed))
-    run.train_data, run.train_stream = data, stream
+    run.train_data = data
+    run.train_stream = stream
     return True
 
 
@@ -177,17 +209,24 @@ def _finished_line(run: TrainingRun, limits: Limits) -> str:
     """Return the line that says why a call has nothing to train, and what to do about it."""
     progress = run.progress
     if run.num_calls < progress.call:
-        number, later = run.num_calls, progress.call
-        return f"Call {number} of `train` was finished by an earlier process; the run continues in call {later}."
+        number = run.num_calls
+        later = progress.call
+        return (
+            f"Call {number} of `train` was finished by an earlier process; the run continues "
+            f"in call {later}."
+        )
     length = f"{counted(progress.epoch, 'epoch')}, {counted(progress.update, 'update')}"
     start = f"Nothing to train: the run in {run.run_dir} is finished ({length})"
     if run.stop_reason is not None:
         return (
-            f"{start}; it ended because: {run.stop_reason}. Pass {run.words.accept_changes} to continue anyway, or "
-            f"{run.words.start_over} to start over."
+            f"{start}; it ended because: {run.stop_reason}. Pass {run.words.accept_changes} to "
+            f"continue anyway, or {run.words.start_over} to start over."
         )
     of = " and ".join(_reached_limits(limits, progress))
-    return f"{start}. Raise the limit of {of} to continue, or pass {run.words.start_over} to start over."
+    return (
+        f"{start}. Raise the limit of {of} to continue, or pass {run.words.start_over} to "
+        "start over."
+    )
 
 
 def _reached_limits(limits: Limits, progress: Progress) -> list[str]:
@@ -199,7 +238,11 @@ def _reached_limits(limits: Limits, progress: Progress) -> list[str]:
         (limits.samples, "sample", Limits(samples=ends.samples)),
         (limits.seconds, "second", Limits(seconds=ends.seconds)),
     )
-    return [counted(count, unit) for count, unit, end in pairs if count is not None and end.reached(progress)]
+    return [
+        counted(count, unit)
+        for count, unit, end in pairs
+        if count is not None and end.reached(progress)
+    ]
 
 
 def _place(run: TrainingRun, stream: Stream, pending: PendingRestore, *, is_changed: bool) -> None:
@@ -222,12 +265,16 @@ def _is_finished(run: TrainingRun, limits: Limits) -> bool:
     return progress.call_finished and (reached is not None or run.stop_reason is not None)
 
 
-def _continue_epoch(run: TrainingRun, stream: Stream, data: Any, pending: PendingRestore | None) -> None:
-    """Continue the epoch in which an earlier call stopped; with other data, or without seeking, begin the next one."""
+def _continue_epoch(
+    run: TrainingRun, stream: Stream, data: Any, pending: PendingRestore | None
+) -> None:
+    """Continue the epoch in which an earlier call stopped; with other data, or without seeking,
+    begin the next one."""
     if pending is not None and pending.eval_data is not None and run.eval_stream is not None:
         _can_seek(run.eval_stream, pending.eval_data)
     if not run.progress.in_epoch:
-        if pending is not None and pending.data is not None:  # data that continues from one epoch to the next
+        # data that continues from one epoch to the next
+        if pending is not None and pending.data is not None:
             _can_seek(stream, pending.data)
         return
     state = None
@@ -271,16 +318,23 @@ def _run(run: TrainingRun) -> None:
 
 
 def _start(run: TrainingRun) -> None:
-    """Emit `on_train_start`; then load the schedulers that callbacks made there, and name what no checkpoint holds."""
-    models, optimizers = run.components.modules.values(), run.components.optimizers.values()
+    """Emit `on_train_start`; then load the schedulers that callbacks made there, and name what no
+    checkpoint holds."""
+    models = run.components.modules.values()
+    optimizers = run.components.optimizers.values()
     with run.held.loaded_after(optimizers) as lost:
         run.emit("on_train_start")
     for name in lost:
         run.say(
-            f"The checkpoint has the state of the scheduler {name}, which does not exist when training starts: this "
-            "state is ignored. Make the scheduler in the callback's constructor or in `on_train_start`."
+            f"The checkpoint has the state of the scheduler {name}, which does not exist when "
+            "training starts: this state is ignored. Make the scheduler in the callback's "
+            "constructor or in `on_train_start`."
         )
-    own = [c for c in run.callbacks if not c.has_own_state and not type(c).__module__.startswith("loopwright.")]
+    own = [
+        c
+        for c in run.callbacks
+        if not c.has_own_state and not type(c).__module__.startswith("loopwright.")
+    ]
     for callback in own if run.directory is not None else ():
         for text in unsaved_texts(callback, [*models, *optimizers]):
             run.say(text)
@@ -296,7 +350,8 @@ def _end(run: TrainingRun) -> None:
 
 
 def finish(run: TrainingRun) -> None:
-    """Emit the final events of a call, which is finished from here on: a signal waits until these events are over."""
+    """Emit the final events of a call, which is finished from here on: a signal waits until these
+    events are over."""
     run.progress.call_finished = True
     with run.signals.deferred():
         run.emit("on_loop_end")
@@ -304,20 +359,26 @@ def finish(run: TrainingRun) -> None:
 
 
 def _complete_history(run: TrainingRun) -> None:
-    """Add the steps that an exception kept from being read, and the row of an epoch that it cut short for good.
+    """Add the steps that an exception kept from being read, and the row of an epoch that it cut
+    short for good.
 
     Its steps were taken: without a row, the rows of later epochs would be those of other numbers.
     """
-    if run.meter.is_over or run.runtime.world > 1:  # several processes may have been left at different steps
+    # several processes may have been left at different steps
+    if run.meter.is_over or run.runtime.world > 1:
         return
     run.flush()
     progress = run.progress
-    if not (progress.in_epoch or run.meter.is_empty) and len(run.history.epochs) == progress.epoch - 1:
+    if (
+        not (progress.in_epoch or run.meter.is_empty)
+        and len(run.history.epochs) == progress.epoch - 1
+    ):
         run.history.set_epoch(progress.epoch - 1, run.meter.compute())
 
 
 def emit_exception(run: TrainingRun, error: BaseException) -> None:
-    """Emit `on_exception` to every callback; an error in one of them becomes a note of the first."""
+    """Emit `on_exception` to every callback; an error in one of them becomes a note of the
+    first."""
     run.window.stage = ""  # the step under way is not taken
     for hook in run.hooks["on_exception"]:
         try:
@@ -330,14 +391,19 @@ def _leave_if_interrupted(run: TrainingRun) -> None:
     """After a signal, when everything is saved, end the program with the signal's exit code."""
     if not run.is_interrupted:
         return
-    update, is_saved, is_finished = run.progress.update, run.directory is not None, run.progress.call_finished
+    update = run.progress.update
+    is_saved = run.directory is not None
+    is_finished = run.progress.call_finished
     saved = "saved; start the same program again to resume"
     if not is_saved:
         saved = "nothing was saved, because there is no run_dir"
     if not is_notebook():
-        run.say(f"{run.signals.name} after {'the last ' if is_finished else ''}update {update}: {saved}.")
+        run.say(
+            f"{run.signals.name} after {'the last ' if is_finished else ''}update {update}: "
+            f"{saved}."
+        )
     raise interruption(
         run.signals.exit_code,
-        f"Interrupted after update {update}{', which was saved' if is_saved else ''}. The trainer keeps this state: "
-        "call `train` to continue.",
+        f"Interrupted after update {update}{', which was saved' if is_saved else ''}. The trainer "
+        "keeps this state: call `train` to continue.",
     )

@@ -42,20 +42,32 @@ class Place:
 
 
 @contextmanager
-def undone_on_error(run: TrainingRun, source: str, callbacks: Iterable[Callback] = ()) -> Iterator[Place]:
-    """Restore the previous state of all components if loading fails, and name the part that failed."""
-    place, owner = Place(), run.program._users_trainer
+def undone_on_error(
+    run: TrainingRun, source: str, callbacks: Iterable[Callback] = ()
+) -> Iterator[Place]:
+    """Restore the previous state of all components if loading fails, and name the part that
+    failed."""
+    place = Place()
+    owner = run.program._users_trainer
     undo = [
         _attributes_undone([owner] if has_users_state(owner) else []),
         *(_optimizer_undone(optimizer) for optimizer in run.components.optimizers.values()),
-        *(_state_undone(schedule.scheduler, deepcopy) for schedule in run.components.schedules.values()),
+        *(
+            _state_undone(schedule.scheduler, deepcopy)
+            for schedule in run.components.schedules.values()
+        ),
         *(_callback_undone(callback) for callback in callbacks),
         *(_state_undone(update, deepcopy) for update in run.updates.by_name.values()),
-        *(_state_undone(model, snapshot) for model in run.components.models.values() if _may_refuse(model)),
+        *(
+            _state_undone(model, snapshot)
+            for model in run.components.models.values()
+            if _may_refuse(model)
+        ),
     ]
     owners = metric_owners(run)
     measuring = modules_with_metrics(owners)
-    metrics, objects = snapshot(metric_states(measuring)), snapshot(object_states(owners))
+    metrics = snapshot(metric_states(measuring))
+    objects = snapshot(object_states(owners))
     try:
         yield place
     except Exception as error:  # any error of a user's own load_state_dict
@@ -64,8 +76,8 @@ def undone_on_error(run: TrainingRun, source: str, callbacks: Iterable[Callback]
         load_metric_states(measuring, [metrics])
         load_object_states(owners, [objects], is_in_epoch=False, num_processes=1)
         raise CheckpointError(
-            f"Checkpoint {source} does not match this trainer; nothing was loaded: {place.part} failed with "
-            f"{type(error).__name__}: {error}"
+            f"Checkpoint {source} does not match this trainer; nothing was loaded: {place.part} "
+            f"failed with {type(error).__name__}: {error}"
         ) from error
 
 
@@ -75,7 +87,8 @@ def metric_owners(run: TrainingRun) -> MetricOwners:
 
 
 def _optimizer_undone(optimizer: Optimizer) -> Callable[[], None]:
-    """Return a function that gives an optimizer its present groups and state again; loading replaces both objects."""
+    """Return a function that gives an optimizer its present groups and state again; loading
+    replaces both objects."""
     before = dict(optimizer.__dict__)
 
     def undo() -> None:
@@ -98,7 +111,8 @@ def _callback_undone(callback: Callback) -> Callable[[], None]:
 
 
 def _attributes_undone(owners: Iterable[object]) -> Callable[[], None]:
-    """Return a function that puts back the attributes of users' objects, whose `state_dict` may not work yet."""
+    """Return a function that puts back the attributes of users' objects, whose `state_dict` may not
+    work yet."""
     keeper = Keeper()
     for owner in owners:
         keeper.keep(owner)
@@ -106,13 +120,17 @@ def _attributes_undone(owners: Iterable[object]) -> Callable[[], None]:
 
 
 def _may_refuse(model: nn.Module) -> bool:
-    """Whether loading may fail with the right tensors: if it is not only torch's own `load_state_dict`.
+    """Whether loading may fail with the right tensors: if it is not only torch's own
+    `load_state_dict`.
 
-    Layers without sizes get theirs when they are loaded; there is nothing yet that could be put back.
+    Layers without sizes get theirs when they are loaded; there is nothing yet that could be put
+    back.
     """
     if any(is_lazy(value) for value in (*model.parameters(), *model.buffers())):
         return False
-    return any(_loads_its_own_way(type(module)) or has_load_hooks(module) for module in model.modules())
+    return any(
+        _loads_its_own_way(type(module)) or has_load_hooks(module) for module in model.modules()
+    )
 
 
 def _loads_its_own_way(kind: type[nn.Module]) -> bool:
@@ -121,20 +139,30 @@ def _loads_its_own_way(kind: type[nn.Module]) -> bool:
 
 
 def load_parts(
-    run: TrainingRun, parts: Parts, *, optimizers: bool = True, schedules: bool = True, own_state: bool = False
+    run: TrainingRun,
+    parts: Parts,
+    *,
+    optimizers: bool = True,
+    schedules: bool = True,
+    own_state: bool = False,
 ) -> None:
-    """Load the state into the trainer's components; a component without a state in the file is not changed.
+    """Load the state into the trainer's components; a component without a state in the file is not
+    changed.
 
-    With `own_state`, the state of the user's class is loaded too. Everything is compared first: either all of it fits,
-    or nothing is changed.
+    With `own_state`, the state of the user's class is loaded too. Everything is compared first:
+    either all of it fits, or nothing is changed.
     """
     states = parts.optimizers if optimizers else {}
     schedulers = parts.schedules if schedules else {}
     models = parts.models if isinstance(parts.models, Mapping) else {}
-    problems = [f"the trainer has no model {name!r}" for name in models if name not in run.components.models]
+    problems = [
+        f"the trainer has no model {name!r}" for name in models if name not in run.components.models
+    ]
     problems += compare_components(run.components, parts.models, states, schedulers, partly=True)
     if problems:
-        raise CheckpointError(f"{parts.path} does not match this trainer; nothing was loaded:{listed(problems)}")
+        raise CheckpointError(
+            f"{parts.path} does not match this trainer; nothing was loaded:{listed(problems)}"
+        )
     with undone_on_error(run, str(parts.path)) as at:
         for name, optimizer in run.components.optimizers.items():
             if name in states:
@@ -145,7 +173,8 @@ def load_parts(
                 at.part = f"schedules: {name}"
                 schedule.scheduler.load_state_dict(schedulers[name])
         at.part = "trainer"
-        saved, source = parts.rest.get("trainer"), str(parts.path)
+        saved = parts.rest.get("trainer")
+        source = str(parts.path)
         remarks = run.program._load_users_state(saved, source) if own_state else []
         at.part = "models"
         for name, state in models.items():

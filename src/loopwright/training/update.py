@@ -1,4 +1,5 @@
-"""The phases of one optimizer's update: from a loss to changed weights. `updates` has all optimizers of a trainer."""
+"""The phases of one optimizer's update: from a loss to changed weights. `updates` has all
+optimizers of a trainer."""
 
 from __future__ import annotations
 
@@ -22,18 +23,22 @@ from .window import Guard, Peers, Window
 # The states of an update, and the calls that lead from one to the next:
 #
 #   state       gradients (`param.grad`)                       left by
-#   ---------   --------------------------------------------   ---------------------------------------------------
+# ---------   --------------------------------------------
+# ---------------------------------------------------
 #   empty       none                                           `backward` -> partial
 #   partial     sums over the window's steps so far: scaled,   `backward` -> partial;
-#               of this process only, not divided by counts    `complete` -> complete, or empty where it skips
-#   complete    equal to those of one big batch                `clip` -> complete; `step`, `schedule` -> stepped
+# of this process only, not divided by counts    `complete` -> complete, or empty where it skips
+# complete    equal to those of one big batch                `clip` -> complete; `step`, `schedule`
+# -> stepped
 #   stepped     as the step used them                          `zero` -> empty
 #   skipped     not used: a loss was not finite, and the       `complete` -> empty
 #               guard refused it (`is_skipped`)
 #
-# Gradients and learning rates that are not finite are found in `complete`, before clipping could hide them.
+# Gradients and learning rates that are not finite are found in `complete`, before clipping could
+# hide them.
 #
-# `reset` leads from every state to empty. A guard that does not wait for the device (`defers_loss_check`) leaves the
+# `reset` leads from every state to empty. A guard that does not wait for the device
+# (`defers_loss_check`) leaves the
 # update in partial or complete and sets a flag, which `complete`, `step` or `check` acts on.
 
 
@@ -48,9 +53,9 @@ class EpochCounts:
 class OptimizerUpdate:
     """The updates of one optimizer.
 
-    The phases of an update are public, so that a door can call them one by one: `backward` in each step of the
-    accumulation window; at the end of the window `complete`, `clip`, `step`, `schedule` and `zero`, which `finish`
-    calls in this order.
+    The phases of an update are public, so that an interface can call them one by one: `backward` in
+    each step of the accumulation window; at the end of the window `complete`, `clip`, `step`,
+    `schedule` and `zero`, which `finish` calls in this order.
 
     Args:
         name: what the trainer calls the optimizer.
@@ -87,31 +92,40 @@ class OptimizerUpdate:
         reads_are_free: bool = True,
         peers: Peers | None = None,
     ) -> None:
-        self.name, self.optimizer, self.scaler = name, optimizer, scaler
+        self.name = name
+        self.optimizer = optimizer
+        self.scaler = scaler
         self._take_step = OptimizerStep(optimizer)
-        self.clip_norm, self.clip_value = clip_norm, clip_value
+        self.clip_norm = clip_norm
+        self.clip_value = clip_value
         self.guard = guard
         self.checks_losses = True  # before each backward pass, where reading them is free
         self.peers = peers
         self.schedulers: list[Any] = []
         self.listeners: Sequence[Hook] = ()
         self.norm: Tensor | None = None  # before clipping
-        self.num_updates = self.empty_steps = 0  # steps taken, and steps among them without a gradient
+        self.num_updates = 0
+        self.empty_steps = 0
         self.epoch = EpochCounts()
         self.calls = 0  # of `backward` by the trainer's `update`
         self.own_steps = 0  # steps that the user took with the optimizer itself
         self.is_stepping = False
         self.is_joined = False  # whether the optimizer is being updated together with others
         self.params: list[nn.Parameter] = []
-        self.held: list[tuple[dict[str, Any], str, list[Any], int]] = []  # where the optimizer has lists, and lengths
+        # where the optimizer has lists, and lengths
+        self.held: list[tuple[dict[str, Any], str, list[Any], int]] = []
         self.holds_all = False  # whether every trainable parameter belongs to the optimizer
         self.is_skipped = False
         self._is_fused_sgd = False
         self._count: Any = None  # items of the window so far
-        self._flag: Tensor | float | None = None  # above 0: not finite; a number where reading one is free
+        self._flag: Tensor | float | None = (
+            None  # above 0: not finite; a number where reading one is free
+        )
         self._reads_are_free = reads_are_free
         self._seen: Tensor | None = None
-        self._overflows: Tensor | None = None  # steps that a loss scaler left out on a device since the last log point
+        self._overflows: Tensor | None = (
+            None  # steps that a loss scaler left out on a device since the last log point
+        )
         self._found: Tensor | None = None  # the flag of gradients, where reading it is free
         self._on_device = (
             guard is not None
@@ -134,9 +148,16 @@ class OptimizerUpdate:
     def refresh(self, trainable: Iterable[nn.Parameter]) -> None:
         """Read the optimizer's parameters again, after groups were added or layers frozen."""
         self.params = [p for group in self.optimizer.param_groups for p in group["params"]]
-        owners = [(vars(self.optimizer), "param_groups"), *((group, "params") for group in self.optimizer.param_groups)]
-        self.held = [(owner, name, owner[name], len(owner[name])) for owner, name in owners if name in owner]
-        self._is_fused_sgd = type(self.optimizer) is SGD and any(g.get("fused") for g in self.optimizer.param_groups)
+        owners = [
+            (vars(self.optimizer), "param_groups"),
+            *((group, "params") for group in self.optimizer.param_groups),
+        ]
+        self.held = [
+            (owner, name, owner[name], len(owner[name])) for owner, name in owners if name in owner
+        ]
+        self._is_fused_sgd = type(self.optimizer) is SGD and any(
+            g.get("fused") for g in self.optimizer.param_groups
+        )
         own = {id(p) for p in self.params}
         self.holds_all = all(id(p) in own for p in trainable)
 
@@ -159,7 +180,9 @@ class OptimizerUpdate:
         if guard is not None:
             if self._on_device or self.peers is not None:
                 self.flag_nonfinite(loss)
-            elif self.checks_losses and not math.isfinite(loss.item() if loss.dim() == 0 else _only_number(loss)):
+            elif self.checks_losses and not math.isfinite(
+                loss.item() if loss.dim() == 0 else _only_number(loss)
+            ):
                 self.refuse(f"the loss of {self.title} is {loss.item()}")
                 self.is_skipped = True
                 return
@@ -182,14 +205,16 @@ class OptimizerUpdate:
 
     @property
     def defers_loss_check(self) -> bool:
-        """Whether the guard checks losses at the end of the window, and not before each backward pass."""
+        """Whether the guard checks losses at the end of the window, and not before each backward
+        pass."""
         return self.guard is not None and (self._on_device or self.peers is not None)
 
     def _share_of_sum(self, loss: Tensor, count: Any, window: Window) -> Tensor:
         if (self._reads_are_free or not isinstance(count, Tensor)) and not count >= 0:
             raise ValueError(f"count={count}")
         if window.size == 0:  # this process has no sample: it computes with one of another process
-            loss, count = loss * 0.0, count * 0
+            loss = loss * 0.0
+            count = count * 0
         if window.is_last and window.divisor == 1.0 and self.peers is None:
             share: Tensor = loss / _at_least_one(count)
             return share
@@ -197,7 +222,8 @@ class OptimizerUpdate:
         return loss
 
     def finish(self) -> None:
-        """End the window: `complete`, `clip`, `step`, `schedule` and `zero`; a skipped update only drops gradients."""
+        """End the window: `complete`, `clip`, `step`, `schedule` and `zero`; a skipped update only
+        drops gradients."""
         if not self.complete():
             return
         self.start_step()
@@ -207,11 +233,12 @@ class OptimizerUpdate:
         self.zero()
 
     def complete(self) -> bool:
-        """Make the gradients those of one big batch: averaged over processes, unscaled, divided by counted items.
+        """Make the gradients those of one big batch: averaged over processes, unscaled, divided by
+        counted items.
 
         Returns:
-            False if the update has to be skipped, since a loss of the window, a gradient or a learning rate is not
-            finite; the gradients are dropped.
+            False if the update has to be skipped, since a loss of the window, a gradient or a
+            learning rate is not finite; the gradients are dropped.
         """
         if self.peers is not None and not self.is_skipped:
             self.average()
@@ -232,8 +259,8 @@ class OptimizerUpdate:
     def is_finite(self) -> bool:
         """Whether learning rates and complete gradients are finite; if not, the guard refuses them.
 
-        A device is not waited for: it sets the flag, which `step` and `check` act on. A loss scaler looks at gradients
-        itself.
+        A device is not waited for: it sets the flag, which `step` and `check` act on. A loss scaler
+        looks at gradients itself.
         """
         assert self.guard is not None
         for group in self.optimizer.param_groups:
@@ -254,14 +281,21 @@ class OptimizerUpdate:
         if not self._found.item():
             return True
         self._found = None
-        bad = (p for p in self.params if p.grad is not None and self._note_gradients([p.grad], is_own=True).item())
+        bad = (
+            p
+            for p in self.params
+            if p.grad is not None and self._note_gradients([p.grad], is_own=True).item()
+        )
         param = next(bad, None)
-        where = "" if param is None else f" of {self.guard.name_of(param)}"  # else it is on another rank
+        # else it is on another rank
+        where = "" if param is None else f" of {self.guard.name_of(param)}"
         advice = "`torch.autograd.set_detect_anomaly(True)` names the operation"
         self.refuse(f"a gradient{where} is not finite ({self.title}; {advice})")
         return False
 
-    def _note_gradients(self, grads: list[Tensor], flag: Tensor | None = None, *, is_own: bool = False) -> Tensor:
+    def _note_gradients(
+        self, grads: list[Tensor], flag: Tensor | None = None, *, is_own: bool = False
+    ) -> Tensor:
         """Set a flag if a gradient is not finite, on any rank; with `is_own`, on this one."""
         if self.peers is not None:
             grads = self.peers.local_parts(grads)
@@ -276,7 +310,9 @@ class OptimizerUpdate:
             self._flag = self.peers.sync_gradients(self.params, self._flag)
 
     def _divide_by_count(self) -> None:
-        count = _at_least_one(self._count if self.peers is None else self.peers.sum_count(self._count))
+        count = _at_least_one(
+            self._count if self.peers is None else self.peers.sum_count(self._count)
+        )
         grads = [p.grad for p in self.params if p.grad is not None]
         if self.peers is not None:
             self.peers.divide(grads, count / self.peers.num_shares)
@@ -285,21 +321,25 @@ class OptimizerUpdate:
         self._count = None
 
     def read_flag(self, where: str = "") -> bool:
-        """Whether no loss was flagged as not finite; if one was, the guard refuses it. Reads the flag."""
-        flag, self._flag = self._flag, None
+        """Whether no loss was flagged as not finite; if one was, the guard refuses it. Reads the
+        flag."""
+        flag = self._flag
+        self._flag = None
         if flag is None or self.guard is None or not float(flag):
             return True
         self.refuse(f"the loss of {self.title} is not finite{where}")
         return False
 
     def refuse(self, what: str) -> None:
-        """Count an update that is skipped, and let the guard decide what its value that is not finite means."""
+        """Count an update that is skipped, and let the guard decide what its value that is not
+        finite means."""
         assert self.guard is not None
         self.epoch.skipped += not self.is_skipped
         self.guard.refuse(what)
 
     def start_step(self) -> None:
-        """Emit `on_optimizer_start` with complete, unclipped gradients; check them the first time."""
+        """Emit `on_optimizer_start` with complete, unclipped gradients; check them the first
+        time."""
         if not self.num_updates and self.peers is None:
             check_reached(self.params, self.name)
         for listener in self.listeners:
@@ -340,8 +380,11 @@ class OptimizerUpdate:
         self.num_updates += 1
 
     def note_overflow(self, scaler: torch.amp.GradScaler) -> None:
-        """Count a step that the loss scaler left out, after it was stepped and before it is updated."""
-        found = torch.stack([flag.to(self.params[0].device) for flag in overflow_flags(scaler, self.optimizer)]).amax()
+        """Count a step that the loss scaler left out, after it was stepped and before it is
+        updated."""
+        found = torch.stack(
+            [flag.to(self.params[0].device) for flag in overflow_flags(scaler, self.optimizer)]
+        ).amax()
         self._overflows = found if self._overflows is None else self._overflows + found
         if self._reads_are_free:
             self.count_overflows()
@@ -367,11 +410,14 @@ class OptimizerUpdate:
     def reset(self) -> None:
         """Discard an incomplete window: its gradients, counts and flags."""
         self.zero()
-        self._count = self._flag = self._seen = None
+        self._count = None
+        self._flag = None
+        self._seen = None
         self.is_skipped = False
 
     def flag_nonfinite(self, value: Tensor) -> None:
-        """Set the flag if a value is not finite; on the device, unless reading the value is free."""
+        """Set the flag if a value is not finite; on the device, unless reading the value is
+        free."""
         if self._reads_are_free:
             self._flag = max(float(self._flag or 0), float(not math.isfinite(_only_number(value))))
             return
@@ -379,9 +425,11 @@ class OptimizerUpdate:
         self._flag = bad if self._flag is None else torch.maximum(cast(Tensor, self._flag), bad)
 
     def _step_unless_flagged(self) -> None:
-        """Make the fused optimizer skip the step on the device, as it does for loss scaling, without a host sync."""
+        """Make the fused optimizer skip the step on the device, as it does for loss scaling,
+        without a host sync."""
         optimizer: Any = self.optimizer
-        optimizer.grad_scale, optimizer.found_inf = None, self._flag
+        optimizer.grad_scale = None
+        optimizer.found_inf = self._flag
         self._take_step()
         del optimizer.grad_scale, optimizer.found_inf
         flag = cast(Tensor, self._flag)
@@ -390,18 +438,26 @@ class OptimizerUpdate:
             self._flag = None
 
     def check(self, at_once: bool = False) -> None:
-        """Read the flags that the device set since the last log point, and let the guard act on them.
+        """Read the flags that the device set since the last log point, and let the guard act on
+        them.
 
         `at_once` reads the flag of the current window, before a step.
         """
         self.count_overflows()
-        seen, self._seen = self._flag if at_once else self._seen, None
+        seen = self._flag if at_once else self._seen
+        self._seen = None
         if seen is not None and self.guard is not None and float(seen):
-            self.refuse(f"a loss, gradient or gradient norm of {self.title} since the last log point is not finite")
+            self.refuse(
+                f"a loss, gradient or gradient norm of {self.title} since the last log point is "
+                "not finite"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         self.count_overflows()
-        state = {"updates": self.num_updates, "scaler": self.scaler.state_dict() if self.scaler else None}
+        state = {
+            "updates": self.num_updates,
+            "scaler": self.scaler.state_dict() if self.scaler else None,
+        }
         state |= {"stepped": self.epoch.stepped, "skipped": self.epoch.skipped}
         order = None if self.peers is None else self.peers.gradient_order(self.params)
         return state if order is None else state | {"order": order}
@@ -426,22 +482,27 @@ def run_backward(
     retain_graph: bool | None = None,
     overlaps: bool = True,
 ) -> None:
-    """Run the backward pass of a loss that is scaled already, to these parameters only, together with the peers.
+    """Run the backward pass of a loss that is scaled already, to these parameters only, together
+    with the peers.
 
     Args:
         loss: what to differentiate.
         params: the parameters that get gradients.
         is_last: whether the accumulation window ends here.
-        holds_all: whether `params` are all that can be trained, so that autograd needs no list of them.
+        holds_all: whether `params` are all that can be trained, so that autograd needs no list of
+            them.
         peers: the other processes that train the same model.
         flag: above 0 if a loss was not finite, for the peers to exchange with the gradients.
         retain_graph: as in `torch.Tensor.backward`.
-        overlaps: whether the gradients of these very parameters are averaged next, so that this may begin now.
+        overlaps: whether the gradients of these very parameters are averaged next, so that this may
+            begin now.
     """
     inputs: Any = None if holds_all else [p for p in params if p.requires_grad]
     is_complete = False
     if peers is not None:
-        inputs = peers.prepare_backward(loss, params, inputs, is_last=is_last, flag=flag, overlaps=overlaps)
+        inputs = peers.prepare_backward(
+            loss, params, inputs, is_last=is_last, flag=flag, overlaps=overlaps
+        )
     try:
         backward(loss, retain_graph, inputs)
         is_complete = True
@@ -451,9 +512,11 @@ def run_backward(
 
 
 def add_missing_momentum(optimizer: Optimizer) -> None:
-    """Give parameters whose first gradient comes later than those of others, as of layers that were frozen, a buffer.
+    """Give parameters whose first gradient comes later than those of others, as of layers that were
+    frozen, a buffer.
 
-    The fused kernel of SGD fails if some parameters of a group have one and others not. Zeros are what it begins with.
+    The fused kernel of SGD fails if some parameters of a group have one and others not. Zeros are
+    what it begins with.
     """
     for group in optimizer.param_groups:
         if not group.get("fused") or not group["momentum"] or group["dampening"]:

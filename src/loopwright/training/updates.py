@@ -1,4 +1,5 @@
-"""The updates of all optimizers of a trainer, for a loss of one optimizer or of several together."""
+"""The updates of all optimizers of a trainer, for a loss of one optimizer or of several
+together."""
 
 from __future__ import annotations
 
@@ -27,11 +28,12 @@ def listed(optimizer: OptimizerChoice) -> list[Any]:
 
 
 class JointUpdate(OptimizerUpdate):
-    """One update of several optimizers for one loss: one backward pass, to the parameters of all of them.
+    """One update of several optimizers for one loss: one backward pass, to the parameters of all of
+    them.
 
-    Loss scaling, the guard and clipping see the gradients as one: one scale, which is the first optimizer's, one
-    total norm, and if a value is not finite none of the optimizers is stepped. Counts, schedulers, events and what is
-    saved belong to the single optimizers.
+    Loss scaling, the guard and clipping see the gradients as one: one scale, which is the first
+    optimizer's, one total norm, and if a value is not finite none of the optimizers is stepped.
+    Counts, schedulers, events and what is saved belong to the single optimizers.
     """
 
     def __init__(self, members: Sequence[OptimizerUpdate]) -> None:
@@ -59,15 +61,16 @@ class JointUpdate(OptimizerUpdate):
     def refresh(self, trainable: Iterable[nn.Parameter]) -> None:
         """Read the parameters of all optimizers again, in the order of the models.
 
-        It is the order of `model.parameters()`, so that the total norm is the hand-written loop's to the last bit.
+        It is the order of `model.parameters()`, so that the total norm is the hand-written loop's
+        to the last bit.
         """
         held = {id(p): p for member in self.members for p in member.params}
         if (num_shared := sum(len(member.params) for member in self.members) - len(held)) > 0:
             raise ConfigurationError(
-                f"update(loss) is called for {self.title}, but {num_shared} of their {len(held)} parameters belong to "
-                "more than one of them and would be updated twice. Give each parameter to only one optimizer; a "
-                "factory receives all parameters and can choose: `lambda params: Muon([p for p in params if p.ndim == "
-                "2])`."
+                f"update(loss) is called for {self.title}, but {num_shared} of their {len(held)} "
+                "parameters belong to more than one of them and would be updated twice. Give "
+                "each parameter to only one optimizer; a factory receives all parameters and can "
+                "choose: `lambda params: Muon([p for p in params if p.ndim == 2])`."
             )
         trained = {id(p): p for p in trainable}
         self.holds_all = trained.keys() <= held.keys()
@@ -75,10 +78,14 @@ class JointUpdate(OptimizerUpdate):
         self._several.param_groups = [{"params": self.params}]
         self.held = [entry for member in self.members for entry in member.held]
 
-    def backward(self, loss: Tensor, window: Window, count: Any = None, retain_graph: bool | None = None) -> None:
+    def backward(
+        self, loss: Tensor, window: Window, count: Any = None, retain_graph: bool | None = None
+    ) -> None:
         first = self.members[0]
-        self.guard, self.scaler = first.guard, first.scaler
-        self.clip_norm, self.clip_value = first.clip_norm, first.clip_value
+        self.guard = first.guard
+        self.scaler = first.scaler
+        self.clip_norm = first.clip_norm
+        self.clip_value = first.clip_value
         for member in self.members:
             member.calls += 1
         super().backward(loss, window, count, retain_graph)
@@ -113,9 +120,12 @@ class _SeveralOptimizers:
         self._step_supports_amp_scaling = all(supports_found_inf(o) for o in optimizers)
 
     def step(self) -> None:
-        given = {name: value for name, value in vars(self).items() if name in ("grad_scale", "found_inf")}
+        given = {
+            name: value for name, value in vars(self).items() if name in ("grad_scale", "found_inf")
+        }
         for optimizer, take_step in self._optimizers:
-            vars(optimizer).update(given)  # a fused optimizer reads them to skip a step on the device
+            # a fused optimizer reads them to skip a step on the device
+            vars(optimizer).update(given)
             take_step()
             for name in given:
                 delattr(optimizer, name)
@@ -140,7 +150,8 @@ class Updates:
         self.window = window
         self.calls = 0
         self.holds_all = False  # whether every trainable parameter has an optimizer
-        self.on_joint: list[Callable[[OptimizerUpdate], None]] = []  # called with each joint update, when it is made
+        # called with each joint update, when it is made
+        self.on_joint: list[Callable[[OptimizerUpdate], None]] = []
         self._joint: dict[tuple[str, ...], JointUpdate] = {}
         self._trainable: list[nn.Parameter] = []
         self._modules: list[nn.Module] = []
@@ -177,7 +188,13 @@ class Updates:
             raise self._unclear()
         self.calls += 1
         update.calls += 1
-        for owner, name, value, length in update.held:  # as `follow_groups`, without a call in each step
+        # as `follow_groups`, without a call in each step
+        for (
+            owner,
+            name,
+            value,
+            length,
+        ) in update.held:
             if owner[name] is not value or len(value) != length:
                 self.refresh(self._modules)
                 break
@@ -189,7 +206,9 @@ class Updates:
         if self.window.is_last:
             torch.clear_autocast_cache()  # it holds weights as they were before the step
 
-    def _run(self, update: OptimizerUpdate, loss: Tensor, count: Any, retain_graph: bool | None) -> None:
+    def _run(
+        self, update: OptimizerUpdate, loss: Tensor, count: Any, retain_graph: bool | None
+    ) -> None:
         window = self.window
         update.backward(loss, window, count, retain_graph)
         if window.is_last:
@@ -198,11 +217,14 @@ class Updates:
 
     def _unclear(self) -> ConfigurationError:
         if not self.by_name:
-            return ConfigurationError("update(loss) was called outside of training: call it in `train_step`.")
+            return ConfigurationError(
+                "update(loss) was called outside of training: call it in `train_step`."
+            )
         names = list(self.by_name)
         return ConfigurationError(
-            f"update(loss) is ambiguous: there are the optimizers {', '.join(names)}. Name one: update(loss, "
-            f"{names[0]!r}); for a loss that several optimizers share: update(loss, {names})."
+            f"update(loss) is ambiguous: there are the optimizers {', '.join(names)}. Name one: "
+            f"update(loss, {names[0]!r}); for a loss that several optimizers share: update(loss, "
+            f"{names})."
         )
 
     def note_own_step(self, update: OptimizerUpdate) -> None:
@@ -234,15 +256,16 @@ class Updates:
             if update.optimizer is optimizer:
                 return update
         raise ConfigurationError(
-            f"{optimizer!r} is not one of this trainer's optimizers ({', '.join(self.by_name)}): assign it to self in "
-            "configure_optimizers, or pass it to the constructor."
+            f"{optimizer!r} is not one of this trainer's optimizers ({', '.join(self.by_name)}): "
+            "assign it to self in configure_optimizers, or pass it to the constructor."
         )
 
     def _find_joint(self, optimizers: Iterable[OneOptimizer]) -> OptimizerUpdate:
         if isinstance(optimizers, set | frozenset):
             shown = ", ".join(sorted(map(repr, optimizers)))
             raise ConfigurationError(
-                f"update(loss, {{{shown}}}): a set has no order in which to step the optimizers; pass a list."
+                f"update(loss, {{{shown}}}): a set has no order in which to step the optimizers; "
+                "pass a list."
             )
         members = [self._find_one(optimizer) for optimizer in optimizers]
         names = tuple([member.name for member in members])
@@ -250,13 +273,14 @@ class Updates:
             return self._joint[names]
         if not names:
             raise ConfigurationError(
-                f"update(loss, []) names no optimizer: name those that the loss is for ({', '.join(self.by_name)})."
+                "update(loss, []) names no optimizer: name those that the loss is for "
+                f"({', '.join(self.by_name)})."
             )
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigurationError(
-                f"update(loss, {list(names)}) names optimizer {twice!r} twice, so it would be stepped twice with the "
-                "same gradients: name each optimizer once."
+                f"update(loss, {list(names)}) names optimizer {twice!r} twice, so it would be "
+                "stepped twice with the same gradients: name each optimizer once."
             )
         return members[0] if len(members) == 1 else self._join(names, members)
 
@@ -270,21 +294,28 @@ class Updates:
     def refresh(self, modules: Iterable[nn.Module]) -> None:
         """Read again which parameters require gradients; call it after freezing or unfreezing."""
         self._modules = list(modules)
-        self._trainable = [p for module in self._modules for p in module.parameters() if p.requires_grad]
+        self._trainable = [
+            p for module in self._modules for p in module.parameters() if p.requires_grad
+        ]
         for update in self.every():
             update.refresh(self._trainable)
         own = {id(param) for update in self.by_name.values() for param in update.params}
         self.holds_all = all(id(param) in own for param in self._trainable)
 
     def follow_groups(self, update: OptimizerUpdate) -> None:
-        """Read parameters again where a callback has added or removed some, or a group of them, in mid-epoch."""
-        if any(owner[name] is not value or len(value) != length for owner, name, value, length in update.held):
+        """Read parameters again where a callback has added or removed some, or a group of them, in
+        mid-epoch."""
+        if any(
+            owner[name] is not value or len(value) != length
+            for owner, name, value, length in update.held
+        ):
             self.refresh(self._modules)
 
     def start_epoch(self) -> None:
         """Count stepped and skipped updates from here."""
         for update in self.by_name.values():
-            update.epoch.stepped = update.epoch.skipped = 0
+            update.epoch.stepped = 0
+            update.epoch.skipped = 0
 
     @property
     def num_skipped(self) -> int:

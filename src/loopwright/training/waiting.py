@@ -40,20 +40,23 @@ class WaitingRun(Protocol):
 
 
 class DataWait:
-    """What ends a wait for data, and a thread that reports a long one; the step itself does nothing for either.
+    """What ends a wait for data, and a thread that reports a long one; the step itself does nothing
+    for either.
 
-    Code that builds a batch in this process is left where it is: its generators are restored, and no position has
-    moved. A wait for worker processes looks at `is_asked` a few times a second.
+    Code that builds a batch in this process is left where it is: its generators are restored, and
+    no position has moved. A wait for worker processes looks at `is_asked` a few times a second.
     """
 
     def __init__(self, run: WaitingRun) -> None:
-        self.has_raised = self.is_leaving = False
+        self.has_raised = False
+        self.is_leaving = False
         self._run = run
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self.has_raised = self.is_leaving = False
+        self.has_raised = False
+        self.is_leaving = False
         self._over.clear()
         self._thread = threading.Thread(
             target=self._watch, args=(threading.get_ident(),), name="loopwright-wait", daemon=True
@@ -71,10 +74,13 @@ class DataWait:
         return self._run.is_interrupted
 
     def request(self, name: str, frame: FrameType | None) -> None:
-        """Say that a signal requests a stop, and leave the code that builds a batch; called by the signal's handler."""
+        """Say that a signal requests a stop, and leave the code that builds a batch; called by the
+        signal's handler."""
         self.is_leaving = True
         first, second = ("Interrupted", "interrupt") if name == "SIGINT" else (name, name)
-        line = f"{first}: stopping after this update; a second {second} stops at once, without saving."
+        line = (
+            f"{first}: stopping after this update; a second {second} stops at once, without saving."
+        )
         try:
             self._run.say(line)
         except RuntimeError:  # it came while a line was being printed
@@ -85,9 +91,11 @@ class DataWait:
 
     def _watch(self, thread: int) -> None:
         """Look a few times a minute whether the loop still waits for the same batch."""
-        position, looks = None, 0
+        position = None
+        looks = 0
         while not self._over.wait(REPORT_SECONDS / LOOKS):
-            before, position = position, self._position()
+            before = position
+            position = self._position()
             awaited = _awaited(sys._current_frames().get(thread))
             looks = looks + 1 if awaited and position == before else 0
             if awaited and looks == LOOKS:
@@ -114,7 +122,8 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _builds_batch(frame: FrameType | None) -> bool:
-    """Whether the loop waits for code that builds a batch, inside of what restores the generators afterwards."""
+    """Whether the loop waits for code that builds a batch, inside of what restores the generators
+    afterwards."""
     is_building = False
     for call in _stack(frame):
         caller = call.f_back
@@ -126,19 +135,24 @@ def _builds_batch(frame: FrameType | None) -> bool:
 
 
 def _awaited(frame: FrameType | None) -> str:
-    """Say what the loop waits for, and how to look into it; an empty text where it does not wait for data."""
+    """Say what the loop waits for, and how to look into it; an empty text where it does not wait
+    for data."""
     own = None
     for call in _stack(frame):
         if (worker := awaited_worker(call)) is not None:
             return (
-                f"process {worker.pid}, a worker of the loader, has not returned it. `py-spy dump --pid {worker.pid}` "
-                "shows where it is."
+                f"process {worker.pid}, a worker of the loader, has not returned it. `py-spy dump "
+                f"--pid {worker.pid}` shows where it is."
             )
         if str(call.f_globals.get("__name__")).partition(".")[0] not in LIBRARIES:
             own = call  # in the end, the one that the library called
         if call.f_code in WAITS:
             shown = own or frame
             assert shown is not None
-            name, place = shown.f_code.co_qualname, f"{shown.f_code.co_filename}:{shown.f_lineno}"
-            return f"{name} has not returned ({place}). `py-spy dump --pid {os.getpid()}` shows where it is."
+            name = shown.f_code.co_qualname
+            place = f"{shown.f_code.co_filename}:{shown.f_lineno}"
+            return (
+                f"{name} has not returned ({place}). `py-spy dump --pid {os.getpid()}` shows "
+                "where it is."
+            )
     return ""

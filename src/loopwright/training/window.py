@@ -1,4 +1,5 @@
-"""What an update needs besides its optimizer: its accumulation window, the other ranks, and the non-finite guard."""
+"""What an update needs besides its optimizer: its accumulation window, the other ranks, and the
+non-finite guard."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Guard(Protocol):
 
 
 class Peers(Protocol):
-    """The part of the runtime that an update needs: collectives of the data-parallel group, and clipping."""
+    """The part of the runtime that an update needs: collectives of the data-parallel group, and
+    clipping."""
 
     num_shares: int  # the number of processes that work on different samples
 
@@ -45,9 +47,11 @@ class Peers(Protocol):
         flag: Tensor | float | None = None,
         overlaps: bool = True,
     ) -> Sequence[Tensor] | None:
-        """Prepare a backward pass; return `inputs` as tensors of the graph. `sync_gradients` reduces `flag`.
+        """Prepare a backward pass; return `inputs` as tensors of the graph. `sync_gradients`
+        reduces `flag`.
 
-        `overlaps` says that `sync_gradients` follows for the same parameters, so that averaging may begin in the pass.
+        `overlaps` says that `sync_gradients` follows for the same parameters, so that averaging may
+        begin in the pass.
         """
 
     def finish_backward(self, *, is_complete: bool) -> None:
@@ -56,7 +60,8 @@ class Peers(Protocol):
     def sync_gradients(
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
-        """Average the gradients over all ranks, unless FSDP2 has done so; return the maximum of the ranks' flags."""
+        """Average the gradients over all ranks, unless FSDP2 has done so; return the maximum of the
+        ranks' flags."""
 
     def local_parts(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """Return this rank's parts of gradients, which may be sharded."""
@@ -67,7 +72,8 @@ class Peers(Protocol):
         ...
 
     def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
-        """Return positions of the parameters in the order in which gradients are averaged; None where there is none."""
+        """Return positions of the parameters in the order in which gradients are averaged; None
+        where there is none."""
 
     def set_gradient_order(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
         """Average in the order of a saved run."""
@@ -90,9 +96,12 @@ class Window:
     divisor: float = 1.0  # of this step's loss
     is_last: bool = True  # whether the optimizer is stepped after this step
     size: int = 0  # samples of this step
-    overlaps: bool = True  # whether gradients of the last step are averaged as they are, so that this may begin early
+    # whether gradients of the last step are averaged as they are, so that this may begin early
+    overlaps: bool = True
     has_stepped: bool = False  # whether an optimizer has been stepped with the window's gradients
-    stage: Literal["", "step", "update"] = ""  # what is under way: a step, or the rest of its update, or neither
+    stage: Literal["", "step", "update"] = (
+        ""  # what is under way: a step, or the rest of its update, or neither
+    )
     total: int | None = None  # samples of an evaluation step on all processes, where they share it
 
     def share_of(self, loss: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Find the largest batch that fits: sizes are doubled until memory runs out, then bisected; each size is timed."""
+"""Find the largest batch that fits: sizes are doubled until memory runs out, then bisected; each
+size is timed."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ from .fresh_run import fresh_run, start_again, train_for_a_while
 from .memory import StepWatch, available_memory, is_out_of_memory, let_go
 
 NEARLY = 0.95  # of the best throughput: a smaller batch that has as much is the better one
-SPARE = 0.8  # the part of the free memory that is used: the operating system kills processes that use all of it
+# the part of the free memory that is used: the operating system kills processes that use all of it
+SPARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One batch size: whether it fits, how fast it is, and how much memory a step needs besides the weights.
+    """One batch size: whether it fits, how fast it is, and how much memory a step needs besides the
+    weights.
 
     Args:
         size: Samples per batch.
@@ -66,15 +69,26 @@ class BatchSizeScan:
     @property
     def suggestion(self) -> int | None:
         """The smallest size that is about as fast as the fastest."""
-        speeds = {t.size: t.samples_per_second for t in self.trials if t.fits and t.samples_per_second is not None}
+        speeds = {
+            t.size: t.samples_per_second
+            for t in self.trials
+            if t.fits and t.samples_per_second is not None
+        }
         best = max(speeds.values(), default=0.0)
-        return min((size for size, speed in speeds.items() if speed >= NEARLY * best), default=self.largest)
+        return min(
+            (size for size, speed in speeds.items() if speed >= NEARLY * best), default=self.largest
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the scan as plain values, for JSON."""
         names = ("size", "fits", "samples_per_second", "memory", "reason")
         trials = [{name: getattr(trial, name) for name in names} for trial in self.trials]
-        return {"largest": self.largest, "suggestion": self.suggestion, "bound": self.bound, "trials": trials}
+        return {
+            "largest": self.largest,
+            "suggestion": self.suggestion,
+            "bound": self.bound,
+            "trials": trials,
+        }
 
 
 def find_batch_size(
@@ -89,8 +103,9 @@ def find_batch_size(
 ) -> BatchSizeScan:
     """Find the largest batch size that fits in memory; the trainer's state is the same afterwards.
 
-    Sizes are doubled from `start` until one does not fit, then bisected. On the CPU, where running out of memory ends
-    the process, a size is not tried if its step would need more than `memory` bytes, estimated from smaller sizes.
+    Sizes are doubled from `start` until one does not fit, then bisected. On the CPU, where running
+    out of memory ends the process, a size is not tried if its step would need more than `memory`
+    bytes, estimated from smaller sizes.
 
     Args:
         trainer: The trainer; a fresh run of it is trained and discarded.
@@ -102,8 +117,8 @@ def find_batch_size(
         on_trial: Called with each `Trial` after it was tried.
 
     Returns:
-        The trials, with `largest` (the largest size that fits) and `suggestion` (the smallest that is about as fast as
-        the fastest).
+        The trials, with `largest` (the largest size that fits) and `suggestion` (the smallest that
+        is about as fast as the fastest).
 
     Example:
         >>> import torch, loopwright
@@ -117,22 +132,30 @@ def find_batch_size(
     length = _length_of(data)
     if not 1 <= start <= min(max_size, length):
         raise ConfigurationError(
-            f"Batches from {start} to {max_size} samples of {length}: use 1 <= start <= max_size, and at most the "
-            "number of samples."
+            f"Batches from {start} to {max_size} samples of {length}: use 1 <= start <= max_size, "
+            "and at most the number of samples."
         )
     search = _Search(trainer, data, length, num_updates, memory, on_trial)
     with fresh_run(trainer, [NonFiniteGuard("off"), search.watch]):
         bound = search.run(start, min(max_size, length))
     if bound is None:
-        bound = f"the data set, which has {length} samples" if length <= max_size else f"max_size, {max_size} samples"
+        bound = (
+            f"the data set, which has {length} samples"
+            if length <= max_size
+            else f"max_size, {max_size} samples"
+        )
     return BatchSizeScan(tuple(search.trials), bound)
 
 
 def _length_of(data: Any) -> int:
-    if isinstance(data, DataLoader) or not isinstance(data, Dataset) or isinstance(data, IterableDataset):
+    if (
+        isinstance(data, DataLoader)
+        or not isinstance(data, Dataset)
+        or isinstance(data, IterableDataset)
+    ):
         raise ConfigurationError(
-            f"Data of type {type(data).__name__} makes its own batches, or has no length: pass the data set itself, so "
-            "that batches of any size can be made."
+            f"Data of type {type(data).__name__} makes its own batches, or has no length: pass "
+            "the data set itself, so that batches of any size can be made."
         )
     return len(data)  # type: ignore[arg-type]  # a map-style data set
 
@@ -149,16 +172,22 @@ class _Search:
         memory: int | None,
         on_trial: Callable[[Trial], None] | None,
     ) -> None:
-        self._trainer, self._data, self._length = trainer, data, length
-        self._num_updates, self._on_trial = num_updates, on_trial
+        self._trainer = trainer
+        self._data = data
+        self._length = length
+        self._num_updates = num_updates
+        self._on_trial = on_trial
         self._is_host = trainer.runtime.device.type == "cpu"
-        self._memory = memory if memory is not None or not self._is_host else int(SPARE * available_memory())
+        self._memory = (
+            memory if memory is not None or not self._is_host else int(SPARE * available_memory())
+        )
         self.trials: list[Trial] = []
         self.watch = StepWatch()
 
     def run(self, start: int, most: int) -> str | None:
         """Look for the largest; what it ended at, None if that was the end of the sizes."""
-        size, fitting = start, 0
+        size = start
+        fitting = 0
         while self._fits(size):
             fitting = size
             if size == most:
@@ -208,6 +237,9 @@ class _Search:
         memory = self.watch.memory
         if memory is not None and self._memory is not None and memory > self._memory:
             return Trial(
-                size, False, memory=memory, reason=f"needs {memory} bytes, but only {self._memory} are available"
+                size,
+                False,
+                memory=memory,
+                reason=f"needs {memory} bytes, but only {self._memory} are available",
             )
         return Trial(size, True, self.watch.samples_per_second, memory)

@@ -23,9 +23,11 @@ ESSENTIAL = (Initializer, Freeze)  # callbacks that decide what is trained, and 
 
 @contextmanager
 def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[Keeper]:
-    """Context in which the trainer has a fresh run, with its weights; its state is restored afterwards.
+    """Context in which the trainer has a fresh run, with its weights; its state is restored
+    afterwards.
 
-    Its optimizers begin without state. Of its own callbacks, initialisers and `Freeze` stay; `callbacks` are added.
+    Its optimizers begin without state. Of its own callbacks, initialisers and `Freeze` stay;
+    `callbacks` are added.
     """
     trainer.setup()
     keeper = Keeper()
@@ -54,15 +56,25 @@ def start_again(trainer: Program) -> None:
     trainer.run.bind(trainer.callbacks)
 
 
-def train_for_a_while(trainer: Program, data: Any, num_updates: int, batch_size: int | None) -> None:
+def train_for_a_while(
+    trainer: Program, data: Any, num_updates: int, batch_size: int | None
+) -> None:
     """Train a number of updates in a fresh run; restore the position of data that has one."""
     with kept_position(trainer, data, batch_size):
-        run_training(trainer.run, data, None, Limits(updates=num_updates), batch_size=batch_size, resume=False)
+        run_training(
+            trainer.run,
+            data,
+            None,
+            Limits(updates=num_updates),
+            batch_size=batch_size,
+            resume=False,
+        )
 
 
 @contextmanager
 def kept_position(trainer: Program, data: Any, batch_size: int | None) -> Iterator[Stream]:
-    """Context after which data that has a position is where it was; gives the stream that was opened to know it."""
+    """Context after which data that has a position is where it was; gives the stream that was
+    opened to know it."""
     stream = data if isinstance(data, Stream) else trainer._open(data, batch_size, shuffle=True)
     position = _position(stream)
     stream.close()
@@ -75,7 +87,8 @@ def kept_position(trainer: Program, data: Any, batch_size: int | None) -> Iterat
 
 
 def _position(stream: Stream) -> dict[str, Any] | None:
-    """Return the position of a stream that continues over epochs; None if every epoch begins anew."""
+    """Return the position of a stream that continues over epochs; None if every epoch begins
+    anew."""
     try:
         stream.check_resumable()
     except DataError:

@@ -1,4 +1,5 @@
-"""The learning-rate range test: train while the rate grows exponentially, and suggest a rate from the losses."""
+"""The learning-rate range test: train while the rate grows exponentially, and suggest a rate from
+the losses."""
 
 from __future__ import annotations
 
@@ -44,8 +45,10 @@ class LearningRateScan:
 
     @property
     def smoothed(self) -> tuple[float, ...]:
-        """The losses without most of their noise: means over neighbours on both sides, the nearer the heavier."""
-        width, losses = self._width, self.losses
+        """The losses without most of their noise: means over neighbours on both sides, the nearer
+        the heavier."""
+        width = self._width
+        losses = self.losses
         return tuple(_weighted(losses, at, width) for at in range(len(losses)))
 
     @property
@@ -61,7 +64,8 @@ class LearningRateScan:
     @property
     def steepest(self) -> float | None:
         """The rate around which the loss falls fastest, by orders of magnitude of the rate."""
-        lowest, width = self._lowest(), self._width
+        lowest = self._lowest()
+        width = self._width
         if lowest is None:
             return None
         inside = range(width, max(lowest - width, width) + 1)
@@ -72,19 +76,23 @@ class LearningRateScan:
     @property
     def valley(self) -> float | None:
         """The first rate at which half of the way down to the lowest smoothed loss is done."""
-        lowest, smoothed = self._lowest(), self.smoothed
+        lowest = self._lowest()
+        smoothed = self.smoothed
         if lowest is None:
             return None
         top = max(smoothed[: lowest + 1])
         half = (top + smoothed[lowest]) / 2
-        return next(self.rates[at] for at in range(smoothed.index(top), lowest + 1) if smoothed[at] <= half)
+        return next(
+            self.rates[at] for at in range(smoothed.index(top), lowest + 1) if smoothed[at] <= half
+        )
 
     def _lowest(self) -> int | None:
         """Where the smoothed loss is lowest; None if it is hardly lower than at the beginning."""
         smoothed = self.smoothed
         if not smoothed:
             return None
-        first, low = smoothed[0], min(smoothed)
+        first = smoothed[0]
+        low = min(smoothed)
         return smoothed.index(low) if first - low > LEAST_FALL * abs(first) else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,7 +112,9 @@ class LearningRateScan:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise MissingExtraError("Drawing a scan needs matplotlib: pip install 'loopwright[plots]'.") from error
+            raise MissingExtraError(
+                "Drawing a scan needs matplotlib: pip install 'loopwright[plots]'."
+            ) from error
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
         axes.semilogx(self.rates, self.losses, color="0.8", label="loss")
@@ -119,7 +129,9 @@ class LearningRateScan:
 def _weighted(values: Sequence[float], at: int, width: int) -> float:
     near = range(max(at - width, 0), min(at + width + 1, len(values)))
     weights = [1 + width - abs(number - at) for number in near]
-    return sum(weight * values[number] for weight, number in zip(weights, near, strict=True)) / sum(weights)
+    return sum(weight * values[number] for weight, number in zip(weights, near, strict=True)) / sum(
+        weights
+    )
 
 
 def _slope(values: Sequence[float], at: int, width: int) -> float:
@@ -141,13 +153,16 @@ def find_learning_rate(
     batch_size: int | None = None,
     stop_factor: float = 4.0,
 ) -> LearningRateScan:
-    """Train while the learning rate grows exponentially; the trainer's state is the same afterwards.
+    """Train while the learning rate grows exponentially; the trainer's state is the same
+    afterwards.
 
-    Parameter groups keep the proportions of their rates. Of the callbacks, only initialisers and `Freeze` take part.
+    Parameter groups keep the proportions of their rates. Of the callbacks, only initialisers and
+    `Freeze` take part.
 
     Args:
         trainer: The trainer; a fresh run of it is trained and discarded.
-        data: Training data, as for `Trainer.train`; an iterator is used up. Default: the data of `configure_data`.
+        data: Training data, as for `Trainer.train`; an iterator is used up. Default: the data of
+            `configure_data`.
         lowest: The first learning rate.
         highest: The last learning rate.
         num_updates: The number of updates, one for each rate.
@@ -156,7 +171,8 @@ def find_learning_rate(
         stop_factor: End early if the smoothed loss is this many times the lowest, or not finite.
 
     Returns:
-        The rates and losses, with a `suggestion` (None where the loss never falls) and `plot(path)`.
+        The rates and losses, with a `suggestion` (None where the loss never falls) and
+        `plot(path)`.
 
     Example:
         >>> import torch, loopwright
@@ -184,12 +200,18 @@ def find_learning_rate(
 class _Growth(Callback):
     """Callback that sets the rate of each update and records its loss."""
 
-    def __init__(self, lowest: float, highest: float, count: int, optimizer: str | None, stop_factor: float) -> None:
-        self._lowest, self._ratio, self._count = lowest, highest / lowest, count
-        self._optimizer, self._stop_factor = optimizer, stop_factor
+    def __init__(
+        self, lowest: float, highest: float, count: int, optimizer: str | None, stop_factor: float
+    ) -> None:
+        self._lowest = lowest
+        self._ratio = highest / lowest
+        self._count = count
+        self._optimizer = optimizer
+        self._stop_factor = stop_factor
         self.rates: list[float] = []
         self.losses: list[float] = []
-        self._average, self._lowest_average = 0.0, math.inf
+        self._average = 0.0
+        self._lowest_average = math.inf
         self._meter = Meter()
         self._groups: list[tuple[dict[str, Any], float]] = []
 
@@ -199,7 +221,9 @@ class _Growth(Callback):
 
     def on_train_step_end(self, trainer: Program, batch: Any, result: StepResult) -> None:
         if result.loss is None:
-            raise ConfigurationError("train_step returned no loss, which the scan needs: return the loss.")
+            raise ConfigurationError(
+                "train_step returned no loss, which the scan needs: return the loss."
+            )
         self._meter.add(result)
 
     def on_update_end(self, trainer: Program) -> None:
@@ -237,11 +261,14 @@ def _groups_of(trainer: Program, name: str | None) -> list[tuple[dict[str, Any],
     """Return the parameter groups that are scanned, each with its rate divided by the largest."""
     if name is None and len(trainer.optimizers) > 1:
         raise ConfigurationError(
-            f"There are several optimizers ({', '.join(trainer.optimizers)}): name the one to scan with `optimizer=`."
+            f"There are several optimizers ({', '.join(trainer.optimizers)}): name the one to "
+            "scan with `optimizer=`."
         )
     chosen = next(iter(trainer.optimizers)) if name is None else name
     if chosen not in trainer.optimizers:
-        raise ConfigurationError(f"There is no optimizer {chosen!r}; available: {', '.join(trainer.optimizers)}.")
+        raise ConfigurationError(
+            f"There is no optimizer {chosen!r}; available: {', '.join(trainer.optimizers)}."
+        )
     groups: Sequence[dict[str, Any]] = trainer.optimizers[chosen].param_groups
     if any("lr" not in group for group in groups):
         raise ConfigurationError(f"Optimizer {chosen!r} has no `lr` that could be changed.")

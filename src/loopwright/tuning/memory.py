@@ -1,4 +1,5 @@
-"""The memory that a step needs for its backward pass, the available memory, and out-of-memory errors."""
+"""The memory that a step needs for its backward pass, the available memory, and out-of-memory
+errors."""
 
 from __future__ import annotations
 
@@ -25,11 +26,16 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 class SavedBytes:
-    """The bytes that forward passes save for the backward pass: each storage once, without weights."""
+    """The bytes that forward passes save for the backward pass: each storage once, without
+    weights."""
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self.total = 0
-        self._seen = {_storage(tensor) for model in models for tensor in (*model.parameters(), *model.buffers())}
+        self._seen = {
+            _storage(tensor)
+            for model in models
+            for tensor in (*model.parameters(), *model.buffers())
+        }
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -46,7 +52,8 @@ class SavedBytes:
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:
-    """Return the address and the size of a tensor's storage; an address alone may be reused for another tensor."""
+    """Return the address and the size of a tensor's storage; an address alone may be reused for
+    another tensor."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return id(tensor), tensor.numel() * tensor.element_size()
     storage = tensor.untyped_storage()
@@ -54,11 +61,14 @@ def _storage(tensor: Tensor) -> tuple[int, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is out of memory: of an accelerator, or of the CPU, for which torch has no error class."""
+    """Whether an error is out of memory: of an accelerator, or of the CPU, for which torch has no
+    error class."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in text or "out of memory" in text
+    )
 
 
 def let_go(error: BaseException) -> None:
@@ -78,7 +88,9 @@ def available_memory() -> int:
 def _of_machine() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        return next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")
+        )
     except (OSError, StopIteration):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
@@ -86,7 +98,11 @@ def _of_machine() -> int:
 def _of_container() -> int | None:
     try:
         limit = (CGROUP / "memory.max").read_text().strip()
-        return None if limit == "max" else max(int(limit) - int((CGROUP / "memory.current").read_text()), 0)
+        return (
+            None
+            if limit == "max"
+            else max(int(limit) - int((CGROUP / "memory.current").read_text()), 0)
+        )
     except (OSError, ValueError):
         return None
 
@@ -95,7 +111,8 @@ class StepWatch(Callback):
     """Callback that times full batches and measures the memory of the first."""
 
     def __init__(self) -> None:
-        self._size = self._num_full = 0
+        self._size = 0
+        self._num_full = 0
         self._counts = False
         self._times: list[float] = []
         self._started = 0.0
@@ -104,9 +121,14 @@ class StepWatch(Callback):
         self.memory: int | None = None
 
     def begin(self, size: int, num_full: int, *, counts: bool) -> None:
-        """Start a trial: the batch size, the number of batches in an epoch, and whether to count saved tensors."""
-        self._size, self._num_full, self._counts = size, num_full, counts
-        self._times, self._saved, self.memory = [], None, None
+        """Start a trial: the batch size, the number of batches in an epoch, and whether to count
+        saved tensors."""
+        self._size = size
+        self._num_full = num_full
+        self._counts = counts
+        self._times = []
+        self._saved = None
+        self.memory = None
         self._counting = nullcontext()
 
     @property
@@ -147,7 +169,8 @@ class StepWatch(Callback):
         self._end_count()
 
     def _end_count(self) -> None:
-        counting, self._counting = self._counting, nullcontext()
+        counting = self._counting
+        self._counting = nullcontext()
         counting.__exit__(None, None, None)
 
 

@@ -1,4 +1,5 @@
-"""Try settings of a trainer for their speed: each beside the present ones in turns, then those worth it together."""
+"""Try settings of a trainer for their speed: each beside the present ones in turns, then those
+worth it together."""
 
 from __future__ import annotations
 
@@ -26,9 +27,19 @@ from .fresh_run import fresh_run, kept_position
 from .memory import StepWatch, available_memory, is_out_of_memory, let_go
 from .tune_data import TunedData
 from .tune_settings import NAMES, Arrangement, Choices, num_cores
-from .tune_table import CHANGES_NUMBERS, EFFECTS, LEAST_GAIN, Tuning, TuningRow, aligned, judged, spread_of
+from .tune_table import (
+    CHANGES_NUMBERS,
+    EFFECTS,
+    LEAST_GAIN,
+    Tuning,
+    TuningRow,
+    aligned,
+    judged,
+    spread_of,
+)
 
-MIN_TURNS, MAX_TURNS = 3, 7
+MIN_TURNS = 3
+MAX_TURNS = 7
 WARM_UP = 2  # updates that are not timed at the start of a turn, and two more for each worker
 SPARE = 0.8  # the part of the free memory that a larger batch may need
 LEAST_BOUND = 30.0
@@ -42,15 +53,23 @@ class Stopwatch(Callback):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._seconds, self._num_timed, self._num_warm = 0.0, None, WARM_UP
-        self._began = self._started = self._ended = 0.0
-        self._update = self._first = self._last = 0
+        self._seconds = 0.0
+        self._num_timed = None
+        self._num_warm = WARM_UP
+        self._began = 0.0
+        self._started = 0.0
+        self._ended = 0.0
+        self._update = 0
+        self._first = 0
+        self._last = 0
 
     _num_timed: int | None
 
     def begin(self, seconds: float, num_timed: int | None, num_warm: int) -> None:
         """Start a turn that is timed for some seconds, or for a number of updates."""
-        self._seconds, self._num_timed, self._num_warm = seconds, num_timed, num_warm
+        self._seconds = seconds
+        self._num_timed = num_timed
+        self._num_warm = num_warm
         self._update, self._began = 0, self._clock()
 
     @property
@@ -59,16 +78,19 @@ class Stopwatch(Callback):
 
     @property
     def warm_up_seconds(self) -> float:
-        """The time up to the first update that is timed: starting, compiling, filling the queues of workers."""
+        """The time up to the first update that is timed: starting, compiling, filling the queues of
+        workers."""
         return self._started - self._began
 
     def on_update_end(self, trainer: Program) -> None:
         self._update += 1
         num_timed = self._update - self._num_warm
         if num_timed == 0:
-            self._started, self._first = self._now(trainer.runtime.device), trainer.progress.sample
+            self._started = self._now(trainer.runtime.device)
+            self._first = trainer.progress.sample
         elif num_timed > 0 and self._is_over(num_timed):
-            self._ended, self._last = self._now(trainer.runtime.device), trainer.progress.sample
+            self._ended = self._now(trainer.runtime.device)
+            self._last = trainer.progress.sample
             trainer.run.stop("the turn is over")
 
     def _is_over(self, num_timed: int) -> bool:
@@ -95,7 +117,9 @@ class Tuner:
         is_silent: Whether to print nothing; by default where the trainer is silent.
     """
 
-    _num_updates: int | None = None  # timed in a turn instead of seconds, so that tests count rather than time
+    _num_updates: int | None = (
+        None  # timed in a turn instead of seconds, so that tests count rather than time
+    )
     _clock: Callable[[], float] = staticmethod(perf_counter)
 
     def __init__(
@@ -110,7 +134,8 @@ class Tuner:
         is_silent: bool | None = None,
     ) -> None:
         self._names = _checked(trainer.runtime.world, seconds, only)
-        self._trainer, self._seconds = trainer, seconds
+        self._trainer = trainer
+        self._seconds = seconds
         self._is_silent = trainer.run.progress_style == "silent" if is_silent is None else is_silent
         self._compile_choices = None if compile_choices is None else {None, *compile_choices}
         self._data = TunedData(trainer.configure_data()[0] if data is None else data, batch_size)
@@ -118,7 +143,8 @@ class Tuner:
         self._rows: list[TuningRow] = []
         self._speeds: list[float] = []  # of the present settings, in every turn
         self._reasons: dict[str, str] = {}
-        self._deadline, self._is_late = float("inf"), False
+        self._deadline = float("inf")
+        self._is_late = False
         self._step_bytes: int | None = None
 
     def tell(self) -> Tuning:
@@ -130,7 +156,8 @@ class Tuner:
 
     def run(self) -> Tuning:
         """Try everything; Ctrl-C ends it with what is known."""
-        trainer, is_complete = self._trainer, True
+        trainer = self._trainer
+        is_complete = True
         with (
             fresh_run(trainer, [NonFiniteGuard("skip"), self._watch]) as keeper,
             kept_position(trainer, self._data.given, self._data.given_size) as stream,
@@ -149,22 +176,29 @@ class Tuner:
         return self._result(is_complete and not self._is_late)
 
     def _result(self, is_complete: bool) -> Tuning:
-        trainer, speed = self._trainer, median(self._speeds) if self._speeds else None
+        trainer = self._trainer
+        speed = median(self._speeds) if self._speeds else None
         named = tune_table.Named(
             trainer=type(trainer).__name__,
             models=list(trainer.models),
-            optimizers={name: type(optimizer).__name__ for name, optimizer in trainer.optimizers.items()},
+            optimizers={
+                name: type(optimizer).__name__ for name, optimizer in trainer.optimizers.items()
+            },
             is_loader=self._data.is_loader,
             batch_size=self._data.batch_size,
         )
-        return Tuning(asdict(self._present), speed, tuple(self._rows), self._reasons, is_complete, named)
+        return Tuning(
+            asdict(self._present), speed, tuple(self._rows), self._reasons, is_complete, named
+        )
 
     def _try_all(self) -> None:
         self._measure(self._own)  # the first turn of a process is slower than all others
         self._speeds = [self._measure(self._own) for _ in range(MIN_TURNS)]
         choices = self._choices
         values = {name: self._possible(name, choices.of(name)) for name in self._names}
-        self._reasons |= {name: reason for name, reason in choices.reasons.items() if name in self._names}
+        self._reasons |= {
+            name: reason for name, reason in choices.reasons.items() if name in self._names
+        }
         self._announce(values)
         for name, some in values.items():
             self._try_each(name, some)
@@ -183,8 +217,8 @@ class Tuner:
         compiling = ", and the time of compiling" if values.get("compile") else ""
         self._say(
             f"Trying {counted(number, 'setting')} on {self._trainer.runtime.device} with "
-            f"{counted(num_cores(), 'core')}: about {usual:.0f} s{compiling}; at most {bound:.0f} s. Ctrl-C stops "
-            "early and prints the results so far."
+            f"{counted(num_cores(), 'core')}: about {usual:.0f} s{compiling}; at most {bound:.0f} "
+            "s. Ctrl-C stops early and prints the results so far."
         )
         self._say(aligned(tune_table.HEADER, WIDTHS))
         self._say(aligned(tune_table.present_cells(median(self._speeds)), WIDTHS))
@@ -214,33 +248,41 @@ class Tuner:
         return self._is_late
 
     def _too_large(self, size: int) -> str | None:
-        """Why a batch is not tried on the CPU, where running out of memory would end the process."""
+        """Why a batch is not tried on the CPU, where running out of memory would end the
+        process."""
         present = self._present.batch_size
         if not present or self._trainer.runtime.device.type != "cpu":
             return None
         if self._step_bytes is None:
             self._step_bytes = self._count_bytes(present)
-        need, free = self._step_bytes * size // present, int(SPARE * available_memory())
+        need = self._step_bytes * size // present
+        free = int(SPARE * available_memory())
         return (
             None
             if need <= free
-            else (f"a step would need about {need >> 20} MB, but only {free >> 20} MB are available")
+            else (
+                f"a step would need about {need >> 20} MB, but only {free >> 20} MB are available"
+            )
         )
 
     def _count_bytes(self, size: int) -> int:
         """The bytes that a step with the present settings keeps for its backward pass."""
-        counted_run, watch = Arrangement(self._trainer, self._present, self._data), StepWatch()
+        counted_run = Arrangement(self._trainer, self._present, self._data)
+        watch = StepWatch()
         counted_run.run.bind([*self._trainer.callbacks, watch])
         watch.begin(size, max((self._data.num_samples or size) // size, 1), counts=True)
         self._measure(counted_run)
         return watch.memory or 0
 
     def _try_together(self) -> None:
-        """Try the settings that are worth it together: all of them, and those that do not change the numbers."""
+        """Try the settings that are worth it together: all of them, and those that do not change
+        the numbers."""
         best: dict[str, TuningRow] = {}
         for row in self._rows:
             (name,) = row.settings
-            if row.verdict == "faster" and (name not in best or (row.ratio or 0.0) > (best[name].ratio or 0.0)):
+            if row.verdict == "faster" and (
+                name not in best or (row.ratio or 0.0) > (best[name].ratio or 0.0)
+            ):
                 best[name] = row
         every = {name: row.settings[name] for name, row in best.items()}
         same = {name: value for name, value in every.items() if name not in CHANGES_NUMBERS}
@@ -254,13 +296,17 @@ class Tuner:
 
     def _compare(self, settings: Mapping[str, Any]) -> TuningRow:
         """Train under other settings and under the present ones in turns."""
-        began, pairs, warm_ups = self._clock(), list[tuple[float, float]](), list[float]()
+        began = self._clock()
+        pairs = list[tuple[float, float]]()
+        warm_ups = list[float]()
         tried: Arrangement | None = None
         while len(pairs) < MIN_TURNS or not self._is_enough(len(pairs), began + sum(warm_ups[:1])):
             present = self._measure(self._own)
             try:
                 if tried is None:
-                    tried = Arrangement(self._trainer, replace(self._present, **settings), self._data)
+                    tried = Arrangement(
+                        self._trainer, replace(self._present, **settings), self._data
+                    )
                 pairs.append((present, self._measure(tried)))
             except Exception as error:
                 let_go(error)
@@ -271,8 +317,13 @@ class Tuner:
                 return TuningRow(settings, note="memory ran out; it would fit in micro-batches")
         assert tried is not None
         note = self._note(settings, tried, pairs, warm_ups)
-        if len(settings) > 1 and tried.run.compiled is not None and tried.run.compiled.choice == "eager":
-            settings = {name: value for name, value in settings.items() if name != "compile"}  # it was without
+        if (
+            len(settings) > 1
+            and tried.run.compiled is not None
+            and tried.run.compiled.choice == "eager"
+        ):
+            # it was without
+            settings = {name: value for name, value in settings.items() if name != "compile"}
         return judged(settings, pairs, self._noise(len(pairs)), note)
 
     def _is_enough(self, num_turns: int, began: float) -> bool:
@@ -295,16 +346,27 @@ class Tuner:
             self._keeper.restore_tensors()
             limits = Limits(updates=1 << 60)
             run_training(
-                arrangement.run, arrangement.data, None, limits, batch_size=arrangement.batch_size, resume="auto"
+                arrangement.run,
+                arrangement.data,
+                None,
+                limits,
+                batch_size=arrangement.batch_size,
+                resume="auto",
             )
         return self._watch.samples_per_second
 
     def _note(
-        self, settings: Mapping[str, Any], tried: Arrangement, pairs: list[tuple[float, float]], warm_ups: list[float]
+        self,
+        settings: Mapping[str, Any],
+        tried: Arrangement,
+        pairs: list[tuple[float, float]],
+        warm_ups: list[float],
     ) -> str:
         """What else is to be known: whether the numbers change, and what compiling costs."""
         effects = {EFFECTS[name] for name in settings}
-        note = next(effect for effect in dict.fromkeys(reversed(EFFECTS.values())) if effect in effects)
+        note = next(
+            effect for effect in dict.fromkeys(reversed(EFFECTS.values())) if effect in effects
+        )
         note = "changes the numbers" if any(name in CHANGES_NUMBERS for name in settings) else note
         if settings.get("compile") is None:
             return note
@@ -318,7 +380,9 @@ class Tuner:
         present, speed = (median(pair[at] for pair in pairs) for at in (0, 1))
         pays = ""
         if speed > present * (1 + LEAST_GAIN) and seconds > 0:
-            pays = f", which pays after {seconds * present * speed / (speed - present):,.0f} samples"
+            pays = (
+                f", which pays after {seconds * present * speed / (speed - present):,.0f} samples"
+            )
         return f"{note}; compiled in {seconds:.1f} s{pays}"
 
 
@@ -326,15 +390,17 @@ def _checked(world: int, seconds: float, only: Iterable[str] | None) -> list[str
     """The names of the settings to try."""
     if world > 1:
         raise ConfigurationError(
-            f"tune was called on {world} processes, but a trial would have to be the same on all of them: start the "
-            "program on one process, without a launcher. Workers, precision, compile and memory format carry over; a "
-            "batch size is then that of one process."
+            f"tune was called on {world} processes, but a trial would have to be the same on all "
+            "of them: start the program on one process, without a launcher. Workers, precision, "
+            "compile and memory format carry over; a batch size is then that of one process."
         )
     if not seconds > 0:
         raise ConfigurationError(f"seconds={seconds}: use a number of seconds above 0.")
     names = list(NAMES) if only is None else [only] if isinstance(only, str) else list(only)
     if unknown := [name for name in names if name not in NAMES]:
-        raise ConfigurationError(f"tune does not know {', '.join(map(repr, unknown))}: it tries {', '.join(NAMES)}.")
+        raise ConfigurationError(
+            f"tune does not know {', '.join(map(repr, unknown))}: it tries {', '.join(NAMES)}."
+        )
     return names
 
 

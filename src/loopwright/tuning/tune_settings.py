@@ -45,26 +45,36 @@ class Settings:
     def differences(self, other: Settings) -> dict[str, Any]:
         """The values that another one has otherwise, by name."""
         names = (field.name for field in fields(self))
-        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(other, name)}
+        return {
+            name: getattr(self, name)
+            for name in names
+            if getattr(self, name) != getattr(other, name)
+        }
 
 
 NAMES = tuple(field.name for field in fields(Settings))
 
 
 class Choices:
-    """The present settings of a trainer, the values to try for each, and why some settings are not tried."""
+    """The present settings of a trainer, the values to try for each, and why some settings are not
+    tried."""
 
     def __init__(self, trainer: Program, data: TunedData) -> None:
-        self._trainer, self._data = trainer, data
+        self._trainer = trainer
+        self._data = data
         self.reasons: dict[str, str] = dict(data.fixed)
-        groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
+        groups = [
+            group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups
+        ]
         self.present = Settings(
             workers=data.workers,
             batch_size=data.batch_size,
             compile=trainer.compile_mode,
             precision=trainer.runtime.precision,
             threads=torch.get_num_threads(),
-            channels_last=any(_is_channels_last(tensor) for tensor in _images(trainer.modules.values())),
+            channels_last=any(
+                _is_channels_last(tensor) for tensor in _images(trainer.modules.values())
+            ),
             fused=bool(groups) and all(group.get("fused") for group in groups),
             pin_memory=data.pin_memory,
         )
@@ -83,10 +93,13 @@ class Choices:
         return [0, *_powers(num_cores())]
 
     def _batch_size(self) -> list[int]:
-        size, length = self.present.batch_size or 1, self._data.num_samples
+        size = self.present.batch_size or 1
+        length = self._data.num_samples
         sizes = [size << number for number in range(1, MAX_DOUBLINGS + 1)]
         if not (found := [size for size in sizes if length is None or size <= length]):
-            self.reasons["batch_size"] = f"the data set has {length} samples, which is less than twice the batch"
+            self.reasons["batch_size"] = (
+                f"the data set has {length} samples, which is less than twice the batch"
+            )
         return found
 
     def _compile(self) -> list[str | None]:
@@ -106,7 +119,9 @@ class Choices:
 
     def _channels_last(self) -> list[bool]:
         if not any(True for _ in _images(self._trainer.modules.values())):
-            self.reasons["channels_last"] = "the model has no four-dimensional weights, such as those of convolutions"
+            self.reasons["channels_last"] = (
+                "the model has no four-dimensional weights, such as those of convolutions"
+            )
             return []
         return [True]
 
@@ -138,12 +153,17 @@ class Arrangement:
     """
 
     def __init__(self, trainer: Program, settings: Settings, data: TunedData) -> None:
-        self._trainer, self.settings = trainer, settings
-        self.data, self.batch_size = data.varied(settings.batch_size, settings.workers, pin_memory=settings.pin_memory)
+        self._trainer = trainer
+        self.settings = settings
+        self.data, self.batch_size = data.varied(
+            settings.batch_size, settings.workers, pin_memory=settings.pin_memory
+        )
         runtime = copy(trainer.runtime)
         runtime.precision = settings.precision
         runtime.compile = settings.compile if settings.compile != "step" else None
-        self.run: TrainingRun = trainer.run.fresh(runtime, CompiledStep() if settings.compile == "step" else None)
+        self.run: TrainingRun = trainer.run.fresh(
+            runtime, CompiledStep() if settings.compile == "step" else None
+        )
         self.run.bind(trainer.callbacks)
         self._states: dict[str, Any] = {name: defaultdict(dict) for name in trainer.optimizers}
         self._compiled: dict[nn.Module, Any] = {}
@@ -152,7 +172,8 @@ class Arrangement:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Context in which the trainer has these settings."""
-        trainer, settings = self._trainer, self.settings
+        trainer = self._trainer
+        settings = self.settings
         threads = torch.get_num_threads()
         with ExitStack() as stack:
             stack.callback(trainer._use_run, trainer.run, trainer.compile_mode)
@@ -195,7 +216,8 @@ class Arrangement:
                 set_compiled_call(module, call)
 
     def _compile_parts(self) -> None:
-        """Compile the model or its blocks in place, once; later the same compiled functions are used."""
+        """Compile the model or its blocks in place, once; later the same compiled functions are
+        used."""
         kind = self.settings.compile
         if kind not in ("model", "blocks"):
             return
@@ -209,7 +231,10 @@ class Arrangement:
     @contextmanager
     def _with_own_optimizers(self) -> Iterator[None]:
         optimizers = self._trainer.optimizers
-        before = {name: [dict(group) for group in optimizer.param_groups] for name, optimizer in optimizers.items()}
+        before = {
+            name: [dict(group) for group in optimizer.param_groups]
+            for name, optimizer in optimizers.items()
+        }
         try:
             for name, optimizer in optimizers.items():
                 optimizer.state = self._states[name]
@@ -235,9 +260,12 @@ def _powers(last: int) -> list[int]:
 
 
 def _images(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
-    """The weights and buffers of four dimensions, of which `channels_last` changes the order in memory."""
+    """The weights and buffers of four dimensions, of which `channels_last` changes the order in
+    memory."""
     for module in modules:
-        yield from (tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.dim() == 4)
+        yield from (
+            tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.dim() == 4
+        )
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

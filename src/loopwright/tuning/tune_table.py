@@ -1,4 +1,5 @@
-"""The result of `tune`: a row for each setting that was tried, what is worth it, and the lines of code to change."""
+"""The result of `tune`: a row for each setting that was tried, what is worth it, and the lines of
+code to change."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ LEAST_GAIN = 0.03  # of the speed: less is not worth a line of code, nor can it 
 NORMAL = 1.4826  # a standard deviation, in median absolute deviations of a normal distribution
 
 Verdict = Literal["faster", "slower", "no difference", "failed"]
-WORTH_IT: dict[str, str] = {"faster": "yes", "slower": "no, slower", "no difference": "no difference", "failed": "-"}
+WORTH_IT: dict[str, str] = {
+    "faster": "yes",
+    "slower": "no, slower",
+    "no difference": "no difference",
+    "failed": "-",
+}
 CHANGES_NUMBERS = ("batch_size", "precision")
 EFFECTS = {
     "workers": "same numbers",
@@ -41,7 +47,8 @@ class TuningRow:
     Args:
         settings: The values that differ from the present ones, by name.
         samples_per_second: The speed; None where the settings do not work.
-        ratio: The speed divided by that of the present settings, measured in turns; the median of these.
+        ratio: The speed divided by that of the present settings, measured in turns; the median of
+            these.
         spread: Twice the standard error of the ratio: a difference up to it may be chance.
         verdict: "faster", "slower", "no difference", or "failed".
         note: Why it failed, or what else is to be known.
@@ -78,7 +85,11 @@ class TuningRow:
         """The row of the table."""
         speed = "-" if self.samples_per_second is None else f"{self.samples_per_second:,.0f}"
         ratio = "-" if self.ratio is None else f"{self.ratio:.2f} ± {self.spread:.2f}"
-        note = self.note if len(self.settings) == 1 else "; ".join(filter(None, (self.words, self.note)))
+        note = (
+            self.note
+            if len(self.settings) == 1
+            else "; ".join(filter(None, (self.words, self.note)))
+        )
         return self.label, speed, ratio, WORTH_IT[self.verdict], note
 
 
@@ -90,16 +101,25 @@ def label_of(name: str, value: Any) -> str:
         return "batches as they are" if value is None else f"batch size {value}"
     if name == "compile":
         return "not compiled" if value is None else f'compile="{value}"'
-    words = {"channels_last": "channels-last", "fused": "fused optimizer", "pin_memory": "pinned memory"}
+    words = {
+        "channels_last": "channels-last",
+        "fused": "fused optimizer",
+        "pin_memory": "pinned memory",
+    }
     return str(value) if name == "precision" else f"{'' if value else 'no '}{words[name]}"
 
 
 def judged(
-    settings: Mapping[str, Any], pairs: Sequence[tuple[float, float]], noise: float = 0.0, note: str = ""
+    settings: Mapping[str, Any],
+    pairs: Sequence[tuple[float, float]],
+    noise: float = 0.0,
+    note: str = "",
 ) -> TuningRow:
-    """The row of settings whose speed was measured in turns with the present ones: pairs of (present, tried).
+    """The row of settings whose speed was measured in turns with the present ones: pairs of
+    (present, tried).
 
-    `noise` is the smallest spread that is believed, which is how much the present settings differ from themselves.
+    `noise` is the smallest spread that is believed, which is how much the present settings differ
+    from themselves.
     """
     ratios = [tried / present for present, tried in pairs]
     ratio = median(ratios)
@@ -112,7 +132,8 @@ def judged(
 
 
 def spread_of(ratios: Sequence[float]) -> float:
-    """Twice the standard error of the median of some ratios, estimated so that a single outlier does not count."""
+    """Twice the standard error of the median of some ratios, estimated so that a single outlier
+    does not count."""
     middle = median(ratios)
     return 2 * NORMAL * median(abs(ratio - middle) for ratio in ratios) / sqrt(len(ratios))
 
@@ -121,18 +142,27 @@ def chosen(rows: Iterable[TuningRow]) -> TuningRow | None:
     """The row to take: the fastest, or one about as fast that changes less."""
     faster = [row for row in rows if row.verdict == "faster"]
     best = max((row.ratio or 0.0 for row in faster), default=0.0)
-    as_fast = [row for row in faster if (row.ratio or 0.0) >= best - max(LEAST_GAIN, row.spread or 0.0)]
+    as_fast = [
+        row for row in faster if (row.ratio or 0.0) >= best - max(LEAST_GAIN, row.spread or 0.0)
+    ]
     return min(as_fast, key=_cost, default=None)
 
 
 def _cost(row: TuningRow) -> tuple[bool, int, int, float]:
-    """Of settings that are about as fast: numbers that change, lines to change, the size of the batch."""
-    return row.changes_numbers, len(row.settings), row.settings.get("batch_size") or 0, -(row.ratio or 0.0)
+    """Of settings that are about as fast: numbers that change, lines to change, the size of the
+    batch."""
+    return (
+        row.changes_numbers,
+        len(row.settings),
+        row.settings.get("batch_size") or 0,
+        -(row.ratio or 0.0),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What the lines to change name: the class of the trainer, its models and optimizers, and the data."""
+    """What the lines to change name: the class of the trainer, its models and optimizers, and the
+    data."""
 
     trainer: str = "Trainer"
     models: Sequence[str] = ("model",)
@@ -149,8 +179,13 @@ def lines_for(settings: Mapping[str, Any], named: Named) -> list[str]:
     if "channels_last" in settings:
         lines += [f"{name}.to(memory_format=torch.channels_last)" for name in named.models]
     if "fused" in settings:
-        lines += [f"{name} = torch.optim.{kind}(..., fused=True)" for name, kind in named.optimizers.items()]
-    given = [f"{name}={_code(settings[name])}" for name in ("compile", "precision") if name in settings]
+        lines += [
+            f"{name} = torch.optim.{kind}(..., fused=True)"
+            for name, kind in named.optimizers.items()
+        ]
+    given = [
+        f"{name}={_code(settings[name])}" for name in ("compile", "precision") if name in settings
+    ]
     if given:
         lines.append(f"trainer = {named.trainer}(..., {', '.join(given)})")
     return lines + _data_lines(settings, named)
@@ -166,7 +201,10 @@ def _data_lines(settings: Mapping[str, Any], named: Named) -> list[str]:
     if list(given) == ["batch_size"]:
         return [f"trainer.train(..., batch_size={given['batch_size']})"]
     size = given.pop("batch_size", named.batch_size)
-    return [f"loader = DataLoader(data, {size}, shuffle=True, {_arguments(given)})", "trainer.train(loader, ...)"]
+    return [
+        f"loader = DataLoader(data, {size}, shuffle=True, {_arguments(given)})",
+        "trainer.train(loader, ...)",
+    ]
 
 
 def _arguments(given: Mapping[str, Any]) -> str:
@@ -205,7 +243,8 @@ class Tuning:
 
     @property
     def best(self) -> TuningRow | None:
-        """The row to take: the fastest, or one as fast that changes less; None where nothing is faster."""
+        """The row to take: the fastest, or one as fast that changes less; None where nothing is
+        faster."""
         return chosen(self.rows)
 
     @property
@@ -215,7 +254,8 @@ class Tuning:
 
     @property
     def suggestion(self) -> dict[str, Any]:
-        """The settings that are worth changing, with their values; empty where the present ones are as fast."""
+        """The settings that are worth changing, with their values; empty where the present ones are
+        as fast."""
         return {} if self.best is None else dict(self.best.settings)
 
     @property
@@ -233,7 +273,10 @@ class Tuning:
             "lines": self.lines,
             "is_complete": self.is_complete,
             "not_tried": dict(self.not_tried),
-            "rows": [{"settings": dict(row.settings)} | {n: getattr(row, n) for n in names} for row in self.rows],
+            "rows": [
+                {"settings": dict(row.settings)} | {n: getattr(row, n) for n in names}
+                for row in self.rows
+            ],
         }
 
     def __repr__(self) -> str:
@@ -263,15 +306,22 @@ def present_cells(speed: float | None) -> tuple[str, str, str, str, str]:
     return "current settings", "-" if speed is None else f"{speed:,.0f}", "1", "", ""
 
 
-def summary_of(tuning: Tuning, lines_of: Callable[[Mapping[str, Any]], list[str]] | None = None) -> list[str]:
-    """What is worth it, the lines to change, and what was not tried; `lines_of` returns the lines for settings."""
+def summary_of(
+    tuning: Tuning, lines_of: Callable[[Mapping[str, Any]], list[str]] | None = None
+) -> list[str]:
+    """What is worth it, the lines to change, and what was not tried; `lines_of` returns the lines
+    for settings."""
     lines_of = partial(lines_for, named=tuning.named) if lines_of is None else lines_of
     words = [label_of(name, value) for name, value in tuning.present.items() if value is not False]
     lines = [f"Current settings: {', '.join(words)}."]
-    lines += [f"Not tried: {UNTRIED.get(name, name)}, because {reason}." for name, reason in tuning.not_tried.items()]
+    lines += [
+        f"Not tried: {UNTRIED.get(name, name)}, because {reason}."
+        for name, reason in tuning.not_tried.items()
+    ]
     if not tuning.is_complete:
         lines.append("Stopped early; these are the results so far.")
-    best, same = tuning.best, tuning.best_of_same_numbers
+    best = tuning.best
+    same = tuning.best_of_same_numbers
     if best is None:
         return [*lines, "Nothing is worth changing: no setting was faster by more than the noise."]
     if same is not None:
@@ -298,7 +348,9 @@ def _remark(settings: Mapping[str, Any]) -> str:
     """How settings change the result of training."""
     parts = []
     if "batch_size" in settings:
-        parts.append("Larger batches mean fewer updates per epoch, which may need another learning rate.")
+        parts.append(
+            "Larger batches mean fewer updates per epoch, which may need another learning rate."
+        )
     if "precision" in settings:
         parts.append(f"With {settings['precision']}, numbers are rounded differently.")
     return " ".join([*parts, "Compare the losses of a run before you adopt this."])

@@ -1,32 +1,51 @@
-"""What can be wrong with the config of the checked project, and what is well: overrides, the place, the words."""
+"""What can be wrong with the config of the checked project, and what is well: overrides, the place,
+the words."""
 
 from __future__ import annotations
 
 
 def callback(kind: str, *arguments: str) -> tuple[str, ...]:
     """Overrides that add a callback."""
-    return (f"+trainer.callbacks.1.kind={kind}", *(f"+trainer.callbacks.1.{argument}" for argument in arguments))
+    return (
+        f"+trainer.callbacks.1.kind={kind}",
+        *(f"+trainer.callbacks.1.{argument}" for argument in arguments),
+    )
 
 
 def scheduler(kind: str, *arguments: str) -> tuple[str, ...]:
-    return (f"+model.scheduler.kind={kind}", *(f"+model.scheduler.{argument}" for argument in arguments))
+    return (
+        f"+model.scheduler.kind={kind}",
+        *(f"+model.scheduler.{argument}" for argument in arguments),
+    )
 
 
 MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     # what is wrong: (overrides, the key that is named, words of the message)
-    "shapes that do not fit": (("+model.inputs=5",), "trainer", r"shapes cannot be multiplied.*\n(.*\n)*-> The sizes"),
+    "shapes that do not fit": (
+        ("+model.inputs=5",),
+        "trainer",
+        r"shapes cannot be multiplied.*\n(.*\n)*-> The sizes",
+    ),
     "a target that is not there": (
         ("trainer.target_properties=[labels]",),
         "trainer.target_properties.0",
         "'labels' is not in the samples of data set 'train', which have: x, y",
     ),
-    "a misspelt input": (("trainer.forward_properties=[xx]",), "trainer.forward_properties.0", "Did you mean 'x'"),
+    "a misspelt input": (
+        ("trainer.forward_properties=[xx]",),
+        "trainer.forward_properties.0",
+        "Did you mean 'x'",
+    ),
     "inputs the model does not take": (
         ("trainer.forward_properties=[x,y]",),
         "trainer",
         r"unexpected keyword argument 'y'",
     ),
-    "a loss for every sample": (("trainer.kind=checked.Unreduced",), "trainer", "reduce it to one number"),
+    "a loss for every sample": (
+        ("trainer.kind=checked.Unreduced",),
+        "trainer",
+        "reduce it to one number",
+    ),
     "a loss without gradient": (
         ("trainer.kind=checked.Detached",),
         "trainer",
@@ -39,11 +58,23 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "were skipped, since a loss or a gradient was not finite",
     ),
     "no loss": (("trainer.kind=checked.Nothing",), "trainer", "No losses computed"),
-    "everything frozen": (("model.kind=checked.Frozen", "~model.width"), "trainer", "Nothing to train"),
-    "an optimizer without parameters": (("model.kind=checked.Empty", "~model.width"), "trainer", "Nothing to train"),
+    "everything frozen": (
+        ("model.kind=checked.Frozen", "~model.width"),
+        "trainer",
+        "Nothing to train",
+    ),
+    "an optimizer without parameters": (
+        ("model.kind=checked.Empty", "~model.width"),
+        "trainer",
+        "Nothing to train",
+    ),
     "a learning rate of zero": (("model.optimizer.lr=0.0",), "model", "no weight has changed"),
     "a learning rate that explodes": (("model.optimizer.lr=1e60",), "", "not finite|is nan|inf"),
-    "an option the optimizer refuses": (("+model.optimizer.betas=[0.9,1.5]",), "model.optimizer", "Invalid beta"),
+    "an option the optimizer refuses": (
+        ("+model.optimizer.betas=[0.9,1.5]",),
+        "model.optimizer",
+        "Invalid beta",
+    ),
     "a metric that is not measured": (
         callback("EarlyStopping", "metric=test_los"),
         "trainer.callbacks.1",
@@ -55,7 +86,11 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "watches 'test_accuracy'",
     ),
     "a data set without samples": (("datasets.train.n=0",), "datasets.train", "has no samples"),
-    "an evaluation set without samples": (("datasets.test.n=0",), "datasets.test", "has no samples"),
+    "an evaluation set without samples": (
+        ("datasets.test.n=0",),
+        "datasets.test",
+        "has no samples",
+    ),
     "too few samples for what is dropped": (
         ("datasets.train.kind=checked.Windows", "datasets.train.n=5"),
         "trainer",
@@ -82,7 +117,11 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "the schedule fails in step 31 of 40",
     ),
     "a schedule that is never stepped": (
-        (*scheduler("StepLR", "step_size=1"), "trainer.max_updates=7", "trainer.callbacks.0.every_n_updates=2"),
+        (
+            *scheduler("StepLR", "step_size=1"),
+            "trainer.max_updates=7",
+            "trainer.callbacks.0.every_n_updates=2",
+        ),
         "model.scheduler",
         "the run has only 0.875 of one: it would never be stepped",
     ),
@@ -106,7 +145,11 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "trainer.callbacks.0",
         "acts every 1000 updates, but the run has only 40: it would never act",
     ),
-    "state that cannot be saved": (callback("checked.Unsavable"), "trainer.callbacks.1", "cannot be saved"),
+    "state that cannot be saved": (
+        callback("checked.Unsavable"),
+        "trainer.callbacks.1",
+        "cannot be saved",
+    ),
     "state that cannot be taken back": (
         callback("checked.OneWay"),
         "trainer.callbacks.1",
@@ -117,8 +160,16 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "model",
         "cannot be loaded into new objects",
     ),
-    "a callback that forgets": (callback("checked.Forgetful"), "trainer", "Resuming after 3 updates is not exact"),
-    "a model that forgets": (("model.kind=checked.Counting", "~model.width"), "trainer", r"models\.model\.calls"),
+    "a callback that forgets": (
+        callback("checked.Forgetful"),
+        "trainer",
+        "Resuming after 3 updates is not exact",
+    ),
+    "a model that forgets": (
+        ("model.kind=checked.Counting", "~model.width"),
+        "trainer",
+        r"models\.model\.calls",
+    ),
     "a callback that breaks late": (
         callback("checked.Late", "every_n_updates=39"),
         "trainer.callbacks.1",
@@ -140,7 +191,11 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "trainer",
         r"Long(.|\n)*-> Numbers are of the wrong type",
     ),
-    "tensors on another device": (("model.kind=checked.Elsewhere",), "trainer", r"-> Tensors are on different devices"),
+    "tensors on another device": (
+        ("model.kind=checked.Elsewhere",),
+        "trainer",
+        r"-> Tensors are on different devices",
+    ),
     "a last sample of another shape": (
         ("datasets.train.kind=checked.OddLast",),
         "datasets.train",
@@ -186,9 +241,17 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "model",
         r"gives different losses, .*\n.*in place \(x\)",
     ),
-    "a model that cannot be built": (("model.kind=checked.Failing", "~model.width"), "model", "weights are nowhere"),
+    "a model that cannot be built": (
+        ("model.kind=checked.Failing", "~model.width"),
+        "model",
+        "weights are nowhere",
+    ),
     "a file where the runs go": (("output_path=checked.py/out",), "output_path", "is a file, so"),
-    "a URL where the runs go": (("output_path=s3://bucket/runs",), "output_path", "is a URL, but files can be written"),
+    "a URL where the runs go": (
+        ("output_path=s3://bucket/runs",),
+        "output_path",
+        "is a URL, but files can be written",
+    ),
     "an initial checkpoint that is not there": (
         ("+initializer.kind=FromCheckpoint", "+initializer.path=nowhere.safetensors"),
         "initializer",
@@ -198,7 +261,11 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
 
 NOTES: dict[str, tuple[tuple[str, ...], str, str]] = {
     # what is no mistake, but worth a line: (overrides, the key that is named, words of the note)
-    "values that are not finite": (("datasets.test.kind=checked.Infinite",), "datasets.test", "are not finite in x"),
+    "values that are not finite": (
+        ("datasets.test.kind=checked.Infinite",),
+        "datasets.test",
+        "are not finite in x",
+    ),
     "weights without gradient": (
         ("model.kind=checked.Spare", "~model.width"),
         "model",

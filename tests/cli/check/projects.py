@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 from loopwright import Callback
 from loopwright.callbacks import Periodic
-from loopwright.doors.configured import BaseTrainer, BaseTrainerConfig
+from loopwright.interfaces.configured import BaseTrainer, BaseTrainerConfig
 
 
 class Net(nn.Module):

@@ -1,4 +1,5 @@
-"""`loopwright check CONFIG`: every mistake that would appear in hour three appears now, with its place and a remedy."""
+"""`loopwright check CONFIG`: every mistake that would appear in hour three appears now, with its
+place and a remedy."""
 
 from __future__ import annotations
 
@@ -29,8 +30,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setattr("tempfile.tempdir", "/dev/shm" if Path("/dev/shm").is_dir() else None)
-    for limit in ("config.LATE_SECONDS", "config.SLOW_SECONDS", "schedule.MAX_SECONDS", "probe.ENOUGH_SECONDS"):
-        monkeypatch.setattr(f"loopwright.cli.check.{limit}", float("inf"))  # a slow machine would be shown less
+    for limit in (
+        "config.LATE_SECONDS",
+        "config.SLOW_SECONDS",
+        "schedule.MAX_SECONDS",
+        "probe.ENOUGH_SECONDS",
+    ):
+        # a slow machine would be shown less
+        monkeypatch.setattr(f"loopwright.cli.check.{limit}", float("inf"))
 
 
 def line_of(text: str) -> int:
@@ -72,23 +79,43 @@ def test_a_config_that_is_well_passes_and_says_what_was_checked(capsys):
     assert main(["check", "run.yaml"]) == 0
     printed = capsys.readouterr().out
     for words in (
-        *("the config", "data set train", "data set test", "training steps", "evaluation and prediction on test"),
+        *(
+            "the config",
+            "data set train",
+            "data set test",
+            "training steps",
+            "evaluation and prediction on test",
+        ),
         *("1 callback", "saving and loading", "resuming", "the run directory"),
-        *("parameters  67\n", "for a batch of 4 (measured)", "40 updates of 2 batches, 5 epochs: about "),
+        *(
+            "parameters  67\n",
+            "for a batch of 4 (measured)",
+            "40 updates of 2 batches, 5 epochs: about ",
+        ),
         "No mistakes found in run.yaml",
     ):
         assert words in printed
 
 
 def test_nothing_is_written_beside_the_config(project):
-    before = {path: path.stat().st_mtime_ns for path in project.rglob("*") if "__pycache__" not in path.parts}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in project.rglob("*")
+        if "__pycache__" not in path.parts
+    }
     main(["check", "run.yaml"])
-    assert {p: p.stat().st_mtime_ns for p in project.rglob("*") if "__pycache__" not in p.parts} == before
+    assert {
+        p: p.stat().st_mtime_ns for p in project.rglob("*") if "__pycache__" not in p.parts
+    } == before
 
 
 def test_mistakes_in_several_parts_are_reported_at_once():
     overrides = [
-        *("datasets.test.kind=checked.OddLast", "trainer.effective_batch_size=128", "output_path=checked.py/out"),
+        *(
+            "datasets.test.kind=checked.OddLast",
+            "trainer.effective_batch_size=128",
+            "output_path=checked.py/out",
+        ),
         *callback("BestCheckpoint", "metric=test_loss", "every_n_updates=500"),
         *("trainer.forward_properties=[xs]", "trainer.target_properties=[z]"),
     ]
@@ -101,9 +128,14 @@ def test_mistakes_in_several_parts_are_reported_at_once():
 
 def test_each_of_several_failing_callbacks_is_named():
     kinds = ("Late", "Unsavable", "Text")
-    added = [f"+trainer.callbacks.{number}.kind=checked.{kind}" for number, kind in enumerate(kinds, start=1)]
+    added = [
+        f"+trainer.callbacks.{number}.kind=checked.{kind}"
+        for number, kind in enumerate(kinds, start=1)
+    ]
     found = check_config("run.yaml", added).mistakes
-    assert sorted(mistake.key for mistake in found) == [f"trainer.callbacks.{number}" for number in (1, 2, 3)]
+    assert sorted(mistake.key for mistake in found) == [
+        f"trainer.callbacks.{number}" for number in (1, 2, 3)
+    ]
 
 
 def test_mistakes_of_the_file_and_of_the_data_are_found_together():
@@ -134,8 +166,14 @@ def test_json_has_all_of_it(capsys, is_first):
 
 def test_measures_are_those_of_the_model_and_its_optimizer():
     found = check_config("run.yaml", ["trainer.max_batch_size=8"]).to_json()["measures"]
-    assert [found[key] for key in ("parameters", "trained", "batch_size", "accumulate")] == [67, 67, 8, 1]
-    assert found["weight_bytes"] == 4 * 67 * 4 + 4 * 4  # weights, gradients, two moments, and a counter for each tensor
+    assert [found[key] for key in ("parameters", "trained", "batch_size", "accumulate")] == [
+        67,
+        67,
+        8,
+        1,
+    ]
+    # weights, gradients, two moments, and a counter for each tensor
+    assert found["weight_bytes"] == 4 * 67 * 4 + 4 * 4
     assert found["seconds"] == found["step_seconds"] * 40
 
 
@@ -148,7 +186,15 @@ def test_random_generators_are_left_alone():
 
 def test_notes_are_no_mistakes(capsys):
     assert (
-        main(["check", "run.yaml", "datasets.train.n=20", "~trainer.effective_batch_size", "~trainer.max_batch_size"])
+        main(
+            [
+                "check",
+                "run.yaml",
+                "datasets.train.n=20",
+                "~trainer.effective_batch_size",
+                "~trainer.max_batch_size",
+            ]
+        )
         == 0
     )
     assert "note: run.yaml" in (printed := capsys.readouterr().out)
@@ -163,7 +209,10 @@ def test_a_missing_config_has_exit_code_2(capsys):
 def test_a_file_that_is_no_yaml_is_a_mistake_with_its_line(capsys):
     Path("broken.yaml").write_text("seed: [1, 2\nname: points\n")
     assert main(["check", "broken.yaml"]) == 1
-    assert "1 mistake in broken.yaml:\nbroken.yaml:2\n    is not YAML: expected ',' or ']'" in capsys.readouterr().out
+    assert (
+        "1 mistake in broken.yaml:\nbroken.yaml:2\n    is not YAML: expected ',' or ']'"
+        in capsys.readouterr().out
+    )
 
 
 def test_command_works_as_a_process_of_its_own(project):

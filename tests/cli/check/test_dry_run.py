@@ -1,4 +1,5 @@
-"""`loopwright check PROGRAM`: a dry run on one process finds what is wrong with a program for several."""
+"""`loopwright check PROGRAM`: a dry run on one process finds what is wrong with a program for
+several."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def build(**options):
 
 @pytest.fixture
 def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Check a program made of the common start and a few lines; the exit code and what was printed."""
+    """Check a program made of the common start and a few lines; the exit code and what was
+    printed."""
 
     def run(lines: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
         program = tmp_path / "program.py"
@@ -67,11 +69,21 @@ def test_with_ddp_every_process_holds_the_full_parameters(check):
     code, printed = check("build().train(data, batch_size=16)", "--processes", "4")
     assert code == 0
     assert printed.startswith("4 processes, fp32: Mesh(replicate=4, shard=1, tensor=1)")
-    assert cells(printed, "0.weight") == ["0.weight", "16 x 8", "float32", "whole", "16 x 8", "16 x 8", "16 x 8"]
+    assert cells(printed, "0.weight") == [
+        "0.weight",
+        "16 x 8",
+        "float32",
+        "whole",
+        "16 x 8",
+        "16 x 8",
+        "16 x 8",
+    ]
 
 
 def test_with_fsdp_the_parts_are_those_that_torch_gives_each_rank(check):
-    _, printed = check("build().train(data, batch_size=16)", "--processes", "4", "--runtime", "fsdp")
+    _, printed = check(
+        "build().train(data, batch_size=16)", "--processes", "4", "--runtime", "fsdp"
+    )
     assert cells(printed, "0.weight")[3:] == ["dim 0 over shard", "4 x 8", "4 x 8", "4 x 8"]
     assert cells(printed, "2.weight")[3:] == ["dim 0 over shard", "1 x 16", "1 x 16", "-"]
 
@@ -80,11 +92,20 @@ def test_bytes_are_those_of_an_update_with_the_optimizer_itself(check):
     _, printed = check("build().train(data, batch_size=16)", "--processes", "4")
     values = 8 * 16 + 16 + 16 * 3 + 3
     assert values * 4 == 780
-    assert cells(printed, "0-3")[1:] == ["780 B", "0 B", "780 B", "1.58 kB", "3.14 kB"]  # two moments and 4 counters
+    # two moments and 4 counters
+    assert cells(printed, "0-3")[1:] == [
+        "780 B",
+        "0 B",
+        "780 B",
+        "1.58 kB",
+        "3.14 kB",
+    ]
 
 
 def test_bytes_of_shards_are_listed_for_groups_of_equal_ranks(check):
-    _, printed = check("build().train(data, batch_size=16)", "--processes", "4", "--runtime", "fsdp")
+    _, printed = check(
+        "build().train(data, batch_size=16)", "--processes", "4", "--runtime", "fsdp"
+    )
     assert [cells(printed, name)[1] for name in ("0-2", "3")] == ["212 B", "144 B"]
 
 
@@ -165,16 +186,23 @@ def test_two_samples_of_each_process_are_enough_for_the_update(check):
 
 
 def test_the_collectives_of_an_update_stand_beside_their_estimate(check):
-    _, printed = check("build(clip_norm=1.0).train(data, batch_size=10, eval_data=data)", "--runtime", "fsdp")
+    _, printed = check(
+        "build(clip_norm=1.0).train(data, batch_size=10, eval_data=data)", "--runtime", "fsdp"
+    )
     assert "accumulation" not in printed
     counted = "1 all-gather of 848 B, 3 all-reduces of 44 B, 1 reduce-scatter of 848 B; 892 B sent"
     assert f"Counted in an update, on each process: {counted}\n" in printed
     assert "Estimated by loopwright.scaling: the same collectives, to the byte\n" in printed
 
 
-def test_full_gradients_of_an_accumulated_update_of_shards_are_named_among_what_is_not_counted(check):
+def test_full_gradients_of_an_accumulated_update_of_shards_are_named_among_what_is_not_counted(
+    check,
+):
     _, printed = check("build(accumulate=2).train(data, batch_size=10)", "--runtime", "fsdp")
-    assert "block that is computing, the full gradients that accumulation keeps until the update.\n" in printed
+    assert (
+        "block that is computing, the full gradients that accumulation keeps until the update.\n"
+        in printed
+    )
 
 
 def test_a_collective_that_the_program_adds_is_seen_in_the_count_and_not_in_the_estimate(check):
@@ -214,17 +242,27 @@ def test_two_optimizers_are_counted_and_not_estimated(check):
     """
     _, printed = check(program)
     assert "Counted in an update, on each process: 1 all-reduce of 808 B" in printed
-    assert "Not estimated by loopwright.scaling: it is for one model with one optimizer\n" in printed
+    assert (
+        "Not estimated by loopwright.scaling: it is for one model with one optimizer\n" in printed
+    )
 
 
 def test_parameters_without_a_gradient_are_named(check):
-    _, printed = check("model.add_module('extra', nn.Identity()); model[1].idle = nn.Linear(2, 2)\nbuild().train(data)")
+    _, printed = check(
+        "model.add_module('extra', nn.Identity()); model[1].idle = nn.Linear(2, "
+        "2)\nbuild().train(data)"
+    )
     assert "note: No gradient in the first update: 1.idle.weight, 1.idle.bias." in printed
 
 
 def test_json_has_the_same_facts_as_the_text(check):
     code, printed = check(
-        "print('hello')\nbuild().train(data, batch_size=6)", "--json", "--processes", "4", "--runtime", "fsdp"
+        "print('hello')\nbuild().train(data, batch_size=6)",
+        "--json",
+        "--processes",
+        "4",
+        "--runtime",
+        "fsdp",
     )
     found = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
     assert (code, found["ok"], found["mistakes"], found["precision"]) == (0, True, [], "fp32")
@@ -245,7 +283,11 @@ def test_json_says_that_an_error_of_the_program_is_a_mistake(check):
     code, printed = check(lines, "--json", "--processes", "4")
     found = json.loads(printed[printed.index("{\n") : printed.rindex("\n}") + 2])
     assert (code, found["ok"]) == (1, False)
-    assert [found["memory"][0][part] for part in ("parameters", "gradients", "total")] == [780, None, None]
+    assert [found["memory"][0][part] for part in ("parameters", "gradients", "total")] == [
+        780,
+        None,
+        None,
+    ]
     assert "ValueError: no loss today\n" in found["mistakes"][0]["message"]
     assert "program.py" in found["mistakes"][0]["message"]
 
@@ -255,17 +297,26 @@ MISTAKES = {
         "build().train(data, batch_size=3)",
         "A batch has 3 samples for 4 data-parallel processes",
     ),
-    "a mesh of another size": ("build(runtime=Mesh(shard=3))", "is for 3 processes, but there are 4"),
+    "a mesh of another size": (
+        "build(runtime=Mesh(shard=3))",
+        "is for 3 processes, but there are 4",
+    ),
     "a plan for layers that are not there": (
         "build(runtime=Mesh(shard=2, tensor=2, plan={'up': ColwiseParallel()})).train(data)",
         "names up, which the model does not have; it has: 0, 1, 2",
     ),
-    "fp16 with shards": ("build(runtime='fsdp', precision='fp16')", "'fp16' does not work with a sharded model"),
+    "fp16 with shards": (
+        "build(runtime='fsdp', precision='fp16')",
+        "'fp16' does not work with a sharded model",
+    ),
     "an optimizer of another model": (
         "Trainer(model, torch.optim.Adam(nn.Linear(2, 2).parameters()), loss_fn).train(data)",
         "holds 2 of 2 parameters that belong to none of the models",
     ),
-    "a single device": ("build(runtime='cpu').train(data)", "each process would train its own model"),
+    "a single device": (
+        "build(runtime='cpu').train(data)",
+        "each process would train its own model",
+    ),
     "a metric that is not measured": (
         "from loopwright.callbacks import EarlyStopping\n"
         "build(callbacks=[EarlyStopping('eval_acuracy')]).train(data, eval_data=data)",
@@ -292,7 +343,9 @@ def test_mistake_is_named_and_the_exit_code_is_1(check, lines, message):
 
 
 def test_an_error_of_the_program_is_shown_with_its_traceback_after_what_is_known(check):
-    code, printed = check("loss_fn = nn.functional.mse_loss\nbuild().train(data, batch_size=16)", "--processes", "4")
+    code, printed = check(
+        "loss_fn = nn.functional.mse_loss\nbuild().train(data, batch_size=16)", "--processes", "4"
+    )
     assert code == 1
     assert "Traceback" in printed
     assert "program.py" in printed
@@ -304,7 +357,11 @@ NOT_DONE = {
     "no training": ("print('hello')", (), "ended without calling `train`"),
     "left early": ("sys.exit(3)", (), "exited with code 3 before it trained"),
     "one process": ("build().train(data)", ("--processes", "1"), "a dry run needs 2 or more"),
-    "an unknown axis": ("build().train(data)", ("--mesh", "pipe=2"), "'pipe=2' is not one of replicate=N"),
+    "an unknown axis": (
+        "build().train(data)",
+        ("--mesh", "pipe=2"),
+        "'pipe=2' is not one of replicate=N",
+    ),
 }
 
 
@@ -357,6 +414,8 @@ def hold(rank: int) -> list[int]:
 
 
 def test_real_processes_forked_after_a_dry_run_have_their_own_ranks(check) -> None:
-    code, _ = check('build(runtime="fsdp").train(data, num_epochs=1, batch_size=8)', "--processes", "4")
+    code, _ = check(
+        'build(runtime="fsdp").train(data, num_epochs=1, batch_size=8)', "--processes", "4"
+    )
     assert code == 0
     assert run_ranks(hold, 4) == [[4 * rank, 4 * rank, rank, rank] for rank in range(4)]

@@ -1,4 +1,5 @@
-"""`loopwright sweep`: one process and directory for each combination, and the same command continues."""
+"""`loopwright sweep`: one process and directory for each combination, and the same command
+continues."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from loopwright.cli.sweep.child import placed
 from loopwright.cli.sweep.runs import Child, Result, Task, best_value, is_finished, place_for
 from loopwright.cli.sweep.search import Optuna
 from loopwright.config import Interval, Sweep, load_config
-from loopwright.doors.configured.experiment import Experiment
+from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.run.reading import RunView
 from tests.cli.sweep.projects import write_project
 from tests.waiting import wait_for
@@ -49,8 +50,13 @@ def test_each_run_is_that_of_its_config_and_a_failed_one_does_not_stop_the_other
     assert main(["sweep", "run.yaml", "model.width=-1,4", "--jobs", "2", "--json"]) == 1
     printed = capsys.readouterr()
     found = json.loads(printed.out)
-    assert [(run["name"], run["state"]) for run in found["runs"]] == [("width=4", "finished"), ("width=-1", "failed")]
-    assert found["runs"][1]["error"].startswith("RuntimeError: Trying to create tensor with negative dimension -1")
+    assert [(run["name"], run["state"]) for run in found["runs"]] == [
+        ("width=4", "finished"),
+        ("width=-1", "failed"),
+    ]
+    assert found["runs"][1]["error"].startswith(
+        "RuntimeError: Trying to create tensor with negative dimension -1"
+    )
     assert "[2/2]" in printed.err
     own = project / "runs" / "points" / "sweep" / "width=4"
     assert compare_trees(newest(own), newest(trained_here("model.width=4"))) == ()
@@ -59,7 +65,8 @@ def test_each_run_is_that_of_its_config_and_a_failed_one_does_not_stop_the_other
 
 
 def _check_finished_runs_stay(capsys, own: Path) -> None:
-    """The same sweep with what has finished only: no process is started, and nothing of the run is touched."""
+    """The same sweep with what has finished only: no process is started, and nothing of the run is
+    touched."""
     before = {path: path.stat().st_mtime_ns for path in own.rglob("*")}
     assert main(["sweep", "run.yaml", "++sweep={model.width: [4]}"]) == 0
     printed = capsys.readouterr().out
@@ -71,9 +78,21 @@ def _check_finished_runs_stay(capsys, own: Path) -> None:
 def test_a_run_whose_process_is_killed_has_failed_and_the_signal_is_named(project, capsys):
     with (project / "cli_project.py").open("a") as module:
         module.write(
-            "\n\nimport os\n\nclass Killed(Net):\n    def forward(self, x):\n        os.kill(os.getpid(), 9)\n"
+            "\n\nimport os\n\nclass Killed(Net):\n    def forward(self, x):\n        "
+            "os.kill(os.getpid(), 9)\n"
         )
-    assert main(["sweep", "run.yaml", "model.kind=cli_project.Killed", "++sweep={model.width: [4]}", "--json"]) == 1
+    assert (
+        main(
+            [
+                "sweep",
+                "run.yaml",
+                "model.kind=cli_project.Killed",
+                "++sweep={model.width: [4]}",
+                "--json",
+            ]
+        )
+        == 1
+    )
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert run["state"] == "failed"
     assert run["error"].startswith("its process ended with SIGKILL: ")
@@ -82,7 +101,9 @@ def test_a_run_whose_process_is_killed_has_failed_and_the_signal_is_named(projec
 @pytest.mark.long
 def test_ctrl_c_lets_runs_save_and_the_same_command_continues_them_exactly(project):
     arguments = ["sweep", "run.yaml", "++sweep={model.optimizer.lr: [0.1]}", HOLD]
-    process = subprocess.Popen([sys.executable, "-m", "loopwright", *arguments], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "loopwright", *arguments], stdout=subprocess.PIPE, text=True
+    )
     wait_for(lambda: (project / "held").exists())
     process.send_signal(signal.SIGINT)
     (project / "go").touch()
@@ -134,7 +155,10 @@ def test_a_run_that_waits_for_the_answer_of_a_killed_sweep_is_interrupted_and_no
 
 
 def test_optuna_chooses_runs_and_does_not_repeat_those_of_an_earlier_call(project, capsys):
-    space = "++sweep={method: optuna, num: 1, space: {model.optimizer.lr: {low: 0.001, high: 0.1, log: true}}}"
+    space = (
+        "++sweep={method: optuna, num: 1, space: {model.optimizer.lr: {low: 0.001, high: 0.1, "
+        "log: true}}}"
+    )
     assert main(["sweep", "run.yaml", space]) == 0
     assert "[1/1] lr=0.0" in capsys.readouterr().out
     assert main(["sweep", "run.yaml", space, "--json"]) == 0
@@ -148,7 +172,9 @@ def test_optuna_chooses_runs_and_does_not_repeat_those_of_an_earlier_call(projec
 # Without processes
 
 
-SPACE = Sweep({"a": Interval(0.0, 1.0), "b": [[1, 2], "x"], "n": Interval(1, 8, step=2)}, method="optuna")
+SPACE = Sweep(
+    {"a": Interval(0.0, 1.0), "b": [[1, 2], "x"], "n": Interval(1, 8, step=2)}, method="optuna"
+)
 
 
 def finished(task: Task, value: float) -> Result:
@@ -164,7 +190,9 @@ def test_optuna_ends_a_run_that_goes_worse_than_the_others(tmp_path):
     bad = search.next()
     assert [search.report(bad, 1, 50.0), search.report(bad, 1, 50.0)] == [False, False]
     search.done(Result(bad, "pruned", 50.0))
-    assert [state for _, state in Optuna(SPACE, tmp_path, "min", num=4, prunes=True).tasks_before()] == [
+    assert [
+        state for _, state in Optuna(SPACE, tmp_path, "min", num=4, prunes=True).tasks_before()
+    ] == [
         *["finished"] * 3,
         "pruned",
     ]
@@ -193,7 +221,19 @@ def test_what_a_killed_sweep_left_unfinished_comes_first_with_the_same_values(tm
 
 
 def test_list_shows_the_runs_and_trains_none(project, capsys):
-    assert main(["sweep", "run.yaml", "model.width=range(4,7)", "model.optimizer.lr=0.1,0.2", "--list", "--json"]) == 0
+    assert (
+        main(
+            [
+                "sweep",
+                "run.yaml",
+                "model.width=range(4,7)",
+                "model.optimizer.lr=0.1,0.2",
+                "--list",
+                "--json",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     chosen = [(run["chosen"]["model.width"], run["chosen"]["model.optimizer.lr"]) for run in found]
     assert chosen == [(width, rate) for width in (4, 5, 6) for rate in (0.1, 0.2)]
@@ -215,12 +255,17 @@ MISTAKES = {
     "a value that does not fit": (["model.width=8,wide"], "expected a whole number"),
     "a key that is not there": (["model.depth=1,2"], "model.depth"),
     "no job": (["model.width=4,8", "--jobs", "0"], "--jobs 0: use 1 or more"),
-    "a list of what is not known": (["model.width=4,8", "--optuna", "--list"], "no list of runs beforehand"),
+    "a list of what is not known": (
+        ["model.width=4,8", "--optuna", "--list"],
+        "no list of runs beforehand",
+    ),
 }
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_what_cannot_be_swept_is_said_before_anything_is_trained(project, capsys, arguments, message):
+def test_what_cannot_be_swept_is_said_before_anything_is_trained(
+    project, capsys, arguments, message
+):
     assert main(["sweep", "run.yaml", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (project / "runs").exists()
@@ -243,7 +288,12 @@ def test_a_run_of_another_config_keeps_its_directory(project):
 
 def test_keys_are_shown_as_short_as_they_can_be_told_apart():
     keys = ["model.width", "model.optimizer.lr", "head.optimizer.lr", "+seed"]
-    assert list(short_keys(keys).values()) == ["width", "model.optimizer.lr", "head.optimizer.lr", "seed"]
+    assert list(short_keys(keys).values()) == [
+        "width",
+        "model.optimizer.lr",
+        "head.optimizer.lr",
+        "seed",
+    ]
 
 
 def test_runs_are_compared_by_the_loss_of_an_evaluation_where_there_is_one(project):

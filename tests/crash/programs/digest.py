@@ -1,4 +1,5 @@
-"""A hash over everything that two runs must have in common, part by part, so that a difference has a name."""
+"""A hash over everything that two runs must have in common, part by part, so that a difference has
+a name."""
 
 from __future__ import annotations
 
@@ -16,7 +17,15 @@ from loopwright.run import MetricsStore
 from loopwright.trainer import Trainer
 from loopwright.training.state import capture
 
-CLOCK = ("seconds", "call", "call_epoch", "call_update", "call_sample", "call_seconds", "call_finished")
+CLOCK = (
+    "seconds",
+    "call",
+    "call_epoch",
+    "call_update",
+    "call_sample",
+    "call_seconds",
+    "call_finished",
+)
 
 
 def digest_of(value: Any) -> str:
@@ -30,7 +39,9 @@ def _feed(found: Any, value: Any) -> None:
     if isinstance(value, torch.Tensor):
         value = value.detach().contiguous()
         found.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+        found.update(
+            value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        )
     elif isinstance(value, np.ndarray):
         _feed(found, torch.from_numpy(value))
     elif isinstance(value, Mapping):
@@ -49,11 +60,16 @@ def _feed(found: Any, value: Any) -> None:
 
 
 def parts_of(core: Trainer) -> dict[str, Any]:
-    """The state of a trainer without the time it took, and without which call of `train` it was taken in."""
+    """The state of a trainer without the time it took, and without which call of `train` it was
+    taken in."""
     state = capture(core.run)
-    state["progress"] = {name: value for name, value in state["progress"].items() if name not in CLOCK}
+    state["progress"] = {
+        name: value for name, value in state["progress"].items() if name not in CLOCK
+    }
     state["callbacks"] = {name: own for name, own in state["callbacks"].items() if own}
-    state["callback_versions"] = {name: state["callback_versions"][name] for name in state["callbacks"]}
+    state["callback_versions"] = {
+        name: state["callback_versions"][name] for name in state["callbacks"]
+    }
     state["rng"] = core.run.generators.state()
     return state
 

@@ -1,4 +1,5 @@
-"""Signals that a program sends itself at a moment it was told: `step:5=KILL` is SIGKILL in its fifth training step."""
+"""Signals that a program sends itself at a moment it was told: `step:5=KILL` is SIGKILL in its
+fifth training step."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
+FILE_EVENTS = {
+    "open",
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.truncate",
+    "shutil.rmtree",
+}
 
 _moments: list[Moment] = []
 _has_group: list[bool] = []
@@ -18,7 +27,8 @@ _seen: Counter[str] = Counter()
 
 @dataclass(frozen=True)
 class Moment:
-    """The nth time that something happens: sample, step, eval, epoch, end, or an operation on a file of the run."""
+    """The nth time that something happens: sample, step, eval, epoch, end, or an operation on a
+    file of the run."""
 
     place: str
     number: int
@@ -34,7 +44,8 @@ class Moment:
 def arm(moments: list[Moment], run_dir: str, *, has_group: bool = False) -> None:
     """Be ready; file operations are heard of before they are done, in every thread.
 
-    With `has_group` signals go to a process group of its own, with all workers in it, as schedulers send them.
+    With `has_group` signals go to a process group of its own, with all workers in it, as schedulers
+    send them.
     """
     _moments.extend(moments)
     if has_group:

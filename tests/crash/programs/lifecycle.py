@@ -1,4 +1,4 @@
-"""The crash program through the lifecycle door."""
+"""The crash program through the lifecycle interface."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from loopwright.checkpoint import read_checkpoint
-from loopwright.doors.lifecycle import Trainer
-from loopwright.doors.lifecycle.callbacks import (
+from loopwright.interfaces.lifecycle import Trainer
+from loopwright.interfaces.lifecycle.callbacks import (
     EarlyStoppingCallback,
     ModelEmaCallback,
     SaveBestModelCallback,
@@ -38,17 +38,23 @@ def build_scheduler(options: argparse.Namespace) -> Any:
     if options.schedule == "step":
         return partial(StepLR, step_size=3, gamma=0.7)
     num_steps = -(-NUM_SAMPLES // BATCH_SIZE)
-    return partial(OneCycleLR, max_lr=0.05, total_steps=-(-num_steps // options.accumulate) * options.epochs)
+    return partial(
+        OneCycleLR, max_lr=0.05, total_steps=-(-num_steps // options.accumulate) * options.epochs
+    )
 
 
 def train_lifecycle(options: argparse.Namespace) -> dict[str, Any]:
-    """The program that the door's documentation recommends: the latest state, if there is one, is gone on from."""
+    """The program that the interface's documentation recommends: the latest state, if there is one,
+    is gone on from."""
     run_dir = Path(options.run_dir)
     random.seed(3)
     np.random.seed(3)
     model = build_net()
     saving = SaveTrainingStateCallback(
-        run_dir / "states", save_every_n_epochs=1, save_every_n_steps=options.every * 2, max_checkpoints=2
+        run_dir / "states",
+        save_every_n_epochs=1,
+        save_every_n_steps=options.every * 2,
+        max_checkpoints=2,
     )
     callbacks = [
         Happening(),
@@ -57,8 +63,13 @@ def train_lifecycle(options: argparse.Namespace) -> dict[str, Any]:
         SaveBestModelCallback(run_dir / "best", load_saved_checkpoint=False),
         saving,
     ]
-    trainer = Trainer(model, torch.nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), 0.02), callbacks)
-    workers = {"num_workers": options.workers, "persistent_workers": options.persistent and options.workers > 0}
+    trainer = Trainer(
+        model, torch.nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), 0.02), callbacks
+    )
+    workers = {
+        "num_workers": options.workers,
+        "persistent_workers": options.persistent and options.workers > 0,
+    }
     is_iterable = options.data == "iterable"
     trainer.train(
         Streamed() if is_iterable else Augmented(),
@@ -75,8 +86,10 @@ def train_lifecycle(options: argparse.Namespace) -> dict[str, Any]:
     happens("end")
     named = trainer.callback_handler.named().items()
     return parts_of(trainer._core) | {
-        "run_history": {name: trainer.run_history.get_metric_values(name) for name in _names(trainer)},
-        "door_callbacks": {name: callback.state_dict() for name, callback in named},
+        "run_history": {
+            name: trainer.run_history.get_metric_values(name) for name in _names(trainer)
+        },
+        "interface_callbacks": {name: callback.state_dict() for name, callback in named},
         "best": read_checkpoint(run_dir / "best").tree,
         "ema": read_checkpoint(run_dir / "ema").tree,
     }

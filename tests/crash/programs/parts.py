@@ -1,4 +1,5 @@
-"""What the crash programs train: a model with dropout and batch norm, and data that draws from every generator."""
+"""What the crash programs train: a model with dropout and batch norm, and data that draws from
+every generator."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class Augmented(Dataset[Any]):
 
 
 class Streamed(IterableDataset[Any]):
-    """Samples with noise as a stream that knows its position and goes on where the last epoch ended."""
+    """Samples with noise as a stream that knows its position and goes on where the last epoch
+    ended."""
 
     def __init__(self, count: int = NUM_SAMPLES) -> None:
         self.points = points(3 * count + 1)

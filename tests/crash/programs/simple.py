@@ -1,4 +1,4 @@
-"""The crash program through the simple door."""
+"""The crash program through the simple interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader
 
 from loopwright.checkpoint import CheckpointStore, read_checkpoint
-from loopwright.doors.simple import Trainer
+from loopwright.interfaces.simple import Trainer
 
 from .digest import parts_of
 from .killing import happens
@@ -25,11 +25,18 @@ def build_loader(options: argparse.Namespace) -> Any:
     if options.data == "iterable":
         return DataLoader(Streamed(), batch_size=BATCH_SIZE)
     persistent = options.persistent and options.workers > 0
-    return DataLoader(Augmented(), BATCH_SIZE, shuffle=True, num_workers=options.workers, persistent_workers=persistent)
+    return DataLoader(
+        Augmented(),
+        BATCH_SIZE,
+        shuffle=True,
+        num_workers=options.workers,
+        persistent_workers=persistent,
+    )
 
 
 def train_simple(options: argparse.Namespace) -> dict[str, Any]:
-    """What somebody writes who wants to go on from the newest checkpoint in `save_dir`, if there is one."""
+    """What somebody writes who wants to go on from the newest checkpoint in `save_dir`, if there is
+    one."""
     run_dir = Path(options.run_dir)
     random.seed(3)
     np.random.seed(3)
@@ -37,7 +44,9 @@ def train_simple(options: argparse.Namespace) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), 0.02)
     num_steps = -(-NUM_SAMPLES // BATCH_SIZE) * options.epochs
     cycle = options.schedule == "cycle"
-    scheduler = OneCycleLR(optimizer, 0.05, total_steps=num_steps) if cycle else StepLR(optimizer, 1, 0.7)
+    scheduler = (
+        OneCycleLR(optimizer, 0.05, total_steps=num_steps) if cycle else StepLR(optimizer, 1, 0.7)
+    )
     config = {"training": {"max_grad_norm": 0.5, "scheduler_step_per_batch": cycle}}
     trainer = Trainer(model, optimizer, torch.nn.CrossEntropyLoss(), config, scheduler=scheduler)
     newest = CheckpointStore(run_dir, keep=sys.maxsize).newest()
@@ -58,7 +67,9 @@ def train_simple(options: argparse.Namespace) -> dict[str, Any]:
     names = list(dict.fromkeys([*earlier, *history]))
     best = read_checkpoint(run_dir / "best_model")
     return parts_of(trainer._engine) | {
-        "door_history": {name: [*earlier.get(name, []), *history.get(name, [])] for name in names},
+        "interface_history": {
+            name: [*earlier.get(name, []), *history.get(name, [])] for name in names
+        },
         "best": [best.tree["models"], best.tree["simple"]],
         "saved": sorted(path.name for path in run_dir.glob("checkpoint_epoch_*")),
     }

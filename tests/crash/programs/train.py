@@ -1,6 +1,8 @@
-"""A program that trains through one of the doors with everything that has state, and prints a hash of all of it.
+"""A program that trains through one of the interfaces with everything that has state, and prints a
+hash of all of it.
 
-python -m tests.crash.programs.train RUN_DIR --door native --workers 2 --precision fp16 --at step:5=KILL
+python -m tests.crash.programs.train RUN_DIR --interface native --workers 2 --precision fp16 --at
+step:5=KILL
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader
 
 from loopwright import Callback, Trainer
-from loopwright.callbacks import EMA, BestModel, Checkpoints, EarlyStopping, LearningRateLog, TorchMetrics
+from loopwright.callbacks import (
+    EMA,
+    BestModel,
+    Checkpoints,
+    EarlyStopping,
+    LearningRateLog,
+    TorchMetrics,
+)
 
 from .digest import digest_of, kept_in, parts_of, rows_in
 from .killing import Moment, arm, happens
@@ -30,22 +39,34 @@ cross_entropy = torch.nn.functional.cross_entropy
 def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir")
-    parser.add_argument("--door", choices=["native", "simple", "lifecycle"], default="native")
+    parser.add_argument("--interface", choices=["native", "simple", "lifecycle"], default="native")
     parser.add_argument("--data", choices=["map", "iterable"], default="map")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--persistent", action="store_true")
     parser.add_argument("--eval-workers", type=int, default=0)
-    parser.add_argument("--group", action="store_true", help="a process group of its own, to which signals go")
+    parser.add_argument(
+        "--group", action="store_true", help="a process group of its own, to which signals go"
+    )
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--schedule", choices=["step", "cycle"], default="step")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--calls", choices=["one", "epochs", "updates"], default="one", help="how train is called")
+    parser.add_argument(
+        "--calls", choices=["one", "epochs", "updates"], default="one", help="how train is called"
+    )
     parser.add_argument("--patience", type=int, default=50)
-    parser.add_argument("--every", type=int, default=2, help="updates between two resume points; 0 for none")
+    parser.add_argument(
+        "--every", type=int, default=2, help="updates between two resume points; 0 for none"
+    )
     parser.add_argument("--on-error", choices=["raise", "warn"], default="raise")
-    parser.add_argument("--light", action="store_true", help="do without torchmetrics, which takes seconds to import")
-    parser.add_argument("--at", type=Moment.of, action="append", default=[], help="place:number=SIGNAL")
+    parser.add_argument(
+        "--light",
+        action="store_true",
+        help="do without torchmetrics, which takes seconds to import",
+    )
+    parser.add_argument(
+        "--at", type=Moment.of, action="append", default=[], help="place:number=SIGNAL"
+    )
     return parser.parse_args(arguments)
 
 
@@ -91,7 +112,9 @@ def build_trainer(options: argparse.Namespace, updates_per_epoch: int) -> Traine
     if not options.light:
         from torchmetrics.classification import MulticlassAccuracy
 
-        callbacks.insert(1, TorchMetrics({"accuracy": MulticlassAccuracy(num_classes=3)}, on="both"))
+        callbacks.insert(
+            1, TorchMetrics({"accuracy": MulticlassAccuracy(num_classes=3)}, on="both")
+        )
     schedule = build_schedule(options, updates_per_epoch * options.epochs)
     return Trainer(
         build_net(),
@@ -115,7 +138,10 @@ def train_native(options: argparse.Namespace) -> dict[str, Any]:
     persistent = options.persistent and options.eval_workers > 0
     evaluating = {
         "eval_data": DataLoader(
-            held_out, batch_size=BATCH_SIZE, num_workers=options.eval_workers, persistent_workers=persistent
+            held_out,
+            batch_size=BATCH_SIZE,
+            num_workers=options.eval_workers,
+            persistent_workers=persistent,
         )
     }
     if options.calls == "epochs":
@@ -131,22 +157,23 @@ def train_native(options: argparse.Namespace) -> dict[str, Any]:
     return parts_of(trainer) | {"rows": rows_in(run_dir), "kept": kept_in(run_dir)}
 
 
-def _train_through(door: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
-    if door == "native":
+def _train_through(interface: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
+    if interface == "native":
         return train_native
     from .lifecycle import train_lifecycle
     from .simple import train_simple
 
-    return train_simple if door == "simple" else train_lifecycle
+    return train_simple if interface == "simple" else train_lifecycle
 
 
 def main(arguments: list[str]) -> None:
     options = read_arguments(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than processors
+    # more workers than processors
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
     arm(options.at, options.run_dir, has_group=options.group)
-    parts = _train_through(options.door)(options)
+    parts = _train_through(options.interface)(options)
     print(json.dumps({name: digest_of(value) for name, value in parts.items()}), flush=True)
 
 

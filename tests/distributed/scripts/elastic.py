@@ -1,7 +1,8 @@
 """A training for torchrun with one or two hosts, of which the second is lost.
 
-Arguments: the name of the host, and a folder for the run and for what the test wants to know. It waits in the middle
-until the test has done its work, and the first process leaves its results as `result.pt`.
+Arguments: the name of the host, and a folder for the run and for what the test wants to know. It
+waits in the middle until the test has done its work, and the first process leaves its results as
+`result.pt`.
 """
 
 import os

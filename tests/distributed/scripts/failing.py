@@ -30,7 +30,11 @@ def main() -> None:
     group = Group.join()
     consensus = RequestConsensus(group.host_group)
     gradient = torch.ones(1000)
-    with watched(group) as heartbeat, Signals():  # torchrun's SIGTERM is only a flag, as in training
+    # torchrun's SIGTERM is only a flag, as in training
+    with (
+        watched(group) as heartbeat,
+        Signals(),
+    ):
         for update in range(100_000):
             dist.all_reduce(gradient)
             gradient /= group.world

@@ -1,7 +1,8 @@
 """A training for two hosts, one of which is cut off while it runs.
 
-Arguments: the run directory, and the number of updates. Each rank writes its process number to `pid{rank}` beside the
-run directory, and at the end a digest of all it has come to as `digest{rank}`.
+Arguments: the run directory, and the number of updates. Each rank writes its process number to
+`pid{rank}` beside the run directory, and at the end a digest of all it has come to as
+`digest{rank}`.
 """
 
 import hashlib
@@ -37,9 +38,14 @@ def train(rank: int, folder: Path, num_updates: int) -> str:
         run_dir=folder,
         progress="silent",
     )
-    history = trainer.train(TensorDataset(x, x.sum(1, keepdim=True)), num_updates=num_updates, batch_size=8)
+    history = trainer.train(
+        TensorDataset(x, x.sum(1, keepdim=True)), num_updates=num_updates, batch_size=8
+    )
     digest = hashlib.sha256()
-    for tensor in [*model.state_dict().values(), *(s["exp_avg_sq"] for s in optimizer.state.values())]:
+    for tensor in [
+        *model.state_dict().values(),
+        *(s["exp_avg_sq"] for s in optimizer.state.values()),
+    ]:
         digest.update(tensor.numpy().tobytes())
     digest.update(repr(list(history.steps["loss"])).encode())
     digest.update(trainer.run.generators.state()["torch"].numpy().tobytes())

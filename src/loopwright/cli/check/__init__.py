@@ -1,4 +1,5 @@
-"""`loopwright check ...`: a run file tried out on a few samples, or a program for several processes on one."""
+"""`loopwright check ...`: a run file tried out on a few samples, or a program for several processes
+on one."""
 
 from __future__ import annotations
 
@@ -39,18 +40,33 @@ SUFFIXES = (".yaml", ".yml", ".json")
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Try a run file on a few samples, or simulate several processes of a program."
-    parser = add_command(parsers, common, "check", run=check_command, what=what, more=MORE, example=EXAMPLE)
+    parser = add_command(
+        parsers, common, "check", run=check_command, what=what, more=MORE, example=EXAMPLE
+    )
     parser.add_argument(
-        "--processes", type=int, metavar="N", help="the number of processes (default: as the program says, or 2)"
+        "--processes",
+        type=int,
+        metavar="N",
+        help="the number of processes (default: as the program says, or 2)",
     )
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--runtime", choices=("ddp", "fsdp"), help="replace the runtime of the program")
     instead.add_argument(
-        "--mesh", metavar="AXES", help="replace the device mesh of the program: replicate=2,shard=4,tensor=2"
+        "--runtime", choices=("ddp", "fsdp"), help="replace the runtime of the program"
     )
-    parser.add_argument("--all", action="store_true", help="list every parameter, and every process separately")
+    instead.add_argument(
+        "--mesh",
+        metavar="AXES",
+        help="replace the device mesh of the program: replicate=2,shard=4,tensor=2",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="list every parameter, and every process separately"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("program", metavar="PROGRAM", help="a run file, or a Python program that torchrun could start")
+    parser.add_argument(
+        "program",
+        metavar="PROGRAM",
+        help="a run file, or a Python program that torchrun could start",
+    )
     parser.add_argument(
         "arguments",
         nargs=argparse.REMAINDER,
@@ -82,7 +98,8 @@ def _check_program(program: Path, options: argparse.Namespace) -> int:
     with dry_run.running(), redirect_stdout(sys.stderr) if options.json else nullcontext():
         error = _run_dry(program, options.arguments)
     if error is not None:
-        is_own = isinstance(error, LoopwrightError)  # its message says all that matters, without a traceback
+        # its message says all that matters, without a traceback
+        is_own = isinstance(error, LoopwrightError)
         if options.debug or not is_own:
             traceback.print_exception(error)
         report.mistake("", str(error) if is_own else "\n  ".join(described(error)))
@@ -104,7 +121,9 @@ def parse_mesh(text: str) -> dict[str, int]:
     for part in text.split(","):
         name, _, number = part.partition("=")
         if name.strip() not in AXES or not number.strip().isdecimal() or name.strip() in sizes:
-            raise ConfigurationError(f"--mesh {text}: {part!r} is not one of {'=N, '.join(AXES)}=N, each at most once.")
+            raise ConfigurationError(
+                f"--mesh {text}: {part!r} is not one of {'=N, '.join(AXES)}=N, each at most once."
+            )
         sizes[name.strip()] = int(number)
     return sizes
 
@@ -120,19 +139,24 @@ def _run_dry(program: Path, arguments: Sequence[str]) -> Exception | None:
         return None
     except SystemExit as left:
         raise ConfigurationError(
-            f"{program} exited with code {left.code} before it trained: put its arguments after its name."
+            f"{program} exited with code {left.code} before it trained: put its arguments after "
+            "its name."
         ) from None
     except Exception as error:
         return error
-    raise ConfigurationError(f"{program} ended without calling `train`, so there was nothing to check.")
+    raise ConfigurationError(
+        f"{program} ended without calling `train`, so there was nothing to check."
+    )
 
 
 @contextmanager
 def _as_main(program: Path, arguments: Sequence[str]) -> Iterator[None]:
     """Set `sys.argv` and `sys.path` as `python program arguments` would."""
-    argv, path = sys.argv, sys.path
+    argv = sys.argv
+    path = sys.path
     sys.argv, sys.path = [str(program), *arguments], [str(program.parent.absolute()), *path]
     try:
         yield
     finally:
-        sys.argv, sys.path = argv, path
+        sys.argv = argv
+        sys.path = path

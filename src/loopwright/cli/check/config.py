@@ -1,4 +1,5 @@
-"""`loopwright check CONFIG`: do once everything that a run does, on a few samples, and report all mistakes."""
+"""`loopwright check CONFIG`: do once everything that a run does, on a few samples, and report all
+mistakes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from .report import ConfigReport, Report, print_report
 
 if TYPE_CHECKING:
     from ...config import Config
-    from ...doors.configured.experiment import Experiment
+    from ...interfaces.configured.experiment import Experiment
     from .probe import Measures
 
 SLOW_SECONDS = 0.1  # data sets that take longer to build are built once
@@ -33,11 +34,15 @@ def check_config_command(path: Path, arguments: Sequence[str], *, as_json: bool)
     parser = argparse.ArgumentParser(prog=f"loopwright check {path}", add_help=False)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--json", action="store_true", default=as_json)
-    parser.add_argument("--debug", action="store_true")  # accepted as by every command, and not needed
+    # accepted as by every command, and not needed
+    parser.add_argument("--debug", action="store_true")
     options = parser.parse_args(arguments)
     if not path.is_file():
-        raise ConfigurationError(f"{path} is not a file: name a run file (YAML) or a Python program.")
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():  # the output of the run is no JSON
+        raise ConfigurationError(
+            f"{path} is not a file: name a run file (YAML) or a Python program."
+        )
+    # the output of the run is no JSON
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
         report = check_config(path, options.overrides)
     print_report(report, as_json=options.json)
     return FOUND if report.mistakes else OK
@@ -53,9 +58,15 @@ def check_config(path: str | Path, overrides: Sequence[str] = ()) -> Report:
     try:
         config = load_single(str(path), list(overrides))
     except ConfigError as error:
-        return with_facts(Report("config", str(path), mistakes=list(error.problems)), monotonic() - begin)
+        return with_facts(
+            Report("config", str(path), mistakes=list(error.problems)), monotonic() - begin
+        )
     report = ConfigReport("config", str(path), config=config)
-    with tempfile.TemporaryDirectory(prefix="loopwright-check-") as folder, preserved_rng(), full_tracebacks():
+    with (
+        tempfile.TemporaryDirectory(prefix="loopwright-check-") as folder,
+        preserved_rng(),
+        full_tracebacks(),
+    ):
         check = ConfigCheck(report, Path(folder), begin)
         check.run()
     checked = list(dict.fromkeys(report.checked))
@@ -72,7 +83,11 @@ def with_facts(
     """Add to a report the parts that were checked and the measures of the run."""
     parts = {"checked": f"{', '.join(checked)} ({seconds:.1f} s)"} if checked else {}
     report.fact("checked", list(checked), *_titled(parts))
-    report.fact("measures", measures and measures.to_json(), *_titled({} if measures is None else measures.texts()))
+    report.fact(
+        "measures",
+        measures and measures.to_json(),
+        *_titled({} if measures is None else measures.texts()),
+    )
     size = {} if checkpoint_bytes is None else {"checkpoint": size_text(checkpoint_bytes)}
     report.fact("checkpoint_bytes", checkpoint_bytes, *_titled(size))
     report.fact("check_seconds", seconds)
@@ -87,7 +102,10 @@ class ConfigCheck:
     """Checks of a config, in the order in which they depend on each other."""
 
     def __init__(self, report: ConfigReport, folder: Path, begin: float) -> None:
-        self.report, self.config, self.folder, self.begin = report, report.config, folder, begin
+        self.report = report
+        self.config = report.config
+        self.folder = folder
+        self.begin = begin
         self.measures: Measures | None = None
         self.checkpoint_bytes: int | None = None
         self.datasets: dict[str, Any] = {}
@@ -110,7 +128,7 @@ class ConfigCheck:
     def _checked_experiment(self) -> Experiment | None:
         """Build the experiment; where the config has mistakes, check its data sets at least."""
         from ...config import ConfigError
-        from ...doors.configured.experiment import Experiment
+        from ...interfaces.configured.experiment import Experiment
 
         try:
             experiment = Experiment.from_config(self._without_compilation(), progress="silent")
@@ -124,7 +142,8 @@ class ConfigCheck:
         return experiment
 
     def _without_compilation(self) -> Config:
-        """The config without torch.compile, which takes longer than all other checks and finds nothing more."""
+        """The config without torch.compile, which takes longer than all other checks and finds
+        nothing more."""
         from ...config import Config
         from ...config.tree import descend
 
@@ -132,7 +151,9 @@ class ConfigCheck:
         node = descend(root, "trainer.use_torch_compile")
         if node is not None and node.value is True:
             node.value = False
-            self.report.note("trainer.use_torch_compile", "the model was not compiled for this check.")
+            self.report.note(
+                "trainer.use_torch_compile", "the model was not compiled for this check."
+            )
         return Config(root, self.config.folder)
 
     def _check_place(self) -> None:
@@ -147,10 +168,14 @@ class ConfigCheck:
             return
         place = next(parent for parent in (path, *path.parents) if parent.exists())
         if not place.is_dir():
-            self.report.mistake(key, f"{place} is a file, so {path} cannot be a folder for the run: choose another.")
+            self.report.mistake(
+                key, f"{place} is a file, so {path} cannot be a folder for the run: choose another."
+            )
         elif not os.access(place, os.W_OK | os.X_OK):
             self.report.mistake(
-                key, f"{place} is not writable, so the run cannot be recorded in {path}: choose another folder."
+                key,
+                f"{place} is not writable, so the run cannot be recorded in {path}: choose "
+                "another folder.",
             )
         else:
             self.report.checked.append("the run directory")
@@ -201,7 +226,9 @@ class ConfigCheck:
         if self.checkpoint_bytes is not None:
             self._check_room()
             if experiment.seed is None:
-                report.note("seed", "seed is null, so every run is different: resuming was not checked.")
+                report.note(
+                    "seed", "seed is null, so every run is different: resuming was not checked."
+                )
             else:
                 check_resuming(report, factory, dropped, self.folder, 1 if self.is_late else 3)
         if length is not None:
@@ -224,13 +251,16 @@ class ConfigCheck:
         return length
 
     def _check_room(self) -> None:
-        """Check the free disk space: two resume points are kept, and new ones written beside them."""
+        """Check the free disk space: two resume points are kept, and new ones written beside
+        them."""
         given = self.config.get("output_path")
         path = Path(given if isinstance(given, str) else "runs").absolute()
         place = next(parent for parent in (path, *path.parents) if parent.exists())
-        free, need = shutil.disk_usage(place).free, 4 * (self.checkpoint_bytes or 0)
+        free = shutil.disk_usage(place).free
+        need = 4 * (self.checkpoint_bytes or 0)
         if free < need:
             self.report.mistake(
                 "output_path" if given is not None else "",
-                f"{place} has {free} bytes left, and the checkpoints of this run take about {need}.",
+                f"{place} has {free} bytes left, and the checkpoints of this run take about "
+                f"{need}.",
             )

@@ -1,4 +1,5 @@
-"""Checks of data sets: samples can be read and collated, are reproducible, and have the keys the trainer needs."""
+"""Checks of data sets: samples can be read and collated, are reproducible, and have the keys the
+trainer needs."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
-from ...config.tree import near_names
 from ...data.random import preserved_rng, seed_sample
+from ...text import near_names
 from ...training.supervised import describe
 from .report import ConfigReport
 
 if TYPE_CHECKING:
-    from ...doors.configured.trainer import BaseTrainer
+    from ...interfaces.configured.trainer import BaseTrainer
 
 MAX_READ = 8
 
@@ -32,8 +33,14 @@ def check_dataset(report: ConfigReport, key: str, dataset: Any) -> Any:
     if length == 0:
         report.mistake(place, f"{type(dataset).__name__} has no samples (its length is 0).")
         return None
-    indices = sorted({0, length - 1, *(number * (length - 1) // (MAX_READ - 1) for number in range(MAX_READ))})
-    samples = [sample for index in indices if (sample := _read(report, place, dataset, index, length)) is not None]
+    indices = sorted(
+        {0, length - 1, *(number * (length - 1) // (MAX_READ - 1) for number in range(MAX_READ))}
+    )
+    samples = [
+        sample
+        for index in indices
+        if (sample := _read(report, place, dataset, index, length)) is not None
+    ]
     if len(samples) == len(indices):
         _check_together(report, place, dataset, samples, indices)
         _check_again(report, place, dataset, samples[0])
@@ -54,7 +61,8 @@ def _read(report: ConfigReport, place: str, dataset: Any, index: int, length: in
 def _check_together(
     report: ConfigReport, place: str, dataset: Any, samples: Sequence[Any], indices: Sequence[int]
 ) -> None:
-    """Collate all samples; where that fails, report the first two neighbours that cannot be collated."""
+    """Collate all samples; where that fails, report the first two neighbours that cannot be
+    collated."""
     collate = getattr(dataset, "collate_fn", default_collate)
     try:
         collate(list(samples))
@@ -70,7 +78,10 @@ def _check_together(
         report.failed(place, "samples cannot be put into one batch", error)
 
 
-_ALIKE = "Give all samples the same keys and shapes, or the data set a method `collate_fn(samples)` that pads them."
+_ALIKE = (
+    "Give all samples the same keys and shapes, or the data set a method "
+    "`collate_fn(samples)` that pads them."
+)
 
 
 def _check_again(report: ConfigReport, place: str, dataset: Any, first: Any) -> None:
@@ -81,43 +92,51 @@ def _check_again(report: ConfigReport, place: str, dataset: Any, first: Any) -> 
         return
     report.mistake(
         place,
-        "sample 0 differs when it is read twice with the same seed, so a resumed run would differ from an "
-        "uninterrupted one.\n-> Look for in-place operations (x -= mean changes the data set itself), and use the "
-        "global generators of torch, numpy or random, which are seeded for every sample.",
+        "sample 0 differs when it is read twice with the same seed, so a resumed run would differ "
+        "from an uninterrupted one.\n-> Look for in-place operations (x -= mean changes the data "
+        "set itself), and use the global generators of torch, numpy or random, which are seeded "
+        "for every sample.",
     )
 
 
 def _check_numbers(report: ConfigReport, place: str, sample: Any) -> None:
     if not isinstance(sample, Mapping):
         return
-    bad = [str(name) for name, value in sample.items() if any(not finite(leaf) for leaf in leaves(value))]
+    bad = [
+        str(name)
+        for name, value in sample.items()
+        if any(not finite(leaf) for leaf in leaves(value))
+    ]
     if bad:
         report.note(place, f"sample 0 has values that are not finite in {', '.join(bad)}.")
 
 
 def check_properties(report: ConfigReport, trainer: BaseTrainer, key: str, sample: Any) -> None:
     """Check that a sample has the keys that the trainer takes from it."""
-    from ...doors.configured.trainer import BaseTrainer
+    from ...interfaces.configured.trainer import BaseTrainer
 
     if type(trainer)._split_batch is not BaseTrainer._split_batch:
         return
     if not isinstance(sample, Mapping):
         report.mistake(
             f"datasets.{key}",
-            f"a sample is {describe(sample)}, but forward_properties are keys of a dict: return dicts from the data "
-            "set, or override `_split_batch` in the trainer.",
+            f"a sample is {describe(sample)}, but forward_properties are keys of a dict: return "
+            "dicts from the data set, or override `_split_batch` in the trainer.",
         )
         return
     names = list(map(str, sample))
     for setting in ("forward_properties", "target_properties"):
         for number, name in enumerate(getattr(trainer, setting)):
-            is_known = any(mistake.key == f"trainer.{setting}.{number}" for mistake in report.mistakes)
+            is_known = any(
+                mistake.key == f"trainer.{setting}.{number}" for mistake in report.mistakes
+            )
             if name not in sample and not is_known:
                 near = near_names(name, names)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
                 report.mistake(
                     f"trainer.{setting}.{number}",
-                    f"{name!r} is not in the samples of data set {key!r}, which have: {', '.join(names)}.{hint}",
+                    f"{name!r} is not in the samples of data set {key!r}, which have: "
+                    f"{', '.join(names)}.{hint}",
                 )
 
 
@@ -125,12 +144,16 @@ def check_sizes(report: ConfigReport, trainer: BaseTrainer, train: Any) -> None:
     """Check for batch sizes that are larger than the data set."""
     if isinstance(train, IterableDataset) or not isinstance(train, Sized):
         return
-    length, config = len(train), report.config
+    length = len(train)
+    config = report.config
     for name in ("max_batch_size", "effective_batch_size"):
         size = getattr(trainer.config, name)
         if size is None or size <= length or length == 0:
             continue
-        message = f"{size} samples, and the data set `train` has {length}: every batch would be of {length}."
+        message = (
+            f"{size} samples, and the data set `train` has {length}: every batch would be of "
+            f"{length}."
+        )
         if config.get(f"trainer.{name}") is not None:
             report.mistake(f"trainer.{name}", f"{message}\n-> Use {length} or fewer, or more data.")
         else:
@@ -153,7 +176,9 @@ def leaves(value: Any) -> list[Tensor]:
 def same(before: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
     """Whether tensors are equal bit for bit, with NaN equal to NaN."""
     return len(before) == len(now) and all(
-        a.shape == b.shape and a.dtype == b.dtype and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
         for a, b in zip(before, now, strict=True)
     )
 

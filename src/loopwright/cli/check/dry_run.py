@@ -1,4 +1,5 @@
-"""The dry run of a program: one update of its trainer among simulated processes, and what each of them holds."""
+"""The dry run of a program: one update of its trainer among simulated processes, and what each of
+them holds."""
 
 from __future__ import annotations
 
@@ -26,11 +27,19 @@ from .traffic import Traffic, UpdateCount, estimated_traffic
 if TYPE_CHECKING:
     from ...trainer import Trainer
 
-SAMPLES = 2  # per process in the one update: batch norm needs two, and memory for activations is not measured
+# per process in the one update: batch norm needs two, and memory for activations is not measured
+SAMPLES = 2
 MAX_ROWS = 40
 MAX_PICTURE = 64
 MAX_RUNS = 8
-PARTS = ("parameters", "buffers", "gradients", "optimizer", "total")  # of the memory; the first two before a step
+# of the memory; the first two before a step
+PARTS = (
+    "parameters",
+    "buffers",
+    "gradients",
+    "optimizer",
+    "total",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a batch is divided: its samples, the samples of each data-parallel rank, batches in an epoch."""
+    """How a batch is divided: its samples, the samples of each data-parallel rank, batches in an
+    epoch."""
 
     total: int
     sizes: list[int]
@@ -71,7 +81,8 @@ class Split:
 
 @dataclass(slots=True)
 class Layout:
-    """How a program is laid out over its processes; a program that fails half-way leaves the rest empty."""
+    """How a program is laid out over its processes; a program that fails half-way leaves the rest
+    empty."""
 
     mesh: Mesh | None = None
     precision: str = ""
@@ -84,10 +95,11 @@ class Layout:
 
 
 class DryRunProbe(Callback):
-    """Replaces all callbacks of a trainer, so that nothing is written, and ends it after two updates.
+    """Replaces all callbacks of a trainer, so that nothing is written, and ends it after two
+    updates.
 
-    The second is there to count its collectives, since the first has some of its own. There is none after the end of an
-    epoch, which would evaluate.
+    The second is there to count its collectives, since the first has some of its own. There is none
+    after the end of an epoch, which would evaluate.
     """
 
     def __init__(self, report: Report) -> None:
@@ -101,7 +113,8 @@ class DryRunProbe(Callback):
 
     def watch(self, trainer: Trainer) -> list[Callback]:
         """Examine a trainer whose models are built, and become its only callback."""
-        layout, runtime = self.layout, trainer.runtime
+        layout = self.layout
+        runtime = trainer.runtime
         self._others = with_defaults(trainer)
         self._must_resume = trainer.run_dir is not None
         trainer.run_dir = None
@@ -109,11 +122,13 @@ class DryRunProbe(Callback):
         if not isinstance(mesh, Mesh):
             self.report.mistake(
                 "",
-                f"The trainer asks for one device ({runtime.device}), so each process would train its own model: leave "
-                "out `runtime=`, or use 'ddp', 'fsdp' or a Mesh.",
+                f"The trainer asks for one device ({runtime.device}), so each process would train "
+                "its own model: leave out `runtime=`, or use 'ddp', 'fsdp' or a Mesh.",
             )
             raise DryRunDone
-        layout.mesh, layout.precision, layout.accumulate = mesh, runtime.precision, trainer.accumulate
+        layout.mesh = mesh
+        layout.precision = runtime.precision
+        layout.accumulate = trainer.accumulate
         layout.parameters = list(_placements(trainer.models, mesh))
         layout.memory = self._memory(trainer, mesh)
         return [self]
@@ -137,15 +152,17 @@ class DryRunProbe(Callback):
 
     def _split(self, kind: Stream, stream: Stream, batch: Batch, shares: int) -> None:
         total = batch.size if batch.total is None else batch.total
-        how, sizes = "cut", [Shard(rank, shares).size(total) for rank in range(shares)]
+        how = "cut"
+        sizes = [Shard(rank, shares).size(total) for rank in range(shares)]
         if isinstance(kind, ShardedBatches | AlreadySharded):
             how = "ready batches" if isinstance(kind, ShardedBatches) else "already divided"
             sizes = [batch.size] * shares
         elif total < shares:
             self.report.mistake(
                 "",
-                f"A batch has {total} samples for {shares} data-parallel processes, so {shares - total} of them would "
-                f"be idle: use a batch_size of {shares} or more (it counts the samples of all processes together).",
+                f"A batch has {total} samples for {shares} data-parallel processes, so "
+                f"{shares - total} of them would be idle: use a batch_size of {shares} or more "
+                "(it counts the samples of all processes together).",
             )
         elif total % shares:
             message = f"{total} samples do not divide by {shares}: some processes wait for others."
@@ -153,13 +170,14 @@ class DryRunProbe(Callback):
         if how == "ready batches" and total < batch.size * shares:
             self.report.mistake(
                 "",
-                f"The data comes in batches, one for each of {shares} processes, and there are fewer than {shares}: "
-                "pass the data set itself, so that batches can be divided.",
+                f"The data comes in batches, one for each of {shares} processes, and there are "
+                f"fewer than {shares}: pass the data set itself, so that batches can be divided.",
             )
         self.layout.split = Split(total, sizes, how, stream.num_batches)
 
     def on_train_start(self, trainer: Trainer) -> None:
-        own, trainer.run.callbacks = trainer.run.callbacks, list(self._others)
+        own = trainer.run.callbacks
+        trainer.run.callbacks = list(self._others)
         try:
             check_required_metrics(trainer.run)
         finally:
@@ -169,30 +187,43 @@ class DryRunProbe(Callback):
         self._stepped.add(optimizer)
         guard = next((c for c in self._others if isinstance(c, NonFiniteGuard)), None)
         if guard is not None and guard.action != "off" and trainer.runtime.precision != "fp16":
-            trainer.runtime.share_flag(torch.zeros(()))  # the guard itself would see values that no rank has computed
+            # the guard itself would see values that no rank has computed
+            trainer.runtime.share_flag(torch.zeros(()))
         update = trainer.run.updates.by_name[optimizer]
-        self._gradients |= {id(param): param.grad for param in update.params if param.grad is not None}
+        self._gradients |= {
+            id(param): param.grad for param in update.params if param.grad is not None
+        }
 
     def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
         if self.layout.has_stepped:
             self._count.start()
 
     def on_update_end(self, trainer: Trainer) -> None:
-        layout, mesh = self.layout, self.layout.mesh
+        layout = self.layout
+        mesh = self.layout.mesh
         assert mesh is not None
         if layout.has_stepped:
             updates = list(trainer.run.updates.by_name.values())
-            estimate = estimated_traffic(list(trainer.models.values()), updates, trainer.runtime, trainer.accumulate)
+            estimate = estimated_traffic(
+                list(trainer.models.values()), updates, trainer.runtime, trainer.accumulate
+            )
             layout.traffic = Traffic(self._count.stop(), *estimate)
             raise DryRunDone
-        layout.memory, layout.has_stepped = self._memory(trainer, mesh), True
+        layout.memory = self._memory(trainer, mesh)
+        layout.has_stepped = True
         for name in trainer.optimizers:
             if name not in self._stepped:
-                self.report.note("", f"Optimizer {name!r} took no step in the first update, so its state is not known.")
+                self.report.note(
+                    "",
+                    f"Optimizer {name!r} took no step in the first update, so its state is not "
+                    "known.",
+                )
         named = [(name, param) for name, param in _named(trainer.models) if param.requires_grad]
         unused = [name for name, param in named if id(param) not in self._gradients]
         if unused and self._stepped:
-            listed = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
+            listed = ", ".join(unused[:5]) + (
+                f" and {len(unused) - 5} more" if len(unused) > 5 else ""
+            )
             self.report.note("", f"No gradient in the first update: {listed}. Is that intended?")
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
@@ -207,7 +238,11 @@ class DryRunProbe(Callback):
         modules = trainer.modules.values()
         parameters = _unique(param for module in modules for param in module.parameters())
         buffers = _unique(buffer for module in modules for buffer in module.buffers())
-        states = [value for optimizer in trainer.optimizers.values() for value in tensors_of(dict(optimizer.state))]
+        states = [
+            value
+            for optimizer in trainer.optimizers.values()
+            for value in tensors_of(dict(optimizer.state))
+        ]
         gradients = list(self._gradients.values())
         return [
             Memory(*(sum(local_bytes(tensor, rank, mesh) for tensor in part) for part in
@@ -225,7 +260,8 @@ class FewSamples(StreamWrapper):
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         few = self._max_samples if max_samples is None else min(max_samples, self._max_samples)
-        return [batch for _ in range(count) for batch in self._stream.take(1, few)]  # a window keeps all its steps
+        # a window keeps all its steps
+        return [batch for _ in range(count) for batch in self._stream.take(1, few)]
 
 
 def _named(models: dict[str, nn.Module]) -> Iterable[tuple[str, nn.Parameter]]:
@@ -239,7 +275,9 @@ def _placements(models: dict[str, nn.Module], mesh: Mesh) -> Iterable[Placement]
     for name, param in _named(models):
         shapes = [local_shape(param, rank, mesh) for rank in range(mesh.size)]
         dtype = str(param.dtype).removeprefix("torch.")
-        yield Placement(name, tuple(param.shape), dtype, param.requires_grad, placement_text(param), shapes)
+        yield Placement(
+            name, tuple(param.shape), dtype, param.requires_grad, placement_text(param), shapes
+        )
 
 
 def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -257,21 +295,39 @@ def tensors_of(tree: Any) -> Iterable[Tensor]:
 
 def add_facts(report: Report, layout: Layout, *, is_full: bool) -> None:
     """Add the layout of a program to its report."""
-    mesh, split = layout.mesh, layout.split
-    sizes = None if mesh is None else {axis: getattr(mesh, axis) for axis in ("replicate", "shard", "tensor")}
+    mesh = layout.mesh
+    split = layout.split
+    sizes = (
+        None
+        if mesh is None
+        else {axis: getattr(mesh, axis) for axis in ("replicate", "shard", "tensor")}
+    )
     report.fact("mesh", sizes, *(() if mesh is None else _mesh_lines(mesh, layout.precision)))
     report.fact("precision", layout.precision or None)
-    report.fact("batch", split and asdict(split), *(() if split is None else _split_lines(layout, split)))
-    report.fact("parameters", list(map(asdict, layout.parameters)), *_parameter_lines(layout, is_full=is_full))
+    report.fact(
+        "batch", split and asdict(split), *(() if split is None else _split_lines(layout, split))
+    )
+    report.fact(
+        "parameters",
+        list(map(asdict, layout.parameters)),
+        *_parameter_lines(layout, is_full=is_full),
+    )
     report.fact("memory", _memory_json(layout), *_memory_lines(layout, is_full=is_full))
     traffic = layout.traffic
-    report.fact("collectives", traffic and traffic.to_json(), *(() if traffic is None else (*traffic.lines(), "")))
+    report.fact(
+        "collectives",
+        traffic and traffic.to_json(),
+        *(() if traffic is None else (*traffic.lines(), "")),
+    )
 
 
 def _memory_json(layout: Layout) -> list[dict[str, int | None]]:
     """Bytes on each process; None where they are only known after a step."""
     parts = _known_parts(layout)
-    return [{part: getattr(memory, part) if part in parts else None for part in PARTS} for memory in layout.memory]
+    return [
+        {part: getattr(memory, part) if part in parts else None for part in PARTS}
+        for memory in layout.memory
+    ]
 
 
 def _known_parts(layout: Layout) -> tuple[str, ...]:
@@ -288,27 +344,42 @@ def _mesh_lines(mesh: Mesh, precision: str) -> Iterator[str]:
 
 
 def _rank_lines(mesh: Mesh) -> Iterator[str]:
-    """The ranks as a picture: a row for each replica, in it groups of tensor-parallel ranks, one for each shard."""
+    """The ranks as a picture: a row for each replica, in it groups of tensor-parallel ranks, one
+    for each shard."""
     width = len(str(mesh.size - 1))
     for copy in range(mesh.replicate):
         groups = []
         for shard in range(mesh.shard):
             first = (copy * mesh.shard + shard) * mesh.tensor
-            groups.append("[" + " ".join(f"{rank:{width}d}" for rank in range(first, first + mesh.tensor)) + "]")
+            groups.append(
+                "["
+                + " ".join(f"{rank:{width}d}" for rank in range(first, first + mesh.tensor))
+                + "]"
+            )
         yield f"  copy {copy}: {' '.join(groups)}"
 
 
 def _split_lines(layout: Layout, split: Split) -> Iterator[str]:
-    few, many = min(split.sizes), max(split.sizes)
+    few = min(split.sizes)
+    many = max(split.sizes)
     each = counted(few, "sample") if few == many else f"{few} or {many} samples"
     shares = len(split.sizes)
     if split.how == "cut":
-        yield f"A batch of {split.total} samples: {each} for each of {shares} data-parallel processes"
+        yield (
+            f"A batch of {split.total} samples: {each} for each of {shares} data-parallel processes"
+        )
     else:
-        what = "takes a ready batch" if split.how == "ready batches" else "has its own data, with batches"
+        what = (
+            "takes a ready batch"
+            if split.how == "ready batches"
+            else "has its own data, with batches"
+        )
         yield f"Each of {shares} processes {what} of {each}: {split.total} in a step"
     if layout.mesh is not None and layout.mesh.tensor > 1:
-        yield f"(the {layout.mesh.tensor} processes that hold parts of the same layers see the same samples)"
+        yield (
+            f"(the {layout.mesh.tensor} processes that hold parts of the same layers see the "
+            "same samples)"
+        )
     if split.num_batches is not None:
         updates = -(-split.num_batches // layout.accumulate)
         yield f"An epoch: {counted(split.num_batches, 'step')}, {counted(updates, 'update')}"
@@ -331,10 +402,15 @@ def _parameter_lines(layout: Layout, *, is_full: bool) -> Iterator[str]:
         ]
         for placed in shown
     ]
-    yield from table_lines(["PARAMETER", "SHAPE", "DTYPE", "PLACEMENT", *(f"RANK {rank}" for rank in ranks)], rows)
+    yield from table_lines(
+        ["PARAMETER", "SHAPE", "DTYPE", "PLACEMENT", *(f"RANK {rank}" for rank in ranks)], rows
+    )
     left = layout.parameters[len(shown) :]
     if left:
-        yield f"and {len(left)} more with {sum(prod(placed.shape) for placed in left):,} values (--all lists them)"
+        yield (
+            f"and {len(left)} more with {sum(prod(placed.shape) for placed in left):,} values "
+            "(--all lists them)"
+        )
     yield ""
 
 
@@ -359,7 +435,9 @@ def _memory_lines(layout: Layout, *, is_full: bool) -> Iterator[str]:
     missing.append("activations")
     if layout.mesh.shard > 1:
         missing.append("the full parameters of the block that is computing")
-        missing += ["the full gradients that accumulation keeps until the update"] * (layout.accumulate > 1)
+        missing += ["the full gradients that accumulation keeps until the update"] * (
+            layout.accumulate > 1
+        )
     yield from (f"Not counted: {', '.join(missing)}.", "")
 
 

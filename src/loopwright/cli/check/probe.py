@@ -1,4 +1,5 @@
-"""Tiny runs of a config, the callbacks that observe them, and the memory and time that steps take."""
+"""Tiny runs of a config, the callbacks that observe them, and the memory and time that steps
+take."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from .dry_run import tensors_of
 from .schedule import Length
 
 if TYPE_CHECKING:
-    from ...doors.configured.engine import Engine
-    from ...doors.configured.experiment import Experiment
+    from ...interfaces.configured.engine import Engine
+    from ...interfaces.configured.experiment import Experiment
     from ...metrics.result import StepResult
     from ...trainer import Trainer
 
@@ -57,7 +58,9 @@ class Probe(Callback):
         self._before = {name: param.detach().clone() for name, param in _named(trainer)}
 
     def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
-        self._batch = {key: [leaf.clone() for leaf in leaves(value)] for key, value in _parts(batch).items()}
+        self._batch = {
+            key: [leaf.clone() for leaf in leaves(value)] for key, value in _parts(batch).items()
+        }
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
         self.names |= {"loss", *result.metrics}
@@ -71,14 +74,17 @@ class Probe(Callback):
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
         self._reached |= {name for name, param in _named(trainer) if param.grad is not None}
-        rates = [float(group.get("lr", 1.0)) for group in trainer.optimizers[optimizer].param_groups]
+        rates = [
+            float(group.get("lr", 1.0)) for group in trainer.optimizers[optimizer].param_groups
+        ]
         self.largest_rate = max(self.largest_rate, *rates)
 
     def on_loop_end(self, trainer: Trainer) -> None:
         now = dict(_named(trainer))
         self.without_gradient = [name for name in now if name not in self._reached]
         self.has_learned = any(
-            name not in self._before or not same([self._before[name]], [param.detach()]) for name, param in now.items()
+            name not in self._before or not same([self._before[name]], [param.detach()])
+            for name, param in now.items()
         )
         self.is_finite = all(finite(param.detach()) for param in now.values())
 
@@ -118,7 +124,8 @@ class UnsavableStateError(Exception):
 
 
 def repeated_loss(trainer: Trainer, batch: Any) -> tuple[float, float]:
-    """The losses of one batch evaluated twice: the same object, in eval mode, with the same RNG state."""
+    """The losses of one batch evaluated twice: the same object, in eval mode, with the same RNG
+    state."""
     import torch
 
     from ...data.random import preserved_rng
@@ -150,7 +157,8 @@ class TinyStream(StreamWrapper):
     """The first few samples of the first few batches of every epoch."""
 
     def __init__(self, stream: Stream, num_batches: int, num_samples: int) -> None:
-        self._limit, self._few = num_batches, num_samples
+        self._limit = num_batches
+        self._few = num_samples
         self._taken = 0
         super().__init__(stream)
 
@@ -161,7 +169,11 @@ class TinyStream(StreamWrapper):
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         batches: list[Batch] = []
         while len(batches) < min(count, self._limit) and self._taken < self._limit:
-            left = self._few if max_samples is None else min(max_samples - sum(b.size for b in batches), self._few)
+            left = (
+                self._few
+                if max_samples is None
+                else min(max_samples - sum(b.size for b in batches), self._few)
+            )
             found = self._stream.take(1, left) if left > 0 else []
             if not found:
                 break
@@ -178,9 +190,11 @@ class TinyStream(StreamWrapper):
 
     def _update_sizes(self) -> None:
         """Set the length of an epoch, where the length of the full one is known."""
-        samples, batches = self._stream.num_samples, self._stream.num_batches
+        samples = self._stream.num_samples
+        batches = self._stream.num_batches
         if not samples or not batches:
-            self.num_batches, self.num_samples = batches, samples
+            self.num_batches = batches
+            self.num_samples = samples
             return
         self.num_batches = min(self._limit, -(-samples // self._few))
         self.num_samples = min(self._limit * self._few, samples)
@@ -192,21 +206,28 @@ class Tiny(Callback):
     precedence = -2
 
     def __init__(self, num_batches: int, num_samples: int) -> None:
-        self._num_batches, self._num_samples = num_batches, num_samples
+        self._num_batches = num_batches
+        self._num_samples = num_samples
 
     def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
-        return TinyStream(stream, self._num_batches if is_training else EVAL_BATCHES, self._num_samples)
+        return TinyStream(
+            stream, self._num_batches if is_training else EVAL_BATCHES, self._num_samples
+        )
 
 
 class Factory:
     """Builds engines for tiny runs, each with fresh objects.
 
-    Data sets are shared where building them takes long. `num_workers` is what the config says, one at most.
+    Data sets are shared where building them takes long. `num_workers` is what the config says, one
+    at most.
     """
 
-    def __init__(self, experiment: Experiment, datasets: Mapping[str, Any], *, shares_data: bool) -> None:
+    def __init__(
+        self, experiment: Experiment, datasets: Mapping[str, Any], *, shares_data: bool
+    ) -> None:
         self.experiment = experiment
-        self._datasets, self._shares_data = datasets, shares_data
+        self._datasets = datasets
+        self._shares_data = shares_data
 
     def build(self) -> Engine:
         """Build the engine as `train` would."""
@@ -219,13 +240,20 @@ class Factory:
         return engine
 
     def build_tiny(
-        self, dropped: Collection[int] = (), added: Collection[Callback] = (), run_dir: Path | None = None
+        self,
+        dropped: Collection[int] = (),
+        added: Collection[Callback] = (),
+        run_dir: Path | None = None,
     ) -> Engine:
         """Build an engine for a tiny run, without the callbacks at the positions in `dropped`."""
         engine = self.build()
         engine.run_dir = run_dir
         engine.accumulate = min(engine.accumulate, WINDOW)
-        own = [callback for number, callback in enumerate(engine.run.callbacks) if number not in dropped]
+        own = [
+            callback
+            for number, callback in enumerate(engine.run.callbacks)
+            if number not in dropped
+        ]
         for callback in own:
             if isinstance(callback, Periodic | Watching):
                 callback.interval.n = 1
@@ -265,8 +293,10 @@ class Measures:
         frozen = self.parameters - self.trained
         kept = "" if self.step_bytes is None else f", and {size_text(self.step_bytes)} for a batch"
         return {
-            "parameters": f"{self.parameters:,}" + (f", of which {frozen:,} are frozen" if frozen else ""),
-            "memory": f"{size_text(self.weight_bytes)} for weights, gradients and the optimizer{kept}",
+            "parameters": f"{self.parameters:,}"
+            + (f", of which {frozen:,} are frozen" if frozen else ""),
+            "memory": f"{size_text(self.weight_bytes)} for weights, gradients and the "
+            f"optimizer{kept}",
             "step": self._step_text(),
             "run": self._run_text(),
         }
@@ -282,7 +312,9 @@ class Measures:
             return "of a length that is not known"
         steps = "" if self.accumulate == 1 else f" of {self.accumulate} batches"
         epochs = "" if self.epochs is None else f", {counted(self.epochs, 'epoch')}"
-        duration = "" if self.seconds is None else f": about {time_text(self.seconds)} without evaluations"
+        duration = (
+            "" if self.seconds is None else f": about {time_text(self.seconds)} without evaluations"
+        )
         return f"{counted(round(self.updates), 'update')}{steps}{epochs}{duration}"
 
 
@@ -291,14 +323,20 @@ def measure(factory: Factory, length: Length) -> Measures:
     engine, watch = _train(factory, SAMPLES)
     size = engine.config.batch_size
     full = min(size, _num_samples(engine) or size)
-    is_measured = full <= SAMPLES or NUM_UPDATES * (watch.seconds or 0.0) * full / SAMPLES < ENOUGH_SECONDS
+    is_measured = (
+        full <= SAMPLES or NUM_UPDATES * (watch.seconds or 0.0) * full / SAMPLES < ENOUGH_SECONDS
+    )
     if is_measured and full > SAMPLES:
         engine, watch = _train(factory, full)
     scale = 1.0 if is_measured else full / SAMPLES
     params = {id(p): p for module in engine.modules.values() for p in module.parameters()}.values()
     trained = [param for param in params if param.requires_grad]
     states = (tensor for o in engine.optimizers.values() for tensor in tensors_of(dict(o.state)))
-    weights = _bytes(params) + _bytes(trained) + _bytes(b for m in engine.modules.values() for b in m.buffers())
+    weights = (
+        _bytes(params)
+        + _bytes(trained)
+        + _bytes(b for m in engine.modules.values() for b in m.buffers())
+    )
     is_host = engine.runtime.device.type == "cpu"
     kept = watch.memory if is_host or watch.memory is None else max(watch.memory - weights, 0)
     return Measures(
@@ -316,10 +354,15 @@ def measure(factory: Factory, length: Length) -> Measures:
 
 
 def _train(factory: Factory, size: int) -> tuple[Engine, StepWatch]:
-    engine, watch = factory.build(), StepWatch()
+    engine = factory.build()
+    watch = StepWatch()
     engine.config.num_workers = 0
     engine.accumulate = 1
-    watch.begin(size, max((_num_samples(engine) or 0) // size, 1), counts=engine.runtime.device.type == "cpu")
+    watch.begin(
+        size,
+        max((_num_samples(engine) or 0) // size, 1),
+        counts=engine.runtime.device.type == "cpu",
+    )
     engine.callbacks = [watch]
     engine.run.bind(engine.callbacks)
     engine.train(engine.training_data(), num_updates=NUM_UPDATES, batch_size=size, resume=False)

@@ -1,4 +1,5 @@
-"""The report of `loopwright check`: facts, notes and mistakes in one structure, rendered as text or as JSON."""
+"""The report of `loopwright check`: facts, notes and mistakes in one structure, rendered as text or
+as JSON."""
 
 from __future__ import annotations
 
@@ -20,27 +21,30 @@ BUILT = re.compile(r"raised while (\S+) \(kind: .*\) was built")
 WATCHES = "{} watches {!r}"
 ADVICE = {  # a pattern in the message of an error, and what to do about it
     r"same device|device meta|meta tensor|on device|cuda:\d.*cpu": (
-        "Tensors are on different devices: make new ones where the inputs are (torch.zeros(..., device=x.device)), or "
-        "keep them as buffers with register_buffer, which move with the model."
+        "Tensors are on different devices: make new ones where the inputs are (torch.zeros(..., "
+        "device=x.device)), or keep them as buffers with register_buffer, which move with the "
+        "model."
     ),
     r"cannot be multiplied|size mismatch|must match the size|tensors must match|invalid for input": (
-        "The sizes of the data and of the layers do not match: compare the shapes with the arguments of the model."
+        "The sizes of the data and of the layers do not match: compare the shapes with the "
+        "arguments of the model."
     ),
     r"does not require grad|has no graph": (
-        "The loss is not computed from trained weights: look for detach(), item(), numpy() or no_grad() on the way to "
-        "it, and for frozen layers."
+        "The loss is not computed from trained weights: look for detach(), item(), numpy() or "
+        "no_grad() on the way to it, and for frozen layers."
     ),
     r"scalar outputs|shape \(.*\): reduce": "The loss is not one number: reduce it, as with .mean().",
     r"scalar type Long|expected .*Long|index tensor|dtype|doesn't match the desired type|must have the same type": (
-        "Numbers are of the wrong type: class indices are whole numbers (torch.long), inputs and targets of a "
-        "regression float32."
+        "Numbers are of the wrong type: class indices are whole numbers (torch.long), inputs and "
+        "targets of a regression float32."
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact that a check established: its name and value in JSON, and the lines of text that show it."""
+    """A fact that a check established: its name and value in JSON, and the lines of text that show
+    it."""
 
     name: str
     value: Any
@@ -49,7 +53,8 @@ class Fact:
 
 @dataclass(slots=True)
 class Report:
-    """Everything that a check of a run file or program found; a problem that is known already is not listed twice."""
+    """Everything that a check of a run file or program found; a problem that is known already is
+    not listed twice."""
 
     kind: Literal["config", "program"]
     path: str
@@ -62,7 +67,8 @@ class Report:
         return Problem(self.path, None, key, message)
 
     def mistake(self, key: str, message: str) -> None:
-        """Report something that keeps the run from being trained, or from being trained as intended."""
+        """Report something that keeps the run from being trained, or from being trained as
+        intended."""
         problem = self.problem(key, message)
         if problem not in self.mistakes:
             self.mistakes.append(problem)
@@ -96,7 +102,10 @@ class Report:
             yield from (styled(f"mistake: {text}", RED) for text in mistakes)
         elif mistakes:
             count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-            yield from ("", *(styled(text, RED) for text in (printable(f"{count} in {self.path}:"), *mistakes)))
+            yield from (
+                "",
+                *(styled(text, RED) for text in (printable(f"{count} in {self.path}:"), *mistakes)),
+            )
         else:
             yield printable(f"No mistakes found in {self.path}: it is ready to train.")
 
@@ -123,14 +132,26 @@ class ConfigReport(Report):
         self.errors.add(lines[0])
         place = next((match[1] for line in lines if (match := BUILT.search(line))), key)
         is_known = f"{type(error).__name__}: "
-        head = str(error) if type(error).__module__.startswith("loopwright.") else lines[0].removesuffix(is_known)
-        advice = next((text for words, text in ADVICE.items() if re.search(words, str(error))), None)
+        head = (
+            str(error)
+            if type(error).__module__.startswith("loopwright.")
+            else lines[0].removesuffix(is_known)
+        )
+        advice = next(
+            (text for words, text in ADVICE.items() if re.search(words, str(error))), None
+        )
         details = [line for line in lines[1:] if not line.startswith("raised ")]
-        self.mistake(place, "\n".join([f"{doing}: {head}", *details, *([] if advice is None else [f"-> {advice}"])]))
+        self.mistake(
+            place,
+            "\n".join(
+                [f"{doing}: {head}", *details, *([] if advice is None else [f"-> {advice}"])]
+            ),
+        )
 
     @contextmanager
     def collecting(self, key: str, doing: str) -> Iterator[list[bool]]:
-        """Turn an exception raised inside into a mistake; the yielded list is filled if there was none."""
+        """Turn an exception raised inside into a mistake; the yielded list is filled if there was
+        none."""
         succeeded: list[bool] = []
         try:
             yield succeeded
@@ -150,8 +171,12 @@ def print_report(report: Report, *, as_json: bool) -> None:
 
 
 def culprit(error: BaseException, callbacks: Sequence[Callback]) -> int | None:
-    """The position of the callback that raised an error or its cause: the outermost on the stack, or one it names."""
-    for trace in (error.__traceback__, None if error.__cause__ is None else error.__cause__.__traceback__):
+    """The position of the callback that raised an error or its cause: the outermost on the stack,
+    or one it names."""
+    for trace in (
+        error.__traceback__,
+        None if error.__cause__ is None else error.__cause__.__traceback__,
+    ):
         while trace is not None:
             owner: Any = trace.tb_frame.f_locals.get("self")
             for number, callback in enumerate(callbacks):
@@ -159,7 +184,10 @@ def culprit(error: BaseException, callbacks: Sequence[Callback]) -> int | None:
                     return number
             trace = trace.tb_next
     for number, callback in enumerate(callbacks):
-        if any(WATCHES.format(type(callback).__name__, name) in str(error) for name in callback.required_metrics()):
+        if any(
+            WATCHES.format(type(callback).__name__, name) in str(error)
+            for name in callback.required_metrics()
+        ):
             return number
     return None
 

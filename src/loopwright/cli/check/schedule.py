@@ -20,11 +20,17 @@ from .report import ConfigReport, key_of_callback
 
 if TYPE_CHECKING:
     from ...callback import Callback
-    from ...doors.configured.engine import Engine
+    from ...interfaces.configured.engine import Engine
 
 POINTS = 101
 MAX_SECONDS = 1.0
-LENGTHS = ("T_max", "total_steps", "total_iters", "step_size")  # of torch's schedulers, in their own steps
+# of torch's schedulers, in their own steps
+LENGTHS = (
+    "T_max",
+    "total_steps",
+    "total_iters",
+    "step_size",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +55,14 @@ def length_of(engine: Engine) -> Length:
     """The length of a run, from the limit in the config and the length of the data."""
     config = engine.config
     stream = engine._open(engine.training_data(), None, shuffle=True)
-    batches, samples = stream.num_batches, stream.num_samples
+    batches = stream.num_batches
+    samples = stream.num_samples
     stream.close()
-    per_epoch = {"epochs": 1, "updates": -(-(batches or 0) // engine.accumulate), "samples": samples or 0}
+    per_epoch = {
+        "epochs": 1,
+        "updates": -(-(batches or 0) // engine.accumulate),
+        "samples": samples or 0,
+    }
     unit = next(unit for unit in per_epoch if getattr(config, f"max_{unit}") is not None)
     limit = getattr(config, f"max_{unit}")
     epochs = limit / per_epoch[unit] if per_epoch[unit] else None
@@ -60,7 +71,8 @@ def length_of(engine: Engine) -> Length:
         for name, each in per_epoch.items()
     }
     if amounts["updates"] is not None:
-        amounts["updates"] = math.ceil(amounts["updates"] - 1e-9)  # the last one may be of fewer samples
+        # the last one may be of fewer samples
+        amounts["updates"] = math.ceil(amounts["updates"] - 1e-9)
     return Length(**amounts, batches=batches)
 
 
@@ -75,8 +87,9 @@ def check_intervals(report: ConfigReport, callbacks: Sequence[Callback], length:
             continue
         key = key_of_callback(report.config, callbacks, number)
         message = (
-            f"{type(callback).__name__} acts every {interval.n} {interval.unit}s, but the run has only {whole:.4g}: it "
-            f"would never act.\n-> Use a smaller interval{_smaller(length, interval)}."
+            f"{type(callback).__name__} acts every {interval.n} {interval.unit}s, but the run has "
+            f"only {whole:.4g}: it would never act.\n-> Use a smaller "
+            f"interval{_smaller(length, interval)}."
         )
         (report.note if key == "trainer" else report.mistake)(key, message)
 
@@ -95,7 +108,9 @@ def check_curves(report: ConfigReport, engine: Engine, length: Length) -> None:
         if isinstance(callback, Scheduled)
     ]
     schedules = engine.schedules.items()
-    curves += [(schedule_key(report, name), s.scheduler.curve) for name, s in schedules if is_curve(s)]
+    curves += [
+        (schedule_key(report, name), s.scheduler.curve) for name, s in schedules if is_curve(s)
+    ]
     for key, curve in curves:
         with report.collecting(key, "the schedule fails"):
             _check_curve(report, key, curve, length)
@@ -107,12 +122,18 @@ def is_curve(schedule: Schedule) -> bool:
 
 def _check_curve(report: ConfigReport, key: str, curve: Curve, length: Length) -> None:
     if isinstance(curve, WarmupCosine):
-        counted = {"epoch": curve.warmup_epochs, "update": curve.warmup_updates, "sample": curve.warmup_samples}
+        counted = {
+            "epoch": curve.warmup_epochs,
+            "update": curve.warmup_updates,
+            "sample": curve.warmup_samples,
+        }
         for unit, amount in counted.items():
             whole = length.of(unit)
             if amount is not None and whole is not None and amount >= whole:
                 report.mistake(
-                    key, f"the warm-up takes {amount} {unit}s, but the run has only {whole:.4g}: it never ends."
+                    key,
+                    f"the warm-up takes {amount} {unit}s, but the run has only {whole:.4g}: it "
+                    "never ends.",
                 )
     if isinstance(curve, MultiStep):
         for unit, points in (("epoch", curve.at_epochs), ("update", curve.at_updates)):
@@ -121,7 +142,8 @@ def _check_curve(report: ConfigReport, key: str, curve: Curve, length: Length) -
             if late:
                 report.mistake(
                     key,
-                    f"the schedule changes at {unit} {', '.join(map(str, late))}, but the run has only {whole:.4g}.",
+                    f"the schedule changes at {unit} {', '.join(map(str, late))}, but the run has "
+                    f"only {whole:.4g}.",
                 )
     resolved = curve.resolve(length.extent)
     for point in range(POINTS):
@@ -133,7 +155,8 @@ def _check_curve(report: ConfigReport, key: str, curve: Curve, length: Length) -
 
 
 def schedule_key(report: ConfigReport, name: str) -> str:
-    """The key of a schedule in the config; with several models it is below the name of the model."""
+    """The key of a schedule in the config; with several models it is below the name of the
+    model."""
     keys = (f"model.{name}.scheduler", "model.scheduler")
     return next((key for key in keys if report.config.get(key) is not None), "scheduler")
 
@@ -143,17 +166,21 @@ def check_schedulers(report: ConfigReport, engine: Engine, length: Length) -> No
     for name, schedule in engine.schedules.items():
         if is_curve(schedule):
             continue
-        key, unit = schedule_key(report, name), schedule.interval
+        key = schedule_key(report, name)
+        unit = schedule.interval
         whole = length.of(unit)
         if whole is None:
-            report.note(key, f"the number of {unit}s is not known, so the schedule was not followed to its end.")
+            report.note(
+                key,
+                f"the number of {unit}s is not known, so the schedule was not followed to its end.",
+            )
             continue
         steps = math.floor(whole)
         if steps == 0:
             report.mistake(
                 key,
-                f"it is stepped after every {unit}, and the run has only {whole:.3g} of one: it would never be stepped."
-                "\n-> Say `every: update`.",
+                f"it is stepped after every {unit}, and the run has only {whole:.3g} of one: it "
+                "would never be stepped.\n-> Say `every: update`.",
             )
             continue
         _check_length(report, key, schedule, steps)
@@ -161,27 +188,37 @@ def check_schedulers(report: ConfigReport, engine: Engine, length: Length) -> No
 
 
 def _check_length(report: ConfigReport, key: str, schedule: Schedule, steps: int) -> None:
-    unit, scheduler = schedule.interval, schedule.scheduler
+    unit = schedule.interval
+    scheduler = schedule.scheduler
     name = type(scheduler).__name__
     for option in LENGTHS:
         amount = getattr(scheduler, option, None)
         if isinstance(amount, int | float) and amount > steps:
             report.mistake(
                 key,
-                f"{name}({option}={amount}) counts {unit}s, but the run has only {steps}: the period is longer than "
-                "the run.\n"
-                f"-> Use {option}: {steps}, or `every: {'update' if unit == 'epoch' else 'epoch'}` if it counts those.",
+                f"{name}({option}={amount}) counts {unit}s, but the run has only {steps}: the "
+                "period is longer than the run.\n"
+                f"-> Use {option}: {steps}, or `every: "
+                f"{'update' if unit == 'epoch' else 'epoch'}` if it counts those.",
             )
         elif option == "T_max" and isinstance(amount, int | float) and amount < steps:
-            report.note(key, f"{name}(T_max={amount}) is stepped {steps} times: after {amount} it rises again.")
+            report.note(
+                key,
+                f"{name}(T_max={amount}) is stepped {steps} times: after {amount} it rises again.",
+            )
     milestones = list(getattr(scheduler, "milestones", ()))
     if milestones and min(milestones) > steps:
-        report.mistake(key, f"{name}(milestones={sorted(milestones)}): the run has {steps} {unit}s, before the first.")
+        report.mistake(
+            key,
+            f"{name}(milestones={sorted(milestones)}): the run has {steps} {unit}s, before the "
+            "first.",
+        )
 
 
 def _follow(report: ConfigReport, key: str, schedule: Schedule, steps: int) -> None:
     """Step a scheduler to the end of the run, for at most MAX_SECONDS."""
-    scheduler, optimizer = schedule.scheduler, schedule.scheduler.optimizer
+    scheduler = schedule.scheduler
+    optimizer = schedule.scheduler.optimizer
     mark_stepped(optimizer)
     end = monotonic() + MAX_SECONDS
     for step in range(1, steps + 1):
@@ -197,6 +234,8 @@ def _follow(report: ConfigReport, key: str, schedule: Schedule, steps: int) -> N
             report.mistake(key, f"the learning rate is {rates} after step {step} of {steps}.")
             return
         if monotonic() > end:
-            report.note(key, f"the schedule was followed for the first {step} of {steps} steps only.")
+            report.note(
+                key, f"the schedule was followed for the first {step} of {steps} steps only."
+            )
             return
     report.checked.append("schedule to the end")

@@ -1,4 +1,5 @@
-"""The collectives of an update in a dry run, beside those that `loopwright.scaling` estimates for it."""
+"""The collectives of an update in a dry run, beside those that `loopwright.scaling` estimates for
+it."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ class Traffic:
 
 def _rows(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
     names = ("kind", "bytes", "processes", "count")
-    return [dict(zip(names, (*key, count), strict=True)) for key, count in table_of(collectives).items()]
+    return [
+        dict(zip(names, (*key, count), strict=True)) for key, count in table_of(collectives).items()
+    ]
 
 
 def _text(collectives: Sequence[Collective]) -> str:
@@ -57,7 +60,10 @@ def _text(collectives: Sequence[Collective]) -> str:
         found = kinds.setdefault(kind, [0, 0])
         found[0] += count
         found[1] += count * payload
-    parts = [f"{counted_text(count, kind)} of {size_text(payload)}" for kind, (count, payload) in kinds.items()]
+    parts = [
+        f"{counted_text(count, kind)} of {size_text(payload)}"
+        for kind, (count, payload) in kinds.items()
+    ]
     sent = sum(each.wire for each in collectives)
     return f"{', '.join(parts)}; {size_text(round(sent))} sent" if parts else "no collective"
 
@@ -86,7 +92,8 @@ def estimated_traffic(
     reason = _reason(models, updates, mesh)
     if reason:
         return None, reason
-    (model,), (update,) = models, updates
+    (model,) = models
+    (update,) = updates
     params = [param for param in model.parameters() if param.requires_grad]
     training = Training(
         batch=accumulate,  # samples make no difference to what is sent here

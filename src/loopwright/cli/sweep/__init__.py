@@ -1,4 +1,5 @@
-"""`loopwright sweep CONFIG [KEY=A,B,C ...]`: train a run for each combination of values, and compare them."""
+"""`loopwright sweep CONFIG [KEY=A,B,C ...]`: train a run for each combination of values, and
+compare them."""
 
 from __future__ import annotations
 
@@ -44,20 +45,39 @@ MODES: dict[str, Mode] = {"minimize": "min", "maximize": "max"}
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Train one run for each combination of values, and compare them."
-    parser = add_command(parsers, common, "sweep", run=sweep_command, what=what, more=MORE, example=EXAMPLE)
+    parser = add_command(
+        parsers, common, "sweep", run=sweep_command, what=what, more=MORE, example=EXAMPLE
+    )
     add_config(parser)
-    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="the number of runs at a time (default: 1)")
     parser.add_argument(
-        "--metric", metavar="NAME", help="the metric to compare (default: the evaluation loss, or the loss)"
+        "--jobs", metavar="N", type=int, default=1, help="the number of runs at a time (default: 1)"
     )
     parser.add_argument(
-        "--direction", choices=tuple(MODES), help="whether smaller or larger values of the metric are better"
+        "--metric",
+        metavar="NAME",
+        help="the metric to compare (default: the evaluation loss, or the loss)",
+    )
+    parser.add_argument(
+        "--direction",
+        choices=tuple(MODES),
+        help="whether smaller or larger values of the metric are better",
     )
     parser.add_argument("--optuna", action="store_true", help="let Optuna choose the values")
-    parser.add_argument("--num", metavar="N", type=int, help=f"the number of runs with Optuna (default: {DEFAULT_NUM})")
-    parser.add_argument("--no-pruning", action="store_true", help="do not let Optuna stop runs early")
+    parser.add_argument(
+        "--num",
+        metavar="N",
+        type=int,
+        help=f"the number of runs with Optuna (default: {DEFAULT_NUM})",
+    )
+    parser.add_argument(
+        "--no-pruning", action="store_true", help="do not let Optuna stop runs early"
+    )
     parser.add_argument("-o", "--output", metavar="DIR", help="the folder of the runs")
-    parser.add_argument("--list", action="store_true", help="list the runs of a grid or random sweep without training")
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="list the runs of a grid or random sweep without training",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON; progress goes to stderr")
 
 
@@ -70,9 +90,12 @@ def sweep_command(options: argparse.Namespace) -> int:
     sweep = read_sweep(options.config, options.overrides)
     if not sweep.space:
         raise ConfigurationError(
-            f"{options.config} has no values to try: give several, as in model.width=8,16, or add a `sweep:` block."
+            f"{options.config} has no values to try: give several, as in model.width=8,16, or add "
+            "a `sweep:` block."
         )
-    fixed = [text for text in options.overrides if text.lstrip("+").partition("=")[0] not in sweep.space]
+    fixed = [
+        text for text in options.overrides if text.lstrip("+").partition("=")[0] not in sweep.space
+    ]
     config = load_config(options.config, fixed)
     job = SweepJob(options, sweep, config)
     return job.list() if options.list else job.run()
@@ -82,7 +105,9 @@ class SweepJob:
     """A sweep: chooses the runs, trains them, and prints the results."""
 
     def __init__(self, options: argparse.Namespace, sweep: Sweep, config: Config) -> None:
-        self.options, self.sweep, self.config = options, sweep, config
+        self.options = options
+        self.sweep = sweep
+        self.config = config
         self.method = "optuna" if options.optuna else sweep.method
         self.metric: str = options.metric or sweep.metric or default_metric(config)
         self.direction: str | None = options.direction or sweep.direction
@@ -93,7 +118,8 @@ class SweepJob:
     def list(self) -> int:
         if self.method == "optuna":
             raise ConfigurationError(
-                "Optuna chooses values while the sweep runs, so there is no list of runs beforehand."
+                "Optuna chooses values while the sweep runs, so there is no list of runs "
+                "beforehand."
             )
         print_tasks([task for task, _ in self._tasks()], as_json=self.options.json)
         return OK
@@ -105,7 +131,8 @@ class SweepJob:
         better = "smaller is better" if self.mode == "min" else "larger is better"
         if total:
             self._print_line(
-                f"{total} {'run' if total == 1 else 'runs'} in {self.folder}, compared by {self.metric} ({better})"
+                f"{total} {'run' if total == 1 else 'runs'} in {self.folder}, compared by "
+                f"{self.metric} ({better})"
             )
         is_interrupted = self._train(search, total)
         print_results(self.results, self.metric, self.mode, self.folder, as_json=self.options.json)
@@ -120,7 +147,9 @@ class SweepJob:
 
         options = self.options
         config = str(Path(options.config).absolute())
-        pool = Pool(config, options.overrides, self.metric, self.mode, options.jobs, self.folder / "output")
+        pool = Pool(
+            config, options.overrides, self.metric, self.mode, options.jobs, self.folder / "output"
+        )
         try:
             with closing(pool.run(search)) as results:
                 for result in results:
@@ -133,7 +162,8 @@ class SweepJob:
         return any(result.state == "interrupted" for result in self.results)
 
     def _check_direction(self, result: Result) -> None:
-        """Raise an error where a run recorded the opposite direction, as for a loss that is called `score`."""
+        """Raise an error where a run recorded the opposite direction, as for a loss that is called
+        `score`."""
         from ...run.reading import RunView
 
         if self.direction is not None or not (result.task.path / "run.json").is_file():
@@ -142,9 +172,9 @@ class SweepJob:
         if noted != self.mode:
             better = "smaller" if noted == "min" else "larger"
             raise ConfigurationError(
-                f"{result.task.path} records that {better} values of {self.metric!r} are better, but the name of the "
-                "metric says the opposite: add --direction minimize or --direction maximize. Finished runs are not "
-                "trained again."
+                f"{result.task.path} records that {better} values of {self.metric!r} are better, "
+                "but the name of the metric says the opposite: add --direction minimize or "
+                "--direction maximize. Finished runs are not trained again."
             )
 
     def _search(self) -> tuple[Search, int]:
@@ -154,8 +184,12 @@ class SweepJob:
 
         if self.method == "optuna":
             num = self.options.num or self.sweep.num or DEFAULT_NUM
-            found = Optuna(self.sweep, self.folder, self.mode, num=num, prunes=not self.options.no_pruning)
-            self.results += [read_result(task, self.metric, self.mode) for task, _ in found.tasks_before()]
+            found = Optuna(
+                self.sweep, self.folder, self.mode, num=num, prunes=not self.options.no_pruning
+            )
+            self.results += [
+                read_result(task, self.metric, self.mode) for task, _ in found.tasks_before()
+            ]
             return found, num
         tasks = self._tasks()
         finished = [task for task, config in tasks if is_finished(task.path, config)]
@@ -165,9 +199,10 @@ class SweepJob:
         return Listed([task for task, _ in tasks if task not in finished]), len(tasks)
 
     def _tasks(self) -> Sequence[tuple[Task, Config]]:
-        """All runs of a grid or random sweep; all configs are checked before the first run is trained."""
+        """All runs of a grid or random sweep; all configs are checked before the first run is
+        trained."""
         from ...config import ConfigError, check, expand_sweep
-        from ...doors.configured.experiment import schema
+        from ...interfaces.configured.experiment import schema
         from .runs import Task, place_for
 
         variants = expand_sweep(self.options.config, self.options.overrides)
@@ -180,7 +215,11 @@ class SweepJob:
         ]
 
     def _line(self, result: Result, total: int) -> str:
-        outcome = f"{self.metric} {number_text(result.value)}" if result.error is None else result.error.splitlines()[0]
+        outcome = (
+            f"{self.metric} {number_text(result.value)}"
+            if result.error is None
+            else result.error.splitlines()[0]
+        )
         head = f"[{len(self.results)}/{total}] {chosen_text(result.task.chosen)}"
         return f"{head}: {result.state}, {outcome}, {time_text(result.seconds)}"
 
@@ -189,16 +228,22 @@ class SweepJob:
 
 
 def mode_of(metric: str, direction: str | None, config: Config) -> Mode:
-    """The direction of a metric: from the sweep, from a callback of the config, or from the metric's name."""
+    """The direction of a metric: from the sweep, from a callback of the config, or from the
+    metric's name."""
     if direction is not None:
         return MODES[direction]
-    callbacks = [entry for entry in config.get("trainer.callbacks") or [] if isinstance(entry, dict)]
+    callbacks = [
+        entry for entry in config.get("trainer.callbacks") or [] if isinstance(entry, dict)
+    ]
     said = (entry.get("mode") for entry in callbacks if entry.get("metric") == metric)
-    mode: Mode | None = next((mode for mode in said if mode in ("min", "max")), None) or direction_of(metric)
+    mode: Mode | None = next(
+        (mode for mode in said if mode in ("min", "max")), None
+    ) or direction_of(metric)
     if mode is None:
         raise ConfigurationError(
-            f"The sweep compares {metric!r}, and this name does not say whether smaller or larger values are better: "
-            "add --direction minimize or --direction maximize (or `direction:` under `sweep:`)."
+            f"The sweep compares {metric!r}, and this name does not say whether smaller or larger "
+            "values are better: add --direction minimize or --direction maximize (or "
+            "`direction:` under `sweep:`)."
         )
     return mode
 
@@ -206,7 +251,10 @@ def mode_of(metric: str, direction: str | None, config: Config) -> Mode:
 def default_metric(config: Config) -> str:
     """The loss on the first data set that a callback evaluates, or the training loss."""
     for callback in config.get("trainer.callbacks") or []:
-        if isinstance(callback, dict) and str(callback.get("kind")).rpartition(".")[2] == "OfflineLoss":
+        if (
+            isinstance(callback, dict)
+            and str(callback.get("kind")).rpartition(".")[2] == "OfflineLoss"
+        ):
             return f"{callback.get('prefix') or callback.get('dataset_key', 'eval')}_loss"
     return "loss"
 
@@ -219,7 +267,9 @@ def folder_of(config: Config, given: str | None) -> Path:
     return Path("runs") / name / "sweep"
 
 
-def print_results(results: Sequence[Result], metric: str, mode: Mode, folder: Path, *, as_json: bool) -> None:
+def print_results(
+    results: Sequence[Result], metric: str, mode: Mode, folder: Path, *, as_json: bool
+) -> None:
     """Print all runs, best first, runs without a value last; then the errors of failed runs."""
     ordered = ranked(results, lambda result: result.value, mode)
     if as_json:
@@ -231,7 +281,14 @@ def print_results(results: Sequence[Result], metric: str, mode: Mode, folder: Pa
     from ..output import print_fitted
 
     titles = short_keys(ordered[0].task.chosen)
-    header = [*(title.upper() for title in titles.values()), metric.upper(), "STATE", "PROGRESS", "TIME", "RUN"]
+    header = [
+        *(title.upper() for title in titles.values()),
+        metric.upper(),
+        "STATE",
+        "PROGRESS",
+        "TIME",
+        "RUN",
+    ]
     rows = [
         [
             *(number_text(result.task.chosen.get(key)) for key in titles),
@@ -248,19 +305,30 @@ def print_results(results: Sequence[Result], metric: str, mode: Mode, folder: Pa
     for result in ordered:
         if result.error is not None:
             more = f"\n  (its output: {folder / 'output' / result.task.path.name}.txt)"
-            print(styled(printable(f"{chosen_text(result.task.chosen)}: {result.error}{more}", keep="\n"), RED))
+            print(
+                styled(
+                    printable(
+                        f"{chosen_text(result.task.chosen)}: {result.error}{more}", keep="\n"
+                    ),
+                    RED,
+                )
+            )
 
 
 def print_tasks(tasks: Sequence[Task], *, as_json: bool) -> None:
     """Print the runs that would be trained."""
     if as_json:
-        print_json([{"name": task.name, "chosen": task.chosen, "path": str(task.path)} for task in tasks])
+        print_json(
+            [{"name": task.name, "chosen": task.chosen, "path": str(task.path)} for task in tasks]
+        )
         return
     from ..output import print_fitted
 
     titles = short_keys(tasks[0].chosen)
     rows = [[*(number_text(task.chosen[key]) for key in titles), str(task.path)] for task in tasks]
-    print_fitted([*(title.upper() for title in titles.values()), "RUN"], rows, fold=str(len(titles)))
+    print_fitted(
+        [*(title.upper() for title in titles.values()), "RUN"], rows, fold=str(len(titles))
+    )
 
 
 def chosen_text(chosen: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """One run of a sweep, in a process of its own: `python -m loopwright.cli.sweep.child SPEC`.
 
-It reports the metric over a pipe and reads from stdin whether to continue; when the sweep's process is gone, it saves
-and ends.
+It reports the metric over a pipe and reads from stdin whether to continue; when the sweep's process
+is gone, it saves and ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ...config import Config
     from ...trainer import Trainer
 
-STOP, GO_ON = "stop", "go on"
+STOP = "stop"
+GO_ON = "go on"
 GONE = "gone"  # the sweep's process has ended: no answer, and SIGTERM ends this one
 PRUNED = "pruned by the sweep"
 PATIENCE_SECONDS = 60.0
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _train(spec: Spec, parent: Parent) -> int:
     from ...config import load_variant
-    from ...doors.configured.experiment import Experiment
+    from ...interfaces.configured.experiment import Experiment
     from ..exits import explained
 
     _await_other(Path(spec.path))
@@ -88,7 +89,9 @@ def _await_other(path: Path) -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     while (path / "run.json").is_file() and RunView(path).state == "running":
         if time.monotonic() > end:
-            raise ConfigurationError(f"{path} is being trained by another process: wait for it, or stop it.")
+            raise ConfigurationError(
+                f"{path} is being trained by another process: wait for it, or stop it."
+            )
         time.sleep(0.2)
 
 
@@ -134,7 +137,8 @@ class Reporter(Callback):
     precedence = 1  # after callbacks that log it
 
     def __init__(self, metric: str, parent: Parent) -> None:
-        self._metric, self._parent = metric, parent
+        self._metric = metric
+        self._parent = parent
         self._last: tuple[int, float] | None = None
 
     def on_update_end(self, trainer: Trainer) -> None:
@@ -146,8 +150,11 @@ class Reporter(Callback):
         self._report(trainer, metrics)
 
     def _report(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        value, update = metrics.get(self._metric), trainer.progress.update
-        if value is None or (self._last is not None and (update == self._last[0] or _is_same(value, self._last[1]))):
+        value = metrics.get(self._metric)
+        update = trainer.progress.update
+        if value is None or (
+            self._last is not None and (update == self._last[0] or _is_same(value, self._last[1]))
+        ):
             return
         self._last = update, value
         if self._parent.ask({"update": update, "value": value}) == STOP:

@@ -109,7 +109,7 @@ def is_finished(path: Path, config: Config) -> bool:
 
 
 def _changes(run: RunView, config: Config) -> list[str]:
-    from ...doors.configured import Experiment
+    from ...interfaces.configured import Experiment
 
     return [change.key for change in Experiment.changes_since(run.config or {}, config, run.name)]
 
@@ -117,13 +117,20 @@ def _changes(run: RunView, config: Config) -> list[str]:
 class Child:
     """A process that trains one run."""
 
-    def __init__(self, task: Task, spec: Mapping[str, Any], output: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, task: Task, spec: Mapping[str, Any], output: Path, environment: Mapping[str, str]
+    ) -> None:
         self.task = task
         self.error: str | None = None
         output.parent.mkdir(parents=True, exist_ok=True)
         self._output = output
         receiving, sending = os.pipe()
-        command = [sys.executable, "-m", "loopwright.cli.sweep.child", Spec(**spec, pipe=sending).to_json()]
+        command = [
+            sys.executable,
+            "-m",
+            "loopwright.cli.sweep.child",
+            Spec(**spec, pipe=sending).to_json(),
+        ]
         with output.open("w") as file:
             self.process = subprocess.Popen(
                 command,
@@ -158,7 +165,8 @@ class Child:
             print(GO_ON if is_to_go_on else STOP, file=self.process.stdin, flush=True)
 
     def close(self) -> str | None:
-        """Release the pipes of a process that has ended; return its error, None if there was none."""
+        """Release the pipes of a process that has ended; return its error, None if there was
+        none."""
         for _ in self.messages():
             pass
         os.close(self.pipe)
@@ -171,7 +179,9 @@ class Child:
         return self.error or f"its process ended with {_ending(code)}: {self._last_line()}"
 
     def _last_line(self) -> str:
-        lines = [line for line in self._output.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line for line in self._output.read_text(errors="replace").splitlines() if line.strip()
+        ]
         return lines[-1] if lines else "no output"
 
 
@@ -190,10 +200,12 @@ class Pool:
     jobs: int
     output: Path
     children: dict[int, Child] = field(default_factory=dict)
-    ended: list[Task] = field(default_factory=list)  # runs that were in progress when the pool was stopped
+    # runs that were in progress when the pool was stopped
+    ended: list[Task] = field(default_factory=list)
 
     def run(self, search: Search) -> Generator[Result, None, None]:
-        """Yield results as runs end. Leaving the loop early ends all processes, which save first."""
+        """Yield results as runs end. Leaving the loop early ends all processes, which save
+        first."""
         try:
             while self._fill(search):
                 pipes = [child.pipe for child in self.children.values()]
@@ -233,7 +245,8 @@ class Pool:
         return Child(task, spec, self.output / f"{task.path.name}.txt", self._environment(slot))
 
     def _environment(self, slot: int) -> dict[str, str]:
-        """The environment of a process: processors and accelerators are divided among parallel runs."""
+        """The environment of a process: processors and accelerators are divided among parallel
+        runs."""
         variables = dict(os.environ)
         if self.jobs > 1:
             variables.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // self.jobs, 1)))
@@ -243,7 +256,8 @@ class Pool:
         return variables
 
     def stop(self) -> None:
-        """Send SIGTERM to running processes, which save and end; kill them after PATIENCE_SECONDS."""
+        """Send SIGTERM to running processes, which save and end; kill them after
+        PATIENCE_SECONDS."""
         for child in self.children.values():
             if child.process.poll() is None:
                 child.process.terminate()

@@ -34,9 +34,11 @@ class Listed:
 
 
 class Optuna:
-    """Runs whose values Optuna chooses by the results so far; it also ends runs that do worse than others.
+    """Runs whose values Optuna chooses by the results so far; it also ends runs that do worse than
+    others.
 
-    Its study is stored in the folder of the sweep; runs that a killed sweep left unfinished come first.
+    Its study is stored in the folder of the sweep; runs that a killed sweep left unfinished come
+    first.
     """
 
     def __init__(self, sweep: Sweep, folder: Path, mode: Mode, *, num: int, prunes: bool) -> None:
@@ -44,11 +46,17 @@ class Optuna:
             import optuna
             from optuna.storages.journal import JournalFileBackend
         except ImportError as error:
-            raise MissingExtraError("This sweep needs Optuna: pip install 'loopwright[tune]'.") from error
+            raise MissingExtraError(
+                "This sweep needs Optuna: pip install 'loopwright[tune]'."
+            ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         folder.mkdir(parents=True, exist_ok=True)
         backend = JournalFileBackend(str(folder / JOURNAL))
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=3) if prunes else optuna.pruners.NopPruner()
+        pruner = (
+            optuna.pruners.MedianPruner(n_startup_trials=3)
+            if prunes
+            else optuna.pruners.NopPruner()
+        )
         study = optuna.create_study(
             storage=optuna.storages.JournalStorage(backend),
             study_name="sweep",
@@ -58,12 +66,16 @@ class Optuna:
         )
         if study.direction.name.lower() != ("minimize" if mode == "min" else "maximize"):
             raise ConfigurationError(
-                f"{folder} contains a sweep that should {study.direction.name.lower()} its metric, but this sweep does "
-                f"the opposite: name another folder with --output, or add --direction {study.direction.name.lower()}."
+                f"{folder} contains a sweep that should {study.direction.name.lower()} its "
+                "metric, but this sweep does the opposite: name another folder with --output, or "
+                f"add --direction {study.direction.name.lower()}."
             )
         known = study.get_trials(deepcopy=False)
         study.sampler = optuna.samplers.TPESampler(seed=sweep.seed + len(known))
-        self._study, self._sweep, self._folder, self._num = study, sweep, folder, num
+        self._study = study
+        self._sweep = sweep
+        self._folder = folder
+        self._num = num
         states = optuna.trial.TrialState
         self._states = states
         left = [trial for trial in known if trial.state == states.RUNNING]
@@ -77,8 +89,15 @@ class Optuna:
 
     def tasks_before(self) -> list[tuple[Task, str]]:
         """Runs of earlier calls that have ended, with their states."""
-        words = {self._states.COMPLETE: "finished", self._states.PRUNED: "pruned", self._states.FAIL: "failed"}
-        return [(self.task_of(t.number, self._chosen(t)), words.get(t.state, "failed")) for t in self.ended]
+        words = {
+            self._states.COMPLETE: "finished",
+            self._states.PRUNED: "pruned",
+            self._states.FAIL: "failed",
+        }
+        return [
+            (self.task_of(t.number, self._chosen(t)), words.get(t.state, "failed"))
+            for t in self.ended
+        ]
 
     def next(self) -> Task | None:
         if self._left:
@@ -102,13 +121,19 @@ class Optuna:
         trial = result.task.key
         if result.state == "pruned":
             self._study.tell(trial, state=self._states.PRUNED)
-        elif result.state in ("finished", "stopped") and result.value is not None and math.isfinite(result.value):
+        elif (
+            result.state in ("finished", "stopped")
+            and result.value is not None
+            and math.isfinite(result.value)
+        ):
             self._study.tell(trial, result.value)
         elif result.state != "interrupted":  # an interrupted run continues in the next call
             self._study.tell(trial, state=self._states.FAIL)
 
     def _reported(self, trial: Any) -> Mapping[int, float]:
-        found: Mapping[int, float] = self._study._storage.get_trial(trial._trial_id).intermediate_values
+        found: Mapping[int, float] = self._study._storage.get_trial(
+            trial._trial_id
+        ).intermediate_values
         return found
 
     def _chosen(self, trial: Any) -> dict[str, Any]:
@@ -120,7 +145,11 @@ def _suggest(trial: Any, key: str, values: Sequence[Any] | Interval) -> Any:
     from ...config import Interval
 
     if not isinstance(values, Interval):
-        index = trial.params[key] if _is_over(trial) else trial.suggest_categorical(key, list(range(len(values))))
+        index = (
+            trial.params[key]
+            if _is_over(trial)
+            else trial.suggest_categorical(key, list(range(len(values))))
+        )
         return values[index]
     if _is_over(trial):
         return values.snapped(trial.params[key])

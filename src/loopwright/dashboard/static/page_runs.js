@@ -12,7 +12,7 @@ import { url } from "./url.js";
 const firstRun = (folder) => `trainer = Trainer(model, optimizer, loss,
                   run_dir=${JSON.stringify(`${folder.replace(/\/$/, "")}/first`)})
 trainer.train(data, num_epochs=3)`;
-const GROUPS = ["state", "device", "folder", "door", "tags"];
+const GROUPS = ["state", "device", "folder", "interface", "tags"];
 
 export const runsPage = {
   path: "runs", title: "Runs", isInNavigation: true,

@@ -54,7 +54,7 @@ const FIXED = [
   { key: "epoch", title: "Epoch", align: "number", isOptional: true, text: (run) => count(run.progress?.epoch), valueOf: (run) => run.progress?.epoch ?? null },
   { key: "update", title: "Update", align: "number", isOptional: true, text: (run) => count(run.progress?.update), valueOf: (run) => run.progress?.update ?? null },
   { key: "rate", title: "Updates/s", align: "number", isOptional: true, text: (run) => number(run.rate, 3), valueOf: (run) => run.rate },
-  { key: "door", title: "Interface", isOptional: true, text: (run) => run.door ?? "–", valueOf: (run) => run.door },
+  { key: "interface", title: "Interface", isOptional: true, text: (run) => run.interface ?? "–", valueOf: (run) => run.interface },
   { key: "name", title: "Name", isOptional: true, text: (run) => run.name ?? "–", valueOf: (run) => run.name },
   { key: "folder", title: "Folder", isOptional: true, text: (run) => folderOf(run) || "–", valueOf: folderOf },
   { key: "tags", title: "Tags", text: (run) => (run.tags ?? []).join("\n"), draw: (cell, run) => fill(cell, (run.tags ?? []).map((tag) => el("span", { class: "tag" }, tag))), valueOf: (run) => run.tags ?? [] },

@@ -119,7 +119,7 @@ function factsOf(run) {
   if (run.rate) facts.push(["Speed", `${number(run.rate, 3)} updates/s`]);
   if (run.started) facts.push(["Started", age(run.started), moment(run.started)]);
   if (run.device) facts.push(["Device", run.device]);
-  if (run.door) facts.push(["Interface", run.door]);
+  if (run.interface) facts.push(["Interface", run.interface]);
   return facts;
 }
 

@@ -10,23 +10,29 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw  # pip install 'loopwright[images]'
 
-from loopwright.doors.adversarial import Config, Pix2pixTrainer, load_config
+from loopwright.interfaces.adversarial import Config, Pix2pixTrainer, load_config
 
 SIZE = 32
 
 
 def write_pairs(folder: Path, count: int, seed: int) -> None:
-    """Files with an outline on the left and the coloured shape on the right: put your own pairs in these folders."""
+    """Files with an outline on the left and the coloured shape on the right: put your own pairs in
+    these folders."""
     folder.mkdir(parents=True, exist_ok=True)
     chance = random.Random(seed)
     for number in range(count):
         pair = Image.new("RGB", (2 * SIZE, SIZE), "white")
-        draw, is_round = ImageDraw.Draw(pair), chance.random() < 0.5
-        left, top = chance.randint(2, 10), chance.randint(2, 10)
+        draw = ImageDraw.Draw(pair)
+        is_round = chance.random() < 0.5
+        left = chance.randint(2, 10)
+        top = chance.randint(2, 10)
         box = (left, top, left + chance.randint(10, 18), top + chance.randint(10, 18))
         shape = draw.ellipse if is_round else draw.rectangle
         shape(box, outline="black")
-        shape((box[0] + SIZE, box[1], box[2] + SIZE, box[3]), fill="crimson" if is_round else "royalblue")
+        shape(
+            (box[0] + SIZE, box[1], box[2] + SIZE, box[3]),
+            fill="crimson" if is_round else "royalblue",
+        )
         pair.save(folder / f"{number:03d}.png")
 
 

@@ -1,4 +1,5 @@
-"""The classes that `run.yaml` names: the model, the data and the loss. Replace them with your own."""
+"""The classes that `run.yaml` names: the model, the data and the loss. Replace them with your
+own."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from loopwright.doors.configured import BaseTrainer, BaseTrainerConfig
+from loopwright.interfaces.configured import BaseTrainer, BaseTrainerConfig
 
 
 class Net(nn.Module):
@@ -58,4 +59,6 @@ class SpiralTrainer(BaseTrainer):
         self.label_smoothing = trainer_config.label_smoothing
 
     def loss_compute(self, forward_output: Tensor, targets: dict[str, Tensor]) -> Tensor:
-        return nn.functional.cross_entropy(forward_output, targets["label"], label_smoothing=self.label_smoothing)
+        return nn.functional.cross_entropy(
+            forward_output, targets["label"], label_smoothing=self.label_smoothing
+        )

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import TensorDataset
 
-from loopwright.doors.lifecycle import (
+from loopwright.interfaces.lifecycle import (
     EarlyStoppingCallback,
     PrintMetricsCallback,
     PrintProgressCallback,
@@ -33,7 +33,9 @@ def spirals(count: int, seed: int) -> TensorDataset:
 
 
 def build_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    return nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    )
 
 
 class SpiralTrainer(Trainer):
@@ -41,7 +43,8 @@ class SpiralTrainer(Trainer):
 
     def eval_epoch_start(self) -> None:
         super().eval_epoch_start()
-        self.num_right = self.num_seen = 0
+        self.num_right = 0
+        self.num_seen = 0
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
@@ -69,7 +72,9 @@ def main() -> None:
             EarlyStoppingCallback(early_stopping_patience=10),
         ),
     )
-    updates: Any = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
+    updates: Any = (
+        TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
+    )
     trainer.train(
         spirals(2000, seed=1),
         num_epochs=20,
@@ -77,7 +82,10 @@ def main() -> None:
         per_device_batch_size=50,
         create_scheduler_fn=partial(OneCycleLR, max_lr=1e-2, total_steps=updates),
     )
-    print(f"Accuracy on points it has not seen: {trainer.run_history.get_latest_metric('accuracy'):.1%}")
+    print(
+        "Accuracy on points it has not seen: "
+        f"{trainer.run_history.get_latest_metric('accuracy'):.1%}"
+    )
 
 
 if __name__ == "__main__":

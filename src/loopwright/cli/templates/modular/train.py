@@ -1,4 +1,5 @@
-"""A generator learns to put points on a circle, against a discriminator that tells them from real ones.
+"""A generator learns to put points on a circle, against a discriminator that tells them from real
+ones.
 
 `python train.py` trains, and resumes where it stopped.
 """
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright.doors.modular import DreamTrainer, DreamTrainerConfig
+from loopwright.interfaces.modular import DreamTrainer, DreamTrainerConfig
 
 
 @dataclass(kw_only=True)
@@ -35,30 +36,44 @@ def circle(count: int, seed: int) -> TensorDataset:
 
 
 class CircleTrainer(DreamTrainer):
-    """Two models, each with its optimizer; whatever is assigned to self is saved and restored under its name."""
+    """Two models, each with its optimizer; whatever is assigned to self is saved and restored under
+    its name."""
 
     config: CircleConfig
 
     def configure_models(self) -> None:
-        self.generator = nn.Sequential(nn.Linear(self.config.noise_size, 64), nn.ReLU(), nn.Linear(64, 2))
-        self.discriminator = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.generator = nn.Sequential(
+            nn.Linear(self.config.noise_size, 64), nn.ReLU(), nn.Linear(64, 2)
+        )
+        self.discriminator = nn.Sequential(
+            nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
+        )
 
     def configure_optimizers(self) -> None:
-        self.g_optimizer = torch.optim.Adam(self.generator.parameters(), self.config.generator_rate, (0.5, 0.9))
-        self.d_optimizer = torch.optim.Adam(self.discriminator.parameters(), self.config.discriminator_rate, (0.5, 0.9))
+        self.g_optimizer = torch.optim.Adam(
+            self.generator.parameters(), self.config.generator_rate, (0.5, 0.9)
+        )
+        self.d_optimizer = torch.optim.Adam(
+            self.discriminator.parameters(), self.config.discriminator_rate, (0.5, 0.9)
+        )
 
     def configure_dataloaders(self) -> tuple[Any, Any]:
         train = DataLoader(circle(2000, seed=1), self.config.train_batch_size, shuffle=True)
         return train, DataLoader(circle(500, seed=2), self.config.val_batch_size)
 
     def make_points(self, count: int) -> Tensor:
-        points: Tensor = self.generator(torch.randn(count, self.config.noise_size, device=self.device))
+        points: Tensor = self.generator(
+            torch.randn(count, self.config.noise_size, device=self.device)
+        )
         return points
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         (real,) = batch
         fake = self.make_points(len(real))
-        d_loss = softplus(-self.discriminator(real)).mean() + softplus(self.discriminator(fake.detach())).mean()
+        d_loss = (
+            softplus(-self.discriminator(real)).mean()
+            + softplus(self.discriminator(fake.detach())).mean()
+        )
         self.backward(d_loss)
         self.step(self.d_optimizer)
         g_loss = softplus(-self.discriminator(fake)).mean()
@@ -73,7 +88,9 @@ class CircleTrainer(DreamTrainer):
 
 
 def main() -> None:
-    trainer = CircleTrainer(CircleConfig(n_epochs=20, train_batch_size=100, val_batch_size=100, run_dir="runs/circle"))
+    trainer = CircleTrainer(
+        CircleConfig(n_epochs=20, train_batch_size=100, val_batch_size=100, run_dir="runs/circle")
+    )
     trainer.fit()
     with torch.no_grad():
         distance = (trainer.make_points(1000).norm(dim=1) - 1).abs().mean().item()

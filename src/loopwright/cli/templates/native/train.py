@@ -1,4 +1,5 @@
-"""Learn which of two spirals a point is on. `python train.py` trains, and resumes where it stopped."""
+"""Learn which of two spirals a point is on. `python train.py` trains, and resumes where it
+stopped."""
 
 from __future__ import annotations
 
@@ -24,11 +25,14 @@ def spirals(count: int, seed: int) -> TensorDataset:
 
 
 def build_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    return nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    )
 
 
 class SpiralTrainer(Trainer):
-    """The trainer as it is would do; this adds a metric. Other methods to override: train_step, compute_loss, ..."""
+    """The trainer as it is would do; this adds a metric. Other methods to override: train_step,
+    compute_loss, ..."""
 
     def eval_step(self, batch: Any) -> dict[str, Tensor]:
         points, labels = batch
@@ -47,7 +51,9 @@ def main() -> None:
         callbacks=[EarlyStopping("eval_loss", patience=10)],
         run_dir="runs/spirals",
     )
-    history = trainer.train(spirals(2000, seed=1), num_epochs=20, eval_data=spirals(500, seed=2), batch_size=50)
+    history = trainer.train(
+        spirals(2000, seed=1), num_epochs=20, eval_data=spirals(500, seed=2), batch_size=50
+    )
     print(f"Accuracy on points it has not seen: {history['eval_accuracy'][-1]:.1%}")
 
 

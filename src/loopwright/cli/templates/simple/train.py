@@ -1,4 +1,5 @@
-"""Learn which of two spirals a point is on, with a model, an optimizer, a loss and loaders. `python train.py`"""
+"""Learn which of two spirals a point is on, with a model, an optimizer, a loss and loaders.
+`python train.py`"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright.doors.simple import Trainer
+from loopwright.interfaces.simple import Trainer
 
 
 def spirals(count: int, seed: int) -> TensorDataset:
@@ -23,7 +24,9 @@ def spirals(count: int, seed: int) -> TensorDataset:
 
 
 def build_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    return nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    )
 
 
 def accuracy(model: nn.Module, loader: Iterable[tuple[Tensor, Tensor]]) -> float:
@@ -38,7 +41,9 @@ def main() -> None:
     train_loader = DataLoader(spirals(2000, seed=1), batch_size=50, shuffle=True)
     eval_loader = DataLoader(spirals(500, seed=2), batch_size=100)
     model = build_model()
-    trainer = Trainer(model, torch.optim.AdamW(model.parameters(), lr=1e-2), nn.CrossEntropyLoss(), device="cpu")
+    trainer = Trainer(
+        model, torch.optim.AdamW(model.parameters(), lr=1e-2), nn.CrossEntropyLoss(), device="cpu"
+    )
     trainer.train(
         train_loader,
         num_epochs=20,

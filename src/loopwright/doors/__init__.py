@@ -1,1 +1,0 @@
-"""Doors: the trainer's interfaces for users who think in other terms; translation only, the work is the core's."""

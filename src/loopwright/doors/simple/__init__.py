@@ -1,8 +1,0 @@
-"""The simple door: a trainer for users who have a model, an optimizer, a loss function and loaders.
-
-from loopwright.doors.simple import Trainer
-"""
-
-from .trainer import Trainer
-
-__all__ = ["Trainer"]

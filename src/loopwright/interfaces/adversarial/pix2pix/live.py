@@ -1,0 +1,238 @@
+"""Pictures and loss curves of a running training, as files that are always whole, written beside
+the training."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from math import isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from ....checkpoint.atomic import staged_file
+from ....metrics.history import Series
+from ..images import side_by_side, write_image
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+
+WIDTH = 640
+HEIGHT = 320
+MARGIN = 44
+LEGEND = 110
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#17becf", "#7f7f7f")
+
+
+def draw_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """One picture with a line for each name, through its (epoch, value) points."""
+    points = [point for line in curves.values() for point in line if isfinite(point[1])]
+    first, last = _span([x for x, _ in points])
+    low, high = _span([y for _, y in points])
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="11">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<path d="M{MARGIN} 10V{HEIGHT - MARGIN}H{WIDTH - LEGEND}" fill="none" stroke="#999"/>',
+        f'<text x="{MARGIN - 4}" y="16" text-anchor="end">{high:.3g}</text>',
+        f'<text x="{MARGIN - 4}" y="{HEIGHT - MARGIN}" text-anchor="end">{low:.3g}</text>',
+        f'<text x="{MARGIN}" y="{HEIGHT - MARGIN + 16}">{first:.3g}</text>',
+        f'<text x="{WIDTH - LEGEND}" y="{HEIGHT - MARGIN + 16}" text-anchor="end">{last:.3g} '
+        "epochs</text>",
+    ]
+    for number, (name, line) in enumerate(curves.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        places = " ".join(
+            f"{MARGIN + (x - first) / (last - first) * (WIDTH - LEGEND - MARGIN):.1f},"
+            f"{HEIGHT - MARGIN - (y - low) / (high - low) * (HEIGHT - MARGIN - 10):.1f}"
+            for x, y in line
+            if isfinite(y)
+        )
+        parts.append(f'<polyline points="{places}" fill="none" stroke="{colour}"/>')
+        parts.append(
+            f'<text x="{WIDTH - LEGEND + 8}" y="{20 + 16 * number}" '
+            f'fill="{colour}">{escape(name)}</text>'
+        )
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    """The smallest and largest of some values, never the same."""
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    return (low, high) if high > low else (low, low + 1.0)
+
+
+MAX_POINTS = 500
+Points = Mapping[str, list[tuple[float, float]]]
+
+
+class Curves:
+    """Takes the calls of the published program to its Visdom client, and writes to the folder
+    `live`.
+
+    `points` are the curves it was given; what the loss manager has by the same name is shown in
+    their place.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.points: dict[str, list[tuple[float, float]]] = {}
+
+    def update_images(
+        self, x: Tensor, y: Tensor, z: Tensor, title: str = "", image_size: int | None = None
+    ) -> None:
+        """Write the first image of three batches side by side, unless the config turns it off."""
+        if self._trainer.live is not None:
+            self._trainer.live.image_size = image_size or self._trainer.live.image_size
+            self._trainer.live.update_images(x, y, z)
+
+    def update_loss_graphs(
+        self,
+        graph_step: float,
+        losses_G: Mapping[str, float],  # noqa: N803
+        losses_D: Mapping[str, float],  # noqa: N803
+    ) -> None:
+        """Add a point at `graph_step`, in epochs, to the curve of each loss."""
+        for name, value in (*losses_G.items(), *losses_D.items()):
+            self.points.setdefault(name, []).append((float(graph_step), float(value)))
+        if self._trainer.live is not None:
+            self._trainer.live.update_losses(
+                {name: list(line) for name, line in self.points.items()}
+            )
+
+    def clear_env(self) -> None:
+        """Delete the curves."""
+        self.points.clear()
+
+    def start_thread(self) -> None:
+        """Do nothing: `train_paired` starts the thread that writes."""
+
+    def stop_thread(self) -> None:
+        """Do nothing: `train_paired` ends the thread that writes."""
+
+
+class LiveView:
+    """Writes `live/images.png`, `live/losses.svg` and `live/losses.json`, from a thread of its own
+    if `multithreaded`.
+
+    The thread writes the newest there is and skips what it had no time for; training never waits
+    for it, and an error in it is raised at the next update or at the end.
+    """
+
+    def __init__(self, directory: Path, *, image_size: int, multithreaded: bool) -> None:
+        self.directory = directory
+        self.image_size = image_size
+        self.multithreaded = multithreaded
+        self._jobs: dict[str, Callable[[], None]] = {}
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._is_busy = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def update_images(self, x: Tensor, y_fake: Tensor, y: Tensor) -> None:
+        """Show the first image of a batch: input, output and target."""
+        images = [_whole(part[0]) for part in (x, y_fake, y)]
+        self._put("images", lambda: self.write_images(images))
+
+    def update_losses(self, points: Points) -> None:
+        """Show the losses by name, each as (epoch, value) pairs."""
+        self._put("losses", lambda: self.write_losses(points))
+
+    def write_images(self, images: list[Tensor]) -> None:
+        scale = max(1, self.image_size // images[0].shape[-1])
+        write_image(self.directory / "images.png", side_by_side([images], scale=scale))
+
+    def write_losses(self, points: Points) -> None:
+        for name, text in (
+            ("losses.json", json.dumps(points)),
+            ("losses.svg", draw_curves(points)),
+        ):
+            with staged_file(self.directory / name) as staging:
+                staging.write_text(text)
+
+    def flush(self) -> None:
+        """Return when everything is written, or raise what went wrong."""
+        with self._changed:
+            while (
+                self._thread is not None and (self._jobs or self._is_busy) and self._error is None
+            ):
+                self._changed.wait()
+        self._raise()
+
+    def _put(self, kind: str, job: Callable[[], None]) -> None:
+        self._raise()
+        if self._thread is None:
+            job()
+            return
+        with self._changed:
+            self._jobs[kind] = job
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+                while not self._jobs and not self._is_over:
+                    self._changed.wait()
+                if not self._jobs:
+                    return
+                jobs = list(self._jobs.values())
+                self._jobs = {}
+                self._is_busy = True
+            try:
+                for job in jobs:
+                    job()
+            except BaseException as error:  # raised in the thread that trains
+                with self._changed:
+                    self._error = error
+                    self._is_busy = False
+                    self._changed.notify_all()
+
+    def _raise(self) -> None:
+        error = self._error
+        self._error = None
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Self:
+        if self.multithreaded:
+            self._is_over = False
+            self._thread = threading.Thread(target=self._work, name="loopwright-live", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+            self._thread.join()
+            self._thread = None
+        if error is None:
+            self._raise()
+
+
+def _whole(image: Tensor) -> Tensor:
+    """A copy in the host's memory that nothing changes any more."""
+    return torch.empty_like(image, device="cpu").copy_(image.detach())
+
+
+def thinned(series: Series, epoch_length: int) -> list[tuple[float, float]]:
+    """(epochs, value) for a limited number of steps of a series, evenly spaced, the last one among
+    them."""
+    stride = -(-len(series) // MAX_POINTS) or 1
+    pairs = zip(series.steps[::-1][::stride], series.values[::-1][::stride], strict=True)
+    return [(step / epoch_length, value) for step, value in pairs][::-1]

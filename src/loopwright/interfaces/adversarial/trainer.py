@@ -1,0 +1,479 @@
+"""The base of trainers for pairs of images: a subclass says in three hooks what an epoch is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ...checkpoint import Checkpoint, read_checkpoint
+from ...data.random import seed_generators
+from ...errors import CheckpointError, ConfigurationError
+from ...training.media_log import log_files
+from ...training.run import TrainingRun
+from .._shared import LoggingTrainer, check_method_names, on_first_process
+from .config import Config
+from .engine import Engine, checked_trackers
+from .experiment import (
+    choose_directory,
+    epoch_path,
+    load_network,
+    read_state,
+    save_network,
+    saved_epochs,
+)
+from .images import check_network, write_examples
+from .losses import LossManager, losses_of
+from .pix2pix.dataset import PairedDataset
+from .pix2pix.live import Curves, LiveView, thinned
+from .reading import ConfigManager, ConfigSource, export_config, say_without_effect
+from .steps import check_epoch, checked_keywords, hooks_of
+
+if TYPE_CHECKING:
+    from ...trackers import Track
+
+
+class Trainer(LoggingTrainer):
+    """Trains on pairs of images, one epoch per call. Override `on_epoch_start`, `train_step` and
+    `on_epoch_end`.
+
+    Networks, optimizers and schedulers that a subclass assigns to self are saved and restored under
+    those names.
+
+    Args:
+        config: A JSON or YAML file, a dict, a `Config`, a `ConfigManager`, or None for the
+            defaults.
+        quicksetup: Whether to create the experiment's directory with a copy of the config, and a
+            `LossManager`.
+        log_losses: Whether to write the losses to `loss_log.jsonl` in that directory.
+        callbacks: Trackers of `loopwright.trackers`, which follow the experiment until `finish` or
+            the program's end.
+    """
+
+    config_type: ClassVar[type[Config]] = Config
+    loss_manager: LossManager  # from `init_loss_manager` on
+
+    def __init__(
+        self,
+        config: ConfigSource = None,
+        quicksetup: bool = True,
+        log_losses: bool = True,
+        *,
+        callbacks: Iterable[Track] = (),
+    ) -> None:
+        check_method_names(self)
+        self.log_losses = log_losses
+        self.current_epoch: int | None = None
+        self.loaded_epoch = 0  # epochs that a run which is continued had behind it
+        self.last_epoch_time = 0.0
+        self.experiment_dir: Path | None = None
+        self.examples_dir: Path | None = None
+        self.is_continuing = False
+        self._wants_checkpoint = False
+        self.train_loader: Any = None
+        self.val_loader: Any = None
+        self.live: LiveView | None = None
+        self.vis = Curves(self)
+        self._total_epochs: int | None = None
+        self.init_config(config)
+        self._engine = Engine(self, self.config.common, checked_trackers(callbacks))
+        # as torch.amp.autocast and GradScaler take it
+        self.device = str(self._engine.runtime.device)
+        if self._engine.runtime.is_main:
+            say_without_effect(self.config)
+        if self.config.common.seed is not None:
+            # the networks that a subclass builds are part of the run
+            seed_generators(self.config.common.seed)
+        if quicksetup:
+            self.quicksetup()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Only for what is not there: often all of it, since the constructor was overridden."""
+            kind = type(self).__name__
+            if "_engine" in vars(self) or "config" in vars(self) or name.startswith("__"):
+                raise AttributeError(
+                    f"{kind!r} object has no attribute {name!r}", name=name, obj=self
+                )
+            raise AttributeError(
+                f"{kind} has no {name!r} yet: its __init__ must call super().__init__(config) "
+                "before anything else."
+            )
+
+    # Setting up
+
+    def init_config(self, config: ConfigSource) -> None:
+        """Read the config into `self.config`; `self.config_manager` holds it too."""
+        self.config_manager = (
+            config if isinstance(config, ConfigManager) else ConfigManager(config, self.config_type)
+        )
+        self.config = self.config_manager.data
+
+    def quicksetup(self) -> None:
+        """Create the directory and the loss manager, and write a copy of the config."""
+        self.build_output_directory()
+        self.init_loss_manager()
+        self.export_config()
+
+    def build_output_directory(self) -> None:
+        """Create the directory of a new experiment, or use that of the experiment that
+        continues."""
+
+        def choose() -> tuple[Path, bool, int]:
+            return *choose_directory(self.config), self.config.common.experiment_version
+
+        self.experiment_dir, self.is_continuing, version = on_first_process(
+            self._engine.runtime, choose
+        )
+        self.config.common.experiment_version = version
+        self.examples_dir = self._directory() / "examples"
+        if self._engine.runtime.is_main:
+            self.examples_dir.mkdir(exist_ok=True)
+        self._engine.use_directory(self._directory(), self.config.save)
+
+    def init_loss_manager(
+        self, override: LossManager | None = None, history_buffer_size: int = 50_000
+    ) -> None:
+        """Create the loss manager, or use the one given."""
+        if override is not None:
+            if not isinstance(override, LossManager):
+                raise ConfigurationError(
+                    f"init_loss_manager was given {override!r}; expected a LossManager, or None "
+                    "to create one."
+                )
+            self.loss_manager = override
+            return
+        runtime = self._engine.runtime
+        directory = self.experiment_dir if runtime.is_main else None
+        self.loss_manager = LossManager(
+            self.config, directory, self.log_losses and runtime.is_main, history_buffer_size
+        )
+        self.loss_manager.device = self.device
+        self.loss_manager.is_shared = runtime.world > 1
+        self.loss_manager.is_quiet = not runtime.is_main
+        if self.loss_manager.log is not None and not self.is_continuing:
+            self.loss_manager.log.position = 0
+
+    def export_config(self) -> None:
+        """Write a numbered copy of the config to the experiment's directory."""
+        if self._engine.runtime.is_main:
+            export_config(self.config, self._directory())
+
+    def build_dataloader(
+        self, loader_type: str, is_train: bool | None = None
+    ) -> DataLoader[tuple[Tensor, Tensor]]:
+        """Return the loader of a folder in `dataloader.dataroot`: shuffled and augmented if
+        `is_train`, else as it is.
+
+        By default `is_train` is True for "train" alone.
+        """
+        settings = self.config.dataloader
+        if not settings.dataroot:
+            raise ConfigurationError(
+                "dataloader.dataroot is ''; expected the folder that has the folders train, val "
+                "and (for tests) test."
+            )
+        is_train = loader_type == "train" if is_train is None else is_train
+        dataset = PairedDataset(
+            self.config, Path(settings.dataroot) / loader_type, is_train=is_train
+        )
+        return DataLoader(
+            dataset, settings.batch_size, shuffle=is_train, num_workers=settings.num_workers
+        )
+
+    def build_optimizer(
+        self,
+        network: nn.Module,
+        optimizer: Callable[..., Optimizer] = torch.optim.Adam,
+        lr: float = 0.0002,
+        beta1: float = 0.5,
+    ) -> Optimizer:
+        """Return an optimizer of Adam's family for a network."""
+        options: dict[str, Any] = {"lr": lr, "betas": (beta1, 0.999)}
+        try:
+            inspect.signature(optimizer).bind(network.parameters(), **options)
+        except TypeError:
+            shown = getattr(optimizer, "__name__", repr(optimizer))
+            raise ConfigurationError(
+                f"build_optimizer was given {shown}; expected a class that takes lr and betas, "
+                "such as torch.optim.Adam. Create any other optimizer yourself: self.opt = "
+                "torch.optim.SGD(net.parameters(), lr=0.1)."
+            ) from None
+        return optimizer(network.parameters(), **options)
+
+    # The hooks
+
+    def on_epoch_start(self, **kwargs: Any) -> None:
+        """Called before the first batch of an epoch; not again when a run continues inside one. The
+        base raises."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must override on_epoch_start, or pass it to train_paired."
+        )
+
+    def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Any:
+        """Called for each batch with its number from 0; call `update` for each network here. The
+        base raises."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must override train_step, or pass it to train_paired."
+        )
+
+    def on_epoch_end(self, **kwargs: Any) -> None:
+        """Called after the last batch of an epoch. The base raises."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must override on_epoch_end, or pass it to train_paired."
+        )
+
+    def update(
+        self,
+        loss: Tensor,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        retain_graph: bool | None = None,
+    ) -> None:
+        """Run backward and step one optimizer, or a list of them; only their parameters get
+        gradients.
+
+        Of a list of optimizers all are stepped, after one backward pass that is scaled by the first
+        one's scaler. Gradients that another backward pass left in those parameters are an error:
+        see `check_gradients`.
+        """
+        self._engine.adopt()
+        self._engine.update(loss, optimizer, retain_graph=retain_graph)
+
+    # Training
+
+    def train_paired(
+        self,
+        epoch: int,
+        on_epoch_start: Callable[..., Any] | None = None,
+        train_step: Callable[..., Any] | None = None,
+        on_epoch_end: Callable[..., Any] | None = None,
+        multithreaded: bool = True,
+        callback_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Train for one epoch.
+
+        Args:
+            epoch: The number of the epoch, from 0; `current_epoch` becomes `1 + epoch`, plus the
+                epochs before a continued run.
+            on_epoch_start: A function to call in place of the method of that name, in this epoch.
+            train_step: The same.
+            on_epoch_end: The same.
+            multithreaded: Whether a thread of its own writes pictures and curves to the folder
+                `live`.
+            callback_kwargs: Keyword arguments for the three hooks:
+                `{"train_step": {"scale": 2.0}}`.
+        """
+        check_epoch(epoch)
+        keywords = checked_keywords({} if callback_kwargs is None else callback_kwargs)
+        if self.train_loader is None:
+            raise ConfigurationError(
+                "There is no training data: assign self.train_loader, as in `self.train_loader = "
+                "self.build_dataloader('train')`."
+            )
+        given = {
+            "on_epoch_start": on_epoch_start,
+            "train_step": train_step,
+            "on_epoch_end": on_epoch_end,
+        }
+        hooks = hooks_of(self, Trainer, given, keywords)
+        self.current_epoch = 1 + epoch + self.loaded_epoch
+        if (losses := losses_of(self)) is not None:
+            losses.epoch = self.current_epoch
+        started = perf_counter()
+        try:
+            with self._live_view(multithreaded) or nullcontext() as self.live:
+                self._engine.train_once(self.train_loader, hooks)
+                if self.live is not None:
+                    self._show_losses(self.live)
+        finally:
+            self.live = None
+        self.last_epoch_time = perf_counter() - started
+        if self._wants_checkpoint:
+            self._save_state()
+
+    def _live_view(self, multithreaded: bool) -> LiveView | None:
+        settings = self.config.visualizer.visdom
+        if self.experiment_dir is None or not settings.enable or not self._engine.runtime.is_main:
+            return None
+        return LiveView(
+            self.experiment_dir / "live",
+            image_size=settings.image_size,
+            multithreaded=multithreaded,
+        )
+
+    def show_live(self, x: Tensor, y_fake: Tensor, y: Tensor) -> None:
+        """Write a triplet and the loss curves to the experiment's folder `live`, unless the config
+        turns it off."""
+        if self.live is not None:
+            self.live.update_images(x, y_fake, y)
+            self._show_losses(self.live)
+
+    def _show_losses(self, live: LiveView) -> None:
+        # reading metrics needs all processes, and only this one is here
+        if self._engine.runtime.world == 1:
+            self._engine.run.flush()
+        series = self._engine.history.steps
+        losses = losses_of(self)
+        names = [] if losses is None else [name for name in losses.loss_fns if name in series]
+        length = self._engine.run.epoch_length() or 1
+        live.update_losses(
+            self.vis.points | {name: thinned(series[name], length) for name in names}
+        )
+
+    def print_end_of_epoch(self, capture: bool = False) -> str | None:
+        """Print the number and the duration of the epoch; with `capture`, return the text
+        instead."""
+        text = f"(End of epoch: {self.current_epoch}) Time: {self.last_epoch_time:.2f} s"
+        return self._print(text, capture)
+
+    def _print(self, text: str, capture: bool) -> str | None:
+        if capture:
+            return text
+        if self._engine.runtime.is_main:
+            print(text, flush=True)
+        return None
+
+    # Files
+
+    def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Path | str:
+        """Write the whole state to `epochs/epoch{n}`; a call inside a hook waits for the end of the
+        epoch.
+
+        A run continues exactly from it. With `capture`, returns a line that says where it is.
+        """
+        if str(mode).lower() != "both":
+            raise ConfigurationError(
+                f"save_checkpoint was given mode={mode!r}; expected 'both', which saves "
+                "everything. For one network use self.export_model_weights(network, optimizer, "
+                "'G')."
+            )
+        path = self._save_state()
+        return f"Checkpoint saved: {path}" if capture else path
+
+    def _save_state(self) -> Path:
+        path = epoch_path(self._directory(), self.current_epoch or self.loaded_epoch)
+        self._wants_checkpoint = self._engine.is_running
+        if not self._wants_checkpoint:
+            self._engine.adopt()
+            self._engine.save(path)
+        return path
+
+    def continue_run(self) -> None:
+        """Continue exactly from `train.load.load_epoch`; call it when all networks and optimizers
+        exist."""
+        wanted = self.config.train.load.load_epoch
+        checkpoint = self._stored_state()
+        if checkpoint is None:
+            there = ", ".join(map(str, saved_epochs(self._directory()))) or "none"
+            raise CheckpointError(
+                f"{self.experiment_dir} has no saved state of epoch {wanted} to continue from; "
+                f"saved epochs: {there}. Set train.load.load_epoch to one of them, or to 'latest'."
+            )
+        self.loaded_epoch = self._engine.continue_from(checkpoint)
+
+    def _stored_state(self) -> Checkpoint | None:
+        """What `train.load.load_epoch` names, None where there is none; the first process chooses
+        for all."""
+        own: list[Checkpoint] = []
+
+        def choose() -> Path | None:
+            found = read_state(self._directory(), self.config.train.load.load_epoch)
+            own.extend([found] if found is not None else [])
+            return None if found is None else found.path
+
+        path = on_first_process(self._engine.runtime, choose)
+        return None if path is None else (own[0] if own else read_checkpoint(path))
+
+    def remaining_epochs(self, total: int | None = None) -> int:
+        """Return how many epochs are left of `total`. Default: the epochs of the generator's
+        learning rate."""
+        self._total_epochs = total
+        return max(self._planned_epochs - self.loaded_epoch, 0)
+
+    @property
+    def _planned_epochs(self) -> int:
+        """The epochs of the whole experiment: as given to `remaining_epochs`, or as the learning
+        rate is planned."""
+        planned = self.config.train.generator.learning_rate
+        return (
+            planned.epochs + planned.epochs_decay
+            if self._total_epochs is None
+            else self._total_epochs
+        )
+
+    def load_checkpoint(
+        self,
+        net_type: str,
+        network: nn.Module,
+        optimizer: Optimizer | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Load one network, and its optimizer if given, from `train.load.load_epoch` of this
+        experiment.
+
+        The record of the experiment stays, and training adds to it.
+        """
+        net_type = net_type.upper() if net_type in ("g", "d") else net_type
+        names = [name for name, value in vars(self).items() if value is network]
+        epoch = self.config.train.load.load_epoch
+        self.loaded_epoch = load_network(
+            self._directory(), epoch, net_type, network, optimizer, names
+        )
+        for group in (
+            optimizer.param_groups if optimizer is not None and learning_rate is not None else ()
+        ):
+            group["lr"] = learning_rate
+
+    def export_model_weights(self, mod: nn.Module, opt: Optimizer | None, net: str) -> Path:
+        """Write one network and its optimizer to `epoch{n}_net{net}` in the experiment's
+        directory."""
+        epoch = self.current_epoch or self.loaded_epoch
+        path = self._directory() / f"epoch{epoch}_net{net}"
+        on_first_process(self._engine.runtime, lambda: save_network(path, mod, opt, net, epoch))
+        return path
+
+    def save_xyz_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
+        """Write input, output and target of `save.num_examples` images, other ones in each epoch;
+        return the paths."""
+        check_network(network)
+        write = partial(
+            write_examples,
+            self.examples_dir or self._directory() / "examples",
+            network,
+            dataloader,
+            epoch=self.current_epoch or self.loaded_epoch,
+            count=self.config.save.num_examples,
+            seed=self.config.common.seed or 0,
+            device=self._engine.runtime.device,
+        )
+        with self._engine.runtime.autocast:
+            paths = on_first_process(self._engine.runtime, write)
+        log_files(self._engine.run, "examples", paths)
+        return paths
+
+    @property
+    def _logged_run(self) -> TrainingRun:
+        return self._engine.run
+
+    def finish(self) -> None:
+        """End the experiment: its run.json says `finished`. The end of the program does the
+        same."""
+        self._engine.finish()
+
+    def _directory(self) -> Path:
+        if self.experiment_dir is None:
+            raise ConfigurationError(
+                "There is no experiment directory: call build_output_directory() first."
+            )
+        return self.experiment_dir

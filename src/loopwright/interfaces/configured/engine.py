@@ -1,0 +1,461 @@
+"""The core trainer behind a configured one: it asks the interface for every part that a user may
+have overridden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ...callback import Callback, FunctionCallback
+from ...callbacks.losses import OnlineLoss
+from ...callbacks.measuring import ProgressLine
+from ...callbacks.nonfinite import NonFiniteGuard
+from ...data.open import as_dataset, is_samples
+from ...errors import ConfigurationError
+from ...metrics.history import History
+from ...metrics.progress import Progress
+from ...metrics.result import StepResult
+from ...optim.build import build_schedule, named
+from ...run.experiment import describe_dataset
+from ...runtime import Runtime
+from ...runtime.base import is_launched
+from ...text import near_names
+from ...training.program import Changes, Display, Words
+from ...training.supervised import call_model
+from ...training.updates import OptimizerChoice
+from .._shared import InterfaceTrainer
+from .checks import (
+    check_events,
+    check_models,
+    check_optimizer_name,
+    refuse_backward,
+    refuse_doubled,
+    refuse_in_evaluation,
+    refuse_loss,
+)
+from .config import BaseTrainerConfig
+from .losses import OwnScheduling, result_of, step_result_of
+
+if TYPE_CHECKING:
+    from ...data.open import Stream
+    from .trainer import BaseTrainer
+
+PACKAGE = __name__.partition(".")[0]
+DEFAULT_OPTIMIZER = partial(torch.optim.AdamW, lr=1e-3)
+EVERY = ("every_n_epochs", "every_n_updates", "every_n_samples")
+
+
+@runtime_checkable
+class Collating(Protocol):
+    """A data set that says itself how its samples become a batch."""
+
+    def collate_fn(self, samples: list[Any]) -> Any: ...
+
+
+class Engine(InterfaceTrainer):
+    """Maps the core's names onto the interface's. `datasets` is what callbacks find data sets in,
+    by their keys."""
+
+    _interface = "configured"
+    _words = Words(
+        accumulate="max_batch_size",
+        clip="call it in `on_optimizer_start(self, trainer, optimizer)` of a callback, where "
+        "gradients are complete",
+        nonfinite=(
+            "Lower the learning rate (`lr` of the optimizer) or look for bad samples; "
+            "`skip_nan_loss: true` skips such updates."
+        ),
+    )
+    _step_methods = ("train_step", "loss_compute", "_split_batch")
+
+    def __init__(
+        self,
+        interface: BaseTrainer,
+        *,
+        model: nn.Module | Mapping[str, nn.Module],
+        datasets: Mapping[str, Any],
+        optimizer: Any,
+        scheduler: Any,
+        callbacks: Iterable[Any],
+        seed: int | Literal["auto"] | None,
+        run_dir: str | Path | None,
+        runtime: Any,
+        progress: Display,
+    ) -> None:
+        config = interface.config
+        self.interface: BaseTrainer = (
+            interface  # which callbacks are given, and they are bound in what follows
+        )
+        super().__init__(
+            model,
+            DEFAULT_OPTIMIZER if optimizer is None else optimizer,
+            scheduler=scheduler,
+            callbacks=[*callbacks, *_settings_as_callbacks(config)],
+            accumulate=config.accumulate,
+            precision=config.core_precision,
+            compile="step" if config.use_torch_compile == "step" else None,
+            runtime=_runtime_of(config, runtime),
+            seed=seed,
+            run_dir=run_dir,
+            progress=progress,
+        )
+        check_events(self.callbacks)
+        self.config = config
+        self._is_several = isinstance(model, Mapping)
+        self.own_scheduling = OwnScheduling(self)
+        self._is_updating_total = False
+        self._has_looked = False
+        self._own_steps: dict[str, int] = {}  # of each optimizer, as many as were seen
+        self.datasets = dict(datasets)
+        self.settings: Mapping[str, Any] = {}  # of the run's config, where there is one
+
+    # What the interface's user may have overridden
+
+    def split_batch(self, batch: Any) -> tuple[Any, Any]:
+        return self.interface._split_batch(batch)
+
+    def forward(self, inputs: Any) -> Any:
+        return call_model(self.model, inputs, split="_split_batch", forward="train_step")
+
+    def compute_loss(self, outputs: Any, targets: Any) -> Any:
+        """The metrics of the default step; the names of metrics are found out with it before the
+        first step."""
+        result = result_of(self.interface.loss_compute(forward_output=outputs, targets=targets))
+        return step_result_of(result, self.run.window.size)
+
+    @property
+    def _has_default_step(self) -> bool:
+        return not self.interface.overrides("train_step")
+
+    @property
+    def _has_default_update(self) -> bool:
+        return self._has_default_step
+
+    def train_step(self, batch: Any) -> StepResult:
+        """The interface's step; schedulers that a step of the user's own steps are left to it."""
+        if self._has_default_step or not self.schedules:
+            return self._take_step(batch)
+        with self.own_scheduling.around_step():
+            return self._take_step(batch)
+
+    def _take_step(self, batch: Any) -> StepResult:
+        """The interface's step, and the update with its total loss unless the step made updates
+        itself."""
+        before = self.run.updates.calls
+        self._is_updating_total = False
+        # a window begins
+        is_fresh = not (self._has_looked or self._has_default_step or self._has_gradients)
+        returned = self.interface.train_step(batch, self.interface_model)
+        result = step_result_of(returned, self.run.window.size)
+        if self.run.updates.calls == before:
+            self._is_updating_total = True
+            if is_fresh and self._has_gradients:
+                self._has_looked = (
+                    True  # a backward pass for this once, and only where a step called backward()
+                )
+                refuse_doubled(returned.total_loss, self.run.updates.by_name.values())
+            self.update(
+                returned.total_loss, self.run.updates.all_names if self._has_default_step else None
+            )
+        else:
+            self._zero_stepped()
+        return result
+
+    @property
+    def _has_gradients(self) -> bool:
+        return any(
+            param.grad is not None
+            for update in self.run.updates.by_name.values()
+            for param in update.params
+        )
+
+    def _zero_stepped(self) -> None:
+        """Zero the gradients of optimizers that the step stepped itself, as is done after every
+        other update."""
+        for update in self.run.updates.by_name.values():
+            if update.own_steps != self._own_steps.get(update.name, 0):
+                self._own_steps[update.name] = update.own_steps
+                update.zero()
+
+    def eval_step(self, batch: Any) -> StepResult:
+        name = "eval_step" if self.interface.overrides("eval_step") else "train_step"
+        try:
+            returned = self.interface.eval_step(batch, self.interface_model)
+        except RuntimeError as error:
+            refuse_backward(error, name)
+            raise
+        return step_result_of(returned, self.run.window.size, name)
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether it is known what a prediction is; of several models, only the user can say."""
+        return not self._is_several or self.interface.overrides("predict_step")
+
+    def predict_step(self, batch: Any) -> Any:
+        return self.interface.predict_step(batch, self.interface_model)
+
+    def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
+        if len(self.optimizers) > 1 or isinstance(optimizer, str):
+            check_optimizer_name(optimizer, self.optimizers)
+        with self.own_scheduling.around_update(optimizer):
+            super().update(loss, optimizer, **options)
+
+    def _schedule_epoch(self, row: Mapping[str, float]) -> None:
+        """Step the schedulers that count epochs, except schedulers that the user's step has
+        stepped."""
+        for name, schedule in self.schedules.items():
+            if schedule.interval == "epoch" and name not in self.own_scheduling.of_epochs:
+                schedule.step(row)
+
+    def _check_update(self, loss: Any, count: Any = None) -> None:
+        """The core's check, in this interface's words."""
+        if self.run.is_evaluating:
+            refuse_in_evaluation("called `self.update`", self.interface)
+        refuse_loss(loss, self.interface, is_total=self._is_updating_total)
+
+    @contextmanager
+    def _eval_mode(self) -> Iterator[None]:
+        """Optimizers are not stepped in an evaluation, by whatever `eval_step` or `train_step`
+        calls."""
+
+        def refuse(*_: Any) -> None:
+            refuse_in_evaluation("stepped an optimizer", self.interface)
+
+        with super()._eval_mode():
+            handles = [
+                optimizer.register_step_pre_hook(refuse) for optimizer in self.optimizers.values()
+            ]
+            try:
+                yield
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+    # Models and callbacks
+
+    @property
+    def interface_model(self) -> Any:
+        """What the interface's steps are given as the model: it, or a dict where there are
+        several."""
+        if not self._is_several:
+            return self.model
+        return {name: self.modules.get(name, model) for name, model in self._given["model"].items()}
+
+    @property
+    def named_models(self) -> dict[str, nn.Module]:
+        return self.models or named(self._given["model"], "model")
+
+    def replace_given(self, name: str, value: Any) -> None:
+        """A model, optimizer or scheduler that the user assigns to the interface, before training
+        or after."""
+        if name == "model":
+            check_models(self.interface, value)
+            self._is_several = isinstance(value, Mapping)
+        if not self._components.are_built:
+            self._given[name] = value
+        if name == "model" or (self._components.are_built and name == "optimizer"):
+            setattr(self, name, value)  # the core looks for what was replaced
+        elif self._components.are_built:
+            only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
+            self._components.schedules = {
+                key: build_schedule(given, only) for key, given in named(value, name).items()
+            }
+
+    def _setup_training(self) -> None:
+        super()._setup_training()
+        if self.run.num_calls == 0:
+            for name, reason in self.config.without_effect.items():
+                self.run.say(f"trainer.{name} has no effect: {reason}.")
+        for name, module in vars(self.interface).items():
+            if isinstance(module, nn.Module):
+                self._take_along(name, module)
+
+    def _take_along(self, name: str, module: nn.Module) -> None:
+        """Move a module that is an attribute of the interface, a loss with weights perhaps, to
+        where the model computes."""
+        owned = {id(p) for model in self.modules.values() for p in model.parameters()}
+        self.runtime.place(module)
+        count = sum(p.requires_grad and id(p) not in owned for p in module.parameters())
+        if count:
+            self.run.say(
+                f"{type(self.interface).__name__}.{name} has {count} parameters that no optimizer "
+                "trains, because it is not part of a model. To train it, describe it under "
+                "`model` as another model; otherwise freeze it with `requires_grad_(False)`."
+            )
+
+    def _trainer_for(self, callback: Callback) -> Any:
+        """The user's trainer for callbacks that the user wrote, the core's for callbacks of the
+        library."""
+        is_own = (
+            isinstance(callback, FunctionCallback)
+            or type(callback).__module__.partition(".")[0] != PACKAGE
+        )
+        return self.interface if is_own else self
+
+    def on_train_start(self) -> None:
+        """Without `save_on_sigint`, Ctrl-C ends the program as it ends any other."""
+        if not self.config.save_on_sigint:
+            self.run.signals.release_interrupt()
+
+    def _describe_more(self) -> dict[str, Any]:
+        """The settings of the config, and the data sets that are not trained on."""
+        described = {f"config.{key}": value for key, value in self.settings.items()}
+        for key, dataset in self.datasets.items():
+            if key != "train":
+                found = describe_dataset(dataset)
+                described |= {
+                    f"datasets.{key}.length": found["length"],
+                    f"datasets.{key}.data.samples": found["fingerprint"],
+                }
+        return described
+
+    def add_callback(self, callback: Callback) -> None:
+        """One more, before training."""
+        self.run.bind([*self.run.callbacks, callback])
+
+    # Running
+
+    def run_to_limit(self, resume: bool | str | Path, changes: Changes) -> History:
+        """Train until the clock shows the limit; a call after that has nothing to do."""
+        data = self.training_data()
+        config = self.config
+        if self.run.num_calls == 0 and config.start_at_epoch:
+            self._start_late(data)
+        epochs, updates, samples = (
+            None if limit is None else max(limit - now, 0)
+            for limit, now in (
+                (config.max_epochs, self.progress.epoch),
+                (config.max_updates, self.progress.update),
+                (config.max_samples, self.progress.sample),
+            )
+        )
+        if self.run.num_calls and 0 in (epochs, updates, samples):
+            return self.history
+        return self.train(
+            data, epochs, num_updates=updates, num_samples=samples, resume=resume, changes=changes
+        )
+
+    def training_data(self) -> Any:
+        """The data set `train`, in a loader where workers read it."""
+        data = as_dataset(self.dataset("train"))
+        num_workers = self.config.num_workers
+        if not is_samples(data, self.config.batch_size) or not num_workers:
+            return data
+        return self._loader(
+            data, shuffle=not isinstance(data, IterableDataset), num_workers=num_workers
+        )
+
+    def data_of(self, given: Any) -> Any:
+        """A data set by its key, or whatever data was given instead of a key."""
+        return self.dataset(given) if isinstance(given, str) else given
+
+    def dataset(self, key: str) -> Any:
+        """A data set by its key."""
+        if key not in self.datasets:
+            near = near_names(key, list(self.datasets))
+            hint = (
+                f"Did you mean {' or '.join(map(repr, near))}? Otherwise add it"
+                if near
+                else "Add it"
+            )
+            known = ", ".join(map(repr, self.datasets)) or "none"
+            raise ConfigurationError(
+                f"There is no data set {key!r}; available: {known}. {hint} under `datasets`."
+            )
+        return self.datasets[key]
+
+    def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
+        """Samples are put into batches of the configured size, also where a callback evaluates
+        them."""
+        data = as_dataset(data)
+        if (
+            isinstance(data, Dataset)
+            and not isinstance(data, IterableDataset)
+            and isinstance(data, Collating)
+        ):
+            data = self._loader(data, shuffle=shuffle, batch_size=batch_size)
+            batch_size = None
+        elif is_samples(data, self.config.batch_size):
+            batch_size = batch_size or self.config.batch_size
+        return super()._open(data, batch_size, shuffle=shuffle)
+
+    def _loader(
+        self,
+        data: Dataset[Any],
+        *,
+        shuffle: bool,
+        batch_size: int | None = None,
+        num_workers: int = 0,
+    ) -> DataLoader[Any]:
+        collate = data.collate_fn if isinstance(data, Collating) else None
+        size = batch_size or self.config.batch_size
+        return DataLoader(data, size, shuffle=shuffle, num_workers=num_workers, collate_fn=collate)
+
+    def _start_late(self, data: Any) -> None:
+        """Set the clock to where `start_at_epoch` epochs would have left it; earlier rows of the
+        history are empty."""
+        stream = self._open(data, None, shuffle=True)
+        num_batches = stream.num_batches
+        num_samples = stream.num_samples
+        stream.close()
+        if num_batches is None or num_samples is None:
+            raise ConfigurationError(
+                f"start_at_epoch={self.config.start_at_epoch} needs the length of an epoch: use "
+                "training data with a length, or leave start_at_epoch out."
+            )
+        epochs = self.config.start_at_epoch
+        updates = -(-num_batches // self.accumulate)
+        earlier = Progress(epoch=epochs, update=epochs * updates, sample=epochs * num_samples)
+        self.run.start_after(earlier, [{} for _ in range(epochs)])
+
+
+class UnusedParameters(Callback):
+    """Says which parameters the first update leaves without a gradient."""
+
+    def __init__(self) -> None:
+        self._is_done = False
+
+    def on_optimizer_start(self, trainer: Any, optimizer: str) -> None:
+        if self._is_done:
+            return
+        self._is_done = True
+        named = [item for module in trainer.models.values() for item in module.named_parameters()]
+        unused = [name for name, param in named if param.requires_grad and param.grad is None]
+        if unused:
+            trainer.run.say(
+                f"Parameters without a gradient in the first update: {', '.join(unused)}."
+            )
+
+
+def _settings_as_callbacks(config: BaseTrainerConfig) -> list[Callback]:
+    callbacks: list[Callback] = []
+    if config.skip_nan_loss:
+        callbacks.append(NonFiniteGuard("skip", max_skips=config.skip_nan_loss_max_count))
+    if config.find_unused_params:
+        callbacks.append(UnusedParameters())
+    for kind, what in ((ProgressLine, "log"), (OnlineLoss, "track")):
+        if any((every := {name: getattr(config, f"{what}_{name}") for name in EVERY}).values()):
+            callbacks.append(kind(**every))
+    return callbacks
+
+
+def _runtime_of(config: BaseTrainerConfig, given: Any) -> Any:
+    """What the core is to run on: as given, unless there are settings that only a runtime of our
+    own can have."""
+    # copies of a model may differ in what they use
+    finds_unused = config.find_unused_params and given == "fsdp"
+    if isinstance(given, Runtime) or not (config.core_compile or finds_unused):
+        return given
+    options: dict[str, Any] = {"precision": config.core_precision, "compile": config.core_compile}
+    if not is_launched():
+        return Runtime(None if given in ("ddp", "fsdp") else given, **options)
+    from ...runtime.distributed import DistributedRuntime
+
+    return DistributedRuntime(given or "ddp", find_unused_parameters=finds_unused, **options)

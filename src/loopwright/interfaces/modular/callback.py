@@ -1,0 +1,259 @@
+"""The events of a modular run: `Callback`, and the same events as methods of the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...callback import Callback as CoreCallback
+from ...callback import check_hooks, named_by_class
+from ...errors import ConfigurationError, check_arguments
+from ...training.held_schedulers import HeldSchedulers, state_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .trainer import DreamTrainer
+
+
+class Callback:
+    """Observes a run; every phase has a start and an end. Only the methods that you override are
+    ever called.
+
+    A batch is one call of a step; an update is what comes after every `gradient_accumulation_steps`
+    of them, so an average of the weights belongs into `on_update_end`.
+    """
+
+    def on_fit_start(self, trainer: DreamTrainer) -> None:
+        """Called when `fit` begins: models, optimizers and loaders exist, nothing is restored
+        yet."""
+
+    def on_fit_end(self, trainer: DreamTrainer) -> None:
+        """Called when `fit` has reached a limit or a stop; not after a signal or an exception."""
+
+    def on_train_start(self, trainer: DreamTrainer) -> None:
+        """Called when the training loop begins; a resumed run is restored."""
+
+    def on_train_end(self, trainer: DreamTrainer) -> None:
+        """Called after the training loop, ended by a limit, a stop or a signal."""
+
+    def on_epoch_start(self, trainer: DreamTrainer) -> None:
+        """Called when an epoch begins; not again when a run is resumed inside the epoch."""
+
+    def on_epoch_end(self, trainer: DreamTrainer, metrics: Mapping[str, float]) -> None:
+        """Called after an epoch, its validation and its schedulers; `metrics` is its row in the
+        history.
+
+        `current_epoch` is the next one already, so that a checkpoint saved here goes on with that.
+        """
+
+    def on_train_epoch_start(self, trainer: DreamTrainer) -> None:
+        """Called before the first training batch of an epoch."""
+
+    def on_train_epoch_end(self, trainer: DreamTrainer) -> None:
+        """Called after the last training batch of an epoch, before its validation."""
+
+    def on_train_batch_start(self, trainer: DreamTrainer, batch: Any, batch_idx: int) -> None:
+        """Called before each `training_step`."""
+
+    def on_train_batch_end(
+        self, trainer: DreamTrainer, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Called after each `training_step`; `outputs` is what it returned."""
+
+    def on_optimizer_step_start(self, trainer: DreamTrainer, optimizer: str) -> None:
+        """Called before clipping and stepping the named optimizer; its gradients are complete and
+        unscaled."""
+
+    def on_optimizer_step_end(self, trainer: DreamTrainer, optimizer: str) -> None:
+        """Called after the step of the named optimizer; its gradients are reset."""
+
+    def on_update_start(self, trainer: DreamTrainer) -> None:
+        """Called before the first batch of each accumulation window."""
+
+    def on_update_end(self, trainer: DreamTrainer) -> None:
+        """Called after each accumulation window with all its optimizer steps."""
+
+    def on_validation_start(self, trainer: DreamTrainer) -> None:
+        """Called when a validation begins; models are in eval mode until it ends."""
+
+    def on_validation_end(self, trainer: DreamTrainer, metrics: Mapping[str, float]) -> None:
+        """Called after a validation; `metrics` are its means over all processes."""
+
+    def on_validation_batch_start(self, trainer: DreamTrainer, batch: Any, batch_idx: int) -> None:
+        """Called before each `validation_step`."""
+
+    def on_validation_batch_end(
+        self, trainer: DreamTrainer, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Called after each `validation_step`; `outputs` is what it returned."""
+
+    def on_save_start(self, trainer: DreamTrainer, path: str | Path) -> None:
+        """Called before `save_checkpoint`."""
+
+    def on_save_end(self, trainer: DreamTrainer, path: str | Path) -> None:
+        """Called after `save_checkpoint`, when all processes have written their part."""
+
+    def on_load_start(self, trainer: DreamTrainer, path: str | Path) -> None:
+        """Called before `load_checkpoint`."""
+
+    def on_load_end(self, trainer: DreamTrainer, path: str | Path) -> None:
+        """Called after `load_checkpoint`, on all processes."""
+
+    def on_exception(self, trainer: DreamTrainer, error: BaseException) -> None:
+        """Called when an exception leaves `fit`; it is raised again afterwards."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold for this callback to go on exactly: tensors, numbers,
+        strings, lists, dicts."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+
+class Hooks:
+    """The same events as methods of the trainer itself, which come before the callbacks'; see
+    `Callback`."""
+
+    def on_fit_start(self) -> None: ...
+
+    def on_fit_end(self) -> None: ...
+
+    def on_train_start(self) -> None: ...
+
+    def on_train_end(self) -> None: ...
+
+    def on_epoch_start(self) -> None: ...
+
+    def on_epoch_end(self, metrics: Mapping[str, float]) -> None: ...
+
+    def on_train_epoch_start(self) -> None: ...
+
+    def on_train_epoch_end(self) -> None: ...
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None: ...
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None: ...
+
+    def on_optimizer_step_start(self, optimizer: str) -> None: ...
+
+    def on_optimizer_step_end(self, optimizer: str) -> None: ...
+
+    def on_update_start(self) -> None: ...
+
+    def on_update_end(self) -> None: ...
+
+    def on_validation_start(self) -> None: ...
+
+    def on_validation_end(self, metrics: Mapping[str, float]) -> None: ...
+
+    def on_validation_batch_start(self, batch: Any, batch_idx: int) -> None: ...
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None: ...
+
+    def on_save_start(self, path: str | Path) -> None: ...
+
+    def on_save_end(self, path: str | Path) -> None: ...
+
+    def on_load_start(self, path: str | Path) -> None: ...
+
+    def on_load_end(self, path: str | Path) -> None: ...
+
+    def on_exception(self, error: BaseException) -> None: ...
+
+
+class EpochFunction(Callback):
+    """A plain function as a callback: called as `function(trainer, metrics)` at the end of every
+    epoch."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
+        check_arguments(function, ("trainer", "metrics"), f"Callback function {self.name}")
+
+    def on_epoch_end(self, trainer: DreamTrainer, metrics: Mapping[str, float]) -> None:
+        self.function(trainer, metrics)
+
+
+class States(CoreCallback):
+    """The states of the interface's callbacks, in the core's checkpoints under the name of this
+    class."""
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self.callbacks = named_by_class(callbacks)
+        self.held = HeldSchedulers()  # until the engine has its run
+
+    @property
+    def _users_objects(self) -> Collection[object]:
+        return self.callbacks.values()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: state_of(callback) for name, callback in self.callbacks.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, callback in self.callbacks.items():
+            if name in state:
+                self.held.load(callback, state[name])
+
+
+_PHASES = {  # of the published package's events, `pre_train_step` and the like, by their names here
+    "epoch": "epoch",
+    "fit": "fit",
+    "optimizer_step": "optimizer_step",
+    "train_epoch": "train_epoch",
+    "train_step": "train_batch",
+    "validation_epoch": "validation",
+    "validation_step": "validation_batch",
+}
+# which have no event here
+_OTHER_PHASES = (
+    "configure",
+    "configure_models",
+    "launch",
+    "optimizer_zero_grad",
+    "setup",
+)
+
+
+def refuse_published(owner: object) -> None:
+    """Refuse the published package's events on a callback or trainer, which nothing calls under
+    their names."""
+    for name in dir(type(owner)):
+        when, _, phase = name.partition("_")
+        if (
+            when not in ("pre", "post")
+            or phase not in (*_PHASES, *_OTHER_PHASES)
+            or not callable(getattr(owner, name))
+        ):
+            continue
+        event = f"on_{_PHASES.get(phase, phase)}_{'start' if when == 'pre' else 'end'}"
+        meant = (
+            f"here that event is {event}"
+            if hasattr(Callback, event)
+            else "there is no such event here"
+        )
+        raise ConfigurationError(f"{type(owner).__name__}.{name} would never be called; {meant}.")
+
+
+def sort_callbacks(given: Iterable[Any]) -> tuple[list[Callback], list[CoreCallback]]:
+    """The interface's callbacks, checked, and those of `loopwright.callbacks`, which the core knows
+    how to treat."""
+    own: list[Callback] = []
+    core: list[CoreCallback] = []
+    for callback in given:
+        made = callback() if isinstance(callback, type) else callback
+        if isinstance(made, CoreCallback):
+            core.append(made)
+        elif isinstance(made, Callback):
+            check_hooks(made, Callback)
+            refuse_published(made)
+            own.append(made)
+        elif callable(made):
+            own.append(EpochFunction(made))
+        else:
+            raise ConfigurationError(
+                f"{callback!r} is not a callback: pass a Callback of this module or of "
+                "loopwright.callbacks, or a function of (trainer, metrics)."
+            )
+    return own, core

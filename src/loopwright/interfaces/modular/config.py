@@ -1,0 +1,328 @@
+"""The settings of a modular trainer, with presets for one device and for several processes."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+
+from ...errors import ConfigurationError
+from ...optim.build import Interval
+from ...runtime import Mesh, Runtime
+
+_is_saving: ContextVar[bool] = ContextVar("is_saving", default=False)
+
+STRATEGIES = ("auto", "single", "ddp", "fsdp", "hsdp")
+
+
+@dataclass(kw_only=True)
+class DreamTrainerConfig:
+    """Every setting has a default; for fields of your own make a subclass that is a dataclass, too.
+
+    Args:
+        n_epochs: Epochs to train, counted from the beginning of the run, also after a checkpoint
+            was loaded.
+        max_steps: Updates to train; the smaller of the two limits ends the run.
+        learning_rate: For your `configure_optimizers`.
+        weight_decay: For your `configure_optimizers`.
+        train_batch_size: For your `configure_dataloaders`.
+        val_batch_size: For your `configure_dataloaders`.
+        num_workers: For your `configure_dataloaders`.
+        gradient_clip_val: Clip the gradients of each optimizer to this norm.
+        gradient_accumulation_steps: Batches in an update.
+        scheduler_interval: Step schedulers every "epoch" or "update". None: every epoch;
+            `OneCycleLR` and `CyclicLR` every update, as torch documents them.
+        val_every_n_steps: Validate every n updates instead of after each epoch.
+        precision: "fp32", "bf16" or "fp16".
+        compile_model: Compile the models with `torch.compile`.
+        activation_checkpointing: Compute activations again in the backward pass instead of storing
+            them.
+        strategy: How a model is placed on several processes: "single", "ddp" (copies), "fsdp"
+            (shards), "hsdp" (copies of shards), or a `Mesh`. "auto" is DDP under torchrun and one
+            device elsewhere.
+        num_shards: With "hsdp", the number of processes that share one copy. None: those of one
+            machine.
+        sync_batch_norm: Compute batch norm over all processes.
+        cpu_offload: With shards, keep parameters in host memory.
+        find_unused_parameters: With shards, allow processes to use different parameters in a step.
+        device: Such as "cuda:1". None: the best there is.
+        seed: The seed of weights, order and random numbers. Default: that of the last
+            `seed_everything`, else 0. None: another one in every run.
+        callbacks: Callbacks of this module or of `loopwright.callbacks`, trackers, or functions of
+            (trainer, metrics).
+        run_dir: The folder of metrics and checkpoints. Start the program again to continue the run
+            in it.
+        resume: "auto" continues an unfinished run in `run_dir`, False starts anew, a path is a
+            checkpoint to continue.
+        changes: If the program differs from the one that began the run: "refuse", or "accept" the
+            new values.
+        checkpoint_every_n_steps: Write a checkpoint to continue from every n updates.
+        checkpoint_every_n_epochs: The same every n epochs. "auto": every epoch, at most every 5
+            seconds.
+        checkpoint_every_n_minutes: The same every n minutes.
+        keep_checkpoints: How many of these checkpoints to keep.
+        monitor: The metric of the best model, and that `ReduceLROnPlateau` watches. None:
+            "val_loss".
+        monitor_mode: Whether "min" or "max" values of it are better. "auto" goes by its name.
+        keep_best: How many best models to keep in `run_dir`.
+        save_dir: Call `save_checkpoint` with `<save_dir>/epoch_<n>`.
+        save_every_n_epochs: How often to do so.
+        progress: "bar", "lines" or "silent". "auto": a bar on a terminal, lines elsewhere.
+    """
+
+    n_epochs: int = 1
+    max_steps: int | None = None
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    train_batch_size: int = 32
+    val_batch_size: int = 32
+    num_workers: int = 0
+    gradient_clip_val: float | None = None
+    gradient_accumulation_steps: int = 1
+    scheduler_interval: Interval | None = None
+    val_every_n_steps: int | None = None
+    precision: str = "fp32"
+    compile_model: bool = False
+    activation_checkpointing: bool = False
+    strategy: str | Mesh = "auto"
+    num_shards: int | None = None
+    sync_batch_norm: bool = False
+    cpu_offload: bool = False
+    find_unused_parameters: bool = False
+    device: str | torch.device | None = None
+    seed: int | Literal["auto"] | None = "auto"
+    callbacks: Sequence[Any] = ()
+    run_dir: str | Path | None = None
+    resume: bool | str | Path = "auto"
+    changes: Literal["refuse", "accept"] = "refuse"
+    checkpoint_every_n_steps: int | None = None
+    checkpoint_every_n_epochs: int | Literal["auto"] | None = "auto"
+    checkpoint_every_n_minutes: float | None = 5.0
+    keep_checkpoints: int = 2
+    monitor: str | None = None
+    monitor_mode: Literal["auto", "min", "max"] = "auto"
+    keep_best: int = 1
+    save_dir: str | Path | None = None
+    save_every_n_epochs: int = 1
+    progress: str = "auto"
+
+    def __new__(cls, *args: Any, **fields: Any) -> Self:
+        """Refuse misspelt fields and subclasses whose fields would be ignored, with what to write
+        instead."""
+        check_fields(cls, args, fields)
+        return super().__new__(cls)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All settings; in a checkpoint without the callbacks, which are no settings and cannot be
+        loaded safely."""
+        return vars(self) | ({"callbacks": ()} if _is_saving.get() else {})
+
+    @classmethod
+    def single_device(cls, **fields: Any) -> Self:
+        """One process on one device, whatever else was started."""
+        return cls(**{"strategy": "single", **fields})
+
+    @classmethod
+    def ddp(cls, **fields: Any) -> Self:
+        """A copy of every model on each process."""
+        return cls(**{"strategy": "ddp", **fields})
+
+    @classmethod
+    def fsdp(cls, **fields: Any) -> Self:
+        """A shard of every model on each process (FSDP2)."""
+        return cls(**{"strategy": "fsdp", **fields})
+
+    @classmethod
+    def hsdp(cls, **fields: Any) -> Self:
+        """Shards over `num_shards` processes, and copies of that over the others."""
+        return cls(**{"strategy": "hsdp", **fields})
+
+
+def check_fields(
+    kind: type[DreamTrainerConfig], args: Sequence[Any], given: Mapping[str, Any]
+) -> None:
+    """Refuse arguments that a config does not have, and fields of a subclass that dataclasses do
+    not see."""
+    for part in kind.__mro__[: kind.__mro__.index(DreamTrainerConfig)]:
+        annotated = inspect.get_annotations(part)
+        known = {
+            field.name for base in part.__mro__[1:] if is_dataclass(base) for field in fields(base)
+        }
+        bare = [name for name in vars(part) if name in known and name not in annotated]
+        if "__dataclass_fields__" not in vars(part) and (annotated or bare):
+            raise ConfigurationError(
+                f"{part.__name__} is not a dataclass, so its fields "
+                f"({', '.join([*annotated, *bare])}) would be ignored: write "
+                "@dataclass(kw_only=True) above it."
+            )
+        if bare:
+            raise ConfigurationError(
+                f"{part.__name__}.{bare[0]} has no type annotation, so the default of the base "
+                f"class would be used: write `{bare[0]}: {type(vars(part)[bare[0]]).__name__} = "
+                f"{vars(part)[bare[0]]!r}`."
+            )
+    names = inspect.signature(kind.__init__).parameters
+    if args and not any(
+        p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_OR_KEYWORD) for p in list(names.values())[1:]
+    ):
+        raise ConfigurationError(
+            f"{kind.__name__} was given {args[0]!r} without a name: all fields are keyword "
+            f"arguments, as in {kind.__name__}(n_epochs=3)."
+        )
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in names.values())
+    for name in given:
+        if name not in names and not takes_any:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"make it a field of a subclass: `{name}: ... = ...`."
+            )
+            raise ConfigurationError(f"{kind.__name__} has no field {name!r}; {hint}")
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """Configs that are pickled here go into a checkpoint."""
+    token = _is_saving.set(True)
+    try:
+        yield
+    finally:
+        _is_saving.reset(token)
+
+
+def check_config(config: DreamTrainerConfig) -> None:
+    """Refuse what the core would not look at before the first step."""
+    if not isinstance(config, DreamTrainerConfig):
+        raise ConfigurationError(
+            f"config is a {type(config).__name__}: pass a DreamTrainerConfig, or a dataclass that "
+            "inherits from it."
+        )
+    if not isinstance(config.strategy, Mesh) and config.strategy not in STRATEGIES:
+        raise ConfigurationError(
+            f"strategy={config.strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh."
+        )
+    if config.scheduler_interval not in (None, "epoch", "update"):
+        raise ConfigurationError(
+            f"scheduler_interval={config.scheduler_interval!r}: use 'epoch', 'update' or None."
+        )
+    if config.monitor_mode not in ("auto", "min", "max"):
+        raise ConfigurationError(
+            f"monitor_mode={config.monitor_mode!r}: use 'auto', 'min' or 'max'."
+        )
+    if not isinstance(config.compile_model, bool):
+        raise ConfigurationError(
+            f"compile_model={config.compile_model!r}: use True or False. Models are compiled; a "
+            "whole step is not, since `training_step` is code of your own."
+        )
+    _check_numbers(config)
+    _check_device(config.device)
+    if isinstance(config.callbacks, str) or not isinstance(config.callbacks, Iterable):
+        shown = getattr(config.callbacks, "__name__", type(config.callbacks).__name__)
+        raise ConfigurationError(f"callbacks is {shown}, not a list: write callbacks=[{shown}].")
+
+
+COUNTS = {
+    "n_epochs": 0,
+    "max_steps": 0,
+    "train_batch_size": 1,
+    "val_batch_size": 1,
+    "num_workers": 0,
+    "val_every_n_steps": 1,
+    "num_shards": 1,
+    "save_every_n_epochs": 1,
+    "keep_best": 1,
+    "keep_checkpoints": 1,
+    "checkpoint_every_n_steps": 1,
+}
+YOURS = ("train_batch_size", "val_batch_size", "num_workers")
+OPTIONAL = ("max_steps", "val_every_n_steps", "num_shards", "checkpoint_every_n_steps", *YOURS)
+
+
+def _check_numbers(config: DreamTrainerConfig) -> None:
+    for name, least in COUNTS.items():
+        value = getattr(config, name)
+        is_unset = value is None and name in OPTIONAL
+        if not is_unset and (
+            not isinstance(value, int) or isinstance(value, bool) or value < least
+        ):
+            other = ", or None" if name in OPTIONAL else ""
+            raise ConfigurationError(
+                f"{name}={value!r}: use a whole number, {least} or more{other}."
+            )
+    if config.seed not in (None, "auto") and (
+        not isinstance(config.seed, int) or isinstance(config.seed, bool)
+    ):
+        raise ConfigurationError(
+            f"seed={config.seed!r}: use a whole number, or None for different weights in each run."
+        )
+    for name in ("learning_rate", "weight_decay"):
+        value = getattr(config, name)
+        if isinstance(value, str):
+            raise ConfigurationError(f"{name}={value!r}: use a number, without quotes.")
+
+
+def _check_device(device: str | torch.device | None) -> None:
+    if device is None:
+        return
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ConfigurationError(
+            f"device={device!r}: use 'cpu', 'cuda', 'cuda:1', 'mps', or None."
+        ) from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"device={str(device)!r}, but torch finds no CUDA device here: leave `device` out to "
+            "use the best available device."
+        )
+
+
+def build_runtime(config: DreamTrainerConfig) -> Runtime:
+    """The device, or the processes, that the settings ask for."""
+    from ...runtime.base import is_launched
+
+    options: dict[str, Any] = {
+        "precision": config.precision,
+        "activation_checkpointing": config.activation_checkpointing,
+        "compile": "model" if config.compile_model else None,
+    }
+    if config.strategy == "single" or not is_launched():
+        if isinstance(config.strategy, Mesh):
+            config.strategy.check(1)
+        return Runtime(config.device, **options)
+    from ...runtime.distributed import DistributedRuntime
+
+    return DistributedRuntime(
+        _arranged(config),
+        device=config.device,
+        sync_batch_norm=config.sync_batch_norm,
+        cpu_offload=config.cpu_offload,
+        find_unused_parameters=config.find_unused_parameters,
+        **options,
+    )
+
+
+def _arranged(config: DreamTrainerConfig) -> str | Mesh:
+    """The strategy as the runtime takes it; for "hsdp" that depends on how many processes there
+    are."""
+    from ...runtime.environment import Launch
+
+    if config.strategy != "hsdp":
+        return "ddp" if config.strategy == "auto" else config.strategy
+    launch = Launch.from_environment()
+    assert launch is not None  # there are several processes
+    num_shards = config.num_shards or launch.local_world
+    if launch.world % num_shards:
+        raise ConfigurationError(
+            f"num_shards={num_shards} does not divide the {launch.world} processes: start a "
+            f"multiple of {num_shards} processes, or change num_shards."
+        )
+    return Mesh(replicate=launch.world // num_shards, shard=num_shards)

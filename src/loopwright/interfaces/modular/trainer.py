@@ -1,0 +1,415 @@
+"""The modular interface: `DreamTrainer`, for several models and optimizers, steps of one's own, and
+many devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...callback import check_hooks
+from ...data.random import seed_generators
+from ...errors import ConfigurationError, check_arguments
+from ...metrics.history import History
+from ...training.components import check_clipping
+from ...training.run import TrainingRun
+from .._shared import LoggingTrainer, check_method_names, is_overridden
+from .callback import Hooks, refuse_published
+from .components import allow_loading
+from .config import DreamTrainerConfig, check_config, saving
+from .engine import Engine
+from .user_loop import Loader
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class DreamTrainer(LoggingTrainer, Hooks):
+    """Override `configure_*`, `training_step` and `validation_step`, then call `fit`.
+
+    Components are whatever `configure_*` (or `__init__`) assigns to self: modules, optimizers,
+    schedulers, each saved under its own name. In `training_step`, `self.backward(loss)` is enough:
+    every optimizer that got gradients is clipped and stepped when the accumulation window ends.
+    With several optimizers `self.step(optimizer)` says whose turn it is, and
+    `self.backward(loss, optimizer)` whom gradients are for.
+
+    Args:
+        config: The settings, a `DreamTrainerConfig` or a subclass.
+
+    Example:
+        >>> import torch
+        >>> from loopwright.interfaces.modular import DreamTrainer, DreamTrainerConfig
+        >>> class Regression(DreamTrainer):
+        ...     def configure_models(self):
+        ...         self.model = torch.nn.Linear(2, 1)
+        ...
+        ...     def configure_optimizers(self):
+        ...         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        ...
+        ...     def configure_dataloaders(self):
+        ...         return torch.ones(4, 8, 2), None
+        ...
+        ...     def training_step(self, batch, batch_idx):
+        ...         loss = self.model(batch).square().mean()
+        ...         self.backward(loss)
+        ...         return {"loss": loss}
+        >>> trainer = Regression(DreamTrainerConfig(n_epochs=2))
+    """
+
+    def __init__(self, config: DreamTrainerConfig) -> None:
+        check_config(config)
+        check_hooks(self, Hooks, allow_other=True)
+        refuse_published(self)
+        check_method_names(self, others=_ELSEWHERE)
+        for name, arguments in _ARGUMENTS.items():
+            check_arguments(getattr(self, name), arguments, f"{type(self).__name__}.{name}")
+        self.config = config
+        self._calls: set[str] = set()  # methods that are under way
+        self._engine = Engine(self, config)
+        allow_loading(config)
+        if self._engine.seed is not None:
+            # for models that a subclass makes in its own __init__
+            seed_generators(self._engine.seed)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Route calls of overridden methods through the engine, from any caller."""
+        super().__init_subclass__(**options)
+        for name, through in _WATCHED.items():
+            function = getattr(cls, name)
+            if function is not getattr(DreamTrainer, name) and not hasattr(function, "is_watched"):
+                setattr(cls, name, _watched(function, name, through))
+
+    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("_engine", "_calls", "config"):
+                raise ConfigurationError(
+                    f"{type(self).__name__}.__init__ has not called super().__init__(config): "
+                    "call it first."
+                )
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+
+    def _overrides(self, name: str) -> bool:
+        """Whether a subclass replaced a method of `DreamTrainer`; what is assigned to a trainer is
+        not watched."""
+        return is_overridden(type(self), name, DreamTrainer)
+
+    # What a trainer is made of
+
+    def configure_models(self) -> Any:
+        """Assign models to self, unless `__init__` did, or return them by name. Each is then placed
+        and wrapped."""
+
+    def init_weights(self) -> None:
+        """Set the first weights of the models, without gradients; called once, after
+        `configure_models`."""
+
+    def configure_optimizers(self) -> Any:
+        """Assign optimizers, and schedulers if you like, to self, or return them by name."""
+        if not any(isinstance(value, Optimizer) for value in vars(self).values()):
+            raise ConfigurationError(
+                f"{type(self).__name__} has no optimizers: override configure_optimizers."
+            )
+
+    def configure_schedulers(self) -> Any:
+        """Assign schedulers to self, or return them by name."""
+
+    def configure_metrics(self) -> Any:
+        """Assign metrics that keep their own state, such as those of torchmetrics, to self; steps
+        may return them."""
+
+    def configure_dataloaders(self) -> Any:
+        """Return `(train_loader, val_loader)`, `{"train": ..., "val": ...}` or one loader;
+        `val_loader` may be None."""
+        raise ConfigurationError(
+            f"{type(self).__name__} has no data: override configure_dataloaders."
+        )
+
+    # Steps and loops
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Train on one batch: forward and `self.backward(loss)`. Returns a dict of metrics, the
+        loss, or nothing."""
+        raise ConfigurationError(
+            f"{type(self).__name__} has no training_step(batch, batch_idx): override it."
+        )
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """Measure one batch in eval mode without gradients. Returns metrics, which are averaged
+        over all samples."""
+        raise ConfigurationError(
+            f"{type(self).__name__} has no validation_step(batch, batch_idx): override it."
+        )
+
+    def training_loop(self) -> None:
+        """Run all epochs. Your own iterates `self.train_loader` once for each epoch from
+        `self.current_epoch` on."""
+        self._engine.run_epochs()
+
+    def validation_loop(self) -> Any:
+        """Run a whole validation and return its metrics."""
+        return self._engine.validation.run()
+
+    def should_validate(self) -> bool:
+        """Return whether to validate now; called after every epoch, or after every update with
+        `val_every_n_steps`."""
+        every = self.config.val_every_n_steps
+        if self._engine.loaders[1] is None:
+            return False
+        return every is None or self.global_step - self._engine.validation.done_at >= every
+
+    def compute_metrics(self, outputs: Any, targets: Any) -> Mapping[str, Any]:
+        """Return metrics of a batch as a dict. The trainer calls it for steps that return "outputs"
+        and "targets"."""
+        return {}
+
+    # What steps use
+
+    def backward(
+        self, loss: Tensor, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False
+    ) -> None:
+        """Compute gradients of the loss, scaled and divided as needed; with `optimizer`, for its
+        parameters only."""
+        self._engine.backward(loss, optimizer, retain_graph=retain_graph)
+
+    def step(self, optimizer: Optimizer | str) -> None:
+        """Step an optimizer, or the one of that name, with the gradients since the last `step`, at
+        the window's end.
+
+        Gradients that the same backward passes left in the parameters of other optimizers are
+        dropped before the next backward pass.
+        """
+        self._engine.gradients.step(optimizer)
+
+    def clip_gradients(self, optimizer: Optimizer | str, max_norm: float) -> None:
+        """Clip the gradients of an optimizer to this norm right before its step, in place of
+        `gradient_clip_val`."""
+        check_clipping("max_norm", max_norm)
+        self._engine.gradients.clip(optimizer, max_norm)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of forward passes in the config's precision, for loops of your own;
+        steps are in it."""
+        return self._engine.runtime.autocast
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Place and wrap a model for the processes there are, and return it; a second call changes
+        nothing."""
+        return self._engine.wrap(model)
+
+    def log_metrics(self, metrics: Mapping[str, Any] | None) -> None:
+        """Log metrics of the current step, validation or epoch; they are averaged over
+        processes."""
+        self._engine.log_metrics(metrics)
+
+    @property
+    def _logged_run(self) -> TrainingRun:
+        return self._engine.run
+
+    def stop(self, reason: str = "stop() was called") -> None:
+        """End training after the current update."""
+        self._engine.stop(reason)
+
+    # Running
+
+    def fit(self) -> History:
+        """Train until `n_epochs` or `max_steps` and return the history; with `run_dir`, continue an
+        earlier run."""
+        return self._engine.fit()
+
+    def setup(self) -> None:
+        """Call the `configure_*` methods, once; `fit` and the checkpoint methods do it
+        themselves."""
+        self._engine.setup()
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write the whole state to a checkpoint directory; a call inside an update waits for its
+        end."""
+        self._engine.save_soon(path)
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Restore the whole state from a checkpoint directory; `fit` then continues exactly
+        there."""
+        self._engine.load(path)
+
+    # Where the run is
+
+    @property
+    def device(self) -> torch.device:
+        """The device of models and batches; choose it with `DreamTrainerConfig(device=...)`."""
+        return self._engine.runtime.device
+
+    @device.setter
+    def device(self, device: Any) -> None:
+        raise ConfigurationError(
+            f"self.device = {device!r}: set the device in the config, "
+            "DreamTrainerConfig(device=...)."
+        )
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes."""
+        return self._engine.runtime.world
+
+    @property
+    def global_rank(self) -> int:
+        """The number of this process, from 0."""
+        return self._engine.runtime.rank
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there are several processes."""
+        return self.world_size > 1
+
+    @property
+    def history(self) -> History:
+        """The metrics so far, by epoch and by step."""
+        return self._engine.history
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0; can be assigned."""
+        return self._engine.progress.epoch
+
+    @current_epoch.setter
+    def current_epoch(self, epoch: int) -> None:
+        self._engine.progress.go_to_epoch(epoch)
+
+    @property
+    def global_step(self) -> int:
+        """The number of updates so far; all batches of an accumulation window see the same one. Can
+        be assigned."""
+        return self._engine.progress.update
+
+    @global_step.setter
+    def global_step(self, update: int) -> None:
+        self._engine.progress.update = update
+
+    @property
+    def is_accumulating_gradients(self) -> bool:
+        """Whether more batches of the accumulation window come before the optimizer's step."""
+        return not self._engine.run.window.is_last
+
+    @property
+    def train_loader(self) -> Loader | None:
+        """The training loader; iterating it is one epoch. Can be assigned."""
+        return self._engine.train_loader
+
+    @train_loader.setter
+    def train_loader(self, loader: Any) -> None:
+        self._engine.loaders = (loader, self._engine.loaders[1])
+
+    @property
+    def val_loader(self) -> Loader | None:
+        """The validation loader, or None. Can be assigned."""
+        return self._engine.val_loader
+
+    @val_loader.setter
+    def val_loader(self, loader: Any) -> None:
+        self._engine.loaders = (self._engine.loaders[0], loader)
+
+
+# What methods are called with that a user may replace.
+_ELSEWHERE = {  # names that other frameworks have for these methods
+    "train_dataloader": "configure_dataloaders",
+    "val_dataloader": "configure_dataloaders",
+    "validation_epoch_end": "on_validation_end",
+}
+_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "configure_models": (),
+    "init_weights": (),
+    "configure_optimizers": (),
+    "configure_schedulers": (),
+    "configure_metrics": (),
+    "configure_dataloaders": (),
+    "training_step": ("batch", "batch_idx"),
+    "validation_step": ("batch", "batch_idx"),
+    "training_loop": (),
+    "validation_loop": (),
+    "should_validate": (),
+    "compute_metrics": ("outputs", "targets"),
+    "save_checkpoint": ("path",),
+    "load_checkpoint": ("path",),
+}
+
+Call = Callable[[], Any]
+
+
+def _watched(function: F, name: str, through: Callable[..., Any]) -> F:
+    """The method, called through the engine unless it is under way already, as where it calls
+    super()'s."""
+
+    @wraps(function)
+    def call(self: DreamTrainer, *args: Any, **options: Any) -> Any:
+        if name in self._calls:
+            return function(self, *args, **options)
+        self._calls.add(name)
+        try:
+            return through(self, partial(function, self), *args, **options)
+        finally:
+            self._calls.discard(name)
+
+    call.is_watched = True  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+def _take_step(trainer: DreamTrainer, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return trainer._engine.take_step(partial(step, *args, **options))
+
+
+def _measure(trainer: DreamTrainer, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return trainer._engine.measure(partial(step, *args, **options))
+
+
+def _compute(trainer: DreamTrainer, compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    trainer._engine.has_computed = True
+    return compute(*args, **options)
+
+
+def _validate(trainer: DreamTrainer, loop: Call) -> Any:
+    return trainer._engine.validation.run_by(loop)
+
+
+def _save(
+    trainer: DreamTrainer, save: Callable[..., Any], path: str | Path, *args: Any, **options: Any
+) -> Any:
+    engine = trainer._engine
+    engine.setup()
+    engine.events.emit("on_save_start", path)
+    with saving():
+        returned = engine.files.save(lambda path: save(path, *args, **options), path)
+    engine.runtime.barrier("save_checkpoint")
+    engine.events.emit("on_save_end", path)
+    return returned
+
+
+def _load(
+    trainer: DreamTrainer, load: Callable[..., Any], path: str | Path, *args: Any, **options: Any
+) -> Any:
+    engine = trainer._engine
+    engine.setup()
+    engine.events.emit("on_load_start", path)
+    returned = engine.files.load(lambda path: load(path, *args, **options), path)
+    engine.runtime.barrier("load_checkpoint")
+    engine.events.emit("on_load_end", path)
+    return returned
+
+
+_WATCHED: dict[str, Callable[..., Any]] = {
+    "training_step": _take_step,
+    "validation_step": _measure,
+    "validation_loop": _validate,
+    "compute_metrics": _compute,
+    "save_checkpoint": _save,
+    "load_checkpoint": _load,
+}
+
+for _name in ("save_checkpoint", "load_checkpoint"):
+    setattr(DreamTrainer, _name, _watched(getattr(DreamTrainer, _name), _name, _WATCHED[_name]))

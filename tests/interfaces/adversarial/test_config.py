@@ -1,0 +1,167 @@
+"""Configs: where they come from, what they may leave out, and what a mistake in one says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loopwright.errors import ConfigurationError
+from loopwright.interfaces.adversarial import Config, Trainer, load_config
+from loopwright.interfaces.adversarial.data_config import Group
+from loopwright.interfaces.adversarial.reading import export_config
+
+
+def test_no_config_means_the_defaults():
+    config = load_config(None)
+    assert config.train.generator.learning_rate.epochs == 100
+    assert config.train.loss.lambda_l1 == 100.0
+    assert config.save.model_save_rate == 5
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_part_of_a_config_leaves_the_rest_at_its_defaults(is_whole: bool):
+    inner = {"train": {"generator": {"features": 8}}}
+    config = load_config({"config": inner} if is_whole else inner)
+    assert config.train.generator.features == 8
+    assert config.train.generator.n_downs == 6
+
+
+def test_json_and_yaml_files_give_the_same_config(tmp_path: Path):
+    (tmp_path / "a.json").write_text(
+        '{"config": {"train": {"generator": {"learning_rate": {"initial": 1e-4}}}}}'
+    )
+    (tmp_path / "a.yaml").write_text(
+        "config:\n  train: {generator: {learning_rate: {initial: 1e-4}}}\n"
+    )
+    first, second = load_config(tmp_path / "a.json"), load_config(str(tmp_path / "a.yaml"))
+    assert first == second
+    assert first.train.generator.learning_rate.initial == 0.0001
+
+
+def test_yaml_words_stay_words(tmp_path: Path):
+    (tmp_path / "a.yml").write_text(
+        "common: {experiment_name: on}\ntrain: {load: {continue_train: true}}\n"
+    )
+    config = load_config(tmp_path / "a.yml")
+    assert (config.common.experiment_name, config.train.load.continue_train) == ("on", True)
+
+
+def test_a_config_object_is_taken_as_it_is_and_not_changed():
+    given = Config()
+    config = load_config(given)
+    config.common.experiment_version = 7
+    assert given.common.experiment_version == 1
+
+
+def test_two_configs_share_no_group():
+    first, second = load_config(None), load_config(None)
+    first.train.generator.learning_rate.epochs = 1
+    first.dataloader.augmentations.both.h_flip_chance = 0.0
+    assert second.train.generator.learning_rate.epochs == 100
+    assert second.dataloader.augmentations.both.h_flip_chance == 0.5
+    assert first.train.discriminator.learning_rate.epochs == 100
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"common": {"devise": "cpu"}},
+            r"common\.devise\s+there is no such setting; did you mean common\.device\?",
+        ),
+        (
+            {"batch_size": 3},
+            r"batch_size\s+there is no such setting; did you mean dataloader\.batch_size\?",
+        ),
+        ({"save": {"zzz": 1}}, r"save\.zzz\s+there is no such setting; available: save_model, "),
+        (
+            {"train": {"generator": {"learning_rate": {"initial": "a"}}}},
+            r"learning_rate\.initial\s+.*it is 'a'",
+        ),
+        (
+            {"dataloader": {"batch_size": 0}},
+            r"dataloader\.batch_size\s+.*greater than or equal to 1; it is 0",
+        ),
+        (
+            {"dataloader": {"batch_size": "4"}},
+            r"dataloader\.batch_size\s+.*valid integer; it is '4'",
+        ),
+        (
+            {"dataloader": {"direction": "AB"}},
+            r"dataloader\.direction\s+input should be 'AtoB' or 'BtoA'; it is 'AB'",
+        ),
+        (
+            {"train": {"load": {"continue_train": "yes"}}},
+            r"train\.load\.continue_train\s+.*or: .*'auto'; it is 'yes'",
+        ),
+        ({"train": 3}, r"train\s+.*it is 3"),
+    ],
+)
+def test_a_mistake_names_its_key(given: dict, message: str):
+    with pytest.raises(ConfigurationError, match=message):
+        load_config(given)
+
+
+def test_all_mistakes_are_named_together():
+    with pytest.raises(ConfigurationError) as caught:
+        load_config({"common": {"sead": 1}, "save": {"num_examples": -1}})
+    assert "common.sead" in str(caught.value)
+    assert "save.num_examples" in str(caught.value)
+
+
+def test_a_wrong_value_is_refused_when_it_is_assigned():
+    with pytest.raises(ValueError, match="batch_size"):
+        load_config(None).dataloader.batch_size = 0
+
+
+def test_a_missing_or_unreadable_file_is_named(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"no config file at .*none\.json"):
+        load_config(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"bad\.json cannot be read"):
+        load_config(tmp_path / "bad.json")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(ConfigurationError, match=r"bad\.yaml:1\s+is not YAML"):
+        load_config(tmp_path / "bad.yaml")
+
+
+def test_a_mistake_in_yaml_names_its_line(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(
+        "config:\n  common:\n    device: cpu\n  train:\n    generator:\n      featurs: 8\n"
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"a\.yaml:6: train\.generator\.featurs\s.*generator\.features\?"
+    ):
+        load_config(tmp_path / "a.yaml")
+
+
+def test_copies_are_numbered_past_ten_and_can_be_loaded(tmp_path: Path):
+    config = load_config({"train": {"loss": {"lambda_l1": 10.0}}})
+    for _ in range(11):
+        last = export_config(config, tmp_path)
+    assert last.name == "train11_config.json"
+    assert load_config(last) == config
+    assert set(json.loads(last.read_text())) == {"config"}
+
+
+def test_a_subclass_may_bring_settings_of_its_own(tmp_path: Path):
+    class Mine(Group):
+        my_cool_value: float = 1.0
+
+    class MyConfig(Config):
+        my_cool_group: Mine = Mine()
+
+    class MyTrainer(Trainer):
+        config_type = MyConfig
+
+    trainer = MyTrainer(
+        {"common": {"device": "cpu"}, "my_cool_group": {"my_cool_value": 42.0}}, quicksetup=False
+    )
+    assert trainer.config.my_cool_group.my_cool_value == 42.0
+
+
+def test_a_device_that_is_not_there_is_refused_by_its_key():
+    with pytest.raises(ConfigurationError, match=r"common\.device is 'cuda'"):
+        Trainer({"common": {"device": "cuda"}}, quicksetup=False)

@@ -1,0 +1,79 @@
+"""Experiment directories and their versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loopwright.errors import ConfigurationError, DataError
+from loopwright.interfaces.adversarial import Pix2pixTrainer, Trainer
+
+from .runs import continued, tiny
+
+
+def directory(config: dict) -> str:
+    return Trainer(config).experiment_dir.name
+
+
+def test_versions_go_on_past_ten(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path)
+    assert [directory(config) for _ in range(12)] == [f"tiny_v{number}" for number in range(1, 13)]
+
+
+def test_names_that_begin_alike_are_counted_apart(data: Path, tmp_path: Path):
+    (tmp_path / "tiny_v2_v7").mkdir()
+    (tmp_path / "tiny_vx").mkdir()
+    (tmp_path / "other_v4").mkdir()
+    assert [directory(tiny(data, tmp_path)) for _ in range(2)] == ["tiny_v1", "tiny_v2"]
+
+
+def test_the_copy_of_the_config_has_the_version_of_its_directory(data: Path, tmp_path: Path):
+    Trainer(tiny(data, tmp_path))
+    trainer = Trainer(tiny(data, tmp_path))
+    again = Trainer(trainer.experiment_dir / "train1_config.json", quicksetup=False)
+    assert again.config.common.experiment_version == 2
+
+
+def test_without_counting_up_an_experiment_is_not_written_over(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path, save={"auto_increment_version": False})
+    Trainer(config)
+    with pytest.raises(
+        ConfigurationError, match=r"tiny_v1 already exists: set save\.auto_increment_version"
+    ):
+        Trainer(config)
+
+
+def test_continuing_what_is_not_there_lists_what_is(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path)
+    Trainer(config)
+    with pytest.raises(ConfigurationError, match=r"no experiment .*tiny_v9; existing versions: v1"):
+        Trainer(continued(config, version=9))
+
+
+def test_continuing_adds_a_numbered_copy_of_the_config(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path)
+    Trainer(config)
+    Trainer(continued(config))
+    assert sorted(path.name for path in tmp_path.glob("tiny_v1/*.json")) == [
+        "train1_config.json",
+        "train2_config.json",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny_v1"]
+
+
+def test_a_mistake_uses_up_no_version(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path)
+    wrong = config | {"dataloader": config["dataloader"] | {"dataroot": "nowhere"}}
+    with pytest.raises(DataError, match="no directory nowhere/train"):
+        Pix2pixTrainer(wrong)
+    assert list(tmp_path.iterdir()) == []
+    Pix2pixTrainer(config).train_paired(0)
+    with pytest.raises(DataError, match="no directory nowhere/train"):
+        Pix2pixTrainer(continued(wrong))
+    assert (tmp_path / "tiny_v1" / "metrics.sqlite").is_file()
+
+
+def test_what_needs_a_directory_says_so(data: Path, tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="build_output_directory"):
+        Trainer(tiny(data, tmp_path), quicksetup=False).save_checkpoint()

@@ -1,0 +1,229 @@
+"""The loss manager: weights, schedules, tags, histories and the log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright.errors import ConfigurationError
+from loopwright.interfaces.adversarial import (
+    LMLoss,
+    LossManager,
+    Schedule,
+    load_config,
+    pix2pix,
+    read_loss_log,
+)
+
+ones, zeros = torch.ones(2, 3), torch.zeros(2, 3)
+
+
+def manager(tmp_path: Path | None = None, **options: object) -> LossManager:
+    made = LossManager(experiment_dir=tmp_path, **options)
+    made.register_loss_fn("L1", nn.L1Loss(), loss_weight=10.0, tags=["G", "pixels"])
+    made.register_loss_fn(
+        "L2", nn.MSELoss(), schedule=Schedule("linear", 1, 3, 4.0, 0.0), tags=["G"]
+    )
+    return made
+
+
+def test_a_loss_is_weighted_and_remembered():
+    losses = manager()
+    assert losses.compute_loss_xy("L1", ones, zeros).item() == 10.0
+    assert losses.get_loss_values() == {"L1": 10.0, "L2": 0.0}
+    assert losses.get_loss_tensors(query=["pixels"]) == {"L1": torch.tensor(10.0)}
+
+
+def test_the_loss_keeps_its_graph_and_what_is_remembered_does_not():
+    losses, image = manager(), ones.clone().requires_grad_()
+    assert losses.compute_loss_xy("L1", image, zeros).requires_grad
+    assert not losses.get_loss_tensors()["L1"].requires_grad
+
+
+def test_the_weight_in_the_log_is_the_weight_that_was_used(tmp_path: Path):
+    losses = manager(tmp_path)
+    used = []
+    for losses.epoch in (1, 2, 3):
+        shown = losses.get_loss_weights()["L2"]
+        assert losses.compute_loss_xy("L2", ones, zeros).item() == shown
+        used.append(shown)
+        losses.update_loss_log()
+    assert read_loss_log(tmp_path)["L2"] == {"losses": used, "weights": used}
+    assert used == [4.0, 2.0, 0.0]
+
+
+def test_an_epoch_can_be_named_for_a_single_loss():
+    assert manager().compute_loss_xy("L2", ones, zeros, epoch=2).item() == 2.0
+
+
+def test_losses_that_name_no_schedule_share_none():
+    first, second = LMLoss("a", nn.L1Loss(), 2.0), LMLoss("b", nn.L1Loss(), 3.0)
+    assert (first.weight(1), second.weight(1)) == (2.0, 3.0)
+    assert first.tags is not second.tags
+    assert first.history is not second.history
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("linear", [1.0, 1.0, 0.7, 0.4, 0.1, 0.1]),
+        ("step", [1.0, 1.0, 1.0, 0.1, 0.1, 0.1]),
+        (lambda schedule, epoch: epoch * schedule.initial_value, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
+    ],
+)
+def test_schedules_are_functions_of_the_epoch(kind, values):
+    schedule = Schedule(kind, 1, 4, 1.0, 0.1)
+    assert [round(schedule.value(epoch), 9) for epoch in range(6)] == values
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "exponential", "step"])
+def test_every_curve_begins_and_ends_where_it_should(kind):
+    schedule = Schedule(kind, 2, 6, 8.0, 2.0)
+    values = [schedule.value(epoch) for epoch in range(10)]
+    assert values[:3] == [8.0] * 3
+    assert values[6:] == [2.0] * 4
+    assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("linaer", 0, 1), "use one of linear"),
+        (("linear", 3, 1), "end_epoch=1 is before start_epoch=3"),
+        (("exponential", 0, 3, 1.0, -1.0), "same sign"),
+    ],
+)
+def test_schedules_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Schedule(*arguments)
+
+
+def test_losses_are_found_by_their_tags():
+    losses = manager()
+    assert list(losses.get_registered_losses(query=["pixels"])) == ["L1"]
+    assert list(losses.get_loss_values(query=["G"])) == ["L1", "L2"]
+    assert losses.get_loss_weights(query=["nobody"]) == {}
+
+
+def test_histories_are_given_out_only_when_asked_for():
+    losses = manager()
+    losses.compute_loss_xy("L1", ones, zeros)
+    losses.compute_loss_xy("L1", ones * 2, zeros)
+    assert losses.get_registered_losses()["L1"].history.losses == []
+    history = losses.get_registered_losses(strip=False)["L1"].history
+    assert (history.losses, history.weights) == ([10.0, 20.0], [10.0, 10.0])
+
+
+def test_without_logging_only_the_last_value_is_kept(tmp_path: Path):
+    losses = manager(tmp_path, enable_logging=False)
+    for factor in (1, 2):
+        losses.compute_loss_xy("L1", ones * factor, zeros)
+        losses.update_loss_log()
+    assert losses.get_registered_losses(strip=False)["L1"].history.losses == [20.0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_buffer_goes_to_the_log_by_itself(tmp_path: Path):
+    losses = manager(tmp_path, history_buffer_size=3)
+    for _ in range(4):
+        losses.compute_loss_xy("L1", ones, zeros)
+        losses.get_registered_losses()
+    assert read_loss_log(tmp_path)["L1"]["losses"] == [10.0] * 3
+
+
+def test_the_log_is_added_to_line_by_line(tmp_path: Path):
+    losses = manager(tmp_path)
+    for losses.epoch in (1, 2):
+        losses.compute_loss_xy("L1", ones, zeros)
+        losses.update_loss_log()
+    losses.update_loss_log()  # nothing new
+    lines = [json.loads(line) for line in (tmp_path / "loss_log.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"epoch": e, "losses": {"L1": [10.0]}, "weights": {"L1": [10.0]}} for e in (1, 2)
+    ]
+
+
+def test_a_state_brings_back_what_was_kept_and_where_the_log_ended(tmp_path: Path):
+    losses = manager(tmp_path)
+    losses.compute_loss_xy("L1", ones, zeros)
+    losses.update_loss_log()
+    losses.compute_loss_xy("L1", ones * 2, zeros)
+    state = losses.state_dict()
+    losses.compute_loss_xy("L1", ones * 9, zeros)
+    losses.update_loss_log()
+    again = manager(tmp_path)
+    again.load_state_dict(state)
+    again.compute_loss_xy("L1", ones * 3, zeros)
+    again.update_loss_log()
+    assert read_loss_log(tmp_path)["L1"]["losses"] == [10.0, 20.0, 30.0]
+
+
+def test_lines_can_be_printed_or_returned(capsys: pytest.CaptureFixture[str]):
+    losses = manager()
+    losses.compute_loss_xy("L1", ones, zeros)
+    assert losses.print_losses(2, 7, capture=True) == "(epoch: 2, iters: 7) Loss: L1: 10.0 L2: 0.0"
+    assert capsys.readouterr().out == ""
+    losses.print_weights()
+    assert capsys.readouterr().out == "Loss weights: L1: 10.0 L2: 4.0\n"
+    assert losses.update_loss_log(silent=False, capture=True).startswith("Loss log updated in ")
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(ConfigurationError, match="'L1' is already registered"):
+        manager().register_loss_fn("L1", nn.L1Loss())
+
+
+def test_an_unknown_loss_is_refused_with_those_there_are():
+    with pytest.raises(ConfigurationError, match="no loss 'L3'; registered losses: L1, L2"):
+        manager().compute_loss_xy("L3", ones, zeros)
+
+
+def test_a_spec_replaces_all_losses_and_gets_its_arguments():
+    losses = manager()
+    losses.init_from_spec(
+        lambda weight, *, name: {name: LMLoss(name, nn.L1Loss(), weight)}, 3.0, name="mine"
+    )
+    assert losses.get_loss_weights() == {"mine": 3.0}
+    losses.init_from_spec(None)
+    assert losses.get_loss_weights() == {}
+
+
+def test_a_spec_must_return_losses():
+    with pytest.raises(ConfigurationError, match="must return a dict of LMLoss"):
+        manager().init_from_spec(lambda: {"a": nn.L1Loss()})
+
+
+@pytest.mark.parametrize(
+    ("subspec", "names"),
+    [
+        ("basic", ["G_GAN", "G_L1", "D_real", "D_fake"]),
+        ("extended", ["G_GAN", "G_L1", "G_L2", "G_SOBEL", "G_LAP", "D_real", "D_fake"]),
+        ("basic+vgg", ["G_GAN", "G_L1", "G_VGG", "D_real", "D_fake"]),
+        (
+            "extended+vgg",
+            ["G_GAN", "G_L1", "G_L2", "G_SOBEL", "G_LAP", "G_VGG", "D_real", "D_fake"],
+        ),
+    ],
+)
+def test_sub_specs_of_pix2pix(subspec: str, names: list[str]):
+    config = load_config({"train": {"loss": {"lambda_l1": 50.0, "lambda_sobel": 2.0}}})
+    spec = pix2pix(config, subspec, perceptual=nn.L1Loss())
+    assert list(spec) == names
+    assert spec["G_L1"].loss_weight == 50.0
+    assert all(loss.tags == [name[0]] for name, loss in spec.items())
+
+
+def test_vgg_without_weights_says_what_to_set():
+    with pytest.raises(ConfigurationError, match=r"not downloaded: set train\.loss\.vgg_weights"):
+        pix2pix(load_config(None), "basic+vgg")
+
+
+def test_an_unknown_sub_spec_lists_those_there_are():
+    with pytest.raises(
+        ConfigurationError, match=r"'full'.*basic, basic\+vgg, extended, extended\+vgg"
+    ):
+        pix2pix(load_config(None), "full")

@@ -1,0 +1,417 @@
+"""What the published program has: config keys, names and signatures, all of which are taken here as
+they are there."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright.errors import ConfigurationError
+from loopwright.interfaces.adversarial import (
+    ConfigManager,
+    LossManager,
+    ONNXConverter,
+    Pix2pixTrainer,
+    Schedule,
+    Scheduler,
+    Tester,
+    TorchScheduler,
+    Trainer,
+    UnetGenerator,
+    load_config,
+    reading,
+)
+from loopwright.interfaces.adversarial.data_config import PairAugmentation
+from loopwright.interfaces.adversarial.pix2pix.dataset import pair_changes
+
+from .runs import SIZE, tiny, train
+
+# The keys of the seven config files that the project ships, as {group: names}; a later version
+# added the second part.
+FIRST = {
+    "common": "device gpu_ids output_directory experiment_name experiment_version",
+    "dataloader": "dataroot direction batch_size num_workers",
+    "dataloader.load": "input_nc load_size crop_size",
+    "dataloader.augmentations.both": "h_flip_chance v_flip_chance rot90_chance elastic_transform_chance "
+    "elastic_transform_alpha elastic_transform_sigma optical_distortion_chance "
+    "optical_distortion_min optical_distortion_max optical_distortion_mode "
+    "coarse_dropout_chance coarse_dropout_holes_min coarse_dropout_holes_max "
+    "coarse_dropout_height_min coarse_dropout_height_max coarse_dropout_width_min "
+    "coarse_dropout_width_max",
+    "dataloader.augmentations.input": "colorjitter_chance colorjitter_min_brightness colorjitter_max_brightness "
+    "gaussnoise_chance gaussnoise_min gaussnoise_max motionblur_chance motionblur_limit "
+    "randgamma_chance randgamma_min randgamma_max grayscale_chance grayscale_method "
+    "compression_chance compression_type compression_quality_min compression_quality_max",
+    "dataloader.augmentations.target": "",
+    "train": "separate_lr_schedules",
+    "train.load": "continue_train load_epoch",
+    "train.generator": "features n_downs block_type upsample_type",
+    "train.generator.learning_rate": "epochs epochs_decay initial target",
+    "train.generator.optimizer": "beta1",
+    "train.discriminator": "n_layers base_channels max_channels",
+    "train.discriminator.learning_rate": "epochs epochs_decay initial target",
+    "train.discriminator.optimizer": "beta1",
+    "train.loss": "lambda_gan lambda_l1 lambda_l2 lambda_sobel lambda_laplacian lambda_vgg",
+    "save": "save_model model_save_rate auto_increment_version save_examples example_save_rate "
+    "num_examples",
+    "visualizer.visdom": "enable env_name server port image_size update_frequency",
+}
+COLOURS = " ".join(
+    f"colorjitter_{end}_{part}"
+    for part in ("contrast", "saturation", "hue", "brightness")
+    for end in ("min", "max")
+)
+LATER = {
+    "": "config_type",
+    "common.cudnn": "benchmark deterministic fp32_precision",
+    "dataloader.masking": "enable mask_directory mask_channel combination_type blend_channel blend_amount "
+    "visdom_overlay_mask visdom_mask_color visdom_mask_opacity",
+    "dataloader.augmentations.both": f"colorjitter_chance {COLOURS}",
+    "dataloader.augmentations.input": COLOURS,
+    "train.generator": "use_checkpointing",
+}
+
+
+def published(*parts: dict[str, str], whole_numbers: bool = False) -> dict[str, Any]:
+    """A config with all those keys; with whole numbers where there is nothing after the point, as
+    some files have."""
+    defaults, result = load_config(None).model_dump(), dict[str, Any]()
+    for part in parts:
+        for path, names in part.items():
+            source, target = defaults, result
+            for group in filter(None, path.split(".")):
+                source, target = source[group], target.setdefault(group, {})
+            for name in names.split():
+                value = source[name]
+                target[name] = (
+                    int(value)
+                    if whole_numbers and isinstance(value, float) and value % 1 == 0
+                    else value
+                )
+    result["train"]["load"]["load_epoch"] = 1
+    return result
+
+
+@pytest.mark.parametrize("parts", [(FIRST,), (FIRST, LATER)], ids=["first", "later"])
+@pytest.mark.parametrize("whole_numbers", [True, False])
+def test_every_key_of_the_published_configs_is_accepted(
+    data: Path, tmp_path: Path, parts: tuple[dict[str, str], ...], whole_numbers: bool
+):
+    given = published(*parts, whole_numbers=whole_numbers)
+    small = tiny(data, tmp_path)
+    given["common"] |= small["common"]
+    given["dataloader"] |= small["dataloader"] | {
+        "augmentations": given["dataloader"]["augmentations"]
+    }
+    given["train"]["generator"] |= {"features": 4, "n_downs": 1}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"config": given}))
+    trainer = train(Pix2pixTrainer(path), 1)
+    assert trainer.config.train.load.load_epoch == 1
+    assert load_config(trainer.experiment_dir / "train1_config.json") == trainer.config
+
+
+def test_keys_without_an_effect_are_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mistake: Any, tmp_path: Path
+):
+    monkeypatch.setattr(reading, "_said", set())
+    config = {
+        "common": {
+            "device": "cpu",
+            "output_directory": str(tmp_path),
+            "cudnn": {"benchmark": True},
+        },
+        "visualizer": {"visdom": {"server": "http://visdom", "port": 8000}},
+    }
+    trainers = [Trainer(config) for _ in range(2)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Settings without an effect: common.cudnn.benchmark (set torch.backends.cudnn.benchmark "
+        "in the program).",
+        "Settings without an effect: visualizer.visdom.server, visualizer.visdom.port (pictures "
+        "and curves are files in the experiment's folder live).",
+    ]
+    mistake.said(
+        "Interface: adversarial",
+        "`visualizer.visdom.server` in a config",
+        caplog.records[1].getMessage(),
+    )
+    caplog.clear()
+    reading._said.clear()
+    Trainer({"common": {"device": "cpu"}}, quicksetup=False)
+    Trainer(
+        json.loads(Path(trainers[0].experiment_dir / "train1_config.json").read_text()),
+        quicksetup=False,
+    )
+    assert "env_name" not in caplog.text  # nobody set it, so the copy does not have it either
+    assert "visualizer.visdom.server" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (Trainer.__init__, "config quicksetup log_losses"),
+        (
+            Trainer.train_paired,
+            "epoch on_epoch_start train_step on_epoch_end multithreaded callback_kwargs",
+        ),
+        (Trainer.load_checkpoint, "net_type network optimizer learning_rate"),
+        (Trainer.init_loss_manager, "override"),
+        (Trainer.build_dataloader, "loader_type is_train"),
+        (Trainer.build_optimizer, "network optimizer lr beta1"),
+        (Trainer.export_model_weights, "mod opt net"),
+        (Trainer.save_xyz_examples, "network dataloader"),
+        (Trainer.print_end_of_epoch, "capture"),
+        (Pix2pixTrainer.__init__, "config loss_subspec log_losses"),
+        (Pix2pixTrainer._init_losses, "loss_subspec"),
+        (Pix2pixTrainer.update_display, "x y y_fake idx"),
+        (Pix2pixTrainer.save_checkpoint, "mode capture"),
+        (Pix2pixTrainer.save_examples, "silent capture"),
+        (LossManager.__init__, "config experiment_dir enable_logging history_buffer_size"),
+        (LossManager.register_loss_fn, "loss_name loss_fn loss_weight schedule tags"),
+        (LossManager.compute_loss_xy, "loss_name x y epoch loss_kwargs"),
+        (LossManager.get_registered_losses, "query strip"),
+        (LossManager.print_losses, "epoch iter precision capture"),
+        (LossManager.update_loss_log, "silent capture"),
+        (Tester.__init__, "config experiment_dir dataroot load_epoch"),
+        (Tester.run_test, "image_count silent"),
+        (ONNXConverter.__init__, "experiment_dir config load_epoch in_channels crop_size device"),
+        (
+            ONNXConverter.convert_model,
+            "export_params opset_version do_constant_folding input_names output_names "
+            "suppress_onnx_warnings",
+        ),
+        (ConfigManager.__init__, "input_config"),
+        (Scheduler.__init__, "schedule"),
+        (Scheduler.eval_schedule, "timestep"),
+        (TorchScheduler.__init__, "optimizer schedule"),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", None),
+)
+def test_arguments_have_the_published_names_and_order(function: Any, names: str):
+    assert list(inspect.signature(function).parameters)[1:][: len(names.split())] == names.split()
+
+
+def test_a_config_manager_has_the_settings_and_is_a_config(data: Path, tmp_path: Path):
+    manager = ConfigManager(tiny(data, tmp_path))
+    assert manager.raw["common"]["experiment_name"] == manager.data.common.experiment_name == "tiny"
+    trainer = Trainer(manager)
+    assert trainer.config_manager is manager
+    assert trainer.config is manager.data
+    assert manager.export_config(tmp_path).name == "train1_config.json"
+    assert (
+        Trainer(config=None, quicksetup=False).config_manager.data.common.experiment_name
+        == "pix2pix"
+    )
+    assert (
+        Trainer({"common": {"experiment_name": ""}}, quicksetup=False).config.common.experiment_name
+        == "pix2pix"
+    )
+
+
+def test_a_loss_manager_that_was_made_already_is_taken(data: Path, tmp_path: Path):
+    trainer, own = Trainer(tiny(data, tmp_path), quicksetup=False), LossManager()
+    trainer.init_loss_manager(own)
+    assert trainer.loss_manager is own
+
+
+def test_images_of_any_folder_can_be_for_training(data: Path, tmp_path: Path):
+    trainer = Trainer(tiny(data, tmp_path))
+    assert [trainer.build_dataloader(name).dataset.is_train for name in ("train", "val")] == [
+        True,
+        False,
+    ]
+    loader = trainer.build_dataloader("val", is_train=True)
+    assert loader.dataset.is_train
+    assert isinstance(loader.sampler, torch.utils.data.RandomSampler)
+    assert not trainer.build_dataloader("train", is_train=False).dataset.is_train
+
+
+def test_one_network_is_saved_where_only_one_is_asked_for(data: Path, tmp_path: Path):
+    trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 1)
+    folder = trainer.experiment_dir
+    assert trainer.save_checkpoint(mode="G") == folder / "epoch1_netG"
+    assert (
+        trainer.save_checkpoint("d", capture=True)
+        == f"Checkpoint saved (D): {folder / 'epoch1_netD'}"
+    )
+    assert not (folder / "epochs").exists()
+    assert (
+        trainer.save_checkpoint("both", capture=True)
+        == f"Checkpoint saved: {folder / 'epochs' / 'epoch1'}"
+    )
+
+
+def test_saving_examples_says_where_unless_it_is_silent(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    trainer = Pix2pixTrainer(tiny(data, tmp_path))
+    line = f"Saved example images: {trainer.examples_dir}"
+    assert trainer.examples_dir == trainer.experiment_dir / "examples"
+    trainer.save_examples()
+    assert capsys.readouterr().out == line + "\n"
+    assert trainer.save_examples(capture=True) == line
+    assert len(trainer.save_examples(silent=True)) == 3
+    assert capsys.readouterr().out == ""
+
+
+def test_a_test_says_how_many_images_unless_it_is_silent(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 1)
+    trainer.save_checkpoint()
+    tester = Tester(experiment_dir=trainer.experiment_dir)
+    capsys.readouterr()
+    tester.run_test(2)
+    assert capsys.readouterr().out == f"Testing 2 images of {data / 'test'}\n"
+    tester.run_test(image_count=1, silent=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_converter_takes_another_size_and_device(data: Path, tmp_path: Path, mistake: Any):
+    trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 1)
+    trainer.save_checkpoint()
+    folder = trainer.experiment_dir
+    converter = ONNXConverter(folder, folder / "train1_config.json", 1, 3, 2 * SIZE, "cpu")
+    assert (converter.in_channels, converter.crop_size, converter.device) == (3, 2 * SIZE, "cpu")
+    with mistake(
+        "Interface: adversarial",
+        "`convert_model(export_params=False)`",
+        ConfigurationError,
+        match="cannot be checked",
+    ):
+        converter.convert_model(export_params=False)
+    with mistake(
+        "Interface: adversarial", "`convert_model(18)`", ConfigurationError, match="name them"
+    ):
+        converter.convert_model(18)
+
+
+# Schedules
+
+
+def test_an_exponential_schedule_may_go_to_zero_and_come_from_it():
+    down = [Schedule("exponential", 0, 4, 1.0, 0.0).value(epoch) for epoch in range(6)]
+    assert down == pytest.approx([1.0, 10**-2.25, 10**-4.5, 10**-6.75, 0.0, 0.0])
+    up = [Schedule("exponential", 0, 4, 0.0, -1.0).value(epoch) for epoch in range(5)]
+    assert up == pytest.approx([0.0, -(10**-6.75), -(10**-4.5), -(10**-2.25), -1.0])
+    assert Schedule("exponential", target_value=0.0).value(1) == pytest.approx(1.0)
+
+
+def test_a_schedule_without_an_end_stays_where_it_is_and_says_so(
+    caplog: pytest.LogCaptureFixture, mistake: Any
+):
+    assert [Schedule(start_epoch=100).value(epoch) for epoch in (1, 100, 500)] == [1.0] * 3
+    assert caplog.text == ""
+    assert Schedule(start_epoch=100, initial_value=2.0, target_value=0.0).value(
+        500
+    ) == pytest.approx(2.0)
+    what = "`Schedule` with a target and no `end_epoch`"
+    mistake.said("Interface: adversarial", what, caplog.records[0].getMessage())
+    assert "never reaches 0.0" in caplog.text
+
+
+def test_a_schedule_that_says_nothing_leaves_the_weight_alone():
+    losses = LossManager()
+    losses.register_loss_fn("a", nn.L1Loss(), 5.0, Schedule(), ["G"])
+    assert losses.compute_loss_xy("a", torch.ones(2), torch.zeros(2)).item() == 5.0
+
+
+def test_keywords_reach_the_function_that_is_a_schedule(mistake: Any):
+    def growing(schedule: Schedule, epoch: int, factor: float = 1.0) -> float:
+        return schedule.initial_value * epoch * factor
+
+    losses, ones = LossManager(), torch.ones(2)
+    losses.register_loss_fn("own", nn.L1Loss(), schedule=Schedule(growing, initial_value=2.0))
+    losses.register_loss_fn("named", nn.L1Loss(), schedule=Schedule("exponential", 0, 4, 1.0, 0.0))
+    keywords = {"weight_kwargs": {"factor": 10.0}}
+    assert losses.compute_loss_xy("own", ones, 0 * ones, 3, loss_kwargs=keywords).item() == 60.0
+    small = {"weight_kwargs": {"epsilon": 1e-4}}
+    assert losses.compute_loss_xy("named", ones, 0 * ones, 2, small).item() == pytest.approx(1e-2)
+    what = "`loss_kwargs` for a schedule that takes none"
+    with mistake(
+        "Interface: adversarial", what, ConfigurationError, match="'exponential' takes epsilon"
+    ):
+        losses.compute_loss_xy("named", ones, ones, 1, loss_kwargs=keywords)
+    what = "`loss_kwargs` without `weight_kwargs`"
+    with mistake(
+        "Interface: adversarial", what, ConfigurationError, match="expected {'weight_kwargs'"
+    ):
+        losses.compute_loss_xy("own", ones, ones, 1, loss_kwargs={"factor": 1.0})
+
+
+def test_a_torch_scheduler_multiplies_the_rates_that_there_are():
+    schedule = Schedule("linear", 1, 3, 4.0, 2.0)
+    assert [Scheduler(schedule).eval_schedule(epoch) for epoch in range(4)] == [1.0, 0.75, 0.5, 0.5]
+    assert Scheduler(Schedule("linear", 0, 1, 0.0, 0.0)).eval_schedule(0) == 0.0
+    net = nn.Linear(1, 1)
+    ours, theirs = (
+        torch.optim.SGD([{"params": [p]} for p in net.parameters()], lr=0.1) for _ in range(2)
+    )
+    ours.param_groups[1]["lr"] = theirs.param_groups[1]["lr"] = 0.4
+    scheduler = TorchScheduler(ours, schedule)
+    reference = torch.optim.lr_scheduler.LambdaLR(theirs, Scheduler(schedule).eval_schedule)
+    seen = [scheduler.get_lr()]
+    for _ in range(3):
+        theirs.step()
+        reference.step()
+        scheduler.step()
+        assert [g["lr"] for g in ours.param_groups] == [g["lr"] for g in theirs.param_groups]
+        seen.append(scheduler.get_lr())
+    assert (
+        torch.tensor(seen).tolist()
+        == torch.tensor([(0.1, 0.1), (0.1, 0.075), (0.075, 0.05), (0.05, 0.05)]).tolist()
+    )
+    assert TorchScheduler(torch.optim.SGD(net.parameters(), lr=0.1)).get_lr() == (0.1, 0.1)
+
+
+# Networks, pictures and images
+
+
+def test_computing_blocks_again_changes_no_bit():
+    image, gradients = torch.rand(2, 3, SIZE, SIZE), []
+    for use_checkpointing in (False, True):
+        torch.manual_seed(0)
+        network = UnetGenerator(SIZE, features=4, n_downs=1, use_checkpointing=use_checkpointing)
+        network(image).square().mean().backward()
+        gradients.append([parameter.grad for parameter in network.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_colours_of_input_and_target_change_alike():
+    names = ("brightness", "contrast", "saturation", "hue")
+    limits = {
+        f"colorjitter_{end}_{part}": value
+        for part in names
+        for end, value in (("min", 0.3), ("max", 0.4))
+    }
+    (change,) = pair_changes(
+        PairAugmentation(h_flip_chance=0.0, colorjitter_chance=1.0, **limits), SIZE
+    )
+    image = torch.rand(3, SIZE, SIZE)
+    changed = change(torch.cat([image, image]))
+    assert torch.equal(changed[:3], changed[3:])
+    assert not torch.allclose(changed[:3], image, atol=0.05)
+    grey = torch.rand(2, SIZE, SIZE)
+    assert torch.equal(change(grey), grey)  # there are no colours to change
+
+
+def test_curves_of_ones_own_are_shown_beside_the_losses(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path, visualizer={"visdom": {"enable": True, "update_frequency": 100}})
+    trainer = Pix2pixTrainer(config)
+
+    def step(x: Any, y: Any, idx: int) -> None:
+        trainer.train_step(x, y, idx)
+        trainer.vis.update_loss_graphs(1 + idx / 3, {"mine": float(idx)}, {})
+
+    trainer.train_paired(0, train_step=step)
+    curves = json.loads((trainer.experiment_dir / "live" / "losses.json").read_text())
+    assert curves["mine"] == [[1.0, 0.0], [1 + 1 / 3, 1.0], [1 + 2 / 3, 2.0]]
+    assert len(curves["G_L1"]) == 3
+    trainer.vis.clear_env()
+    assert trainer.vis.points == {}

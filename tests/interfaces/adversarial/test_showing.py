@@ -1,0 +1,244 @@
+"""What can be looked at: live pictures and curves, example triplets, tests of a generator, ONNX."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from loopwright.errors import CheckpointError, ConfigurationError, MissingExtraError
+from loopwright.interfaces.adversarial import (
+    ExportError,
+    ONNXConverter,
+    Pix2pixTrainer,
+    Tester,
+    export_onnx,
+)
+from loopwright.interfaces.adversarial.pix2pix.live import LiveView
+
+from .runs import SIZE, tiny, train, write_pairs
+
+
+def live(data: Path, output: Path, **options: Any) -> dict[str, Any]:
+    return tiny(
+        data,
+        output,
+        visualizer={"visdom": {"enable": True, "update_frequency": 1, "image_size": 32} | options},
+    )
+
+
+@pytest.mark.parametrize("multithreaded", [True, False])
+def test_pictures_and_curves_are_there_while_training_goes_on(
+    data: Path, tmp_path: Path, multithreaded: bool
+):
+    trainer, seen = Pix2pixTrainer(live(data, tmp_path)), []
+
+    def step(x, y, idx, **kw):
+        trainer.train_step(x, y, idx)
+        trainer.live.flush()
+        folder = trainer.experiment_dir / "live"
+        with Image.open(folder / "images.png") as image:
+            seen.append(
+                (
+                    image.size,
+                    {
+                        n: len(line)
+                        for n, line in json.loads((folder / "losses.json").read_text()).items()
+                    },
+                )
+            )
+
+    trainer.train_paired(0, train_step=step, multithreaded=multithreaded)
+    size = (3 * 32 + 2 * 4, 32)
+    assert [entry[0] for entry in seen] == [size] * 3
+    # a step is known when it is over
+    assert [entry[1].get("G_L1", 0) for entry in seen] == [
+        0,
+        1,
+        2,
+    ]
+
+
+def test_the_last_curves_have_every_step(data: Path, tmp_path: Path):
+    trainer = train(Pix2pixTrainer(live(data, tmp_path, update_frequency=100)), 2)
+    curves = json.loads((trainer.experiment_dir / "live" / "losses.json").read_text())
+    assert [x for x, _ in curves["G_L1"]] == pytest.approx([step / 3 for step in range(1, 7)])
+    assert [y for _, y in curves["G_L1"]] == list(trainer._engine.history.steps["G_L1"])
+    picture = ElementTree.fromstring((trainer.experiment_dir / "live" / "losses.svg").read_text())
+    assert len(picture.findall("{http://www.w3.org/2000/svg}polyline")) == 4
+
+
+@pytest.mark.parametrize("multithreaded", [True, False])
+def test_writing_is_done_by_a_thread_of_its_own_if_asked_for(tmp_path: Path, multithreaded: bool):
+    class Watched(LiveView):
+        def write_losses(self, points: Any) -> None:
+            writers.append(threading.current_thread())
+
+    writers: list[threading.Thread] = []
+    with Watched(tmp_path, image_size=8, multithreaded=multithreaded) as view:
+        view.update_losses({})
+        view.flush()
+    assert (writers[0] is threading.main_thread()) is not multithreaded
+    assert not writers[0].is_alive() or not multithreaded
+
+
+def test_training_does_not_wait_for_pictures_that_are_out_of_date(tmp_path: Path):
+    class Slow(LiveView):
+        def write_losses(self, points: Any) -> None:
+            started.set()
+            assert may_go_on.wait(60)
+            written.append(points)
+
+    started, may_go_on, written = threading.Event(), threading.Event(), []
+    with Slow(tmp_path, image_size=8, multithreaded=True) as view:
+        view.update_losses({"number": 0})
+        assert started.wait(60)
+        for number in range(1, 5):
+            view.update_losses({"number": number})
+        may_go_on.set()
+    assert written == [{"number": 0}, {"number": 4}]
+
+
+def test_an_error_in_the_thread_ends_the_training(data: Path, tmp_path: Path):
+    trainer = Pix2pixTrainer(live(data, tmp_path))
+    (trainer.experiment_dir / "live").write_text("a file where the folder should be")
+    with pytest.raises(FileExistsError):
+        trainer.train_paired(0)
+    assert not any(thread.name == "loopwright-live" for thread in threading.enumerate())
+
+
+def test_nothing_is_shown_where_that_is_turned_off(data: Path, tmp_path: Path):
+    trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 1)
+    assert not (trainer.experiment_dir / "live").exists()
+
+
+def test_showing_does_not_change_the_training(data: Path, tmp_path: Path):
+    shown, plain = (train(Pix2pixTrainer(make(data, tmp_path)), 2) for make in (live, tiny))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(shown.gen.parameters(), plain.gen.parameters(), strict=True)
+    )
+
+
+def test_examples_are_triplets_of_the_validation_images(data: Path, tmp_path: Path):
+    trainer = Pix2pixTrainer(tiny(data, tmp_path, save={"num_examples": 2}))
+    trainer.train_paired(0)
+    paths = trainer.save_examples()
+    assert [path.name for path in paths[:3]] == [
+        f"epoch1_1_{part}.png" for part in ("input", "output", "target")
+    ]
+    assert len(paths) == 6
+    inputs = {np.asarray(Image.open(path)).tobytes() for path in paths[::3]}
+    dataset = trainer.val_loader.dataset
+    images = [np.asarray(Image.open(path))[:, :SIZE].tobytes() for path in dataset.paths]
+    assert inputs == set(images)
+
+
+def test_examples_leave_modes_and_random_numbers_as_they_were(data: Path, tmp_path: Path):
+    trainer = Pix2pixTrainer(tiny(data, tmp_path))
+    trainer.train_paired(0)
+    trainer.gen.downs.eval()
+    modes = [module.training for module in trainer.gen.modules()]
+    state = torch.get_rng_state()
+    trainer.save_examples()
+    assert [module.training for module in trainer.gen.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_examples_of_plain_batches_are_the_first_ones(data: Path, tmp_path: Path):
+    trainer = Pix2pixTrainer(tiny(data, tmp_path, save={"num_examples": 3}))
+    batches = [(torch.zeros(2, 3, SIZE, SIZE), torch.zeros(2, 3, SIZE, SIZE))] * 2
+    assert len(trainer.save_xyz_examples(trainer.gen, batches)) == 9
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pix2pixTrainer:
+    trainer = Pix2pixTrainer(tiny(data, tmp_path_factory.mktemp("trained")))
+    for epoch in range(2):
+        trainer.train_paired(epoch)
+        trainer.save_checkpoint()
+    return trainer
+
+
+def test_a_tester_measures_every_image_of_the_test_split(trained: Pix2pixTrainer, data: Path):
+    tester = Tester(experiment_dir=trained.experiment_dir)
+    results = tester.run_test()
+    assert tester.loaded_epoch == 2
+    assert [result.source.name for result in results] == ["00.png", "01.png", "02.png"]
+    dataset = trained.build_dataloader("test").dataset
+    trained.gen.eval()
+    with torch.no_grad():
+        for result, (x, y) in zip(results, dataset, strict=False):
+            assert result.losses["L1"] == nn.functional.l1_loss(trained.gen(x[None])[0], y).item()
+    trained.gen.train()
+    assert set(results[0].losses) == {"L1", "Sobel", "Laplacian"}
+    log = json.loads((trained.experiment_dir / "test" / "test1" / "log.json").read_text())
+    assert [entry["losses"] for entry in log["images"]] == [result.losses for result in results]
+    assert all(path.is_file() for result in results for path in result.pictures.values())
+
+
+def test_some_images_are_other_ones_each_time(trained: Pix2pixTrainer):
+    tester = Tester(experiment_dir=trained.experiment_dir, load_epoch=1)
+    assert tester.loaded_epoch == 1
+    chosen = [tester.run_test(image_count=1)[0].source.name for _ in range(8)]
+    assert len(set(chosen)) > 1
+
+
+def test_a_tester_takes_other_images(trained: Pix2pixTrainer, tmp_path: Path):
+    write_pairs(tmp_path / "test", 1, seed=9)
+    results = Tester(experiment_dir=trained.experiment_dir, dataroot=tmp_path).run_test()
+    assert [result.source for result in results] == [tmp_path / "test" / "00.png"]
+
+
+def test_a_tester_without_anything_to_load_says_what_is_missing(
+    trained: Pix2pixTrainer, tmp_path: Path
+):
+    with pytest.raises(ConfigurationError, match=r"no train1_config\.json"):
+        Tester(experiment_dir=tmp_path)
+    with pytest.raises(CheckpointError, match="no network 'G' of epoch 9"):
+        Tester(experiment_dir=trained.experiment_dir, load_epoch=9)
+
+
+def test_an_onnx_file_computes_what_the_generator_does(
+    trained: Pix2pixTrainer, caplog: pytest.LogCaptureFixture
+):
+    import onnxruntime
+
+    path = ONNXConverter(trained.experiment_dir, load_epoch=2).convert_model(
+        True, 18, False, ["image"], ["picture"]
+    )
+    assert path.name == "epoch2.onnx"
+    assert "convert_model(do_constant_folding=False) has no effect" in caplog.text
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    images = torch.rand(3, 3, SIZE, SIZE) * 2 - 1
+    (output,) = session.run(None, {"image": images.numpy()})
+    trained.gen.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(output), trained.gen(images), atol=1e-5, rtol=0)
+    trained.gen.train()
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
+def test_exporting_without_its_packages_names_the_command(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'loopwright\[onnx\]'"):
+        export_onnx(nn.Conv2d(3, 3, 1), tmp_path / "a.onnx", torch.rand(1, 3, 4, 4))
+
+
+def test_an_onnx_file_that_differs_is_not_kept(tmp_path: Path):
+    network = nn.Conv2d(3, 3, 1)
+    with pytest.raises(ExportError, match="no file was written"):
+        export_onnx(network, tmp_path / "a.onnx", torch.rand(1, 3, SIZE, SIZE), tolerance=-1.0)
+    assert list(tmp_path.iterdir()) == []
+    assert network.training

@@ -1,0 +1,210 @@
+"""What callbacks are given: the user's own trainer, with all that callbacks use on it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loopwright import Callback
+from loopwright.callback import hook_names
+from loopwright.callbacks import (
+    EMA,
+    BestCheckpoint,
+    Checkpoints,
+    EarlyStopping,
+    NonFiniteGuard,
+    OfflineLoss,
+    OnlineLoss,
+    Rewind,
+)
+from loopwright.checkpoint import load_weights
+from loopwright.run import RunDirectory
+
+from ...loops import assert_same_model
+from .parts import CustomTrainer, Points, build_net, build_trainer
+
+
+class Mine(CustomTrainer):
+    """Has something that its callbacks want."""
+
+    def __init__(self, trainer_config, **kwargs):
+        super().__init__(trainer_config, **kwargs)
+        self.temperature = 0.5
+        self.window = "a name of the core's too"
+
+
+EVENTS = [name for name in hook_names(Callback) if name not in ("on_exception", "on_rewind")]
+
+
+class Everything(Callback):
+    """Notes which trainer each event and each other method was given."""
+
+    def __init__(self):
+        self.given = {}
+
+    def eval_streams(self, trainer):
+        self.given["eval_streams"] = trainer
+        return {}
+
+    def write_before_save(self, trainer):
+        self.given["write_before_save"] = trainer
+        return ()
+
+
+for event in EVENTS:
+
+    def hook(self, trainer, *args, event=event):
+        self.given[event] = trainer
+
+    setattr(Everything, event, hook)
+
+
+def test_every_event_gives_the_users_trainer(tmp_path):
+    seen = Everything()
+    callbacks = [seen, OfflineLoss("test"), EarlyStopping("test_loss")]
+    trainer = build_trainer(Mine, callbacks=callbacks, run_dir=tmp_path)
+    trainer.log_text("notes", "for on_media")
+    trainer.train()
+    assert seen.given.keys() == {*EVENTS, "eval_streams", "write_before_save"}
+    assert all(given is trainer for given in seen.given.values())
+
+
+def test_a_function_is_given_the_users_trainer():
+    seen = []
+    trainer = build_trainer(
+        Mine, callbacks=[lambda trainer, metrics: seen.append((trainer, trainer.temperature))]
+    )
+    trainer.train()
+    assert seen == [(trainer, 0.5)]
+
+
+def test_an_exception_is_told_to_callbacks_with_the_users_trainer():
+    class Failing(Mine):
+        def loss_compute(self, forward_output, targets):
+            raise RuntimeError("no")
+
+    class Seeing(Callback):
+        def on_exception(self, trainer, error):
+            self.given = trainer
+
+    seeing = Seeing()
+    trainer = build_trainer(Failing, callbacks=[seeing])
+    with pytest.raises(RuntimeError, match="no"):
+        trainer.train()
+    assert seeing.given is trainer
+
+
+class Using(Callback):
+    """Uses what there is."""
+
+    def on_train_start(self, trainer):
+        assert trainer.models == {"model": trainer.model}
+        assert trainer.optimizers == {"optimizer": trainer.optimizer}
+        assert trainer.device == next(trainer.model.parameters()).device
+        assert isinstance(trainer.run.directory, RunDirectory)
+        assert trainer.runtime.is_main
+        assert set(trainer.datasets) == {"train", "test"}
+        assert trainer.config.max_epochs == 3
+        assert sum(p.numel() for p in trainer.parameters()) > 0
+
+    def on_train_step_end(self, trainer, batch, result):
+        trainer.log_step({"temperature": trainer.temperature})
+
+    def on_epoch_end(self, trainer, metrics):
+        assert trainer.history.epochs[-1] == metrics
+        self.measured = trainer.evaluate("test"), trainer.evaluate(trainer.datasets["test"])
+        assert trainer.progress.epoch == len(trainer.history)
+        if trainer.progress.epoch == 2:
+            trainer.save(self.path)
+            trainer.stop("enough")
+
+    def on_train_epoch_end(self, trainer):
+        trainer.log({"twice": 2 * trainer.temperature})
+
+    def on_train_end(self, trainer):
+        assert trainer.stop_reason == "enough"
+
+
+def test_all_that_callbacks_use_is_there(tmp_path):
+    using = Using()
+    using.path = tmp_path / "saved"
+    trainer = build_trainer(Mine, max_epochs=3, callbacks=[using], run_dir=tmp_path / "run")
+    history = trainer.train()
+    assert history["twice"] == [1.0, 1.0]
+    assert set(history.steps["temperature"]) == {0.5}
+    assert using.measured[0] == using.measured[1]
+    again = build_trainer(Mine, max_epochs=3, run_dir=tmp_path / "other")
+    again.load(using.path)
+    assert_same_model(again.model, trainer.model)
+
+
+def derived(kind):
+    """A subclass as a user writes it: each event that it has, with `super()`, and something of the
+    trainer's own."""
+    body = {}
+    for event in hook_names(Callback):
+        if getattr(kind, event) is not getattr(Callback, event):
+
+            def hook(self, trainer, *args, event=event):
+                assert type(trainer) is Plain
+                assert trainer.temperature == 0.5
+                getattr(super(made, self), event)(trainer, *args)
+
+            body[event] = hook
+    made = type(f"My{kind.__name__}", (kind,), body)
+    return made
+
+
+class Plain(CustomTrainer):
+    temperature = 0.5
+
+
+SHIPPED = [
+    (OfflineLoss, {"dataset_key": "test", "every_n_updates": 3}),
+    (OnlineLoss, {"every_n_updates": 2}),
+    (EMA, {"decay": 0.9}),
+    (EarlyStopping, {"metric": "loss", "patience": 1}),
+    (Checkpoints, {"every_updates": 1, "asynchronous": False}),
+    (BestCheckpoint, {"metric": "loss"}),
+    (NonFiniteGuard, {}),
+    (Rewind, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), SHIPPED, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_subclasses_of_callbacks_that_ship_do_the_same_with_the_users_trainer(
+    tmp_path, kind, options
+):
+    histories, models = [], []
+    for number, made in enumerate((kind, derived(kind))):
+        data = {"train": Points(24), "test": Points(8, seed=1)}
+        run_dir = tmp_path / str(number)
+        trainer = build_trainer(
+            Plain, max_epochs=2, callbacks=[made(**options)], datasets=data, run_dir=run_dir
+        )
+        trainer.train()
+        histories.append([dict(row) for row in trainer.history.epochs])
+        models.append(trainer.model)
+        newest = max((run_dir / "checkpoints").iterdir())
+        assert torch.equal(load_weights(newest)["layers.0.weight"], trainer.model.layers[0].weight)
+    assert histories[0] == histories[1]
+    assert_same_model(*models)
+
+
+def test_a_callback_may_put_another_model_in_place():
+    net = build_net(seed=5)  # before, since it draws
+
+    class Replacing(Callback):
+        def on_train_start(self, trainer):
+            trainer.model = net
+            trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+
+    trainer = build_trainer(Plain, callbacks=[Replacing()])
+    trainer.train()
+    other = build_trainer(
+        Plain, model=build_net(seed=5), optimizer=lambda p: torch.optim.SGD(p, lr=0.1, fused=False)
+    )
+    other.train()
+    assert_same_model(trainer.model, other.model)

@@ -1,0 +1,313 @@
+"""Every setting of `BaseTrainerConfig` does what it says, and what it cannot be is refused."""
+
+import os
+import signal
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from loopwright import Callback, NonFiniteLossError
+from loopwright.errors import ConfigurationError, Interrupted
+from loopwright.interfaces.configured import BaseTrainer, BaseTrainerConfig
+
+from ...loops import assert_same_model
+from .parts import PROPERTIES, CustomTrainer, Net, Points, Seen, build_net, build_trainer
+
+LIMITS = ("max_epochs", "max_updates", "max_samples")
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"max_epochs": 1, "max_updates": 1}, dict.fromkeys(LIMITS, 1)]
+)
+def test_there_is_exactly_one_limit(given):
+    with pytest.raises(
+        ValidationError, match="exactly one of max_epochs, max_updates, max_samples"
+    ):
+        BaseTrainerConfig(**given)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_each_limit_alone_will_do(limit):
+    assert getattr(BaseTrainerConfig(**{limit: 3}), limit) == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_epoch": 3},
+        {"max_updates": -1},
+        {"max_updates": True},
+        {"max_updates": 1.5},
+        {"max_updates": "3"},
+        {"max_updates": 3, "effective_batch_size": 0},
+        {"max_updates": 3, "precision": "fp8"},
+        {"max_updates": 3, "log_every_n_updates": 2, "log_every_n_epochs": 1},
+        {"max_updates": 3, "skip_nan_loss": "yes"},
+        {"max_updates": 3, "unheard_of": 1},
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        BaseTrainerConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("effective", "largest"), [(8, None), (8, 8), (8, 3), (7, 3), (12, 5), (1, 1), (64, 100)]
+)
+def test_an_update_has_the_effective_batch_size_in_batches_of_one_size(effective, largest):
+    config = BaseTrainerConfig(max_epochs=1, effective_batch_size=effective, max_batch_size=largest)
+    assert config.batch_size * config.accumulate == effective
+    assert config.batch_size <= (largest or effective)
+
+
+def test_the_largest_batch_size_is_never_exceeded():
+    seen = Seen()
+    build_trainer(effective_batch_size=12, max_batch_size=5, callbacks=[seen]).train()
+    assert max(result.size for result in seen.results) == 4
+
+
+@pytest.mark.parametrize("name", ["bf16", "bfloat16"])
+def test_precision_is_that_of_the_forward_pass(name):
+    seen = []
+
+    class Watching(CustomTrainer):
+        def loss_compute(self, forward_output, targets):
+            seen.append(forward_output.dtype)
+            return super().loss_compute(forward_output, targets)
+
+    build_trainer(Watching, precision=name).train()
+    assert set(seen) == {torch.bfloat16}
+
+
+class Poisoned(CustomTrainer):
+    """The loss of the third and fifth update is not a number."""
+
+    count = 0
+
+    def loss_compute(self, forward_output, targets):
+        losses = super().loss_compute(forward_output, targets)
+        self.count += 1
+        return (
+            losses
+            if self.count not in (3, 5)
+            else {name: loss * float("nan") for name, loss in losses.items()}
+        )
+
+
+def test_a_loss_that_is_no_number_ends_training():
+    with pytest.raises(NonFiniteLossError, match="update 3"):
+        build_trainer(Poisoned).train()
+
+
+def test_a_loss_that_is_no_number_is_skipped_if_that_is_allowed():
+    trainer = build_trainer(Poisoned, skip_nan_loss=True)
+    history = trainer.train()
+    assert trainer.progress.update == 8
+    assert trainer.engine.run.updates.by_name["optimizer"].num_updates == 6
+    assert history.last("loss") == history.last("loss")
+
+
+def test_no_more_losses_are_skipped_than_are_allowed():
+    with pytest.raises(NonFiniteLossError, match="after 1 skipped"):
+        build_trainer(Poisoned, skip_nan_loss=True, skip_nan_loss_max_count=1).train()
+
+
+def test_the_model_is_compiled():
+    trainer = build_trainer(use_torch_compile=True)
+    assert trainer.engine.runtime.compile == "model"
+    assert build_trainer().engine.runtime.compile is None
+
+
+class HalfUsed(Net):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("finds", [True, False])
+def test_unused_parameters_are_named(finds, capsys):
+    config = BaseTrainerConfig(max_updates=2, find_unused_params=finds, **PROPERTIES)
+
+    class Plain(CustomTrainer):
+        def __init__(self, trainer_config, **kwargs):
+            BaseTrainer.__init__(self, trainer_config, **kwargs)
+            self.weight = 0.5
+
+    Plain(config, model=HalfUsed(), datasets={"train": Points()}, progress="lines").train()
+    said = capsys.readouterr().out
+    assert ("without a gradient in the first update: spare.weight, spare.bias" in said) is finds
+
+
+class PressCtrlC(Callback):
+    def on_train_step_start(self, trainer, batch):
+        if trainer.progress.update == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_saves_after_the_update(tmp_path):
+    trainer = build_trainer(callbacks=[PressCtrlC()], run_dir=tmp_path / "run")
+    with pytest.raises(Interrupted):
+        trainer.train()
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
+        "update-00000004"
+    ]
+
+
+def test_ctrl_c_ends_at_once_where_nothing_is_to_be_saved(tmp_path):
+    trainer = build_trainer(
+        callbacks=[PressCtrlC()], run_dir=tmp_path / "run", save_on_sigint=False
+    )
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_that_starts_at_an_epoch_reads_that_epochs_data_and_counts_from_there():
+    whole, late = Seen(), Seen()
+    build_trainer(max_epochs=4, callbacks=[whole], datasets={"train": Points(61)}).train()
+    trainer = build_trainer(
+        max_epochs=4, start_at_epoch=3, callbacks=[late], datasets={"train": Points(61)}
+    )
+    history = trainer.train()
+    assert late.labels == whole.labels[-61:]
+    progress = trainer.progress
+    assert (progress.epoch, progress.update, progress.sample) == (4, 32, 244)
+    assert [bool(row) for row in history.epochs] == [False, False, False, True]
+
+
+def test_a_run_that_starts_late_has_the_limits_of_one_that_did_not():
+    trainer = build_trainer(max_updates=20, start_at_epoch=2)
+    trainer.train()
+    assert trainer.progress.update == 20
+    assert trainer.engine.run.updates.by_name["optimizer"].num_updates == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "count"),
+    [("log_every_n_updates", 4), ("log_every_n_epochs", 1), ("log_every_n_samples", 4)],
+)
+def test_progress_is_reported_at_intervals(setting, count, capsys):
+    n = {"log_every_n_updates": 4, "log_every_n_epochs": 2, "log_every_n_samples": 32}[setting]
+    trainer = build_trainer(max_epochs=2, **{setting: n})
+    trainer.engine.run.progress_style = "lines"
+    trainer.train()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "to go" in line]
+    assert len(lines) == count
+
+
+@pytest.mark.parametrize(
+    ("setting", "n", "count"),
+    [("track_every_n_updates", 3, 5), ("track_every_n_samples", 64, 2)],
+)
+def test_mean_losses_are_tracked_at_intervals(setting, n, count):
+    trainer = build_trainer(max_epochs=2, **{setting: n})
+    history = trainer.train()
+    assert len(history.steps["online_loss"]) == count
+    size = n // 8 if "samples" in setting else n
+    assert history.steps["online_loss"].values[0] == pytest.approx(
+        sum(list(history.steps["loss"])[:size]) / size
+    )
+
+
+def test_mean_losses_are_tracked_by_epochs():
+    history = build_trainer(max_epochs=3, track_every_n_epochs=2).train()
+    assert [("online_loss" in row) for row in history.epochs] == [False, True, False]
+
+
+def test_workers_read_the_same_data():
+    trainers = [build_trainer(num_workers=number) for number in (0, 1)]
+    for trainer in trainers:
+        trainer.train()
+    assert_same_model(trainers[0].model, trainers[1].model)
+
+
+def test_a_data_set_may_collate_its_samples_itself():
+    class Ragged(Points):
+        def collate_fn(self, samples):
+            batch = {key: torch.stack([sample[key] for sample in samples]) for key in samples[0]}
+            batch["labels"] = batch["labels"] * 0
+            return batch
+
+    trainer = build_trainer(datasets={"train": Ragged(), "test": Ragged(32, seed=1)})
+    history = trainer.train()
+    plain = build_trainer()
+    assert history.last("loss") != plain.train().last("loss")
+    trainer.model.eval()
+    outputs = trainer.predict("test")
+    assert trainer.evaluate("test")["mse"] == pytest.approx((outputs**2).mean().item())
+
+
+# What a trainer needs
+
+
+def test_a_trainer_without_a_loss_is_refused_before_it_trains():
+    with pytest.raises(ConfigurationError, match="override `loss_compute`"):
+        build_trainer(BaseTrainer)
+
+
+def test_a_trainer_without_forward_properties_is_refused_before_it_trains():
+    with pytest.raises(ConfigurationError, match="has no forward_properties"):
+        build_trainer(forward_properties=[])
+
+
+def test_a_trainer_that_splits_batches_itself_needs_no_properties():
+    class Splitting(CustomTrainer):
+        def _split_batch(self, batch):
+            return {key: batch[key] for key in ("coordinates", "features")}, {
+                "labels": batch["labels"]
+            }
+
+    own = build_trainer(Splitting, forward_properties=[], target_properties=[])
+    default = build_trainer()
+    own.train()
+    default.train()
+    assert_same_model(own.model, default.model)
+
+
+def test_properties_that_a_batch_does_not_have_are_named():
+    with pytest.raises(
+        ConfigurationError, match="'colour', which a batch does not have; it has: coordinates"
+    ):
+        build_trainer(forward_properties=["coordinates", "colour"]).train()
+
+
+def test_a_batch_that_is_no_dict_is_described():
+    data = torch.utils.data.TensorDataset(torch.zeros(8, 3), torch.zeros(8))
+    with pytest.raises(ConfigurationError, match="return dicts from the data set, or override"):
+        build_trainer(datasets={"train": data}).train()
+
+
+def test_a_model_that_takes_something_else_is_told_what_it_was_called_with():
+    with pytest.raises(TypeError) as caught:
+        build_trainer(forward_properties=["coordinates"]).train()
+    assert any("_split_batch" in note for note in caught.value.__notes__)
+
+
+def test_a_missing_data_set_is_named():
+    with pytest.raises(ConfigurationError, match="no data set 'train'; available: 'test'"):
+        build_trainer(datasets={"test": Points()}).train()
+
+
+def test_a_config_that_is_none_is_refused():
+    with pytest.raises(ConfigurationError, match="pass a BaseTrainerConfig"):
+        CustomTrainer({"max_epochs": 1}, model=build_net(), datasets={"train": Points()})
+
+
+def test_published_settings_without_an_effect_are_accepted_and_said_once(capsys):
+    settings = {
+        "static_graph": True,
+        "add_default_callbacks": False,
+        "disable_gradient_accumulation": True,
+    }
+    trainer = build_trainer(max_updates=1, **settings)
+    trainer.engine.run.progress_style = "lines"
+    trainer.train()
+    trainer.train()
+    said = [line for line in capsys.readouterr().out.splitlines() if "has no effect" in line]
+    assert [line.partition(" ")[0] for line in said] == [
+        "trainer.static_graph",
+        "trainer.add_default_callbacks",
+    ]

@@ -1,0 +1,259 @@
+"""Run directories of experiments: what they tell, which are continued, and that none is
+overwritten."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from loopwright import Callback
+from loopwright.checkpoint import list_checkpoints
+from loopwright.config import load_config
+from loopwright.errors import ConfigurationError
+from loopwright.interfaces.configured import Experiment
+from loopwright.run import RunManifest
+
+from ...forked import call_forked
+from ...loops import assert_same_model
+from ...runs import KillAt, Killed
+from .experiments import experiment, rows, train_by_hand
+
+
+def test_a_run_directory_says_what_ran(project):
+    run = experiment("name=first", "tags=[a,b]", "trainer.max_updates=3")
+    run.train()
+    manifest = RunManifest.read(run.run / "run.json")
+    assert (manifest.name, manifest.tags, manifest.state, manifest.seed) == (
+        "first",
+        ["a", "b"],
+        "finished",
+        0,
+    )
+    assert manifest.progress["update"] == 3
+    assert manifest.packages["torch"].startswith("2.")
+    assert manifest.hardware["cpus"] == os.cpu_count()
+    assert manifest.data["train"]["length"] == 64
+    assert manifest.data["train"]["fingerprint"] != manifest.data["test"]["fingerprint"]
+    assert "the limit is reached" in (run.run / "log.txt").read_text()
+
+
+def test_without_an_output_path_runs_are_filed_by_name_and_id(project):
+    run = experiment("~output_path", "trainer.max_updates=2")
+    run.train()
+    manifest = RunManifest.read(run.run / "run.json")
+    assert run.run == project / "runs" / "run" / manifest.id
+
+
+def test_the_resolved_config_is_a_config_that_runs(project):
+    first = experiment("trainer.max_updates=5", "model.width=9", "~output_path")
+    first.train()
+    again = experiment("output_path=again", file=first.run / "config.yaml")
+    again.train()
+    assert again.run == project / "again"
+    assert again.name == first.name
+    assert_same_model(again.trainer.model, first.trainer.model)
+    written = yaml.safe_load((first.run / "config.yaml").read_text())
+    assert (written["model"]["width"], written["trainer"]["max_updates"]) == (9, 5)
+
+
+def test_the_code_of_a_run_is_kept_with_it(project):
+    first = experiment("trainer.max_updates=2")
+    first.train()
+    (project / "mine.py").write_text("raise RuntimeError('gone')")
+    metrics = Experiment.from_run(first.run, progress="silent").evaluate("test")
+    assert metrics == first.evaluate("test")
+
+
+def test_a_file_of_the_user_s_is_not_written_over_by_a_module(project, mistake):
+    (project / "results").mkdir()
+    (project / "results" / "mine.py").write_text("# a thesis")
+    what = "`output_path` is a folder with another file of the name of a module"
+    with mistake("Files", what, ConfigurationError, match=r"mine\.py is not the file"):
+        experiment("output_path=results", "trainer.max_updates=2").train()
+    assert (project / "results" / "mine.py").read_text() == "# a thesis"
+    assert not (project / "results" / "run.json").exists()
+
+
+def test_a_second_run_never_overwrites_a_first(project):
+    first = experiment("trainer.max_updates=3")
+    first.train()
+    before = {
+        path: path.read_bytes()
+        for path in first.run.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+    second = experiment("trainer.max_updates=3")
+    second.train(resume=False)
+    third = experiment("model.width=7", "trainer.max_updates=3")
+    third.train()
+    assert [run.run.name for run in (first, second, third)] == ["out", "out-2", "out-3"]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_finished_run_is_not_trained_again(project):
+    first = experiment("trainer.max_updates=3")
+    first.train()
+    again = experiment("trainer.max_updates=3")
+    history = again.train()
+    assert again.run == first.run
+    assert history.epochs == first.trainer.history.epochs
+
+
+def test_a_finished_run_without_an_output_path_is_followed_by_another(project):
+    runs = [experiment("~output_path", "trainer.max_updates=2") for _ in range(2)]
+    for run in runs:
+        run.train()
+    assert runs[0].run != runs[1].run
+
+
+@pytest.mark.parametrize("place", [["~output_path"], []])
+def test_an_unfinished_run_is_continued_exactly(project, place):
+    straight = experiment("output_path=straight")
+    straight.train()
+    killed = experiment(*place)
+    killed.build()
+    killed.trainer.engine.add_callback(KillAt(21))
+    with pytest.raises(Killed):
+        killed.train()
+    resumed = experiment(*place)
+    resumed.train()
+    assert resumed.run == killed.run
+    assert_same_model(resumed.trainer.model, straight.trainer.model)
+    assert rows(resumed.run) == rows(straight.run)
+
+
+def test_a_run_of_another_config_is_not_continued(project):
+    killed = experiment("~output_path")
+    killed.build()
+    killed.trainer.engine.add_callback(KillAt(9))
+    with pytest.raises(Killed):
+        killed.train()
+    other = experiment("~output_path", "model.width=8", "trainer.max_updates=2")
+    other.train()
+    assert other.run != killed.run
+
+
+def test_a_longer_limit_and_other_tags_leave_it_the_same_run(project):
+    first = experiment("trainer.max_updates=3")
+    first.train()
+    longer = experiment("trainer.max_updates=6", "tags=[long]")
+    longer.train()
+    assert longer.run == first.run
+    assert longer.trainer.progress.update == 6
+
+
+def test_a_run_goes_on_from_another_runs_checkpoint_in_a_directory_of_its_own(project):
+    first = experiment("trainer.max_updates=9")
+    first.train()
+    point = list_checkpoints(first.run)[-1].path
+    second = experiment("trainer.max_updates=12", "output_path=second")
+    second.train(resume=point)
+    assert second.run == project / "second"
+    assert_same_model(second.trainer.model, train_by_hand(12))
+
+
+def test_resuming_from_nowhere_is_an_error(project):
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        experiment("resume=nowhere").train()
+
+
+def test_other_data_in_a_continued_run_is_refused_and_other_code_is_mentioned(project, capsys):
+    experiment("trainer.max_updates=2").train()
+    module = (project / "mine.py").read_text()
+    (project / "mine.py").write_text(module.replace("self.labels = self", "self.labels = 2 * self"))
+    os.utime(project / "mine.py", (0, 0))
+    sys.modules.pop("mine")
+    again = Experiment.from_config(
+        load_config("run.yaml", ["trainer.max_updates=4"]), progress="lines"
+    )
+    with pytest.raises(ConfigurationError, match=r"data\.samples: "):
+        again.train()
+    again.train(changes="accept")
+    said = capsys.readouterr().out
+    assert "code has changed since the run began: mine.py" in said
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_uncommitted_changes_are_kept_with_the_run(project, monkeypatch):
+    monkeypatch.setattr("loopwright.run.environment.SECONDS_FOR_DIFF", 300.0)
+
+    def git(*arguments):
+        identity = {
+            f"GIT_{who}_{what}": "a@b"
+            for who in ("AUTHOR", "COMMITTER")
+            for what in ("NAME", "EMAIL")
+        }
+        subprocess.run(
+            ["git", *arguments], check=True, capture_output=True, env=os.environ | identity
+        )
+
+    git("init")
+    git("add", "mine.py", "run.yaml")
+    git("commit", "-m", "one")
+    with open("mine.py", "a") as file:
+        file.write("# changed\n")
+    (project / "new.txt").write_text("new")
+    run = experiment("trainer.max_updates=1")
+    run.train()
+    diff = (run.run / "code.diff").read_text()
+    assert "+# changed" in diff
+    assert "# not under version control: new.txt" in diff
+
+
+def test_a_failed_run_says_so_in_manifest_and_log(project):
+    run = experiment("trainer.target_properties=[absent]")
+    with pytest.raises(ValueError, match="absent"):
+        run.train()
+    assert RunManifest.read(run.run / "run.json").state == "failed"
+    log = (run.run / "log.txt").read_text()
+    assert "Traceback" in log
+    assert "absent" in log
+
+
+def test_a_run_that_failed_before_its_first_step_says_so_too(project):
+    run = experiment(
+        "+trainer.callbacks.1.kind=EarlyStopping", "+trainer.callbacks.1.metric=absent_loss"
+    )
+    with pytest.raises(ConfigurationError, match="absent_loss"):
+        run.train()
+    manifest = RunManifest.read(run.run / "run.json")
+    assert manifest.state == "failed"
+    assert "absent_loss" in manifest.reason
+    assert "Failed before the first step" in (run.run / "log.txt").read_text()
+
+
+class Kill(Callback):
+    def on_train_step_start(self, trainer, batch):
+        if trainer.progress.update == 23:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def be_killed():
+    run = experiment("trainer.callbacks.1.every_updates=3")
+    run.build()
+    run.trainer.engine.add_callback(Kill())
+    run.train()
+
+
+def test_a_run_whose_process_was_killed_continues_exactly(project):
+    text = (project / "run.yaml").read_text()
+    (project / "run.yaml").write_text(
+        text.replace("}]}", "}, {kind: Checkpoints, every_updates: 5, keep: 2}]}")
+    )
+    done = call_forked(be_killed, project)
+    assert done.code == -signal.SIGKILL, done.err
+    killed = project / "out"
+    assert json.loads((killed / "run.json").read_text())["state"] == "running"
+    assert [info.name for info in list_checkpoints(killed)]
+    resumed = experiment("trainer.callbacks.1.every_updates=3")
+    resumed.train()
+    assert resumed.run == killed
+    assert_same_model(resumed.trainer.model, train_by_hand())
+    straight = experiment("trainer.callbacks.1.every_updates=3", "output_path=straight")
+    straight.train()
+    assert rows(killed) == rows(straight.run)

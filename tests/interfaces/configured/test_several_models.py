@@ -1,0 +1,206 @@
+"""Several models in one run, each with its optimizer: from Python, and from a run file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright.cli import main
+from loopwright.config import ConfigError, expand_sweep, json_schema, load_config
+from loopwright.data.order import permutation
+from loopwright.data.random import seed_everything
+from loopwright.interfaces.configured import BaseTrainerConfig, Experiment
+from loopwright.interfaces.configured.experiment import schema
+
+from ...config.json_check import is_valid
+from ...loops import assert_same_model
+from ...runs import KillAt, Killed
+from . import gan
+from .experiments import experiment, rows
+
+RUN = """\
+seed: 0
+output_path: out
+model:
+  generator:
+    {kind: mine.Generator, width: 6, optimizer: {kind: Adam, lr: 0.01}, scheduler: {kind: StepLR, step_size: 1}}
+  discriminator: {kind: mine.Discriminator, optimizer: {kind: SGD, lr: 0.1}}
+datasets: {train: {kind: mine.Pairs}, test: {kind: mine.Pairs, seed: 1}}
+trainer: {kind: mine.Gan, max_updates: 10, effective_batch_size: 8,
+          callbacks: [{kind: OfflineLoss, dataset_key: test, every_n_updates: 2}]}
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    with open(gan.__file__) as module:
+        (tmp_path / "mine.py").write_text(module.read())
+    (tmp_path / "run.yaml").write_text(RUN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def by_hand(updates=10, lr=0.01):
+    """The same run as a plain loop."""
+    seed_everything(0)
+    generator, discriminator, data = gan.Generator(6), gan.Discriminator(), gan.Pairs()
+    g_optimizer = torch.optim.Adam(generator.parameters(), lr=lr, fused=True)
+    d_optimizer = torch.optim.SGD(discriminator.parameters(), lr=0.1, fused=True)
+    scheduler = torch.optim.lr_scheduler.StepLR(g_optimizer, step_size=1)
+    seed_everything(0)
+    done = epoch = 0
+    while True:
+        for indices in permutation(0, epoch, len(data)).split(8):
+            fake = generator(data.z[indices])
+            real, false = discriminator(data.x[indices]), discriminator(fake.detach())
+            (nn.functional.softplus(-real).mean() + nn.functional.softplus(false).mean()).backward()
+            d_optimizer.step()
+            d_optimizer.zero_grad()
+            nn.functional.softplus(-discriminator(fake)).mean().backward()
+            g_optimizer.step()
+            g_optimizer.zero_grad()
+            d_optimizer.zero_grad()
+            done += 1
+            if done == updates:
+                return generator, discriminator
+        epoch += 1
+        scheduler.step()
+
+
+def test_a_run_file_with_two_models_trains_as_the_loop_written_by_hand(project):
+    run = experiment()
+    run.train()
+    generator, discriminator = by_hand()
+    assert_same_model(run.trainer.models["generator"], generator)
+    assert_same_model(run.trainer.generator, generator)
+    assert_same_model(run.trainer.model["discriminator"], discriminator)
+    assert {"loss", "g", "d", "test_g"} <= {row[2] for row in rows(run.run)[0]}
+
+
+def test_it_is_continued_exactly_and_evaluated_from_its_directory(project):
+    first = experiment()
+    first.build()
+    first.trainer.engine.add_callback(KillAt(7))
+    with pytest.raises(Killed):
+        first.train()
+    again = experiment()
+    again.train()
+    for name, model in zip(("generator", "discriminator"), by_hand(), strict=True):
+        assert_same_model(again.trainer.models[name], model)
+    later = Experiment.from_run(again.run, progress="silent")
+    assert later.evaluate("test") == again.evaluate("test")
+    outputs = torch.cat(later.predict("test"))
+    assert torch.equal(outputs, by_hand()[0](gan.Pairs(seed=1).z).detach())
+
+
+def test_an_override_reaches_the_optimizer_of_one_model(project):
+    run = experiment("model.generator.optimizer.lr=0.5", "trainer.max_updates=3")
+    run.train()
+    assert_same_model(run.trainer.generator, by_hand(3, lr=0.5)[0])
+    assert run.trainer.optimizers["discriminator"].param_groups[0]["lr"] == 0.1
+
+
+def test_check_finds_no_mistakes_in_it(project, capsys):
+    assert main(["check", "run.yaml"]) == 0
+    assert "No mistakes found" in capsys.readouterr().out
+
+
+def test_check_says_what_is_not_evaluated_and_predicted(project, capsys):
+    (project / "run.yaml").write_text(
+        RUN.replace("mine.Gan", "mine.Bare").partition(",\n          callbacks")[0] + "}\n"
+    )
+    assert main(["check", "run.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "No mistakes found" in out
+    assert "override `eval_step(self, batch, model)`" in " ".join(out.split())
+    assert "prediction" not in out
+
+
+def test_a_sweep_varies_the_optimizer_of_one_model(project):
+    variants = list(expand_sweep("run.yaml", ["model.generator.optimizer.lr=0.1,0.01"]))
+    runs = [Experiment.from_config(variant.config, progress="silent") for variant in variants]
+    for run in runs:
+        run.build()
+    rates = [
+        [run.trainer.optimizers[name].param_groups[0]["lr"] for name in run.trainer.models]
+        for run in runs
+    ]
+    assert rates == [[0.1, 0.1], [0.01, 0.1]]
+
+
+def test_one_optimizer_may_be_for_all_and_one_model_may_go_without(project):
+    text = RUN.replace(
+        ", optimizer: {kind: Adam, lr: 0.01}, scheduler: {kind: StepLR, step_size: 1}", ""
+    )
+    text = text.replace(", optimizer: {kind: SGD, lr: 0.1}", "").replace(
+        "mine.Gan", "mine.Together"
+    )
+    (project / "run.yaml").write_text(text + "optimizer: {kind: SGD, lr: 0.2}\n")
+    run = experiment()
+    run.train()
+    assert list(run.trainer.optimizers) == ["optimizer"]
+    held = [p for group in run.trainer.optimizer.param_groups for p in group["params"]]
+    assert len(held) == 8
+    frozen = text.replace(
+        "kind: mine.Generator", "kind: mine.Generator, optimizer: {kind: SGD, lr: 0.2}"
+    )
+    frozen = frozen.replace("kind: mine.Discriminator", "kind: mine.Discriminator, optimizer: null")
+    (project / "run.yaml").write_text(frozen)
+    run = experiment("output_path=other")
+    run.train()
+    assert list(run.trainer.optimizers) == ["generator"]
+    seed_everything(0)
+    gan.Generator(6)
+    assert_same_model(run.trainer.models["discriminator"], gan.Discriminator())
+
+
+def test_the_json_schema_accepts_one_model_and_several(project):
+    config = load_config("run.yaml")
+    written = json.loads(json.dumps(json_schema(schema(), config)))
+    assert is_valid(config.tree, written, written)
+    models = config.tree["model"]
+    assert is_valid(config.tree | {"model": models["generator"]}, written, written)
+    misspelt = {**models["generator"], "widht": 3}
+    assert not is_valid(config.tree | {"model": models | {"generator": misspelt}}, written, written)
+    assert not is_valid(config.tree | {"model": {"a": models}}, written, written)
+    assert not is_valid(config.tree | {"model": {}}, written, written)
+
+
+MISTAKES = {
+    "model.generator.widht=3": ("model.generator.widht", "did you mean width?"),
+    "model.generator.kind=mine.Generatr": ("model.generator.kind", "did you mean Generator?"),
+    "model.generator.optimizer.kind=Adamm": (
+        "model.generator.optimizer.kind",
+        "did you mean Adam or RAdam or NAdam?",
+    ),
+}
+
+
+@pytest.mark.parametrize(("override", "said"), MISTAKES.items(), ids=list(MISTAKES))
+def test_mistakes_in_one_of_several_models_are_found_with_their_keys(project, override, said):
+    with pytest.raises(ConfigError) as caught:
+        experiment(f"++{override}")
+    (problem,) = caught.value.problems
+    assert problem.key == said[0]
+    assert said[1] in problem.message
+
+
+def test_from_python_models_and_optimizers_are_dicts():
+    seed_everything(0)
+    models = {"generator": gan.Generator(6), "discriminator": gan.Discriminator()}
+    trainer = gan.Gan(
+        BaseTrainerConfig(max_updates=4, effective_batch_size=8),
+        model=models,
+        datasets={"train": gan.Pairs()},
+        optimizer={
+            "generator": lambda params: torch.optim.Adam(params, lr=0.01),
+            "discriminator": lambda params: torch.optim.SGD(params, lr=0.1),
+        },
+        progress="silent",
+    )
+    assert trainer.model == models
+    trainer.train()
+    assert_same_model(trainer.models["generator"], by_hand(4)[0])

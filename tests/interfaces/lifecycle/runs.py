@@ -1,0 +1,119 @@
+"""Small trainers and listeners for the tests of the lifecycle interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopwright.interfaces.lifecycle import Trainer, TrainerCallback
+from loopwright.interfaces.lifecycle.callbacks.events import EVENTS
+
+from ...loops import build_net
+
+METHODS = (
+    "create_train_dataloader",
+    "create_eval_dataloader",
+    "create_scheduler",
+    "training_run_start",
+    "train_epoch_start",
+    "calculate_train_batch_loss",
+    "backward_step",
+    "optimizer_step",
+    "scheduler_step",
+    "optimizer_zero_grad",
+    "train_epoch_end",
+    "eval_epoch_start",
+    "calculate_eval_batch_loss",
+    "eval_epoch_end",
+    "training_run_epoch_end",
+    "training_run_end",
+    "evaluation_run_start",
+    "evaluation_run_end",
+)
+
+
+def build_trainer(
+    *,
+    seed: int = 1,
+    callbacks: Any = (),
+    lr: float = 0.05,
+    kind: type[Trainer] = Trainer,
+    **options: Any,
+) -> Trainer:
+    """A quiet trainer for the `points`, the same every time."""
+    model = build_net(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    return kind(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks, **options)
+
+
+def train(trainer: Trainer, data: TensorDataset, num_epochs: int = 2, **options: Any) -> Trainer:
+    """Train with the seed that `train_by_hand` uses."""
+    torch.manual_seed(0)
+    trainer.train(data, num_epochs, **options)
+    return trainer
+
+
+def head(data: TensorDataset, count: int) -> TensorDataset:
+    """The first samples of a data set."""
+    return TensorDataset(*(tensor[:count] for tensor in data.tensors))
+
+
+def recording_trainer(log: list[str]) -> type[Trainer]:
+    """A trainer class that notes every stage method when it is called."""
+
+    def noting(name: str) -> Any:
+        def method(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+            log.append(name)
+            return getattr(Trainer, name)(self, *args, **kwargs)
+
+        return method
+
+    return type("RecordingTrainer", (Trainer,), {name: noting(name) for name in METHODS})
+
+
+def recording_callback(log: list[str]) -> TrainerCallback:
+    """A callback that notes every event."""
+
+    def noting(name: str) -> Any:
+        def method(self: TrainerCallback, trainer: Trainer, **kwargs: Any) -> None:
+            log.append(name)
+
+        return method
+
+    kind = type("RecordingCallback", (TrainerCallback,), {name: noting(name) for name in EVENTS})
+    callback = kind()
+    assert isinstance(callback, TrainerCallback)
+    return callback
+
+
+class Each(TrainerCallback):
+    """Calls a function at one event."""
+
+    def __init__(self, event: str, action: Any) -> None:
+        self.event = event
+        self.action = action
+
+    def _act_at(self, event: str, trainer: Trainer) -> None:
+        if event == self.event:
+            self.action(trainer)
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._act_at("on_training_run_start", trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._act_at("on_train_epoch_end", trainer)
+
+    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._act_at("on_train_step_start", trainer)
+
+    def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._act_at("on_train_step_end", trainer)
+
+    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._act_at("on_eval_epoch_end", trainer)
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._act_at("on_training_run_epoch_end", trainer)

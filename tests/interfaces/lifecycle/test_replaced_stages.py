@@ -1,0 +1,317 @@
+"""Stages that a user replaces whole, without `super()`: as the published system has them, and as
+plain torch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ChainedScheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+from loopwright import ConfigurationError
+from loopwright.interfaces.lifecycle import (
+    LimitBatchesCallback,
+    StepBasedEvaluationCallback,
+    Trainer,
+)
+
+from ...loops import assert_same_model, assert_same_optimizer, build_net, train_by_hand
+from .runs import build_trainer, head, recording_callback, train
+from .stages import (
+    STAGES,
+    Body,
+    make_scheduler,
+    own_loss,
+    published_eval_epoch,
+    published_train_epoch,
+    replaced,
+    torch_eval_epoch,
+    torch_train_epoch,
+    zero_backward_step,
+)
+
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "accumulation": ({"gradient_accumulation_steps": 4}, {"accumulate": 4}),
+    "clipping": (
+        {"gradient_accumulation_steps": 3, "gradient_clip_value": 0.02},
+        {"accumulate": 3, "clip_value": 0.02},
+    ),
+    "limit": (
+        {"gradient_accumulation_steps": 2, "max_num_train_steps": 7},
+        {"accumulate": 2, "max_updates": 7},
+    ),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", STAGES)
+def test_a_replaced_stage_trains_as_the_hand_written_loop_bit_for_bit(
+    points: TensorDataset, name: str, setting: str
+) -> None:
+    options, by_hand = SETTINGS[setting]
+    trainer = build_trainer(kind=replaced(**STAGES[name]))
+    train(trainer, points, 3, create_scheduler_fn=make_scheduler, **options)
+    model = build_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    train_by_hand(
+        model, optimizer, points, epochs=3, every_update=make_scheduler(optimizer), **by_hand
+    )
+    assert_same_model(trainer.model, model)
+    assert trainer.optimizer is not None
+    assert_same_optimizer(trainer.optimizer, optimizer)
+
+
+@pytest.mark.parametrize("name", ["published epoch", "published run", "published epoch and run"])
+def test_a_replaced_loop_records_and_fires_what_the_default_does(
+    points: TensorDataset, name: str
+) -> None:
+    logs: list[list[str]] = [[], []]
+    trainers = [
+        train(
+            build_trainer(kind=kind, callbacks=[recording_callback(log)]),
+            points,
+            2,
+            eval_dataset=head(points, 11),
+        )
+        for kind, log in zip((Trainer, replaced(**STAGES[name])), logs, strict=True)
+    ]
+    assert logs[0] == logs[1]
+    default, own = (trainer.run_history for trainer in trainers)
+    assert own.current_epoch == default.current_epoch == 3
+    for metric in ("train_loss_epoch", "eval_loss_epoch"):
+        assert list(own.get_metric_values(metric)) == pytest.approx(
+            list(default.get_metric_values(metric))
+        )
+
+
+@pytest.mark.parametrize("body", [published_eval_epoch, torch_eval_epoch])
+def test_a_replaced_evaluation_epoch_measures_what_the_default_does(
+    points: TensorDataset, body: Body
+) -> None:
+    runs = []
+    for kind in (Trainer, replaced(_run_eval_epoch=body)):
+        trainer = train(build_trainer(kind=kind), points, 2, eval_dataset=head(points, 11))
+        trainer.evaluate(points)
+        runs.append(trainer)
+    assert_same_model(runs[0].model, runs[1].model)
+    for metric in ("eval_loss_epoch", "evaluation_loss"):
+        values = [list(trainer.run_history.get_metric_values(metric)) for trainer in runs]
+        assert values[1] == pytest.approx(values[0])
+
+
+def test_an_epoch_that_does_nothing_counts_and_the_run_ends(points: TensorDataset) -> None:
+    trainer = train(build_trainer(kind=replaced(_run_train_epoch=lambda self, dl: None)), points, 3)
+    assert trainer.run_history.current_epoch == 4
+    assert_same_model(trainer.model, build_net())
+
+
+def test_an_epoch_over_a_loader_of_ones_own_counts(points: TensorDataset) -> None:
+    def own(self: Any, train_dl: Any) -> None:
+        for inputs, targets in DataLoader(self.train_dataset, batch_size=8):
+            self.optimizer.zero_grad()
+            self.loss_func(self.model(inputs), targets).backward()
+            self.optimizer.step()
+
+    trainer = train(build_trainer(kind=replaced(_run_train_epoch=own)), points, 3)
+    assert trainer.run_history.current_epoch == 4
+
+
+def test_a_run_ends_where_an_epoch_of_ones_own_says_so(points: TensorDataset) -> None:
+    trainer = train(build_trainer(kind=replaced(_run_train_epoch=lambda self, dl: True)), points, 3)
+    assert trainer.run_history.current_epoch == 2
+
+
+def test_a_loop_that_is_left_early_counts_its_steps_and_goes_on_with_the_next_epoch(
+    points: TensorDataset,
+) -> None:
+    def two_batches(self: Any, train_dl: Any) -> None:
+        for step, batch in enumerate(train_dl):
+            self._perform_forward_and_backward_passes(batch, step)
+            self.optimizer_step()
+            self.optimizer_zero_grad()
+            if step == 1:
+                break
+
+    trainer = train(build_trainer(kind=replaced(_run_train_epoch=two_batches)), points, 3)
+    limited = train(build_trainer(callbacks=[LimitBatchesCallback(2)]), points, 3)
+    assert_same_model(trainer.model, limited.model)
+    assert trainer._core.progress.step == 6
+
+
+def test_further_passes_over_the_data_do_not_count_as_epochs(points: TensorDataset) -> None:
+    def twice(self: Any, train_dl: Any) -> None:
+        assert sum(len(targets) for _, targets in train_dl) == 37
+        torch_train_epoch(self, train_dl)
+
+    trainer = train(build_trainer(kind=replaced(_run_train_epoch=twice)), points, 3)
+    assert trainer.run_history.current_epoch == 4
+    assert trainer._core.progress.step == 30
+
+
+def test_looking_at_the_loader_before_the_first_epoch_changes_nothing(
+    points: TensorDataset,
+) -> None:
+    seen: list[int] = []
+
+    def look(self: Any) -> None:
+        seen.extend(len(targets) for _, targets in self._train_dataloader)
+
+    trainer = train(build_trainer(kind=replaced(training_run_start=look)), points, 3)
+    assert sum(seen) == 37
+    assert_same_model(trainer.model, train(build_trainer(), points, 3).model)
+
+
+def test_the_loss_reported_is_not_divided_by_the_accumulation(points: TensorDataset) -> None:
+    seen: list[float] = []
+
+    def watch(self: Any, loss: Tensor) -> None:
+        seen.append(loss.item())
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    options: dict[str, Any] = {"gradient_accumulation_steps": 4, "per_device_batch_size": 8}
+    data = head(points, 32)
+    trainer = train(build_trainer(kind=replaced(backward_step=watch), lr=0.0), data, 1, **options)
+    reported = trainer.run_history.get_latest_metric("train_loss_epoch")
+    assert sum(seen) == pytest.approx(reported)
+
+
+def test_evaluation_inside_a_loop_of_ones_own_leaves_training_as_it_was(
+    points: TensorDataset,
+) -> None:
+    own = replaced(_run_train_epoch=published_train_epoch)
+    trainer = build_trainer(kind=own, callbacks=[StepBasedEvaluationCallback(2)])
+    train(trainer, points, 2, eval_dataset=points)
+    assert_same_model(trainer.model, train(build_trainer(), points, 2).model)
+
+
+def test_eval_epoch_start_and_train_epoch_start_set_modes_and_keep_frozen_parts(
+    points: TensorDataset,
+) -> None:
+    modes: list[tuple[bool, bool]] = []
+
+    def watched(self: Any, batch: Any) -> dict[str, Any]:
+        modes.append((self.model.training, self.model[1].training))
+        return own_loss(self, batch)
+
+    kind = replaced(
+        _run_eval_epoch=published_eval_epoch,
+        calculate_train_batch_loss=watched,
+        calculate_eval_batch_loss=watched,
+    )
+    trainer = build_trainer(kind=kind)
+    trainer.model[1].eval()  # type: ignore[index]  # a frozen batch norm
+    train(trainer, head(points, 8), 2, eval_dataset=head(points, 8))
+    assert modes == [(True, False), (False, False)] * 2
+
+
+def test_a_slice_around_the_loader_is_what_an_epoch_reads(points: TensorDataset) -> None:
+    from loopwright.interfaces.lifecycle.utils import DataLoaderSlice
+
+    def limit(self: Any) -> None:
+        self._train_dataloader = DataLoaderSlice(self._train_dataloader, 2)
+
+    trainer = train(build_trainer(kind=replaced(training_run_start=limit)), points, 2)
+    assert_same_model(
+        trainer.model, train(build_trainer(callbacks=[LimitBatchesCallback(2)]), points, 2).model
+    )
+
+
+def test_a_second_loss_of_the_same_batch_adds_to_the_gradients(points: TensorDataset) -> None:
+    def two_losses(self: Any, train_dl: Any) -> None:
+        for inputs, targets in train_dl:
+            loss = self.loss_func(self.model(inputs), targets)
+            self.backward_step(loss / 2)
+            self.backward_step(self.loss_func(self.model(inputs), targets) / 2)
+            self.optimizer_step()
+            self.optimizer_zero_grad()
+
+    data, model = head(points, 16), build_net(dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    kind = replaced(_run_train_epoch=two_losses)
+    trainer = train(
+        kind(model, nn.CrossEntropyLoss(), optimizer, callbacks=()),
+        data,
+        1,
+        per_device_batch_size=16,
+    )
+    other = build_net(dropout=0.0)
+    once = train(
+        Trainer(
+            other, nn.CrossEntropyLoss(), torch.optim.SGD(other.parameters(), lr=0.05), callbacks=()
+        ),
+        data,
+        1,
+        per_device_batch_size=16,
+    )
+    for one, two in zip(trainer.model.parameters(), once.model.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def backward_step_zero(self: Any, loss: Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+    self.optimizer.step()
+    self.optimizer.zero_grad()
+
+
+def backward_step_schedule(self: Any, loss: Tensor) -> None:
+    zero_backward_step(self, loss)
+    self.scheduler.step()
+
+
+def step_and_schedule(self: Any) -> None:
+    self.optimizer.step()
+    self.scheduler.step()
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        {"backward_step": zero_backward_step},
+        {"backward_step": backward_step_zero},
+        {"backward_step": backward_step_schedule},
+        {"backward_step": zero_backward_step, "optimizer_step": lambda self: None},
+        {"optimizer_step": step_and_schedule},
+    ],
+)
+def test_what_an_earlier_stage_has_stepped_is_not_stepped_again(
+    points: TensorDataset, methods: dict[str, Body]
+) -> None:
+    trainer = train(
+        build_trainer(kind=replaced(**methods)), points, 3, create_scheduler_fn=make_scheduler
+    )
+    default = train(build_trainer(), points, 3, create_scheduler_fn=make_scheduler)
+    assert_same_training(trainer, default)
+
+
+def assert_same_training(trainer: Trainer, other: Trainer) -> None:
+    assert_same_model(trainer.model, other.model)
+    assert trainer.optimizer is not None
+    assert other.optimizer is not None
+    assert_same_optimizer(trainer.optimizer, other.optimizer)
+
+
+def test_scheduler_without_a_counter_that_optimizer_step_stepped_is_not_stepped_again(
+    points: TensorDataset,
+) -> None:
+    def make_chained(optimizer: Any) -> ChainedScheduler:
+        return ChainedScheduler([make_scheduler(optimizer)])
+
+    kind = replaced(optimizer_step=step_and_schedule)
+    trainer = train(build_trainer(kind=kind), points, 3, create_scheduler_fn=make_chained)
+    assert_same_training(
+        trainer, train(build_trainer(), points, 3, create_scheduler_fn=make_scheduler)
+    )
+
+
+def test_stage_assigned_to_the_trainer_object_is_checked_as_that_of_a_subclass(
+    points: TensorDataset,
+) -> None:
+    trainer = build_trainer()
+    trainer.backward_step = partial(zero_backward_step, trainer)  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError, match="would happen after every batch"):
+        train(trainer, points, 1, gradient_accumulation_steps=2)

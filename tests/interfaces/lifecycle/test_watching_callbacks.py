@@ -1,0 +1,250 @@
+"""Callbacks that act on losses and metrics."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from loopwright import ConfigurationError, NonFiniteLossError, Runtime
+from loopwright.interfaces.lifecycle import (
+    EarlyStoppingCallback,
+    ModelEmaCallback,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    TerminateOnNaNCallback,
+    Trainer,
+    TrainerCallback,
+)
+from tests.mistakes import Mistakes
+
+from ...loops import assert_same_model, build_net
+from .runs import Each, build_trainer, train
+
+
+class Scripted(TrainerCallback):
+    """Records the values of a metric that the test wrote down."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric(
+            "score", self.values[trainer.run_history.current_epoch - 1]
+        )
+
+
+def epochs_until_stop(points: TensorDataset, values: tuple[float, ...], **options: Any) -> int:
+    stopper = EarlyStoppingCallback(
+        watch_metric="score", **({"greater_is_better": False} | options)
+    )
+    trainer = train(build_trainer(callbacks=[Scripted(*values), stopper]), points, len(values))
+    return len(list(trainer.run_history.get_metric_values("score")))
+
+
+def test_a_run_that_early_stopping_has_ended_is_over_when_it_is_resumed(
+    points: TensorDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: Mistakes
+) -> None:
+    def go_on(patience: int) -> Trainer:
+        saving = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1)
+        stopper = EarlyStoppingCallback(patience, watch_metric="score", greater_is_better=False)
+        trainer = build_trainer(callbacks=[Scripted(1.0, 2.0, 3.0, 4.0), stopper, saving])
+        return train(trainer, points, 4, resume_from=saving.latest)
+
+    ended = go_on(1)
+    capsys.readouterr()
+    again = go_on(1)
+    assert (again.run_history.current_epoch, ended.run_history.current_epoch) == (2, 2)
+    assert_same_model(again.model, ended.model)
+    what = "`resume_from` of a run that early stopping has ended"
+    mistake.said("Interface: lifecycle", what, capsys.readouterr().out.splitlines()[0])
+    assert len(list(go_on(9).run_history.get_metric_values("score"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "epochs"),
+    [
+        ((3.0, 2.0, 2.5, 1.0), {"early_stopping_patience": 1}, 3),
+        ((3.0, 2.0, 2.5, 1.0), {"early_stopping_patience": 2}, 4),
+        ((3.0, 2.995, 2.0), {"early_stopping_threshold": 0.01}, 2),
+        ((3.0, 2.995, 2.0), {"early_stopping_threshold": 0.001}, 3),
+        ((1.0, 2.0, 1.5), {"greater_is_better": True}, 3),
+        ((1.0, 2.0, 1.5), {"greater_is_better": False}, 2),
+        ((math.nan, 2.0, 1.0), {"early_stopping_patience": 2}, 3),
+    ],
+)
+def test_early_stopping(points: TensorDataset, values: Any, options: Any, epochs: int) -> None:
+    assert epochs_until_stop(points, values, **options) == epochs
+
+
+def test_early_stopping_begins_anew_with_every_run_unless_configured_otherwise(
+    points: TensorDataset,
+) -> None:
+    for reset, epochs in ((True, 2), (False, 1)):
+        stopper = EarlyStoppingCallback(
+            watch_metric="score", greater_is_better=False, reset_on_train=reset
+        )
+        trainer = build_trainer(callbacks=[Scripted(2.0, 1.0), stopper])
+        train(trainer, points, 2)
+        trainer.callback_handler.callbacks[0] = Scripted(3.0, 2.0)
+        trainer.callback_handler._hooks.clear()
+        train(trainer, points, 2)
+        assert len(list(trainer.run_history.get_metric_values("score"))) == epochs
+
+
+def test_a_metric_that_is_not_plainly_to_fall_has_to_be_said_to_rise_or_fall(
+    mistake: Mistakes,
+) -> None:
+    with mistake(
+        "Interface: lifecycle",
+        '`EarlyStoppingCallback(watch_metric="accuracy")` without `greater_is_better`',
+        ConfigurationError,
+        match="greater_is_better=True, or greater_is_better=False",
+    ):
+        EarlyStoppingCallback(watch_metric="accuracy")
+    with mistake("Interface: lifecycle", '`SaveBestModelCallback(watch_metric="foo")` without `greater_is_better`',
+                 ConfigurationError, match="does not say"):  # fmt: skip
+        SaveBestModelCallback(watch_metric="foo")
+    assert ModelEmaCallback(watch_metric="ema_model_eval_rmse").greater_is_better is False
+    assert (
+        EarlyStoppingCallback(watch_metric="accuracy", greater_is_better=False).greater_is_better
+        is False
+    )
+
+
+def test_a_watched_metric_that_nobody_records_is_named(points: TensorDataset) -> None:
+    with pytest.raises(ConfigurationError, match="Did you mean 'eval_loss_epoch'"):
+        train(
+            build_trainer(callbacks=[EarlyStoppingCallback(watch_metric="eval_loss")]),
+            points,
+            1,
+            eval_dataset=points,
+        )
+    with pytest.raises(ConfigurationError, match="pass `eval_dataset=`"):
+        train(build_trainer(callbacks=[EarlyStoppingCallback]), points, 1)
+
+
+def test_the_best_model_is_saved_and_loaded_at_the_end(
+    points: TensorDataset, tmp_path: Path
+) -> None:
+    states: list[dict[str, Any]] = []
+
+    def remember(trainer: Trainer) -> None:
+        states.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+
+    best = SaveBestModelCallback(tmp_path / "best", watch_metric="score", greater_is_better=True)
+    callbacks = [Scripted(1.0, 3.0, 2.0), Each("on_training_run_epoch_end", remember), best]
+    trainer = train(build_trainer(callbacks=callbacks), points, 3)
+    assert best.best_metric_epoch == 2
+    assert all(
+        torch.equal(value, states[1][name]) for name, value in trainer.model.state_dict().items()
+    )
+    assert trainer.load_checkpoint(tmp_path / "best")["score"] == 3.0
+
+
+def test_the_model_of_an_earlier_run_is_not_loaded(points: TensorDataset, tmp_path: Path) -> None:
+    best = SaveBestModelCallback(tmp_path / "best", watch_metric="score", greater_is_better=False)
+    train(build_trainer(callbacks=[Scripted(1.0), best]), points, 1)
+    trainer = train(build_trainer(callbacks=[Scripted(math.nan, math.nan), best]), points, 2)
+    assert_same_model(trainer.model, train(build_trainer(), points, 2).model)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_ends_training_before_it_reaches_the_weights(
+    points: TensorDataset, bad: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Spoilt(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return output | {"loss": output["loss"] * bad}
+
+    trainer = build_trainer(kind=Spoilt, callbacks=[TerminateOnNaNCallback])
+    with pytest.raises(
+        NonFiniteLossError, match=f"the training loss is {bad} in epoch 1. The weights are those"
+    ):
+        train(trainer, points, 2)
+    reference = build_net()
+    assert trainer._core.progress.update == 0
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(trainer.model.parameters(), reference.parameters(), strict=True)
+    )
+    assert f"the training loss is {bad}" in capsys.readouterr().out
+
+
+def test_an_evaluation_loss_that_is_no_number_ends_training(
+    points: TensorDataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Spoilt(Trainer):
+        def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_eval_batch_loss(batch)
+            return output | {"loss": output["loss"] * math.nan}
+
+    trainer = build_trainer(kind=Spoilt, callbacks=[TerminateOnNaNCallback])
+    with pytest.raises(NonFiniteLossError, match="the evaluation loss is nan in epoch 1"):
+        train(trainer, points, 3, eval_dataset=points)
+    assert len(list(trainer.run_history.get_metric_values("eval_loss_epoch"))) == 1
+    assert "the evaluation loss is nan" in capsys.readouterr().out
+
+
+def test_an_evaluation_alone_whose_loss_is_no_number_raises(points: TensorDataset) -> None:
+    trainer = build_trainer(callbacks=[TerminateOnNaNCallback])
+    with pytest.raises(
+        NonFiniteLossError,
+        match="evaluation loss is nan: check the weights and the evaluation data",
+    ):
+        trainer.evaluate(TensorDataset(points.tensors[0] * math.nan, points.tensors[1]))
+
+
+def test_where_reading_a_loss_would_wait_the_optimizer_step_is_guarded_instead(
+    points: TensorDataset,
+) -> None:
+    class Slow(Runtime):
+        reads_are_free = False  # type: ignore[assignment]
+
+    class OnlyGuarding(TerminateOnNaNCallback):
+        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
+            """Not looked at here, as on an accelerator."""
+
+    class Spoilt(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return output | {"loss": output["loss"] * math.nan}
+
+    trainer = build_trainer(kind=Spoilt, callbacks=[OnlyGuarding])
+    trainer._runtime = Slow("cpu")
+    with pytest.raises(NonFiniteLossError, match="Training was stopped"):
+        train(trainer, points, 2)
+    assert trainer._core.progress.update == 0
+    assert all(param.isfinite().all() for param in trainer.model.parameters())
+
+
+def test_a_plain_optimizer_step_is_guarded_too_where_reading_a_loss_would_wait(
+    points: TensorDataset,
+) -> None:
+    class Slow(Runtime):
+        reads_are_free = False  # type: ignore[assignment]
+
+    class OnlyGuarding(TerminateOnNaNCallback):
+        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
+            """Not looked at here, as on an accelerator."""
+
+    class Plain(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return output | {"loss": output["loss"] * math.nan}
+
+        def optimizer_step(self) -> None:
+            assert self.optimizer is not None
+            self.optimizer.step()
+
+    trainer = build_trainer(kind=Plain, callbacks=[OnlyGuarding])
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1, fused=True)
+    trainer._runtime = Slow("cpu")
+    with pytest.raises(NonFiniteLossError, match="Training was stopped"):
+        train(trainer, points, 2)
+    assert all(map(torch.equal, trainer.model.parameters(), build_net().parameters()))

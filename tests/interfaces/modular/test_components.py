@@ -1,0 +1,98 @@
+"""Components that `configure_*` return instead of assigning them, and loaders assigned by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from loopwright import ConfigurationError
+from loopwright.interfaces.modular import Callback
+
+from ...loops import build_net
+from .programs import Config, MyTrainer, assert_same, build_data, by_hand
+
+
+class Returning(MyTrainer):
+    """Returns its model and its optimizer, alone or by name."""
+
+    by_name = False
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        del self.model
+
+    def configure_models(self) -> Any:
+        return {"model": build_net()} if self.by_name else build_net()
+
+    def configure_optimizers(self) -> Any:
+        config = self.config
+        adam = torch.optim.AdamW(
+            self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        )
+        return {"optimizer": adam} if self.by_name else adam
+
+
+class ReturningNames(Returning):
+    by_name = True
+
+    def configure_dataloaders(self) -> Any:
+        train, val = super().configure_dataloaders()
+        return {"train": train, "val": val}
+
+
+@pytest.mark.parametrize("kind", [Returning, ReturningNames])
+def test_what_is_returned_trains_as_what_is_assigned(kind: type[Returning]) -> None:
+    trainer = kind(Config(n_epochs=2))
+    trainer.fit()
+    assert_same(trainer.model, by_hand(build_net(), epochs=2))
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ({1: nn.Linear(6, 3)}, "configure_models returned a dict with a int as key: use names"),
+        (
+            [nn.Linear(6, 3)],
+            "configure_models returned list: assign its objects to self and return nothing",
+        ),
+        ({"model": 3}, "configure_models returned dict: assign its objects to self"),
+    ],
+)
+def test_models_that_cannot_be_named_are_refused(
+    returned: Mapping[Any, Any] | list[Any], words: str
+) -> None:
+    class Wrong(MyTrainer):
+        def configure_models(self) -> Any:
+            return returned
+
+    with pytest.raises(ConfigurationError, match=words):
+        Wrong(Config()).fit()
+
+
+def test_loaders_may_be_assigned_before_training() -> None:
+    trainer = MyTrainer(Config())
+    trainer.setup()
+    trainer.train_loader, trainer.val_loader = (
+        DataLoader(build_data(n), batch_size=4) for n in (12, 6)
+    )
+    assert (len(trainer.train_loader), len(trainer.val_loader)) == (3, 2)
+    trainer.fit()
+    assert trainer.global_step == 3
+
+
+def test_a_callback_ends_training_after_the_update() -> None:
+    class Enough(Callback):
+        def on_train_batch_end(
+            self, trainer: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            if batch_idx == 1:
+                trainer.stop("two batches are enough")
+
+    trainer = MyTrainer(Config(n_epochs=3, callbacks=[Enough()]))
+    trainer.fit()
+    assert trainer.global_step == 2

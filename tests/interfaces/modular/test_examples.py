@@ -1,0 +1,335 @@
+"""The examples of this interface against loops written by hand, bit for bit, and resumed
+exactly."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import (
+    cross_entropy,
+    kl_div,
+    log_softmax,
+    mse_loss,
+    one_hot,
+    softmax,
+    softplus,
+)
+from torch.utils.data import TensorDataset, random_split
+
+from loopwright.callbacks import EMA
+from loopwright.data.order import permutation
+from loopwright.data.random import seed_everything
+from loopwright.interfaces.modular import Callback, DreamTrainerConfig
+
+from ...forked import call_forked
+from .programs import KillAt, Killed, assert_same, build_data, windows
+
+FOLDER = Path(__file__).parent.parent.parent.parent / "examples" / "modular"
+CLIP = 0.5
+COMMON: dict[str, Any] = {
+    "n_epochs": 2,
+    "train_batch_size": 16,
+    "gradient_accumulation_steps": 2,
+    "gradient_clip_val": CLIP,
+    "precision": "bf16",
+    "progress": "silent",
+}
+autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class ByHand:
+    """Gradients of a window, clipped and stepped at its end."""
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.params, self.optimizer = list(module.parameters()), optimizer
+
+    def backward(self, loss: Tensor, share: float) -> None:
+        torch.autograd.backward(loss / share, inputs=self.params, retain_graph=True)
+
+    def step(self) -> None:
+        nn.utils.clip_grad_norm_(self.params, CLIP)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+# GAN
+
+
+def gan_config(run_dir: Path | None = None, **options: Any) -> Any:
+    return load("gan").GANConfig(num_points=90, run_dir=run_dir, **(COMMON | options))
+
+
+def gan_by_hand() -> tuple[nn.Module, nn.Module]:
+    example = load("gan")
+    points = example.circle(90)
+    seed_everything(0)
+    generator = nn.Sequential(
+        nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    )
+    discriminator = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
+    g_side = ByHand(generator, torch.optim.Adam(generator.parameters(), 1e-3, betas=(0.5, 0.9)))
+    d_side = ByHand(
+        discriminator, torch.optim.Adam(discriminator.parameters(), 4e-3, betas=(0.5, 0.9))
+    )
+    seed_everything(0)
+    for update, window in enumerate(windows(90, 16, 2, 2)):
+        total = sum(len(batch) for batch in window)
+        for number, batch in enumerate(window, start=1):
+            real, share = points[batch], total / len(batch)
+            with autocast():
+                fake = generator(torch.randn(len(real), 4))
+                d_loss = (
+                    softplus(-discriminator(real)).mean()
+                    + softplus(discriminator(fake.detach())).mean()
+                )
+            d_side.backward(d_loss, share)
+            if number == len(window):
+                d_side.step()
+            if update % 2 == 0:
+                with autocast():
+                    g_loss = softplus(-discriminator(fake)).mean()
+                g_side.backward(g_loss, share)
+                if number == len(window):
+                    g_side.step()
+    return generator, discriminator
+
+
+def test_the_gan_is_that_of_a_loop_by_hand() -> None:
+    trainer = load("gan").GAN(gan_config())
+    trainer.fit()
+    generator, discriminator = gan_by_hand()
+    assert_same(trainer.generator, generator)
+    assert_same(trainer.discriminator, discriminator)
+    updates = trainer._engine.run.updates.by_name
+    assert (updates["g_optimizer"].num_updates, updates["d_optimizer"].num_updates) == (3, 6)
+
+
+class Kill(Callback):
+    def on_train_batch_end(self, trainer: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        # at the end of a window that is not counted yet
+        if (trainer.current_epoch, batch_idx) == (
+            1,
+            3,
+        ):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_gan_goes_on_exactly_after_sigkill(tmp_path: Path) -> None:
+    config = gan_config(tmp_path, callbacks=[Kill()], checkpoint_every_n_steps=1)
+    ended = call_forked(lambda: load("gan").GAN(config).fit(), tmp_path)
+    assert ended.code == -signal.SIGKILL, ended.err
+    assert list((tmp_path / "checkpoints").iterdir())
+    again, whole = (
+        load("gan").GAN(gan_config(folder, checkpoint_every_n_steps=1))
+        for folder in (tmp_path, None)
+    )
+    again.fit()
+    whole.fit()
+    for name in ("generator", "discriminator"):
+        assert_same(getattr(again, name), getattr(whole, name))
+    for name in ("g_optimizer", "d_optimizer"):
+        ours, theirs = (getattr(trainer, name).state_dict()["state"] for trainer in (again, whole))
+        assert all(
+            torch.equal(ours[at][key], value)
+            for at, saved in theirs.items()
+            for key, value in saved.items()
+        )
+    assert again.history.to_dict() == whole.history.to_dict()
+    assert [list(series) for series in again.history.steps.values()] == [
+        list(series) for series in whole.history.steps.values()
+    ]
+
+
+# Reinforcement learning
+
+
+def reinforce(run_dir: Path | None = None, *callbacks: Any) -> Any:
+    config = DreamTrainerConfig(
+        learning_rate=0.01,
+        run_dir=run_dir,
+        callbacks=callbacks,
+        checkpoint_every_n_steps=1,
+        max_steps=9,
+        **COMMON,
+    )
+    return load("reinforce").Reinforce(config)
+
+
+def reinforce_by_hand() -> tuple[nn.Module, nn.Module]:
+    example = load("reinforce")
+    seed_everything(0)
+    actor = nn.Sequential(nn.Linear(9, 32), nn.Tanh(), nn.Linear(32, 2))
+    critic = nn.Sequential(nn.Linear(9, 32), nn.Tanh(), nn.Linear(32, 1))
+    sides = [
+        ByHand(actor, torch.optim.Adam(actor.parameters(), lr=0.01)),
+        ByHand(critic, torch.optim.Adam(critic.parameters(), lr=3 * 0.01)),
+    ]
+    seed_everything(0)
+    for window in list(windows(512, 16, 2, 2))[:9]:
+        for batch in window:
+            places, logs, values, rewards = batch % 9, [], [], []
+            with autocast():
+                for _ in range(example.NUM_MOVES):
+                    seen = one_hot(places, 9).float()
+                    policy = torch.distributions.Categorical(logits=actor(seen).float())
+                    choices = policy.sample()
+                    logs.append(policy.log_prob(choices))
+                    values.append(critic(seen).float().squeeze(1))
+                    places = (places + 2 * choices - 1).clamp(0, 8)
+                    rewards.append((places == 4).float())
+                returns = torch.stack(rewards).flip(0).cumsum(0).flip(0)
+                advantages = (returns - torch.stack(values)).detach()
+                loss = -(torch.stack(logs) * advantages).mean() + mse_loss(
+                    torch.stack(values), returns
+                )
+            for side in sides:
+                side.backward(loss, 2.0)
+        for side in sides:
+            side.step()
+    return actor, critic
+
+
+def test_reinforcement_with_many_forward_passes_is_that_of_a_loop_by_hand() -> None:
+    trainer = reinforce()
+    trainer.fit()
+    actor, critic = reinforce_by_hand()
+    assert_same(trainer.actor, actor)
+    assert_same(trainer.critic, critic)
+
+
+def test_reinforcement_is_resumed_exactly(tmp_path: Path) -> None:
+    whole = reinforce()
+    whole.fit()
+    with pytest.raises(Killed):
+        reinforce(tmp_path, KillAt(5)).fit()
+    again = reinforce(tmp_path)
+    again.fit()
+    assert_same(again.actor, whole.actor)
+    assert_same(again.critic, whole.critic)
+    assert again.history.to_dict() == whole.history.to_dict()
+
+
+# Distillation
+
+
+def build_nets() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(4)
+    return tuple(
+        nn.Sequential(nn.Linear(6, w), nn.ReLU(), nn.Dropout(0.1), nn.Linear(w, 3)) for w in (8, 24)
+    )
+
+
+def distillation(ema: EMA, run_dir: Path | None = None, *callbacks: Any) -> Any:
+    student, teacher = build_nets()
+    config = DreamTrainerConfig(
+        run_dir=run_dir, callbacks=[ema, *callbacks], checkpoint_every_n_steps=1, **COMMON
+    )
+    return load("distillation").Distillation(config, student, build_data(101), teacher)
+
+
+def distillation_by_hand() -> tuple[nn.Module, list[Tensor]]:
+    student, teacher = build_nets()
+    teacher.eval()
+    data: TensorDataset = build_data(101)
+    train, _ = random_split(data, [0.8, 0.2], torch.Generator().manual_seed(0))
+    averages = [param.detach().clone() for param in student.parameters()]
+    side = ByHand(student, torch.optim.AdamW(student.parameters(), lr=1e-3))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(side.optimizer, T_max=2)
+    seed_everything(0)
+    for epoch in range(2):
+        batches = [
+            torch.tensor(train.indices)[at] for at in permutation(0, epoch, len(train)).split(16)
+        ]
+        for start in range(0, len(batches), 2):
+            window = batches[start : start + 2]
+            for batch in window:
+                inputs, targets = data.tensors[0][batch], data.tensors[1][batch]
+                with autocast():
+                    outputs = student(inputs)
+                    loss = cross_entropy(outputs, targets)
+                    with torch.no_grad():
+                        wanted = softmax(teacher(inputs) / 3.0, dim=1)
+                    loss = loss + 3.0**2 * kl_div(
+                        log_softmax(outputs / 3.0, 1), wanted, reduction="batchmean"
+                    )
+                side.backward(loss, sum(map(len, window)) / len(batch))
+            side.step()
+            for average, param in zip(averages, student.parameters(), strict=True):
+                average.lerp_(param.detach(), 1 - 0.9)
+        scheduler.step()
+    return student, averages
+
+
+def test_distillation_with_a_frozen_teacher_and_ema_is_that_of_a_loop_by_hand() -> None:
+    ema = EMA(0.9, model="student")
+    trainer = distillation(ema)
+    trainer.fit()
+    student, averages = distillation_by_hand()
+    assert_same(trainer.student, student)
+    assert all(
+        torch.equal(ours, own)
+        for ours, own in zip(ema.state["student"].values(), averages, strict=True)
+    )
+    assert_same(trainer.teacher, build_nets()[1])
+    assert not trainer.teacher.training
+
+
+def test_distillation_is_resumed_exactly(tmp_path: Path) -> None:
+    emas = [EMA(0.9, model="student") for _ in range(3)]
+    whole = distillation(emas[0])
+    whole.fit()
+    with pytest.raises(Killed):
+        distillation(emas[1], tmp_path, KillAt(4)).fit()
+    again = distillation(emas[2], tmp_path)
+    again.fit()
+    assert_same(again.student, whole.student)
+    assert again.history.to_dict() == whole.history.to_dict()
+    for name, value in emas[0].state["student"].items():
+        assert torch.equal(emas[2].state["student"][name], value)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("gan", ["--epochs", "1"], r"generated points: \d+% are within"),
+        (
+            "reinforce",
+            ["--epochs", "4"],
+            r"mean reward of 6 moves: (1\.\d+) in the first epoch, 2\.\d+ in the last",
+        ),
+        ("distillation", ["2"], r"student: accuracy 0\.\d+, averaged 0\.\d+"),
+    ],
+)
+def test_an_example_runs_and_tells_what_it_reached(
+    name: str,
+    arguments: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+    load(name).main()
+    assert re.search(expected, capsys.readouterr().out)

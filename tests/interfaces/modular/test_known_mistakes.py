@@ -1,0 +1,175 @@
+"""The mistakes of other trainers that the design names for this interface, and similar ones."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopwright import ConfigurationError
+from loopwright.callbacks import EMA
+from loopwright.interfaces.modular import Callback
+from loopwright.run import RunView, choose
+
+from ...loops import build_net
+from ...mistakes import Mistakes
+from .programs import Config, MyTrainer, assert_same, by_hand
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_ema_is_updated_once_an_update_and_not_once_a_batch(accumulate: int) -> None:
+    averages: list[torch.Tensor] = []
+
+    class Own(Callback):
+        """An average as one writes it, beside the shipped one."""
+
+        def on_train_start(self, trainer: MyTrainer) -> None:
+            averages[:] = [param.detach().clone() for param in trainer.model.parameters()]
+
+        def on_update_end(self, trainer: MyTrainer) -> None:
+            for average, param in zip(averages, trainer.model.parameters(), strict=True):
+                average.lerp_(param.detach(), 1 - 0.9)
+
+    ema = EMA(0.9)
+    trainer = MyTrainer(
+        Config(n_epochs=2, gradient_accumulation_steps=accumulate, callbacks=[ema, Own])
+    )
+    trainer.fit()
+    assert ema.num_updates == trainer.global_step == 2 * math.ceil(5 / accumulate)
+    state = ema.state["model"]
+    for average, (name, _) in zip(averages, trainer.model.named_parameters(), strict=True):
+        assert torch.equal(average, state[name])
+
+
+def test_a_checkpoint_is_there_when_save_checkpoint_returns(tmp_path: Path) -> None:
+    """A load right after its save, again and again, never sees an older or half-written one."""
+
+    class Racing(MyTrainer):
+        count = 0
+
+        def on_update_end(self) -> None:
+            self.save_checkpoint(tmp_path / "same")
+            other = MyTrainer(Config(), build_net(seed=5))
+            other.load_checkpoint(tmp_path / "same")
+            assert other.global_step == self.global_step
+            assert_same(other.model, self.model)
+            Racing.count += 1
+
+    Racing(Config(n_epochs=2)).fit()
+    assert Racing.count == 10
+
+
+@pytest.mark.parametrize("worst", [-math.inf, math.nan])
+def test_negative_and_nan_metrics_keep_the_best_model(tmp_path: Path, worst: float) -> None:
+    scores = [-3.0, worst, -1.5, -2.0]
+
+    class Scoring(MyTrainer):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"score": scores[self.current_epoch]}
+
+    config = Config(n_epochs=4, run_dir=tmp_path, monitor="val_score", keep_best=2)
+    Scoring(config).fit()
+    kept = sorted(path.name for path in (tmp_path / "kept").iterdir() if path.is_dir())
+    assert len(kept) == 2
+    # updates, no metrics
+    assert all(name.replace("-", "").replace("_", "").isalnum() for name in kept)
+    assert [name[-2:] for name in kept] == ["15", "20"]
+
+
+class Distant(MyTrainer):
+    """A validation metric whose name is in no table."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"foo": [3.0, 1.0, 2.0][self.current_epoch]}
+
+
+def test_a_monitor_whose_name_says_nothing_is_asked_about_before_the_first_step(
+    tmp_path: Path, mistake: Mistakes
+) -> None:
+    trainer = Distant(Config(n_epochs=3, run_dir=tmp_path, monitor="val_foo"))
+    with mistake("Interface: modular", '`monitor="val_foo"`, and nothing says whether it is to fall or to rise',
+                 ConfigurationError, match='pass monitor_mode="min"'):  # fmt: skip
+        trainer.fit()
+    assert trainer.global_step == 0
+
+
+def test_monitor_mode_says_it_and_reaches_the_reports(tmp_path: Path) -> None:
+    Distant(Config(n_epochs=3, run_dir=tmp_path, monitor="val_foo", monitor_mode="min")).fit()
+    best = choose(tmp_path)
+    assert best is not None
+    assert (best.metric, RunView(tmp_path).best["val_foo"].value) == (("val_foo", 1.0), 1.0)
+
+
+def test_a_scheduler_made_in_configure_optimizers_is_stepped() -> None:
+    class Scheduled(MyTrainer):
+        def configure_optimizers(self) -> None:
+            super().configure_optimizers()
+            self.halving = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+
+    trainer = Scheduled(Config(n_epochs=3))
+    trainer.fit()
+    assert trainer.halving.get_last_lr() == [0.01 / 8]
+
+
+def test_a_scheduler_that_watches_a_metric_gets_the_validation_loss() -> None:
+    class Watching(MyTrainer):
+        def configure_schedulers(self) -> None:
+            self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                self.optimizer, patience=0, threshold=1e9, threshold_mode="abs"
+            )
+
+    trainer = Watching(Config(n_epochs=3))
+    history = trainer.fit()
+    assert trainer.plateau.best == history["val_loss"][0]
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
+
+
+def test_seed_zero_is_a_seed() -> None:
+    class Building(MyTrainer):
+        def configure_models(self) -> None:
+            self.model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(6, 3))
+
+    torch.manual_seed(1)
+    first = Building(Config(seed=0))
+    first.fit()
+    torch.manual_seed(2)
+    second, other = Building(Config(seed=0)), Building(Config(seed=1))
+    second.fit()
+    other.fit()
+    assert_same(first.model, second.model)
+    assert not torch.equal(first.model[1].weight, other.model[1].weight)
+
+
+def test_models_made_in_init_follow_the_seed_too() -> None:
+    class Making(MyTrainer):
+        def __init__(self, config: Config) -> None:
+            super().__init__(config, torch.nn.Linear(1, 1))
+            self.model = torch.nn.Linear(6, 3)
+
+    torch.manual_seed(1)
+    first = Making(Config())
+    torch.manual_seed(2)
+    assert_same(first.model, Making(Config()).model)
+
+
+def test_the_reported_loss_is_not_divided_by_the_accumulation() -> None:
+    class Still(MyTrainer):
+        def configure_optimizers(self) -> None:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+
+    model = torch.nn.Linear(6, 3)
+    losses = [
+        Still(Config(gradient_accumulation_steps=width), model).fit().last("loss")
+        for width in (1, 2, 5)
+    ]
+    assert losses == [losses[0]] * 3
+
+
+def test_a_second_fit_has_nothing_left_to_do() -> None:
+    trainer = MyTrainer(Config(n_epochs=2), build_net())
+    trainer.fit()
+    trainer.fit()
+    assert_same(trainer.model, by_hand(build_net(), epochs=2))

@@ -1,0 +1,339 @@
+"""The commonest mistakes: each ends in a message that says what happened, what was expected, and
+what to write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader
+
+from loopwright import ConfigurationError
+from loopwright.errors import CheckpointError, NonFiniteLossError
+from loopwright.interfaces.modular import Callback, DreamTrainer, DreamTrainerConfig
+
+from ...mistakes import Mistakes
+from .programs import Config, MyTrainer, build_data
+
+FOREIGN = re.compile(
+    r"runtime=|clip_norm=|NonFiniteGuard|\baccumulate\b|update\(loss|train_step|eval_step|StepResult"
+)
+
+
+def trained(
+    base: type[MyTrainer] = MyTrainer, config: DreamTrainerConfig | None = None, **methods: Any
+) -> None:
+    type("Mine", (base,), methods)(config or Config()).fit()
+
+
+def loss_of(trainer: Any, batch: Any) -> Any:
+    return trainer.criterion(trainer.model(batch[0]), batch[1])
+
+
+class NoModel(MyTrainer):
+    def __init__(self, config: DreamTrainerConfig) -> None:
+        DreamTrainer.__init__(self, config)
+
+
+class Undecorated(DreamTrainerConfig):
+    width: int = 3
+
+
+@dataclass(kw_only=True)
+class Untyped(DreamTrainerConfig):
+    n_epochs = 5
+
+
+class NoSuper(MyTrainer):
+    def __init__(self, config: DreamTrainerConfig) -> None:
+        self.model = nn.Linear(6, 3)
+
+
+class InList(MyTrainer):
+    def configure_models(self) -> None:
+        self.heads = [nn.Linear(6, 3)]
+
+    def configure_optimizers(self) -> None:
+        self.optimizer = torch.optim.SGD(
+            [*self.model.parameters(), *self.heads[0].parameters()], lr=0.1
+        )
+
+
+class OnlyList(InList):
+    def configure_models(self) -> None:
+        super().configure_models()
+        del self.model
+
+
+class Misspelt(Callback):
+    def on_train_batch_ends(self, trainer: DreamTrainer) -> None: ...
+
+
+class Published(Callback):
+    def post_validation_step(self, result: Any, batch_idx: int) -> None:
+        pass
+
+
+class TooFew(Callback):
+    def on_train_batch_end(self, trainer: DreamTrainer, batch: Any) -> None: ...
+
+
+def optimizers(returned: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return lambda self: returned(self, torch.optim.SGD(self.model.parameters(), lr=0.1))
+
+
+def loaders(returned: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda self: returned(DataLoader(build_data(), 8))
+
+
+def unseen_loss(self: Any, batch: Any, batch_idx: int) -> Any:
+    self.backward(nn.functional.cross_entropy(self.model(batch[0]), batch[1], reduction="none"))
+
+
+def other_name(self: Any, batch: Any, batch_idx: int) -> Any:
+    self.backward(loss_of(self, batch), "optimiser")
+
+
+def is_nan(self: Any, batch: Any, batch_idx: int) -> Any:
+    self.backward(loss_of(self, batch) * float("nan"))
+
+
+def a_pair(self: Any, batch: Any, batch_idx: int) -> Any:
+    return loss_of(self, batch), 0.5
+
+
+def a_vector(self: Any, batch: Any, batch_idx: int) -> Any:
+    return {"loss": loss_of(self, batch), "scores": batch[0][:, 0]}
+
+
+def for_metrics(self: Any, batch: Any, batch_idx: int) -> Any:
+    outputs = self.model(batch[0])
+    return {"loss": self.criterion(outputs, batch[1]), "outputs": outputs, "targets": batch[1]}
+
+
+def out_of_memory(self: Any, batch: Any, batch_idx: int) -> Any:
+    if len(batch[0]) > 3:
+        raise torch.OutOfMemoryError
+    self.backward(loss_of(self, batch))
+    self.backward(loss_of(self, batch))
+
+
+def only_foo(self: Any, batch: Any, batch_idx: int) -> Any:
+    self.backward(loss_of(self, batch))
+    return {"foo": 1.0}
+
+
+def plateau(self: Any) -> None:
+    self.scheduler = ReduceLROnPlateau(self.optimizer)
+
+
+def stranger(self: Any) -> None:
+    self.scheduler = StepLR(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), 1)
+
+
+def sets_device(self: Any, config: Any) -> None:
+    DreamTrainer.__init__(self, config)
+    self.device = "cpu"
+
+
+def lbfgs(self: Any) -> None:
+    self.optimizer = torch.optim.LBFGS(self.model.parameters())
+
+
+def too_far(self: Any) -> None:
+    batches = iter(self.train_loader)
+    for batch_idx in range(7):
+        self.training_step(next(batches), batch_idx)
+
+
+def twice(self: Any) -> None:
+    for batch_idx, batch in enumerate(self.train_loader):
+        self.training_step(batch, batch_idx)
+        self.training_step(batch, batch_idx)
+
+
+Mistake = tuple[str, Callable[[], Any], str]
+MISTAKES: list[Mistake] = [
+    ("no `configure_models`, and no model made in `__init__`", lambda: trained(NoModel), "override configure_models"),
+    ("`n_epoch=2`", lambda: Config(n_epoch=2), "did you mean n_epochs"),
+    ("a field that no config has", lambda: Config(hidden_size=2), "field of a subclass"),
+    ("`DreamTrainerConfig(3)`", lambda: DreamTrainerConfig(3), "keyword arguments"),
+    ("a config subclass without `@dataclass`", lambda: Undecorated(width=4), "@dataclass"),
+    ("a field of a config subclass without a type", lambda: Untyped(), "n_epochs: int = 5"),
+    ("`__init__` without `super().__init__(config)`", lambda: NoSuper(Config()).fit(), "super"),
+    ("a dict as config", lambda: MyTrainer({"n_epochs": 2}), "DreamTrainerConfig"),
+    ("`callbacks=Callback()`", lambda: MyTrainer(Config(callbacks=Callback())), "callbacks=\\["),
+    ("a misspelt event", lambda: MyTrainer(Config(callbacks=[Misspelt()])), "did you mean on_train_batch_end"),
+    ("an event of the published package, `post_validation_step`",
+     lambda: MyTrainer(Config(callbacks=[Published()])), "here that event is on_validation_batch_end"),
+    ("an event with too few arguments", lambda: MyTrainer(Config(callbacks=[TooFew()])), "outputs, batch, batch_idx"),
+    ("`return {self.model: optimizer}`",
+     lambda: trained(configure_optimizers=optimizers(lambda self, o: {self.model: o})), "use names"),
+    ("an optimizer that is neither assigned nor returned",
+     lambda: trained(configure_optimizers=optimizers(lambda self, o: None)), "assign it to self"),
+    ("`return [optimizer], [scheduler]`",
+     lambda: trained(configure_optimizers=optimizers(lambda self, o: ([o], [StepLR(o, 1)]))), "assign"),
+    ("LBFGS without a closure", lambda: trained(configure_optimizers=lbfgs), "closure"),
+    ("`next(batches)` after an epoch's last batch", lambda: trained(training_loop=too_far), "call it again"),
+    ("`training_step` twice for a batch, with gradient_accumulation_steps=2",
+     lambda: trained(config=Config(gradient_accumulation_steps=2), training_loop=twice), "once per batch"),
+    ("all parameters frozen", lambda: trained(configure_models=lambda self: self.model.requires_grad_(False) and None),
+     "Unfreeze"),
+    ("models in a list", lambda: trained(OnlyList), "ModuleList"),
+    ("a model in a list beside another one", lambda: trained(InList), "ModuleList"),
+    ("three loaders", lambda: trained(configure_dataloaders=loaders(lambda loader: (loader,) * 3)), "train_loader"),
+    ("no loaders", lambda: trained(configure_dataloaders=loaders(lambda loader: None)), "configure_dataloaders"),
+    ("loaders under other names",
+     lambda: trained(configure_dataloaders=loaders(lambda loader: {"train": loader, "test": loader})), "'val'"),
+    ("`training_step(self, batch)`", lambda: trained(training_step=lambda self, batch: None), "batch, batch_idx"),
+    ("`training_step` returns a pair", lambda: trained(training_step=a_pair), "return the loss, a dict"),
+    ("`training_step` returns a vector", lambda: trained(training_step=a_vector), "reduce it to one number"),
+    ("`backward` of a loss that is not reduced", lambda: trained(training_step=unseen_loss), "reduce it"),
+    ("`backward` for an optimizer that does not exist", lambda: trained(training_step=other_name), "optimizer"),
+    ("`validation_step` returns nothing", lambda: trained(validation_step=lambda self, batch, batch_idx: None),
+     "Return the loss"),
+    ("`validation_step` returns 'loss' and 'val_loss'",
+     lambda: trained(validation_step=lambda self, batch, batch_idx: {"loss": 1.0, "val_loss": 2.0}), "the same name"),
+    ("`compute_metrics` returns nothing",
+     lambda: trained(training_step=for_metrics, compute_metrics=lambda self, outputs, targets: None), "dict"),
+    ("`should_validate` returns nothing", lambda: trained(should_validate=lambda self: None), "True or False"),
+    ("`ReduceLROnPlateau` without the metric that it watches",
+     lambda: trained(training_step=only_foo, configure_schedulers=plateau,
+                     configure_dataloaders=loaders(lambda loader: loader)), "monitor="),
+    ("a scheduler of another optimizer", lambda: trained(configure_schedulers=stranger), "scheduler"),
+    ("memory runs out in a step with two `backward`", lambda: trained(training_step=out_of_memory),
+     "gradient_accumulation_steps"),
+    ("`self.device = ...`", lambda: trained(__init__=sets_device), "DreamTrainerConfig\\(device"),
+    ("`device=\"gpu\"`", lambda: MyTrainer(Config(device="gpu")), "'cuda'"),
+    ("`precision=\"fp8\"`", lambda: MyTrainer(Config(precision="fp8")), "bf16"),
+    ("`seed=\"a\"`", lambda: MyTrainer(Config(seed="a")), "whole number"),
+    ("`learning_rate=\"1e-3\"`", lambda: MyTrainer(Config(learning_rate="1e-3")), "without quotes"),
+    ("`n_epochs=\"3\"`", lambda: MyTrainer(Config(n_epochs="3")), "whole number"),
+    ("`scheduler_interval=\"batch\"`", lambda: MyTrainer(Config(scheduler_interval="batch")), "'update'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "make", "match"), MISTAKES, ids=[row[0] for row in MISTAKES])
+def test_a_mistake_is_named_with_what_to_write(
+    what: str, make: Callable[[], Any], match: str, mistake: Mistakes
+) -> None:
+    with mistake("Interface: modular", what, ConfigurationError, match=match) as caught:
+        make()
+    assert not FOREIGN.search(str(caught.value))
+
+
+def test_a_nan_is_told_in_the_words_of_this_interface(mistake: Mistakes) -> None:
+    with mistake(
+        "Interface: modular", "a loss that is NaN", NonFiniteLossError, match="gradient_clip_val"
+    ) as caught:
+        trained(training_step=is_nan)
+    assert not FOREIGN.search(str(caught.value))
+
+
+def test_loading_what_is_not_there_is_told(tmp_path: Path, mistake: Mistakes) -> None:
+    with mistake(
+        "Interface: modular",
+        "`load_checkpoint` of a path where nothing is",
+        CheckpointError,
+        match="no such",
+    ):
+        MyTrainer(Config()).load_checkpoint(tmp_path / "nothing")
+
+
+def test_metrics_that_nobody_computes_are_told(
+    capsys: pytest.CaptureFixture[str], mistake: Mistakes
+) -> None:
+    trained(
+        config=Config(progress="lines", n_epochs=2),
+        compute_metrics=lambda self, outputs, targets: {"f1": 1.0},
+    )
+    said = [line for line in capsys.readouterr().out.splitlines() if "compute_metrics" in line]
+    assert len(said) == 1
+    mistake.said("Interface: modular", "`compute_metrics` that no step calls", said[0])
+
+
+# What is no mistake
+
+
+def test_an_optimizer_made_in_init_is_one() -> None:
+    class Early(MyTrainer):
+        configure_optimizers = DreamTrainer.configure_optimizers
+
+        def __init__(self, config: DreamTrainerConfig) -> None:
+            super().__init__(config)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    trainer = Early(Config())
+    trainer.fit()
+    assert trainer._engine.run.updates.by_name["optimizer"].num_updates == 5
+
+
+def test_a_config_with_an_init_of_its_own_is_left_alone() -> None:
+    class Own(DreamTrainerConfig):
+        def __init__(self, width: int) -> None:
+            super().__init__(n_epochs=2)
+            self.width = width
+
+    assert (Own(3).width, Own(width=4).n_epochs) == (3, 2)
+
+
+class Initialised(nn.Module):
+    """Built on the meta device as the published system does it, and with values that no layer has
+    by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(6, 3))
+
+    def init_weights(self) -> None:
+        nn.init.constant_(self.weight, 0.25)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs @ self.weight
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_init_weights_is_called_for_a_model_on_the_meta_device_only(device: str) -> None:
+    class Building(MyTrainer):
+        def configure_models(self) -> None:
+            with torch.device(device):
+                self.model = Initialised()
+            if device == "cpu":
+                nn.init.zeros_(self.model.weight)
+
+    trainer = Building(Config())
+    trainer.setup()
+    assert trainer.model.weight.device.type == "cpu"
+    assert (trainer.model.weight == (0.25 if device == "meta" else 0.0)).all()
+    trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("name", "reported"),
+    [
+        ("retrieval_accuracy", "val_retrieval_accuracy"),
+        ("val/loss", "val/loss"),
+        ("interval_loss", "val_interval_loss"),
+    ],
+)
+def test_what_a_validation_measures_is_told_from_training_by_how_its_name_begins(
+    name: str, reported: str
+) -> None:
+    class Both(MyTrainer):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.backward(loss_of(self, batch))
+            return {name: 1.0}
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return {name: 2.0}
+
+    history = Both(Config()).fit().to_dict()
+    assert history[reported] == [2.0]
+    assert name == reported or history[name] == [1.0]

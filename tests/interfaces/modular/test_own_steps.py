@@ -1,0 +1,194 @@
+"""Steps and loops replaced whole, with the ordinary torch idioms in them, are the loops that one
+writes by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright.callbacks import NonFiniteGuard
+from loopwright.errors import NonFiniteLossError
+from loopwright.interfaces.modular import own_steps
+from loopwright.training.update import OptimizerUpdate
+from loopwright.training.window import Window
+
+from ...loops import build_net
+from . import idioms
+from .idioms import CLIP, Idiom, accumulated_by_hand, fit, scheduled_by_hand
+from .programs import Config, KillAt, Killed, MyTrainer, assert_same, by_hand
+
+PLAIN = [
+    idioms.OwnStep,
+    idioms.OwnStepWithoutZeroing,
+    idioms.OwnBackward,
+    idioms.Returning,
+    idioms.ReturningNamed,
+    idioms.Closure,
+    idioms.LoopOwnStep,
+    idioms.LoopOwnBackward,
+    idioms.LoopTrainsReturned,
+    idioms.LoopTrainsReturnedItself,
+    idioms.LoopReturning,
+]
+CLIPPED_BY_HAND = [idioms.OwnClipping, idioms.ClippingAlone, idioms.OwnBackwardClipping]
+SCHEDULED = [
+    idioms.OwnSchedule,
+    idioms.OwnScheduleAlone,
+    idioms.TrainersSchedule,
+    idioms.LoopSchedule,
+]
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_an_idiom_is_one_step_a_batch(kind: type[Idiom]) -> None:
+    trainer = fit(kind)
+    assert_same(trainer.model, by_hand(build_net(), epochs=2))
+    assert [update.num_updates for update in trainer._engine.run.updates.by_name.values()] == [10]
+
+
+@pytest.mark.parametrize(
+    "kind", [idioms.OwnStep, idioms.OwnBackward, idioms.Returning, idioms.LoopOwnStep]
+)
+def test_the_configs_clipping_comes_before_whoever_steps(kind: type[Idiom]) -> None:
+    assert_same(fit(kind, gradient_clip_val=CLIP).model, by_hand(build_net(), epochs=2, clip=CLIP))
+
+
+@pytest.mark.parametrize("kind", CLIPPED_BY_HAND)
+def test_clipping_by_hand_is_kept(kind: type[Idiom]) -> None:
+    assert_same(fit(kind).model, by_hand(build_net(), epochs=2, clip=CLIP))
+
+
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_a_scheduler_is_stepped_once_an_update_by_whomever(kind: type[Idiom]) -> None:
+    trainer = fit(kind)
+    assert trainer.scheduler.last_epoch == 10
+    assert_same(trainer.model, scheduled_by_hand(build_net(), epochs=2))
+
+
+def test_accumulation_by_hand_is_kept() -> None:
+    assert_same(fit(idioms.OwnAccumulation).model, accumulated_by_hand(build_net(), epochs=2))
+
+
+@pytest.mark.parametrize("kind", [idioms.OwnStep, idioms.Returning, idioms.LoopOwnStep])
+def test_an_idiom_runs_in_bf16(kind: type[Idiom]) -> None:
+    if kind is idioms.LoopOwnStep:
+
+        class Kind(kind):  # type: ignore[misc,valid-type]
+            def loss(self, batch: Any) -> Any:
+                with self.autocast():
+                    return super().loss(batch)
+    else:
+        Kind = kind  # type: ignore[misc]
+    assert_same(
+        fit(Kind, precision="bf16").model, by_hand(build_net(), epochs=2, dtype=torch.bfloat16)
+    )
+
+
+@pytest.mark.parametrize("kind", [idioms.Returning, idioms.LoopReturning])
+def test_returned_losses_are_accumulated(kind: type[Idiom]) -> None:
+    trainer = fit(kind, gradient_accumulation_steps=2)
+    assert_same(trainer.model, by_hand(build_net(), epochs=2, accumulate=2))
+
+
+@pytest.mark.parametrize("kind", [idioms.Returning, idioms.OwnStep])
+def test_a_step_called_by_hand_is_one_step(kind: type[Idiom]) -> None:
+    trainer = kind(Config(), build_net())
+    trainer.setup()
+    trainer.training_step(next(iter(trainer.train_loader)), 0)
+    assert [update.num_updates for update in trainer._engine.run.updates.by_name.values()] == [1]
+
+
+def test_a_step_taken_where_nothing_is_accumulated_any_more_is_that_of_the_window() -> None:
+    class Asking(Idiom):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.backward(self.loss(batch))
+            if not self.is_accumulating_gradients:
+                self.step(self.optimizer)
+
+    assert_same(
+        fit(Asking, gradient_accumulation_steps=2).model,
+        by_hand(build_net(), epochs=2, accumulate=2),
+    )
+
+
+def test_a_step_by_hand_is_not_taken_with_gradients_of_a_loss_that_is_not_finite() -> None:
+    class Nan(Idiom):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.optimizer.zero_grad()
+            self.backward(self.loss(batch) * (float("nan") if batch_idx == 1 else 1.0))
+            self.optimizer.step()
+
+    skipped = Nan(Config(callbacks=[NonFiniteGuard("skip")]), build_net())
+    skipped.fit()
+    assert all(param.isfinite().all() for param in skipped.model.parameters())
+    with pytest.raises(NonFiniteLossError):
+        Nan(Config(), build_net()).fit()
+
+
+def test_what_a_device_noted_is_read_before_a_step_by_hand() -> None:
+    """On an accelerator a fused optimizer leaves out its own steps; one of the user's must not slip
+    through."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    guard = NonFiniteGuard("skip")
+    guard._trainer = MyTrainer(Config())._engine
+    update = OptimizerUpdate("optimizer", optimizer, guard=guard, reads_are_free=False)
+    update.refresh([weight])
+    update.backward((weight * float("nan")).sum(), Window())
+    own_steps.complete(update)
+    assert (weight.grad, guard.num_skipped) == (None, 1)
+
+
+def test_accumulation_by_hand_may_return_its_loss_which_is_then_only_reported() -> None:
+    class Reporting(idioms.OwnAccumulation):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.loss(batch)
+            (loss / 2).backward(retain_graph=True)
+            if (batch_idx + 1) % 2 == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            return {"loss": loss}
+
+    assert_same(fit(Reporting).model, accumulated_by_hand(build_net(), epochs=2))
+
+
+@pytest.mark.parametrize(
+    "kind", [idioms.OwnStep, idioms.OwnBackward, idioms.Returning, idioms.LoopOwnBackward]
+)
+def test_an_idiom_is_resumed_exactly(tmp_path: Path, kind: type[Idiom]) -> None:
+    options: dict[str, Any] = {"n_epochs": 2, "checkpoint_every_n_steps": 1, "run_dir": tmp_path}
+    with pytest.raises(Killed):
+        kind(Config(callbacks=[KillAt(7)], **options), build_net()).fit()
+    again = kind(Config(**options), build_net(seed=9))
+    again.fit()
+    assert_same(again.model, by_hand(build_net(), epochs=2))
+
+
+@pytest.mark.parametrize("kind", [idioms.Returning, idioms.ReturningNamed])
+def test_a_window_that_does_not_fit_into_memory_is_taken_again_in_pieces(kind: type[Idiom]) -> None:
+    class Small(kind):  # type: ignore[misc,valid-type]
+        def loss(self, batch: Any) -> Any:
+            if len(batch[0]) > 5 and self._engine.progress.step:
+                raise torch.OutOfMemoryError
+            return super().loss(batch)
+
+    trainers = [
+        cls(Config(gradient_accumulation_steps=2), nn.Linear(6, 3)) for cls in (Small, kind)
+    ]
+    trainers[1].model.load_state_dict(trainers[0].model.state_dict())
+    for trainer in trainers:
+        trainer.fit()
+    assert trainers[0]._engine.run.num_micro_batches == 2
+    torch.testing.assert_close(trainers[0].model.weight, trainers[1].model.weight)
+
+
+def test_an_optimizer_may_be_used_by_hand_after_training() -> None:
+    trainer = fit(idioms.OwnStep)
+    before = trainer.model[0].weight.clone() if isinstance(trainer.model, nn.Sequential) else None
+    nn.functional.cross_entropy(trainer.model(torch.ones(2, 6)), torch.tensor([0, 1])).backward()
+    trainer.optimizer.step()
+    assert before is None or not torch.equal(trainer.model[0].weight, before)

@@ -1,0 +1,141 @@
+"""Steps of several optimizers, replaced whole: whose a loss is, and the loop that one writes by
+hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from loopwright import ConfigurationError
+
+from ...mistakes import Mistakes
+from .programs import Config, assert_same
+from .test_gradients import Pair, pair_by_hand
+
+
+class OwnPair(Pair):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        fake = self.fake(batch[0])
+        self.d_optimizer.zero_grad()
+        self.backward(self.d_loss(batch[0], fake))
+        self.d_optimizer.step()
+        self.g_optimizer.zero_grad()
+        self.backward(self.g_loss(fake))
+        self.g_optimizer.step()
+
+
+class RawPair(Pair):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        fake = self.fake(batch[0])
+        self.d_optimizer.zero_grad()
+        self.d_loss(batch[0], fake).backward()
+        self.d_optimizer.step()
+        self.g_optimizer.zero_grad()
+        self.g_loss(fake).backward()
+        self.g_optimizer.step()
+
+
+class LoopPair(OwnPair):
+    def training_loop(self) -> None:
+        for _ in range(self.config.n_epochs):
+            for batch in self.train_loader:
+                OwnPair.training_step.__wrapped__(self, batch, 0)  # as if it stood here
+
+
+@pytest.mark.parametrize("kind", [OwnPair, RawPair, LoopPair])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_a_gan_with_steps_of_its_own_is_that_of_a_loop_by_hand(
+    kind: type[Pair], clip: float | None
+) -> None:
+    trainer = kind(Config(n_epochs=2, gradient_clip_val=clip))
+    trainer.fit()
+    generator, discriminator = pair_by_hand(
+        is_alternating=True, accumulate=1, clip=clip, dtype=None
+    )
+    assert_same(trainer.generator, generator)
+    assert_same(trainer.discriminator, discriminator)
+
+
+class Unnamed(Pair):
+    """The losses of a GAN, one after the other, and not a word about whose they are."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        fake = self.fake(batch[0])
+        self.backward(self.d_loss(batch[0], fake))
+        self.backward(self.g_loss(fake))
+
+
+class Alternating(Pair):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        fake = self.fake(batch[0])
+        self.backward(self.g_loss(fake) if batch_idx % 2 else self.d_loss(batch[0], fake))
+
+
+def test_losses_that_could_be_for_one_optimizer_or_two_are_refused(mistake: Mistakes) -> None:
+    trainer = Unnamed(Config())
+    with mistake(
+        "Interface: modular",
+        "`self.backward(d_loss)`, then `self.backward(g_loss)`, with two optimizers",
+        ConfigurationError,
+        match=r"self\.backward\(loss, self\.g_optimizer\)",
+    ):
+        trainer.fit()
+    assert not any(update.num_updates for update in trainer._engine.run.updates.by_name.values())
+
+
+def test_losses_of_alternating_batches_are_refused_by_the_third(mistake: Mistakes) -> None:
+    trainer = Alternating(Config())
+    with pytest.raises(ConfigurationError, match="not clear which optimizer"):
+        trainer.fit()
+    assert trainer.global_step == 2
+
+
+def test_losses_that_reach_different_optimizers_go_to_those() -> None:
+    class Two(Pair):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.backward(self.fake(batch[0]).square().mean())
+            self.backward(self.discriminator(batch[0]).square().mean())
+
+    class Named(Pair):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.backward(self.fake(batch[0]).square().mean(), self.g_optimizer)
+            self.backward(self.discriminator(batch[0]).square().mean(), self.d_optimizer)
+
+    two, named = Two(Config(n_epochs=2)), Named(Config(n_epochs=2))
+    two.fit()
+    named.fit()
+    assert_same(two.generator, named.generator)
+    assert_same(two.discriminator, named.discriminator)
+
+
+def test_several_losses_of_one_optimizer_are_added() -> None:
+    class Parts(Pair):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.backward((self.discriminator(batch[0]) - 1).square().mean())
+            self.backward(self.discriminator(self.fake(batch[0]).detach()).square().mean())
+
+    class Sum(Pair):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            real = (self.discriminator(batch[0]) - 1).square().mean()
+            self.backward(real + self.discriminator(self.fake(batch[0]).detach()).square().mean())
+
+    parts, added = Parts(Config()), Sum(Config())
+    parts.fit()
+    added.fit()
+    torch.testing.assert_close(parts.discriminator.state_dict(), added.discriminator.state_dict())
+
+
+def test_a_part_that_is_unfrozen_later_is_no_riddle() -> None:
+    class Unfreezing(Pair):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.generator.requires_grad_(self.current_epoch > 0)
+            return self.g_loss(self.fake(batch[0]))
+
+    trainer = Unfreezing(Config(n_epochs=2))
+    trainer.fit()
+    assert [update.num_updates for update in trainer._engine.run.updates.by_name.values()] == [
+        5,
+        10,
+    ]

@@ -1,0 +1,166 @@
+"""Checkpoints of the simple interface in other programs: plain files, `from_pretrained`, one file
+of weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from loopwright import CheckpointError, ConfigurationError
+from loopwright.checkpoint import verify_checkpoint
+from loopwright.interfaces.simple import Trainer
+from tests.loops import assert_same_model, build_linear, build_net
+
+from .programs import adam, cross_entropy, in_order, shuffled
+
+
+def test_best_model_holds_a_plain_safetensors_file_of_the_weights(
+    points: TensorDataset, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    model, other = build_net(), build_net(9)
+    Trainer(model, adam(model), cross_entropy).train(shuffled(points), 1, save_dir=tmp_path)
+    other.load_state_dict(load_file(tmp_path / "best_model" / "model.safetensors"))
+    assert_same_model(other, model)
+
+
+def test_export_is_one_file_for_torch_load_or_safetensors(
+    points: TensorDataset, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    model = build_net()
+    trainer = Trainer(model, adam(model), cross_entropy)
+    trainer.train(shuffled(points), 1)
+    for name, read in (("m.pt", torch.load), ("m.safetensors", load_file)):
+        trainer.export(tmp_path / name)
+        assert (tmp_path / name).is_file()
+        other = build_net(9)
+        other.load_state_dict(read(tmp_path / name))
+        assert_same_model(other, model)
+        trainer.load_checkpoint(tmp_path / name)
+
+
+def tiny_gpt2() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    options = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 12, "vocab_size": 40}
+    return GPT2LMHeadModel(GPT2Config(**options, bos_token_id=0, eos_token_id=0))
+
+
+def test_hugging_face_model_is_loaded_from_its_best_model_by_from_pretrained(
+    tmp_path: Path,
+) -> None:
+    from safetensors import safe_open
+
+    model = tiny_gpt2()  # its input and output embeddings are one tensor
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(40, (8, 12))]
+    trainer = Trainer(model, None, None)
+    trainer.train(DataLoader(rows, batch_size=4), 2, save_dir=tmp_path)  # which replaces best_model
+    assert_same_model(type(model).from_pretrained(tmp_path / "best_model"), model)
+    with safe_open(tmp_path / "best_model" / "model.safetensors", framework="pt") as file:
+        assert file.metadata()["format"] == "pt"  # which older versions insist on
+    assert verify_checkpoint(tmp_path / "best_model") == []
+    Trainer(tiny_gpt2(), None, None).load_checkpoint(tmp_path / "best_model")
+
+
+class Hub(nn.Linear):
+    """A model with files of its own beside its weights."""
+
+    def save_pretrained(self, folder: Any) -> None:
+        torch.save(self.state_dict(), Path(folder) / "pytorch_model.bin")
+        (Path(folder) / "sizes.json").write_text(json.dumps([self.in_features, self.out_features]))
+
+
+def test_files_of_save_pretrained_are_part_of_the_checkpoint_but_for_its_weights(
+    tmp_path: Path,
+) -> None:
+    trainer = Trainer(Hub(6, 3), None, None)
+    for epoch in range(2):
+        trainer._save_checkpoint(str(tmp_path / "here"), epoch)
+    names = {path.name for path in (tmp_path / "here").iterdir()}
+    assert names == {
+        "manifest.json",
+        "state.json",
+        "state.safetensors",
+        "model.safetensors",
+        "sizes.json",
+    }
+    assert json.loads((tmp_path / "here" / "sizes.json").read_text()) == [6, 3]
+    (tmp_path / "here" / "sizes.json").write_text("[]")
+    assert any("sizes.json" in problem for problem in verify_checkpoint(tmp_path / "here"))
+
+
+def test_save_pretrained_that_fails_is_named(tmp_path: Path) -> None:
+    class Failing(nn.Linear):
+        def save_pretrained(self, folder: Any) -> None:
+            raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space") as caught:
+        Trainer(Failing(6, 3), None, None)._save_checkpoint(str(tmp_path / "here"), 0)
+    assert "save_pretrained of Failing" in caught.value.__notes__[0]
+    assert not (tmp_path / "here").exists()
+
+
+def test_file_that_the_user_put_into_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
+    trainer = Trainer(build_linear(), None, None)
+    trainer._save_checkpoint(str(tmp_path / "here"), 0)
+    (tmp_path / "here" / "config.json").write_text("{}")
+    with pytest.raises(
+        ConfigurationError, match=r"holds 'config\.json', which Loopwright did not write"
+    ):
+        trainer._save_checkpoint(str(tmp_path / "here"), 1)
+
+
+def test_missing_checkpoint_is_an_error_that_says_what_is_there(
+    points: TensorDataset, tmp_path: Path, mistake: Any
+) -> None:
+    trainer = Trainer(build_linear(), None, cross_entropy)
+    trainer.train(shuffled(points), 1, save_dir=tmp_path / "ck")
+    with mistake(
+        "Interface: simple",
+        "`load_checkpoint` of a path that is not there",
+        CheckpointError,
+        match="best_model",
+    ):
+        trainer.load_checkpoint(tmp_path / "ck" / "best_model.pt")
+
+
+def test_checkpoint_of_another_optimizer_says_how_to_load_the_weights_alone(
+    points: TensorDataset, tmp_path: Path, mistake: Any
+) -> None:
+    model = build_linear()
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy)
+    trainer.train(shuffled(points), 1, in_order(points), save_dir=tmp_path / "ck")
+    other = Trainer(build_linear(9), None, cross_entropy)
+    what = "`load_checkpoint` into a trainer with another optimizer"
+    with mistake("Interface: simple", what, CheckpointError, match="load_optimizer=False"):
+        other.load_checkpoint(tmp_path / "ck" / "best_model")
+    other.load_checkpoint(tmp_path / "ck" / "best_model", load_optimizer=False)
+    assert_same_model(other.model, model)
+
+
+def test_trained_attributes_that_checkpoints_do_not_hold_are_said_once(
+    points: TensorDataset, tmp_path: Path, mistake: Any, capsys: Any
+) -> None:
+    class Two(Trainer):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(model, None, cross_entropy)
+            self.critic, self.teacher, self.criterion = nn.Linear(3, 1), model, nn.MSELoss()
+            self.critic_optimizer = torch.optim.SGD(self.critic.parameters(), lr=0.1)
+
+    Two(build_linear()).train(shuffled(points), 2, save_dir=tmp_path)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "do not contain" in line)
+    mistake.said(
+        "Interface: simple",
+        "a second model in a subclass that does not override `_save_checkpoint`",
+        line,
+    )
+    assert "critic, critic_optimizer," in line

@@ -1,0 +1,355 @@
+"""Subclasses of the simple interface: whatever they override counts inside `train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from loopwright import ConfigurationError
+from loopwright.data.random import seed_everything
+from loopwright.interfaces.simple import Trainer
+from tests.loops import assert_same_model, batches, build_linear, build_net
+
+from .programs import adam, cross_entropy, in_order, saved_in, shuffled
+
+PER_BATCH = {"training": {"scheduler_step_per_batch": True}}
+
+
+def train_reference(points: TensorDataset, num_epochs: int = 2) -> nn.Module:
+    model = build_net()
+    seed_everything(0)
+    Trainer(model, adam(model), cross_entropy).train(shuffled(points), num_epochs, in_order(points))
+    return model
+
+
+class OwnStep(Trainer):
+    """The step as one writes it, without any of ours."""
+
+    def train_step(self, batch: Any) -> dict[str, float]:
+        assert self.optimizer is not None
+        inputs, targets = self._prepare_batch(batch)
+        self.optimizer.zero_grad()
+        loss = self._compute_loss(self._forward_pass(inputs), targets)
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": loss.item(), "inputs": inputs.size(0)}
+
+
+class OwnEpoch(Trainer):
+    """An epoch as one writes it."""
+
+    def train_epoch(
+        self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0
+    ) -> dict[str, float]:
+        losses = [self.train_step(batch)["loss"] for batch in train_dataloader]
+        return {"train_loss": sum(losses) / len(losses), "epoch": epoch}
+
+
+def test_own_train_step_is_the_one_that_trains(points: TensorDataset) -> None:
+    model = build_net()
+    seed_everything(0)
+    history = OwnStep(model, adam(model), cross_entropy).train(
+        shuffled(points), 2, in_order(points)
+    )
+    assert_same_model(model, train_reference(points))
+    assert list(history) == ["train_loss", "train_inputs", "eval_loss"]
+    assert history["train_inputs"] == [(4 * 8 * 8 + 5 * 5) / 37] * 2
+
+
+def test_train_step_that_adds_to_the_given_one_trains_once(points: TensorDataset) -> None:
+    class Counting(Trainer):
+        num_steps = 0
+
+        def train_step(self, batch: Any) -> dict[str, float]:
+            self.num_steps += 1
+            return {**super().train_step(batch), "number": self.num_steps}
+
+    model = build_net()
+    seed_everything(0)
+    trainer = Counting(model, adam(model), cross_entropy)
+    history = trainer.train(shuffled(points), 2, in_order(points))
+    assert_same_model(model, train_reference(points))
+    assert trainer.num_steps == 10
+    assert set(history) == {"train_loss", "train_number", "eval_loss"}
+
+
+def test_own_train_step_still_has_its_scheduler_stepped_after_each_batch(
+    points: TensorDataset,
+) -> None:
+    model = build_net()
+    optimizer = adam(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    OwnStep(model, optimizer, cross_entropy, PER_BATCH, scheduler=scheduler).train(
+        shuffled(points), 2
+    )
+    assert scheduler.last_epoch == 10
+
+
+def test_own_train_step_that_steps_the_scheduler_is_not_doubled(points: TensorDataset) -> None:
+    class StepsBoth(OwnStep):
+        def train_step(self, batch: Any) -> dict[str, float]:
+            result = super().train_step(batch)
+            self.scheduler.step()
+            return result
+
+    model = build_net()
+    optimizer = adam(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    StepsBoth(model, optimizer, cross_entropy, PER_BATCH, scheduler=scheduler).train(
+        shuffled(points), 2
+    )
+    assert scheduler.last_epoch == 10
+
+
+def test_own_eval_step_is_averaged_over_samples(points: TensorDataset) -> None:
+    class Sizes(Trainer):
+        def eval_step(self, batch: Any) -> dict[str, float]:
+            return {"loss": 1.0, "size": len(batch[0])}
+
+    model = build_net()
+    history = Sizes(model, adam(model), cross_entropy).train(shuffled(points), 1, in_order(points))
+    assert history["eval_loss"] == [1.0]
+    assert history["eval_size"] == [(4 * 8 * 8 + 5 * 5) / 37]
+
+
+def test_eval_step_that_adds_to_the_given_one(points: TensorDataset) -> None:
+    class Doubled(Trainer):
+        def eval_step(self, batch: Any) -> dict[str, float]:
+            loss = super().eval_step(batch)["loss"]
+            return {"loss": loss, "double": 2 * loss}
+
+    model = build_net()
+    trainer = Doubled(model, adam(model), cross_entropy)
+    history = trainer.train(shuffled(points), 1, in_order(points))
+    assert history["eval_double"][0] == pytest.approx(2 * history["eval_loss"][0])
+    assert history["eval_loss"] == [
+        Trainer(model, None, cross_entropy).evaluate(in_order(points))["loss"]
+    ]
+
+
+def test_evaluate_that_adds_to_the_given_one(points: TensorDataset) -> None:
+    class Perplexity(Trainer):
+        def evaluate(self, dataloader: Any) -> dict[str, float]:
+            metrics = super().evaluate(dataloader)
+            return {**metrics, "perplexity": torch.tensor(metrics["loss"]).exp()}  # type: ignore[dict-item]
+
+    model = build_net()
+    history = Perplexity(model, adam(model), cross_entropy).train(
+        shuffled(points), 1, in_order(points)
+    )
+    assert history["eval_perplexity"][0] == torch.tensor(history["eval_loss"][0]).exp().item()
+
+
+def test_evaluate_that_returns_no_numbers_is_named(points: TensorDataset) -> None:
+    class Silent(Trainer):
+        def evaluate(self, dataloader: Any) -> dict[str, float]:
+            return None  # type: ignore[return-value]
+
+    model = build_net()
+    with pytest.raises(
+        ConfigurationError, match="`evaluate` returned None; expected a dict of metrics"
+    ):
+        Silent(model, adam(model), cross_entropy).train(shuffled(points), 1, in_order(points))
+
+
+def test_own_parts_of_a_step_are_used_in_training_and_evaluation(points: TensorDataset) -> None:
+    class Parts(Trainer):
+        calls: list[str]
+
+        def _prepare_batch(self, batch: Any) -> tuple[Any, Any]:
+            self.calls.append("prepare")
+            inputs, targets = super()._prepare_batch(batch)
+            return inputs * 2, targets
+
+        def _forward_pass(self, inputs: Any) -> Any:
+            self.calls.append("forward")
+            return super()._forward_pass(inputs) + 1
+
+        def _compute_loss(self, outputs: Any, targets: Any) -> Tensor:
+            self.calls.append("loss")
+            return super()._compute_loss(outputs, targets) * 3
+
+    model, by_hand = build_linear(), build_linear()
+    trainer = Parts(model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy)
+    trainer.calls = []
+    seed_everything(0)
+    trainer.train(shuffled(points), 1, in_order(points))
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    for inputs, targets in batches(points, 8, epoch=0):
+        optimizer.zero_grad()
+        (cross_entropy(by_hand(inputs * 2) + 1, targets) * 3).backward()
+        optimizer.step()
+    assert_same_model(model, by_hand)
+    assert trainer.calls == ["prepare", "forward", "loss"] * 10
+
+
+def test_own_train_epoch_is_what_train_repeats(points: TensorDataset) -> None:
+    model = build_linear()
+    history = OwnEpoch(model, adam(model), cross_entropy).train(shuffled(points), 3)
+    assert history["epoch"] == [0, 1, 2]
+    assert history["train_loss"][2] < history["train_loss"][0]
+
+
+def test_own_train_epoch_has_its_scheduler_stepped_after_each_epoch(points: TensorDataset) -> None:
+    model = build_linear()
+    optimizer = adam(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    OwnEpoch(model, optimizer, cross_entropy, scheduler=scheduler).train(shuffled(points), 3)
+    assert scheduler.last_epoch == 3
+
+
+def test_train_epoch_may_pass_over_several_loaders(points: TensorDataset) -> None:
+    class TwoPasses(Trainer):
+        def train_epoch(
+            self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0
+        ) -> dict[str, float]:
+            first = super().train_epoch(train_dataloader, None, epoch)
+            second = super().train_epoch(DataLoader(points, batch_size=37), eval_dataloader, epoch)
+            return {**second, "train_first": first["train_loss"]}
+
+    class Counted(nn.Linear):
+        num_calls = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.num_calls += self.training
+            return super().forward(inputs)
+
+    model = Counted(6, 3)
+    optimizer = adam(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    trainer = TwoPasses(model, optimizer, cross_entropy, scheduler=scheduler)
+    history = trainer.train(shuffled(points), 2, in_order(points))
+    assert model.num_calls == 2 * (5 + 1)
+    assert scheduler.last_epoch == 2
+    assert set(history) == {"train_loss", "eval_loss", "train_first"}
+
+
+def test_train_epoch_that_measures_something_now_and_then_keeps_one_entry_per_epoch(
+    points: TensorDataset,
+) -> None:
+    class Sometimes(Trainer):
+        def train_epoch(
+            self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0
+        ) -> dict[str, float]:
+            return super().train_epoch(
+                train_dataloader, eval_dataloader if epoch == 1 else None, epoch
+            )
+
+    model = build_linear()
+    values = Sometimes(model, adam(model), cross_entropy).train(
+        shuffled(points), 3, in_order(points)
+    )["eval_loss"]
+    assert [value == value for value in values] == [False, True, False]
+
+
+def test_own_save_checkpoint_writes_what_it_likes(points: TensorDataset, tmp_path: Path) -> None:
+    saved = []
+
+    class Notes(Trainer):
+        def _save_checkpoint(
+            self, path: str, epoch: int, metric_value: float | None = None
+        ) -> None:
+            saved.append((Path(path).name, epoch, metric_value))
+
+    model = build_linear()
+    losses = Notes(model, adam(model), cross_entropy).train(
+        shuffled(points), 2, save_dir=str(tmp_path)
+    )["train_loss"]
+    assert saved == [
+        ("best_model", 0, losses[0]),
+        ("checkpoint_epoch_1", 0, losses[0]),
+        ("best_model", 1, losses[1]),
+        ("checkpoint_epoch_2", 1, losses[1]),
+    ]
+    assert not saved_in(tmp_path)
+
+
+def test_method_assigned_to_the_object_counts_too(points: TensorDataset) -> None:
+    model = build_linear()
+    trainer = Trainer(model, adam(model), cross_entropy)
+    trainer.evaluate = lambda dataloader: {"loss": 0.25}  # type: ignore[method-assign]
+    assert trainer.train(shuffled(points), 1, in_order(points))["eval_loss"] == [0.25]
+
+
+def test_names_of_the_core_are_free_for_subclasses(points: TensorDataset) -> None:
+    class Busy(Trainer):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.history = self.progress = self.callbacks = self.seed = "mine"
+
+        def update(self) -> None:
+            raise AssertionError
+
+        def forward(self, inputs: Any) -> Any:
+            raise AssertionError
+
+        def on_epoch_end(self, anything: Any, at: Any, all_: Any) -> None:
+            raise AssertionError
+
+    model = build_linear()
+    trainer = Busy(model, adam(model), cross_entropy)
+    assert len(trainer.train(shuffled(points), 1)["train_loss"]) == 1
+    assert trainer.history == "mine"
+
+
+def test_train_inside_train_is_refused(points: TensorDataset) -> None:
+    def again(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
+        trainer.train(shuffled(points), 1)
+
+    model = build_linear()
+    with pytest.raises(ConfigurationError, match="while this trainer is training"):
+        Trainer(model, adam(model), cross_entropy).train(shuffled(points), 1, callbacks=[again])
+
+
+def test_epoch_that_a_callback_adds_does_not_make_the_run_shorter(points: TensorDataset) -> None:
+    def one_more(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
+        trainer.train_epoch(shuffled(points))
+
+    model = build_linear()
+    history = Trainer(model, adam(model), cross_entropy).train(
+        shuffled(points), 3, callbacks=[one_more]
+    )
+    assert len(history["train_loss"]) == 3
+
+
+class Measuring(Trainer):
+    """Looks at the norm of the gradients before the step that is given."""
+
+    def train_step(self, batch: Any) -> dict[str, float]:
+        inputs, targets = self._prepare_batch(batch)
+        self._compute_loss(self._forward_pass(inputs), targets).backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), float("inf"))
+        return super().train_step(batch) | {"norm": norm.item()}
+
+
+def test_gradients_of_ones_own_do_not_go_into_the_given_step(points: TensorDataset) -> None:
+    models = [build_linear(), build_linear()]
+    for kind, model in zip((Measuring, Trainer), models, strict=True):
+        seed_everything(0)
+        kind(model, adam(model), cross_entropy).train(shuffled(points), 2)
+    assert_same_model(*models)
+
+
+def test_gradients_of_ones_own_are_refused_where_steps_add_up(
+    points: TensorDataset, mistake: Any
+) -> None:
+    model = build_net()
+    trainer = Measuring(
+        model, adam(model), cross_entropy, {"training": {"gradient_accumulation_steps": 2}}
+    )
+    what = (
+        "`loss.backward()` before `super().train_step(batch)`, with "
+        "training.gradient_accumulation_steps"
+    )
+    with mistake(
+        "Interface: simple",
+        what,
+        ConfigurationError,
+        match="Gradients were changed between two calls",
+    ):
+        trainer.train(shuffled(points), 1)

@@ -1,0 +1,402 @@
+"""The simple interface's optimizer, scheduler, device, loss and config, assigned by a subclass or
+from outside."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from loopwright import ConfigurationError
+from loopwright.data.random import seed_everything
+from loopwright.interfaces.simple import Trainer
+from tests.loops import (
+    assert_same_model,
+    assert_same_optimizer,
+    build_linear,
+    build_net,
+    train_by_hand,
+)
+
+from .programs import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
+
+
+class Assigning(Trainer):
+    """Makes its own optimizer, scheduler, device and loss, as one does in a subclass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, None, None)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        self.scheduler = StepLR(self.optimizer, 1, gamma=0.5)
+        self.device = torch.device("cpu")
+        self.loss_fn = nn.CrossEntropyLoss()
+
+
+def test_what_a_subclass_assigns_is_what_trains(points: TensorDataset) -> None:
+    model, by_hand = build_net(), build_net()
+    optimizer = adam(by_hand)
+    train_by_hand(by_hand, optimizer, points, epochs=2, every_epoch=StepLR(optimizer, 1, gamma=0.5))
+    seed_everything(0)
+    trainer = Assigning(model)
+    trainer.train(shuffled(points), 2)
+    assert_same_model(model, by_hand)
+    assert_same_optimizer(trainer.optimizer, optimizer)
+    assert trainer.scheduler.last_epoch == 2
+
+
+def test_scheduler_assigned_goes_by_the_config_and_may_be_taken_away(points: TensorDataset) -> None:
+    model = build_linear()
+    optimizer = adam(model)
+    trainer = Trainer(
+        model, optimizer, cross_entropy, {"training": {"scheduler_step_per_batch": True}}
+    )
+    trainer.scheduler = first = StepLR(optimizer, 100)
+    trainer.train(shuffled(points), 2)
+    trainer.scheduler = None
+    trainer.train(shuffled(points), 1)
+    assert first.last_epoch == 10
+    assert trainer.scheduler is None
+    trainer.scheduler = partial(OneCycleLR, max_lr=0.1, total_steps=20)
+    trainer.train(shuffled(points), 1)
+    assert trainer.scheduler.last_epoch == 5
+
+
+def test_scheduler_assigned_in_a_callback_is_stepped_from_there_on(points: TensorDataset) -> None:
+    def assign(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
+        if epoch == 0:
+            trainer.scheduler = StepLR(trainer.optimizer, 1, gamma=0.1)  # type: ignore[arg-type]
+
+    model = build_linear()
+    trainer = Trainer(
+        model, adam(model), cross_entropy, {"training": {"scheduler_step_per_batch": True}}
+    )
+    trainer.train(shuffled(points), 2, callbacks=[assign])
+    assert trainer.scheduler.last_epoch == 5
+
+
+def test_device_assigned_is_where_model_and_batches_go() -> None:
+    trainer = Trainer(nn.Linear(2, 2), None, None)
+    trainer.device = "meta"  # type: ignore[assignment]
+    assert trainer.device == torch.device("meta")
+    assert trainer.model.weight.device.type == "meta"
+    assert trainer._prepare_batch(torch.ones(2))[0].device.type == "meta"
+    assert (
+        Trainer(nn.Linear(2, 2), None, None, device="auto").device
+        == Trainer(nn.Linear(2, 2), None, None).device
+    )
+
+
+def test_device_assigned_while_training_is_refused(points: TensorDataset) -> None:
+    def move(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
+        trainer.device = "meta"  # type: ignore[assignment]
+
+    with pytest.raises(ConfigurationError, match="while this trainer is training"):
+        Trainer(build_linear(), None, cross_entropy).train(shuffled(points), 1, callbacks=[move])
+
+
+def test_loss_assigned_is_used_from_the_next_batch_on(points: TensorDataset) -> None:
+    trainer = Trainer(build_linear(), None, cross_entropy)
+    first = trainer.evaluate(in_order(points))["loss"]
+    trainer.loss_fn = lambda outputs, targets: 2 * cross_entropy(outputs, targets)
+    assert trainer.evaluate(in_order(points))["loss"] == pytest.approx(2 * first)
+    trainer.loss_fn = lambda outputs: outputs.square().mean()  # and without targets
+    assert trainer.eval_step(points[:8][0])["loss"] > 0
+
+
+def test_config_assigned_is_read_again(points: TensorDataset) -> None:
+    model, by_hand = build_net(), build_net()
+    train_by_hand(by_hand, adam(by_hand), points, clip_norm=0.1, accumulate=2)
+    seed_everything(0)
+    trainer = Trainer(model, adam(model), cross_entropy)
+    trainer.config = config = {"training": {"max_grad_norm": 0.1, "gradient_accumulation_steps": 2}}
+    trainer.train(shuffled(points), 1)
+    assert_same_model(model, by_hand)
+    assert trainer.config is config
+
+
+def test_config_assigned_decides_how_often_the_scheduler_is_stepped(points: TensorDataset) -> None:
+    model = build_linear()
+    optimizer = adam(model)
+    trainer = Trainer(model, optimizer, cross_entropy, scheduler=StepLR(optimizer, 100))
+    counts = []
+    for per_batch in (True, False, None):
+        trainer.config = {"training": {"scheduler_step_per_batch": per_batch}}
+        trainer.train(shuffled(points), 1)
+        counts.append(trainer.scheduler.last_epoch)
+    assert counts == [5, 6, 7]
+
+
+def test_parts_kept_before_super_init_are_the_ones_given_to_it(points: TensorDataset) -> None:
+    class Keeping(Trainer):
+        def __init__(self, model: nn.Module, config: Any) -> None:
+            self.model, self.config, self.device = model, config, torch.device("cpu")
+            self.loss_fn = cross_entropy
+            super().__init__(self.model, None, self.loss_fn, self.config, self.device)
+
+    config = {"training": {"max_grad_norm": 1.0}}
+    trainer = Keeping(build_linear(), config)
+    assert trainer.config is config
+    assert len(trainer.train(shuffled(points), 1)["train_loss"]) == 1
+
+
+def test_missing_attribute_is_an_attribute_error() -> None:
+    trainer = Trainer(nn.Linear(2, 2), None, None)
+    assert not hasattr(trainer, "writer")
+    with pytest.raises(AttributeError, match="'Trainer' object has no attribute 'writer'"):
+        trainer.writer.add_scalar("loss", 1.0)
+
+
+# ReduceLROnPlateau
+
+
+def plateau(kind: type[Trainer], mode: Any, config: Any = None) -> Trainer:
+    model = build_linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return kind(
+        model,
+        optimizer,
+        cross_entropy,
+        config,
+        scheduler=ReduceLROnPlateau(optimizer, mode, patience=0),
+    )
+
+
+def test_plateau_watches_the_metric_of_the_best_model(points: TensorDataset) -> None:
+    trainer = plateau(AccuracyTrainer, "max")
+    history = trainer.train(
+        shuffled(points), 4, in_order(points), best_model_metric="eval_accuracy"
+    )
+    assert trainer.scheduler.best == max(history["eval_accuracy"])
+    assert trainer.scheduler.last_epoch == 4
+
+
+def test_plateau_of_a_metric_that_falls_lowers_the_rate(points: TensorDataset) -> None:
+    class Falling(Trainer):
+        values = iter((0.9, 0.8, 0.7))
+
+        def evaluate(self, dataloader: Any) -> dict[str, float]:
+            return {"loss": 0.0, "accuracy": next(self.values)}
+
+    trainer = plateau(Falling, "max")
+    trainer.train(shuffled(points), 3, in_order(points), best_model_metric="eval_accuracy")
+    assert trainer.optimizer is not None
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+def test_plateau_that_would_take_an_improvement_for_its_opposite_is_refused(
+    points: TensorDataset, mistake: Any
+) -> None:
+    what = '`ReduceLROnPlateau(mode="min")` with `best_model_metric="eval_accuracy"`'
+    with mistake("Interface: simple", what, ConfigurationError, match='create it with mode="max"'):
+        plateau(AccuracyTrainer, "min").train(
+            shuffled(points), 1, in_order(points), best_model_metric="eval_accuracy"
+        )
+    what = '`ReduceLROnPlateau(mode="max")` and no `best_model_metric`'
+    with mistake("Interface: simple", what, ConfigurationError, match="best_model_metric="):
+        plateau(Trainer, "max").train(shuffled(points), 1, in_order(points))
+    with pytest.raises(ConfigurationError, match="'eval_loss' in train_epoch, for which smaller"):
+        plateau(Trainer, "max").train_epoch(shuffled(points), in_order(points))
+
+
+def test_plateau_of_a_metric_that_no_epoch_has_is_refused_before_the_first_step(
+    points: TensorDataset,
+) -> None:
+    trainer = plateau(Trainer, "max")
+    with pytest.raises(ConfigurationError, match="'eval_accuracy' is not measured in these epochs"):
+        trainer.train(shuffled(points), 1, in_order(points), best_model_metric="eval_accuracy")
+
+
+# Settings for optimizers
+
+
+def decays(given: Any, value: float, **options: Any) -> tuple[list[float], Trainer]:
+    model = nn.Linear(2, 2)
+    groups = given(model) if callable(given) else given
+    optimizer = options.pop("kind", torch.optim.AdamW)(groups, **options)
+    trainer = Trainer(model, optimizer, None, {"training": {"weight_decay": value}})
+    return [group["weight_decay"] for group in optimizer.param_groups], trainer
+
+
+def both(model: nn.Module, **own: float) -> list[dict[str, Any]]:
+    return [{"params": [model.weight]}, {"params": [model.bias], **own}]
+
+
+def test_weight_decay_goes_to_groups_without_their_own(capsys: Any) -> None:
+    assert decays(lambda model: model.parameters(), 0.3)[0] == [0.3]
+    assert (
+        "training.weight_decay=0.3 is used by the optimizer (AdamW), instead of the default"
+        in capsys.readouterr().out
+    )
+    assert decays(partial(both, weight_decay=0.0), 0.3)[0] == [0.3, 0.0]
+    assert "in 1 of 2 parameter groups" in capsys.readouterr().out
+    assert decays(lambda model: model.parameters(), 0.3, kind=torch.optim.SGD, lr=0.1)[0] == [0.3]
+
+
+def test_weight_decay_of_a_given_optimizer_is_used_in_training(points: TensorDataset) -> None:
+    model, by_hand = build_net(), build_net()
+    train_by_hand(by_hand, torch.optim.SGD(by_hand.parameters(), lr=0.1, weight_decay=0.3), points)
+    seed_everything(0)
+    trainer = Trainer(model, None, cross_entropy, {"training": {"weight_decay": 0.3}})
+    trainer.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer.train(shuffled(points), 1)
+    assert_same_model(model, by_hand)
+
+
+def test_weight_decay_that_the_optimizer_has_of_its_own_is_kept_and_said(
+    mistake: Any, capsys: Any
+) -> None:
+    assert decays(lambda model: model.parameters(), 0.1, weight_decay=0.5)[0] == [0.5]
+    what = "`training.weight_decay` and an optimizer with its own"
+    mistake.said("Interface: simple", what, capsys.readouterr().out)
+    assert decays(partial(both, weight_decay=0.1), 0.3, kind=torch.optim.SGD, lr=0.1)[0] == [
+        0.0,
+        0.1,
+    ]
+    assert "is not used: the optimizer (SGD) has its own, 0, 0.1." in capsys.readouterr().out
+    Trainer(nn.Linear(2, 2), torch.optim.Rprop, None, {"training": {"weight_decay": 0.1}})
+    assert "Rprop has no weight decay" in capsys.readouterr().out
+    assert decays(lambda model: model.parameters(), 0.1, weight_decay=0.1)[0] == [0.1]
+    assert not capsys.readouterr().out
+
+
+def test_learning_rate_is_that_of_the_default_optimizer_and_said_beside_another(
+    mistake: Any, capsys: Any
+) -> None:
+    config = {"training": {"learning_rate": 0.2}}
+    trainer = Trainer(nn.Linear(2, 2), None, None, config)
+    assert trainer.optimizer is not None
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.2
+    assert not capsys.readouterr().out
+    model = nn.Linear(2, 2)
+    trainer.model, trainer.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.1)
+    mistake.said(
+        "Interface: simple",
+        "`training.learning_rate` and an optimizer with its own",
+        capsys.readouterr().out,
+    )
+
+
+# Names in configs
+
+
+@pytest.mark.parametrize(
+    ("what", "config", "words"),
+    [
+        (
+            "`config={'training': {'max_grad_nrom': 1.0}}`",
+            {"training": {"max_grad_nrom": 1.0}},
+            "max_grad_norm",
+        ),
+        (
+            "`config={'max_grad_norm': 1.0}`, without its section",
+            {"max_grad_norm": 1.0},
+            "outside of the section",
+        ),
+        ("`config={'train': {...}}`", {"train": {"max_grad_norm": 1.0}}, "mean 'training'"),
+        ('`config="run.yaml"`', "run.yaml", "pass a mapping or an object"),
+        ("a device in the place of the config", "cuda", "pass it as `device=`"),
+    ],
+)
+def test_config_that_would_not_be_read_is_refused(
+    what: str, config: Any, words: str, mistake: Any
+) -> None:
+    with mistake("Interface: simple", what, ConfigurationError, match=words):
+        Trainer(nn.Linear(2, 2), None, None, config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SimpleNamespace(max_grad_norm=1.0),
+        SimpleNamespace(training=SimpleNamespace(weight_decays=1.0)),
+        {"Training": SimpleNamespace(weight_decay=1.0)},
+        {"training": {"accumulation_steps": 4}},
+        {"training": {"max_norm": 4}},
+        {"training": {}, "weight_decay": 0.1},
+    ],
+)
+def test_misspelt_names_in_any_kind_of_config_are_refused(config: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"config: .*(Did you mean|outside of the section)"
+    ):
+        Trainer(nn.Linear(2, 2), None, None, config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {
+            "training": {
+                "batch_size": 8,
+                "num_epochs": 3,
+                "weight_decay_end": 0.1,
+                "bias_weight_decay": 0.0,
+            }
+        },
+        {"training": {"weight_decay": 0.1}, "weight_decay": 0.2},
+        {"trainer": {"name": "mine"}, "train_data": "path"},
+        SimpleNamespace(
+            training=SimpleNamespace(max_steps=3), model=SimpleNamespace(weight_decay=0.1)
+        ),
+    ],
+)
+def test_names_of_the_users_own_are_left_alone(config: Any) -> None:
+    Trainer(nn.Linear(2, 2), None, None, config)
+
+
+def test_scheduler_in_the_place_of_the_config_is_refused(mistake: Any) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = adam(model)
+    with mistake(
+        "Interface: simple",
+        "a scheduler in the place of the config",
+        ConfigurationError,
+        match="`scheduler=`",
+    ):
+        Trainer(model, optimizer, None, StepLR(optimizer, 1))
+
+
+# The number of an epoch
+
+
+def test_number_given_to_train_epoch_is_the_one_that_is_shown(
+    points: TensorDataset, capsys: Any
+) -> None:
+    trainer = Trainer(build_linear(), None, cross_entropy)
+    trainer.train_epoch(shuffled(points), epoch=7)
+    assert "\nepoch 7  loss " in capsys.readouterr().out
+    trainer.train(shuffled(points), 1)
+    assert "epoch 2/2  loss " in capsys.readouterr().out
+
+
+def test_epochs_of_an_own_train_epoch_are_shown_too(points: TensorDataset, capsys: Any) -> None:
+    class Own(Trainer):
+        def train_epoch(
+            self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0
+        ) -> dict[str, float]:
+            return {"train_loss": sum(self.train_step(batch)["loss"] for batch in train_dataloader)}
+
+    Own(build_linear(), None, cross_entropy).train(shuffled(points), 2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
+    assert all("train_loss" in line for line in lines)
+
+
+def test_tensor_of_two_rows_is_no_pair_of_inputs_and_targets(points: TensorDataset) -> None:
+    class Inputs(Trainer):
+        def _prepare_batch(self, batch: Any) -> Any:
+            return batch[0]
+
+    def square(outputs: Tensor) -> Tensor:
+        return outputs.square().mean()
+
+    with pytest.raises(
+        ConfigurationError, match=r"returned a float32 tensor of shape \(2, 6\); expected the pair"
+    ):
+        Inputs(build_linear(), None, square).train(DataLoader(points, batch_size=2), 1)

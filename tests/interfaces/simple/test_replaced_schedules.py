@@ -1,0 +1,120 @@
+"""Schedulers that a replaced method steps, or leaves alone: each is stepped once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.optim.lr_scheduler import ChainedScheduler, ReduceLROnPlateau, StepLR
+from torch.utils.data import TensorDataset
+
+from loopwright import ConfigurationError
+from loopwright.interfaces.simple import Trainer
+from tests.loops import build_net
+
+from .methods import OwnEpoch, OwnStep, assert_same, build, loader, train_by_hand
+from .programs import adam, cross_entropy
+
+PER_BATCH = {"training": {"scheduler_step_per_batch": True}}
+
+
+def test_train_step_that_steps_an_epochs_scheduler_has_it_to_itself(points: TensorDataset) -> None:
+    class StepsBoth(OwnStep):
+        def train_step(self, batch: Any) -> dict[str, float]:
+            result = super().train_step(batch)
+            self.scheduler.step()
+            return result
+
+    trainer = build(StepsBoth)
+    trainer.train(loader(points), 2)
+    assert trainer.scheduler.last_epoch == 10
+
+
+def test_chained_scheduler_stepped_in_an_own_epoch_is_not_stepped_again(
+    points: TensorDataset,
+) -> None:
+    trainer = build(OwnEpoch)
+    assert trainer.optimizer is not None
+    trainer.scheduler = ChainedScheduler([StepLR(trainer.optimizer, 1, gamma=0.5)])
+    trainer.train(loader(points), 2)
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.25)
+
+
+def test_own_epoch_that_leaves_the_scheduler_alone_has_it_stepped(points: TensorDataset) -> None:
+    class Simple(Trainer):
+        def train_epoch(
+            self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0
+        ) -> dict[str, float]:
+            return {"train_loss": sum(self.train_step(batch)["loss"] for batch in train_dataloader)}
+
+    trainer = build(Simple)
+    trainer.train(loader(points), 3)
+    assert_same(trainer, train_by_hand(points, 3))
+
+
+def test_own_epoch_with_steps_and_no_scheduler_steps_per_batch_is_refused(
+    points: TensorDataset, mistake: Any
+) -> None:
+    class Forgetful(OwnEpoch):
+        def train_epoch(self, *args: Any, **options: Any) -> dict[str, float]:
+            scheduler, self.kept = self.scheduler, self.scheduler
+            scheduler.step = lambda: None
+            try:
+                return super().train_epoch(*args, **options)
+            finally:
+                del scheduler.step
+
+    what = (
+        "`optimizer.step()` in `train_epoch`, no `scheduler.step()`, and `scheduler_step_per_batch`"
+    )
+    with mistake(
+        "Interface: simple", what, ConfigurationError, match=r"call self\.scheduler\.step\(\) after"
+    ):
+        build(Forgetful, PER_BATCH).train(loader(points), 1)
+
+
+def test_loop_around_train_epoch_that_steps_the_scheduler_again_is_refused(
+    points: TensorDataset, mistake: Any
+) -> None:
+    class Twice(Trainer):
+        def train(self, train_dataloader: Any, num_epochs: int, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+            for epoch in range(num_epochs):
+                self.train_epoch(train_dataloader, epoch=epoch)
+                self.scheduler.step()
+
+    what = "`scheduler.step()` after `train_epoch`, which has stepped it"
+    with mistake("Interface: simple", what, ConfigurationError, match="remove your own"):
+        build(Twice).train(loader(points), 3)
+
+
+def test_scheduler_moved_by_a_loaded_checkpoint_is_no_second_step(
+    points: TensorDataset, tmp_path: Path
+) -> None:
+    trainer = build(Trainer)
+    trainer.train(loader(points), 3, save_dir=tmp_path)
+    trainer.load_checkpoint(tmp_path / "checkpoint_epoch_1")
+    trainer.train_epoch(loader(points))
+    trainer.load_checkpoint(tmp_path / "checkpoint_epoch_1")
+    trainer.train_epoch(loader(points))
+    assert_same(trainer, train_by_hand(points, 2))
+
+
+def test_plateau_stepped_in_an_own_epoch_is_not_stepped_again(points: TensorDataset) -> None:
+    class Watching(Trainer):
+        def train_epoch(
+            self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0
+        ) -> dict[str, float]:
+            for batch in train_dataloader:
+                self.train_step(batch)
+            self.scheduler.step(1.0)
+            return {"train_loss": 1.0}
+
+    model = build_net()
+    optimizer = adam(model)
+    trainer = Watching(
+        model, optimizer, cross_entropy, scheduler=ReduceLROnPlateau(optimizer, patience=1)
+    )
+    trainer.train(loader(points), 2)
+    assert trainer.scheduler.last_epoch == 2
+    assert optimizer.param_groups[0]["lr"] == 0.01

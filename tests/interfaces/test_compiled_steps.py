@@ -1,0 +1,107 @@
+"""`compile="step"` through the interfaces whose step is the core's, in their own words; an error
+where it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from loopwright import ConfigurationError
+from loopwright.interfaces import simple
+from tests.interfaces.configured.parts import CustomTrainer, build_trainer
+from tests.interfaces.modular.programs import Config, MyTrainer
+from tests.mistakes import Mistakes
+from tests.training.compiled_runs import DATA, Net, traced
+
+__all__ = ["traced"]  # a fixture
+
+
+def assert_same_weights(first: nn.Module, second: nn.Module) -> None:
+    for name, value in first.state_dict().items():
+        torch.testing.assert_close(second.state_dict()[name], value, atol=1e-5, rtol=1e-5)
+
+
+def test_configured_trains_by_graphs_as_without_them(traced: None) -> None:
+    """A run file says `use_torch_compile: step`; losses keep their names."""
+    plain, compiled = (
+        build_trainer(use_torch_compile=given, max_epochs=2) for given in (False, "step")
+    )
+    choice = compiled.engine.run.compiled
+    assert choice is not None
+    choice.choice = "compiled"  # so that no clock decides
+    histories = [trainer.train() for trainer in (plain, compiled)]
+    assert (choice.choice, choice.num_graphs) == ("compiled", 1), choice.reason
+    assert [row.keys() for row in histories[1].epochs] == [
+        row.keys() for row in histories[0].epochs
+    ]
+    for name, values in histories[0].steps.items():
+        assert list(histories[1].steps[name]) == pytest.approx(list(values), abs=1e-5), name
+    assert_same_weights(plain.engine.model, compiled.engine.model)
+
+
+def test_a_step_of_the_users_own_in_configured_says_why_it_is_not_compiled(traced: None) -> None:
+    class Own(CustomTrainer):
+        def train_step(self, batch: Any, model: Any) -> Any:
+            return super().train_step(batch, model)
+
+    trainer = build_trainer(Own, use_torch_compile="step")
+    trainer.train()
+    choice = trainer.engine.run.compiled
+    assert choice is not None
+    assert choice.choice == "eager"
+    assert choice.reason.startswith("`train_step` is overridden")
+
+
+def build_simple(**training: Any) -> simple.Trainer:
+    torch.manual_seed(1)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return simple.Trainer(
+        model, optimizer, nn.functional.mse_loss, {"training": {"max_grad_norm": 0.5, **training}}
+    )
+
+
+def test_simple_trains_by_graphs_as_without_them(traced: None) -> None:
+    loader = DataLoader(TensorDataset(*DATA), batch_size=19)
+    plain, compiled = build_simple(), build_simple(compile="step")
+    choice = compiled._engine.run.compiled
+    assert choice is not None
+    choice.choice = "compiled"  # so that no clock decides
+    histories = [trainer.train(loader, 2, loader) for trainer in (plain, compiled)]
+    assert (choice.choice, choice.num_graphs) == ("compiled", 1), choice.reason
+    assert histories[1].keys() == histories[0].keys()
+    for name, values in histories[0].items():
+        assert histories[1][name] == pytest.approx(values, abs=1e-5), name
+    assert_same_weights(plain.model, compiled.model)
+
+
+def test_what_an_interface_does_not_compile_is_refused(mistake: Mistakes) -> None:
+    with mistake(
+        "Interface: simple",
+        "`training.compile: true`",
+        ConfigurationError,
+        match="use 'step', or leave it out",
+    ):
+        build_simple(compile=True)
+    with mistake(
+        "Interface: simple",
+        "another `training.compile` later",
+        ConfigurationError,
+        match="pass that config to",
+    ):
+        build_simple().config = {"training": {"compile": "step"}}
+    with mistake(
+        "Interface: modular",
+        "`compile_model='step'`",
+        ConfigurationError,
+        match="use True or False",
+    ):
+        MyTrainer(Config(compile_model="step"))
+    with mistake(
+        "Interface: configured", "`use_torch_compile: model`", ValueError, match="use_torch_compile"
+    ):
+        build_trainer(use_torch_compile="model")

@@ -1,0 +1,278 @@
+"""A profile in every interface: as a callback where the interface takes it, around the training
+everywhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from loopwright import Callback
+from loopwright.callback import surrounding
+from loopwright.callbacks import (
+    EMA,
+    BestCheckpoint,
+    BestMetric,
+    BestModel,
+    Checkpoints,
+    LearningRateLog,
+    Profile,
+    ProgressDisplay,
+    RunRecorder,
+)
+from loopwright.config import Place, build
+from loopwright.interfaces import adversarial, lifecycle, modular, simple
+from loopwright.profiling.instrument import part_of
+
+from ..interfaces.configured.parts import (
+    PROPERTIES,
+    CustomTrainer,
+    CustomTrainerConfig,
+    Net,
+    Points,
+)
+from .hand_clock import HandClock, SlowData, slow_trainer
+
+cross_entropy = nn.functional.cross_entropy
+GENERATOR = torch.Generator().manual_seed(0)
+INPUTS = torch.randn(32, 6, generator=GENERATOR)
+DATA = TensorDataset(INPUTS, (INPUTS.sum(1) > 0).long())
+IN_EVERY_STEP = {"data", "forward", "backward", "optimizer"}
+
+
+def same(first, second) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def check(report, steps: int, *, more=()) -> None:
+    assert IN_EVERY_STEP | set(more) <= report.parts.keys()
+    assert report.num_steps == steps
+    assert sum(report.parts.values()) == report.total
+
+
+class TwoModels(modular.DreamTrainer):
+    """Two models with an optimizer each: one backward pass for both."""
+
+    def configure_models(self):
+        torch.manual_seed(1)
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def configure_optimizers(self):
+        self.optimizer_1 = torch.optim.AdamW(self.first.parameters(), lr=0.01)
+        self.optimizer_2 = torch.optim.SGD(self.second.parameters(), lr=0.1)
+
+    def configure_dataloaders(self):
+        return DataLoader(DATA, 8, shuffle=True), DataLoader(DATA, 16)
+
+    def training_step(self, batch, batch_idx):
+        loss = cross_entropy(self.second(self.first(batch[0])), batch[1])
+        self.backward(loss)
+        return {"loss": loss}
+
+    def validation_step(self, batch, batch_idx):
+        return {"val_loss": cross_entropy(self.second(self.first(batch[0])), batch[1])}
+
+
+class OwnLoop(TwoModels):
+    def training_loop(self):
+        for _ in range(2):
+            for index, batch in enumerate(self.train_loader):
+                self.training_step(batch, index)
+            self.validation_loop()
+
+
+class Notes(modular.Callback):
+    def on_train_batch_end(self, trainer, outputs, batch, batch_idx):
+        sum(range(1000))
+
+
+def fit(kind, *callbacks):
+    config = modular.DreamTrainerConfig(
+        n_epochs=2,
+        gradient_accumulation_steps=2,
+        callbacks=[Notes(), *callbacks],
+        progress="silent",
+    )
+    trainer = kind(config)
+    trainer.fit()
+    return [p.detach() for model in (trainer.first, trainer.second) for p in model.parameters()]
+
+
+def test_modular_its_loop_and_its_own_callbacks():
+    profile = Profile(warmup=0)
+    assert same(fit(TwoModels, profile), fit(TwoModels))
+    check(profile.report, 8, more={"evaluation"})
+    assert "Notes" in profile.report.details("callbacks")
+
+
+def test_modular_a_loop_of_the_users_own():
+    profile = Profile(warmup=0)
+    assert same(fit(OwnLoop, profile), fit(OwnLoop))
+    check(profile.report, 8, more={"evaluation"})
+
+
+class LifecycleNotes(lifecycle.TrainerCallback):
+    def on_train_step_end(self, trainer, batch, batch_output, **kwargs):
+        sum(range(1000))
+
+
+def run_stages():
+    torch.manual_seed(1)
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = lifecycle.Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[LifecycleNotes])
+    trainer.train(DATA, 2, DATA, per_device_batch_size=8, gradient_accumulation_steps=2)
+    return trainer, list(model.parameters())
+
+
+def test_lifecycle_around_its_stages(capsys):
+    with Profile(warmup=0) as profile:
+        trainer, weights = run_stages()
+    assert same(weights, run_stages()[1])
+    check(profile.report, 8, more={"evaluation"})
+    assert "LifecycleNotes" in profile.report.details("callbacks")
+    assert str(profile.report) in capsys.readouterr().out
+    hooks = [hook for pairs in trainer.callback_handler._hooks.values() for _, hook in pairs]
+    assert len(hooks) == 1
+    assert not hasattr(hooks[0], "untimed")
+
+
+def test_simple_around_its_epochs_with_files_and_functions(tmp_path):
+    def note(trainer, epoch, metrics):
+        sum(range(1000))
+
+    def run(name):
+        torch.manual_seed(1)
+        model = nn.Linear(6, 2)
+        trainer = simple.Trainer(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()
+        )
+        loader = DataLoader(DATA, 8, shuffle=True)
+        trainer.train(loader, 2, DataLoader(DATA, 16), save_dir=tmp_path / name, callbacks=[note])
+        return list(model.parameters())
+
+    with Profile(warmup=0) as profile:
+        weights = run("timed")
+    assert same(weights, run("plain"))
+    check(profile.report, 8, more={"evaluation", "checkpoints"})
+    assert "note" in profile.report.details("callbacks")
+
+
+class Pair(adversarial.Trainer):
+    def __init__(self, config):
+        super().__init__(config)
+        torch.manual_seed(1)
+        self.generator, self.discriminator = nn.Linear(6, 6), nn.Linear(6, 1)
+        self.optimizer_g = self.build_optimizer(self.generator)
+        self.optimizer_d = self.build_optimizer(self.discriminator)
+        self.train_loader = DataLoader(TensorDataset(INPUTS, INPUTS.flip(0)), 8)
+
+    def on_epoch_start(self, **kwargs):
+        pass
+
+    def train_step(self, x, y, idx, **kwargs):
+        fake = self.generator(x)
+        self.update(
+            self.discriminator(fake.detach()).square().mean() - self.discriminator(y).mean(),
+            self.optimizer_d,
+        )
+        loss = (fake - y).abs().mean()
+        self.update(loss, self.optimizer_g)
+        return {"loss": loss.detach()}
+
+    def on_epoch_end(self, **kwargs):
+        pass
+
+
+def test_adversarial_around_epochs_that_are_calls_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run():
+        trainer = Pair(None)
+        for epoch in range(2):
+            trainer.train_paired(epoch)
+        return trainer, [*trainer.generator.parameters(), *trainer.discriminator.parameters()]
+
+    with Profile(warmup=0) as profile:
+        trainer, weights = run()
+    assert same(weights, run()[1])
+    check(profile.report, 8, more={"logging"})
+    assert "between train calls" in profile.report.details("other")
+    assert (trainer.experiment_dir / "profile.json").is_file()
+
+
+def test_configured_the_callback_gets_the_trainer_of_the_interface():
+    def run(*callbacks):
+        torch.manual_seed(1)
+        model = Net()
+        config = CustomTrainerConfig(
+            max_epochs=2, effective_batch_size=16, callbacks=[*callbacks], **PROPERTIES
+        )
+        trainer = CustomTrainer(
+            config, model=model, datasets={"train": Points()}, progress="silent"
+        )
+        trainer.train()
+        return list(model.parameters())
+
+    profile = Profile(warmup=0)
+    assert same(run(profile), run())
+    check(profile.report, 8)
+
+
+def test_by_name_in_a_config():
+    profile = build({"kind": "Profile", "warmup": 2, "steps": 50}, Place("callback", Callback))
+    assert (type(profile), profile.warmup, profile.steps) == (Profile, 2, 50)
+
+
+def test_what_ships_counts_as_what_it_does_and_subclasses_as_their_class():
+    class Mine(Checkpoints):
+        pass
+
+    expected = {
+        "checkpoints": [
+            Checkpoints,
+            Mine,
+            BestModel,
+            BestCheckpoint,
+            lifecycle.SaveTrainingStateCallback,
+        ],
+        "logging": [RunRecorder, ProgressDisplay, LearningRateLog, lifecycle.LogMetricsCallback],
+        "callbacks": [EMA, BestMetric, lifecycle.ModelEmaCallback, Callback],
+    }
+    assert {
+        part: [kind for kind in kinds if part_of(kind) != part] for part, kinds in expected.items()
+    } == {part: [] for part in expected}
+
+
+# Around a training
+
+
+def test_around_several_calls_the_time_between_them_is_in_it(clock: HandClock):
+    trainer = slow_trainer(clock, forward=10)
+    with Profile(warmup=0) as profile:
+        trainer.train(SlowData(clock, 0), 1, batch_size=6)
+        clock.take(500)
+        trainer.train(SlowData(clock, 0), 1, batch_size=6)
+        clock.take(7000)
+    assert profile.report.parts == {"forward": 40, "other": 500}
+
+
+def test_after_the_block_nothing_is_measured_although_the_trainer_is_the_same(
+    clock: HandClock, capsys
+):
+    trainer = slow_trainer(clock, forward=10)
+    with Profile(warmup=0) as profile:
+        trainer.train(SlowData(clock, 0), 1, batch_size=6)
+    report = profile.report
+    capsys.readouterr()
+    trainer.train(SlowData(clock, 0), 1, batch_size=6)
+    assert profile.report is report
+    assert surrounding == []
+    assert capsys.readouterr().out == ""
+
+
+def test_a_block_without_a_training_prints_nothing(capsys):
+    with Profile() as profile:
+        pass
+    assert profile.report is None
+    assert capsys.readouterr().out == ""
