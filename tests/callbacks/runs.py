@@ -3,7 +3,7 @@ comparison of two states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,24 @@ class Crash(Callback):
     def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
         if trainer.progress.update == self.after_update:
             raise ZeroDivisionError("crash")
+
+
+class Logged(Callback):
+    """Logs given values as metrics, one for each epoch, and remembers the weights of each epoch."""
+
+    def __init__(self, **values: Sequence[float]) -> None:
+        self.values = values
+        self.weights: list[dict[str, Tensor]] = []
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return set(self.values)
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        epoch = trainer.progress.epoch
+        trainer.log({name: values[epoch] for name, values in self.values.items()})
+        self.weights.append(
+            {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        )
 
 
 def build_trainer(

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from loopwright import Callback, ConfigurationError, Trainer
+from loopwright import Callback, Trainer
 from loopwright.callbacks import BestCheckpoint, BestMetric, BestModel, Checkpoints, OfflineLoss
-from loopwright.checkpoint import list_checkpoints, load_weights
+from loopwright.checkpoint import CheckpointStore, list_checkpoints, load_weights
+from loopwright.cli.selection import pick_checkpoint
+from loopwright.optim.initialize import read_weights
+from loopwright.run import choose
+from loopwright.run.reading import RunView
 
 from ..loops import evaluate_by_hand
-from .runs import Crash, assert_same_after_crash, build_trainer, train
-
-
-class Scores(Callback):
-    """Logs given numbers as `score`, one an epoch, after which `seen` has the weights of each."""
-
-    def __init__(self, *scores: float) -> None:
-        self.scores = scores
-        self.seen: list[torch.Tensor] = []
-
-    def metric_names(self, known: set[str]) -> set[str]:
-        return {"score"}
-
-    def on_train_epoch_end(self, trainer: Trainer) -> None:
-        trainer.log({"score": self.scores[trainer.progress.epoch]})
-        self.seen.append(trainer.model[0].weight.detach().clone())
+from ..mistakes import raises
+from .runs import Crash, Logged, assert_same_after_crash, build_trainer, train
 
 
 def kept(run_dir: Path) -> dict[str, int]:
@@ -47,7 +38,7 @@ def run(
 
 
 def test_the_best_so_far_is_part_of_every_row(points):
-    history = run(points, [BestMetric("score"), Scores(0.5, 0.2, 0.9, 0.7)], 4).history
+    history = run(points, [BestMetric("score"), Logged(score=[0.5, 0.2, 0.9, 0.7])], 4).history
     assert history["best_score"] == [0.5, 0.5, 0.9, 0.9]
 
 
@@ -60,7 +51,11 @@ def test_of_a_metric_of_the_evaluation_too(points):
 def test_what_else_was_measured_at_the_best_is_logged(points):
     history = run(
         points,
-        [Scores(0.5, 0.9, 0.7), OfflineLoss("train"), BestMetric("score", also=["train_loss"])],
+        [
+            Logged(score=[0.5, 0.9, 0.7]),
+            OfflineLoss("train"),
+            BestMetric("score", also=["train_loss"]),
+        ],
         3,
     ).history
     losses = history["train_loss"]
@@ -78,7 +73,7 @@ def test_the_best_after_updates_is_of_what_was_logged_by_then(points):
 
 
 def test_the_end_of_training_says_the_best(points, capsys):
-    run(points, [Scores(0.5, 0.9, 0.7), BestMetric("score")], 3, progress="lines")
+    run(points, [Logged(score=[0.5, 0.9, 0.7]), BestMetric("score")], 3, progress="lines")
     assert "Best score: 0.9 after epoch 2" in capsys.readouterr().out
 
 
@@ -98,15 +93,15 @@ def test_a_crashed_run_has_the_same_best(tmp_path, points, after_update):
 
 
 def test_the_weights_of_the_best_epoch_are_kept(tmp_path, points):
-    scores = Scores(0.5, 0.9, 0.7)
+    scores = Logged(score=[0.5, 0.9, 0.7])
     run(points, [scores, BestCheckpoint("score")], 3, tmp_path)
     assert kept(tmp_path) == {"score": 10}
     weights = load_weights(tmp_path / "kept" / "update-00000010-score")
-    assert torch.equal(weights["0.weight"], scores.seen[1])
+    assert torch.equal(weights["0.weight"], scores.weights[1]["0.weight"])
 
 
 def test_tolerances_keep_what_early_stopping_would_have_left(tmp_path, points):
-    scores = Scores(1.0, 2.0, 1.5, 3.0, 2.5, 2.6, 2.7, 4.0)
+    scores = Logged(score=[1.0, 2.0, 1.5, 3.0, 2.5, 2.6, 2.7, 4.0])
     run(points, [scores, BestCheckpoint("score", tolerances=[0, 1, 2, 3])], 8, tmp_path)
     epochs = {name: update // 5 for name, update in kept(tmp_path).items()}
     assert epochs == {
@@ -119,7 +114,12 @@ def test_tolerances_keep_what_early_stopping_would_have_left(tmp_path, points):
 
 
 def test_an_improvement_has_to_exceed_min_delta(tmp_path, points):
-    run(points, [Scores(1.0, 1.05, 1.2, 1.25), BestCheckpoint("score", min_delta=0.1)], 4, tmp_path)
+    run(
+        points,
+        [Logged(score=[1.0, 1.05, 1.2, 1.25]), BestCheckpoint("score", min_delta=0.1)],
+        4,
+        tmp_path,
+    )
     assert kept(tmp_path) == {"score": 15}
 
 
@@ -150,15 +150,16 @@ def test_it_takes_the_place_of_the_default(tmp_path, points):
     assert list(kept(tmp_path)) == ["eval_loss"]
 
 
-@pytest.mark.parametrize("other", [BestModel("score"), BestCheckpoint("score")])
-def test_two_that_keep_models_by_one_metric_are_refused(tmp_path, points, other):
-    with pytest.raises(ConfigurationError, match="both keep the best models by 'score'"):
-        run(points, [Scores(1.0), BestCheckpoint("score"), other], 1, tmp_path)
+@pytest.mark.parametrize("one", [BestModel, BestCheckpoint])
+@pytest.mark.parametrize("other", [BestModel, BestCheckpoint])
+def test_two_that_keep_models_by_one_metric_are_refused(tmp_path, points, one, other):
+    with raises("two-keepers", "'score'"):
+        run(points, [Logged(score=[1.0]), one("score"), other("score")], 1, tmp_path)
 
 
 def test_two_metrics_that_are_best_at_once_are_both_kept(tmp_path, points):
     callbacks = [
-        Scores(1.0),
+        Logged(score=[1.0]),
         OfflineLoss("train"),
         BestCheckpoint("score"),
         BestCheckpoint("train_loss"),
@@ -168,24 +169,22 @@ def test_two_metrics_that_are_best_at_once_are_both_kept(tmp_path, points):
 
 
 def test_without_a_run_directory_there_is_no_place_for_it(points):
-    with pytest.raises(
-        ConfigurationError, match="BestCheckpoint needs a directory to write to: pass `run_dir=`"
-    ):
-        run(points, [Scores(1.0), BestCheckpoint("score")], 1)
+    with raises("no-run-dir", "BestCheckpoint"):
+        run(points, [Logged(score=[1.0]), BestCheckpoint("score")], 1)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"tolerances": [-1]}, {"tolerances": [1.5]}, {"min_delta": -1.0}]
 )
 def test_settings_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ConfigurationError, match=r"BestCheckpoint\("):
+    with raises("number", f"BestCheckpoint({next(iter(wrong))}="):
         BestCheckpoint("score", **wrong)
 
 
 @pytest.mark.parametrize("crash", [7, 16])
 def test_a_crashed_run_keeps_the_same_models(tmp_path, points, crash):
     def start(name: str, after: int | None) -> None:
-        scores = Scores(1.0, 2.0, 1.5, 3.0)
+        scores = Logged(score=[1.0, 2.0, 1.5, 3.0])
         saving = [Checkpoints(every_updates=1, asynchronous=False), Crash(after)]
         run(points, [scores, BestCheckpoint("score", tolerances=[0]), *saving], 4, tmp_path / name)
 
@@ -204,14 +203,106 @@ def test_a_crashed_run_keeps_the_same_models(tmp_path, points, crash):
 
 
 def test_a_first_value_that_is_no_number_is_kept_until_there_is_one(tmp_path, points):
-    run(points, [Scores(float("nan")), BestCheckpoint("score")], 1, tmp_path / "one")
-    run(points, [Scores(float("nan"), 0.1), BestCheckpoint("score")], 2, tmp_path / "two")
+    run(points, [Logged(score=[float("nan")]), BestCheckpoint("score")], 1, tmp_path / "one")
+    run(points, [Logged(score=[float("nan"), 0.1]), BestCheckpoint("score")], 2, tmp_path / "two")
     assert kept(tmp_path / "two") == {"score": 10}
     assert isinstance(load_weights(tmp_path / "one" / "kept" / "update-00000005-score"), dict)
 
 
 def test_a_finished_run_that_is_started_again_keeps_its_best_model(points, tmp_path):
-    run(points, [BestCheckpoint("score"), Scores(0.5, 0.9, 0.7)], 3, tmp_path)
+    run(points, [BestCheckpoint("score"), Logged(score=[0.5, 0.9, 0.7])], 3, tmp_path)
     before = kept(tmp_path)
-    run(points, [BestCheckpoint("score"), Scores(0.5, 0.9, 0.7)], 3, tmp_path)
+    run(points, [BestCheckpoint("score"), Logged(score=[0.5, 0.9, 0.7])], 3, tmp_path)
     assert kept(tmp_path) == before == {"score": 10}
+
+
+# The best models, several of which may be kept
+
+
+def trained(points: Any, run_dir: Path, *callbacks: Callback, num_epochs: int = 4) -> Trainer:
+    measured = Logged(score=[0.2, 0.9, 0.4, 0.5, 0.1], perplexity=[4.0, 2.0, 3.0, 5.0, 6.0])
+    return run(points, [measured, *callbacks], num_epochs, run_dir)
+
+
+def test_two_that_are_best_at_the_same_update_keep_a_model_each_and_note_what_they_look_for(
+    tmp_path, points
+):
+    trained(points, tmp_path, BestModel("score", keep=2), BestModel("perplexity", "min", keep=2))
+    found = {
+        info.name: (info.metric, info.mode)
+        for info in list_checkpoints(tmp_path)
+        if info.kind == "kept"
+    }
+    assert found == {
+        "update-00000010-score": (("score", 0.9), "max"),
+        "update-00000020-score": (("score", 0.5), "max"),
+        "update-00000010-perplexity": (("perplexity", 2.0), "min"),
+        "update-00000015-perplexity": (("perplexity", 3.0), "min"),
+    }
+
+
+def test_the_best_of_a_run_is_the_one_that_its_keeper_looked_for(tmp_path, points):
+    trained(points, tmp_path, BestModel("perplexity", "min", keep=2))
+    assert pick_checkpoint(RunView(tmp_path), "best").name == "update-00000010"
+    assert choose(tmp_path).name == "update-00000010"
+    weights, best = (
+        read_weights(tmp_path, use="best"),
+        load_weights(tmp_path / "kept" / "update-00000010"),
+    )
+    assert all(torch.equal(weights[name], value) for name, value in best.items())
+
+
+@pytest.mark.parametrize("scores", [(math.nan, 0.9), (0.9, math.nan)])
+def test_a_model_whose_metric_is_no_number_is_never_the_best(tmp_path, points, scores):
+    run(points, [Logged(score=scores), BestModel("score", keep=2)], 2, tmp_path)
+    best = f"update-{5 + 5 * scores.index(0.9):08d}"
+    assert len(list(Path(tmp_path, "kept").iterdir())) == 2
+    assert pick_checkpoint(RunView(tmp_path), "best").name == best
+    assert choose(tmp_path).name == best
+    weights, expected = read_weights(tmp_path, use="best"), load_weights(tmp_path / "kept" / best)
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
+
+
+def test_a_finished_run_that_is_started_again_has_the_best_weights_too(tmp_path, points):
+    trained(points, tmp_path, BestModel("score", restore=True))
+    again = trained(points, tmp_path, BestModel("score", restore=True))
+    best = load_weights(tmp_path / "kept" / "update-00000010")
+    assert again.progress.update == 20
+    assert all(torch.equal(value, best[name]) for name, value in again.model.state_dict().items())
+
+
+def test_a_finished_run_whose_limit_is_raised_goes_on_from_its_last_weights(tmp_path, points):
+    trained(points, tmp_path / "straight", BestModel("score", restore=True), num_epochs=5)
+    for num_epochs in (4, 4, 5):
+        trained(
+            points, tmp_path / "raised", BestModel("score", restore=True), num_epochs=num_epochs
+        )
+    first, second = (
+        CheckpointStore(tmp_path / name / "checkpoints").newest() for name in ("straight", "raised")
+    )
+    weights = second.tree["models"]["model"]
+    assert all(
+        torch.equal(value, weights[name]) for name, value in first.tree["models"]["model"].items()
+    )
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_a_best_model_that_is_neither_written_nor_restored_is_said(points, capsys, restore):
+    trainer = build_trainer([BestModel("loss", restore=restore)], progress="lines")
+    trainer.train(points, 1)
+    said = [line for line in capsys.readouterr().out.splitlines() if "BestModel" in line]
+    assert len(said) == (0 if restore else 1)
+
+
+def test_the_evaluation_of_an_epoch_that_a_limit_cut_short_counts(tmp_path, points):
+    """Training that is limited by updates may end inside its first epoch, and would keep no model
+    otherwise."""
+    trainer = build_trainer([BestModel(restore=True)], run_dir=tmp_path)
+    trainer.train(points, num_updates=2, batch_size=8, eval_data=points)
+    assert [info.name for info in list_checkpoints(tmp_path) if info.kind == "kept"] == [
+        "update-00000002"
+    ]
+    trainer.train(points, num_updates=5, batch_size=8, eval_data=points)
+    best = min(trainer.history["eval_loss"])
+    assert choose(tmp_path).metric == ("eval_loss", best)
+    assert trainer.evaluate(points, batch_size=8)["loss"] == best

@@ -53,7 +53,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1e6
-        monkeypatch.setattr("loopwright.callbacks.checkpoints.monotonic", lambda: self.now)
+        for module in ("checkpoints", "best"):
+            monkeypatch.setattr(f"loopwright.callbacks.{module}.monotonic", lambda: self.now)
 
 
 class Evaluations(Callback):
@@ -156,8 +157,8 @@ def test_an_epoch_of_one_update_costs_as_many_files_and_bytes_late_in_a_run_as_e
             for callback in trainer.run.callbacks:
                 if isinstance(callback, Checkpoints) and callback._store is not None:
                     callback._store.wait()
-                if isinstance(callback, BestModel) and callback._kept is not None:
-                    callback._kept.writer.wait()
+                for kept in callback.kept if isinstance(callback, BestModel) else ():
+                    kept.writer.wait()
             if trainer.progress.epoch % 50 == 0:
                 counts.append((len(opened), written_bytes()))
 

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from loopwright import Callback, ConfigurationError, DataError, Trainer
+from loopwright import Callback, DataError, Trainer
 from loopwright.callbacks import LimitBatches, Rewind, TimeLimit
 from loopwright.callbacks.stopping import ENVIRONMENT
 from loopwright.data.open import open_stream
 from loopwright.data.stream import LimitedStream
 
 from ..loops import assert_same_model, batches, build_linear
+from ..mistakes import raises
 from .runs import assert_same_after_crash, build_trainer, train
 
 
@@ -173,13 +174,13 @@ def test_without_arguments_and_environment_nothing_is_limited(points, monkeypatc
 @pytest.mark.parametrize("value", ["0", "-3", "many", "1.5"])
 def test_an_environment_that_is_no_number_of_batches_is_refused(monkeypatch, value):
     monkeypatch.setenv(ENVIRONMENT, value)
-    with pytest.raises(ConfigurationError, match=f"{ENVIRONMENT}='{value}'"):
+    with raises("number", ENVIRONMENT, value):
         LimitBatches()
 
 
 @pytest.mark.parametrize("options", [{"train": 0}, {"eval": -1}, {"train": 1.5}])
 def test_impossible_limits_are_refused(options):
-    with pytest.raises(ConfigurationError, match="number of batches"):
+    with raises("number", "LimitBatches"):
         LimitBatches(**options)
 
 
@@ -206,5 +207,5 @@ def test_time_before_an_interruption_counts(tmp_path, points):
 
 @pytest.mark.parametrize("limit", [0, -5, timedelta(0), "0s"])
 def test_an_impossible_time_limit_is_refused(limit):
-    with pytest.raises(ConfigurationError, match="seconds above 0"):
+    with raises("number", "TimeLimit"):
         TimeLimit(limit)

@@ -25,24 +25,8 @@ from loopwright.callbacks import (
 from loopwright.optim.build import Schedule
 from loopwright.run.reading import RunView
 
-from .runs import build_trainer, train
-
-
-class Script(Callback):
-    """Logs given values as a metric, one for each epoch, and remembers the weights."""
-
-    def __init__(self, name: str, values: Sequence[float]) -> None:
-        self.name, self.values = name, values
-        self.weights: list[dict[str, Tensor]] = []
-
-    def metric_names(self, known: set[str]) -> set[str]:
-        return {self.name}
-
-    def on_train_epoch_end(self, trainer: Trainer) -> None:
-        trainer.log({self.name: self.values[trainer.progress.epoch]})
-        self.weights.append(
-            {name: value.clone() for name, value in trainer.model.state_dict().items()}
-        )
+from ..mistakes import raises
+from .runs import Logged, build_trainer, train
 
 
 class NamedLosses(Trainer):
@@ -74,7 +58,7 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     "metric", ["rmse", "eval_mae", "perplexity", "wer", "fid", "distance", "val/nll"]
 )
 def test_early_stopping_goes_on_while_a_metric_falls_that_is_to_fall(points, metric):
-    falling = Script(metric, [5.0, 4.0, 3.0, 2.0, 1.0])
+    falling = Logged(**{metric: [5.0, 4.0, 3.0, 2.0, 1.0]})
     trainer = train(
         build_trainer([falling, EarlyStopping(metric, patience=1)]), points, num_epochs=5
     )
@@ -83,7 +67,7 @@ def test_early_stopping_goes_on_while_a_metric_falls_that_is_to_fall(points, met
 
 @pytest.mark.parametrize("has_run_dir", [False, True])
 def test_the_weights_of_the_smallest_rmse_are_put_back(points, tmp_path, has_run_dir):
-    script = Script("rmse", [3.0, 1.0, 2.0])
+    script = Logged(rmse=[3.0, 1.0, 2.0])
     options = {"run_dir": tmp_path / "run"} if has_run_dir else {}
     trainer = train(build_trainer([script, BestModel("rmse", restore=True)], **options), points)
     assert same(trainer.model.state_dict(), script.weights[1])
@@ -101,11 +85,10 @@ def test_what_a_step_returns_as_a_loss_is_minimised_under_every_prefix(points, m
     assert stopping.best == min(trainer.history[metric])
 
 
-def test_a_name_that_says_nothing_is_asked_about_before_the_first_step(points, mistake):
-    script = Script("foo", [1.0])
+def test_a_name_that_says_nothing_is_asked_about_before_the_first_step(points):
+    script = Logged(foo=[1.0])
     trainer = build_trainer([script, EarlyStopping("foo")])
-    with mistake("Up or down", '`EarlyStopping("foo")`, and nothing says whether `foo` is to fall or to rise',
-                 ConfigurationError, match="EarlyStopping watches 'foo'"):  # fmt: skip
+    with raises("unknown-direction", "EarlyStopping", "'foo'"):
         train(trainer, points)
     assert (trainer.progress.step, script.weights) == (0, [])
 
@@ -114,24 +97,21 @@ def test_a_name_that_says_nothing_is_asked_about_before_the_first_step(points, m
     "build", [BestModel, BestCheckpoint, BestMetric, partial(BestModel, required=False)]
 )
 def test_every_callback_that_ranks_asks(points, tmp_path, build: Callable[..., Callback]):
-    trainer = build_trainer([Script("foo", [1.0]), build("foo")], run_dir=tmp_path)
-    with pytest.raises(
-        ConfigurationError, match=r"watches 'foo'.* pass mode=\"min\" or mode=\"max\"\."
-    ):
+    trainer = build_trainer([Logged(foo=[1.0]), build("foo")], run_dir=tmp_path)
+    with raises("unknown-direction", "'foo'", 'mode="min"'):
         train(trainer, points)
     assert trainer.progress.step == 0
 
 
-def test_a_name_that_ends_like_a_loss_and_says_the_opposite_is_asked_about(points, mistake):
-    script = Script("accuracy_fit", [1.0])
-    with mistake("Up or down", '`BestModel("accuracy_fit")`, where `fit` is one of the losses', ConfigurationError,
-                 match="ends like a loss"):  # fmt: skip
+def test_a_name_that_ends_like_a_loss_and_says_the_opposite_is_asked_about(points):
+    script = Logged(accuracy_fit=[1.0])
+    with raises("unknown-direction", "BestModel", "'accuracy_fit'"):
         train(named_losses([script, EarlyStopping("fit"), BestModel("accuracy_fit")]), points)
 
 
 def test_one_mode_is_enough_for_all_that_watch_the_metric(points):
     best = BestModel("foo", restore=True)
-    script = Script("foo", [3.0, 1.0, 2.0])
+    script = Logged(foo=[3.0, 1.0, 2.0])
     trainer = train(
         build_trainer([script, best, EarlyStopping("foo", mode="min", patience=5)]), points
     )
@@ -141,7 +121,7 @@ def test_one_mode_is_enough_for_all_that_watch_the_metric(points):
 
 def test_the_mode_is_noted_in_the_run_and_with_the_model(points, tmp_path):
     callbacks = [
-        Script("foo", [3.0, 1.0, 2.0]),
+        Logged(foo=[3.0, 1.0, 2.0]),
         BestModel("foo", "min"),
         BestMetric("eval_fit"),
         EMA(0.9),
@@ -198,7 +178,7 @@ def plateau(points: Any, own_mode: str, **options: Any) -> Trainer:
     def build(optimizer: Any) -> ReduceLROnPlateau:
         return ReduceLROnPlateau(optimizer, own_mode, factor=0.1, patience=0)
 
-    script = Script("accuracy", [0.1, 0.2, 0.3])
+    script = Logged(accuracy=[0.1, 0.2, 0.3])
     return train(build_trainer([script], scheduler=Schedule(build, **options)), points)
 
 
@@ -218,10 +198,8 @@ def test_a_plateau_scheduler_whose_mode_is_right_or_was_said_is_used(points):
     assert said.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.01 * 0.1**2)
 
 
-def test_a_mode_that_is_none_is_refused_at_once(mistake):
-    with mistake(
-        "Up or down", '`EarlyStopping(mode="lower")`', ConfigurationError, match="use 'min', 'max'"
-    ):
+def test_a_mode_that_is_none_is_refused_at_once():
+    with raises("metric-mode", "EarlyStopping(mode='lower')"):
         EarlyStopping(mode="lower")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="Schedule"):
         build_trainer(scheduler=Schedule(partial(ReduceLROnPlateau), mode="down")).setup()  # type: ignore[arg-type]
@@ -244,5 +222,5 @@ def test_an_own_step_has_its_loss_minimised_and_is_asked_about_other_names(point
                      progress="silent")  # fmt: skip
 
     build("loss").train(points, 1, batch_size=8)
-    with pytest.raises(ConfigurationError, match="watches 'margin_x'"):
+    with raises("unknown-direction", "'margin_x'"):
         build("margin_x").train(points, 1, batch_size=8)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Trainer
-from loopwright.callbacks.checkpoints import BestModel, Checkpoints
+from loopwright.callbacks import BestModel, Checkpoints
 from loopwright.cli import main
 from tests.forked import call_forked, end_as_program
 

@@ -501,7 +501,7 @@ def test_a_stop_waits_for_few_syncs_in_a_row(keeps: bool, tmp_path: Path) -> Non
             def on_epoch_end(self, trainer: Trainer, metrics: Any) -> None:
                 if trainer.progress.epoch == 2:  # when the names of all metrics are in run.json
                     for best in kept:
-                        best._kept.writer.wait()  # for the model of the first epoch
+                        best.kept[0].writer.wait()  # for the model of the first epoch
                     os.fsync = slow_sync
                     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -255,4 +255,4 @@ def test_values_that_are_no_improvement_are_counted_until_the_next_one():
         so_far = so_far.after(value, at, "min", min_delta=0.5)
         counts.append(so_far.num_bad)
     assert counts == [1, 0, 1, 2, 0]
-    assert so_far == BestSoFar(2.0, 5, 0)
+    assert so_far == BestSoFar(2.0, 5, num_bad=0, most_bad=2)

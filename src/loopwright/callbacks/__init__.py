@@ -9,8 +9,8 @@ from .._lazy import lazily
 if TYPE_CHECKING:
     from ..optim.groups import GroupedOptimizer, layer_rates, param_groups
     from ..profiling.profile import Profile
-    from .best import BestCheckpoint, BestMetric
-    from .checkpoints import BestModel, Checkpoints
+    from .best import BestCheckpoint, BestMetric, BestModel
+    from .checkpoints import Checkpoints
     from .ema import EMA
     from .freezing import Freeze, freeze, unfreeze
     from .interval import Interval, Periodic, Watching
@@ -31,7 +31,7 @@ _HOMES = {
     "AdditionalOutputs": "outputs",
     "BestCheckpoint": "best",
     "BestMetric": "best",
-    "BestModel": "checkpoints",
+    "BestModel": "best",
     "Checkpoints": "checkpoints",
     "DatasetStatistics": "summary",
     "EMA": "ema",

@@ -1,19 +1,21 @@
-"""The best value of a metric, and the weights that had it."""
+"""The best value of a metric, and the models that had it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ConfigurationError
-from ..metrics.best import is_better
-from .checkpoints import BestModel, finish_writing, open_kept, state_to_keep
-from .interval import Watching, logged_metrics, recall_mode
+from ..checkpoint.policy import KeepPolicy
+from ..errors import ConfigurationError, check_number, public
+from ..metrics.best import BestSoFar
+from .checkpoints import MIN_SECONDS, finish_writing, no_run_dir
+from .interval import Watching, cut_epoch, logged_metrics, recall_mode
 
 if TYPE_CHECKING:
     from ..callback import Trainer
     from ..checkpoint import AsyncWriter, KeptModels
-    from ..run import RunDirectory
 
 
 class BestMetric(Watching):
@@ -56,34 +58,32 @@ class BestMetric(Watching):
             every_n_samples=every_n_samples,
         )
         self.also = tuple(also)
-        self.best: float | None = None
-        self.best_at = 0
         self.others: dict[str, float] = {}
         if self.interval.unit != "epoch":
             self.ignored_events = (*self.ignored_events, "on_train_epoch_end")
 
     def metric_names(self, known: set[str]) -> set[str]:
-        return set(self._named(dict.fromkeys(self.also, 0.0)))
+        return set(self._values(dict.fromkeys(self.also, 0.0)))
 
     def required_metrics(self) -> set[str]:
         return {self.metric, *self.also}
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
-        self._note(trainer, value, metrics)
-        if self.interval.unit == "epoch":
-            if self._name not in metrics:  # too late for the row as it is
-                trainer.history.set_epoch(trainer.progress.epoch - 1, {**metrics, **self._values()})
-        else:
-            trainer.log_step(self._values())
-            trainer.log(self._values())
+        self._add(value, self.interval.now(trainer.progress), metrics)
+        values = self._values(self.others)
+        if self.interval.unit != "epoch":
+            trainer.log_step(values)
+            trainer.log(values)
+        elif f"best_{self.metric}" not in metrics:  # too late for the row as it is
+            trainer.history.set_epoch(trainer.progress.epoch - 1, {**metrics, **values})
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Add the best value to the epoch's own row, where a callback has logged the metric by
-        then."""
+        """Add the best value to the epoch's own row, where a callback has logged the metric."""
         metrics = logged_metrics(trainer)
-        if self.interval.is_due_after_epoch(trainer.progress.epoch + 1) and self.metric in metrics:
-            self._note(trainer, metrics[self.metric], metrics, epoch=trainer.progress.epoch + 1)
-            trainer.log(self._values())
+        epoch = trainer.progress.epoch + 1
+        if self.interval.is_due_after_epoch(epoch) and self.metric in metrics:
+            self._add(metrics[self.metric], epoch, metrics)
+            trainer.log(self._values(self.others))
 
     def on_train_end(self, trainer: Trainer) -> None:
         if self.best is not None:
@@ -91,41 +91,281 @@ class BestMetric(Watching):
                 f"Best {self.metric}: {self.best:.6g} after {self.interval.unit} {self.best_at}"
             )
 
-    def _note(
-        self, trainer: Trainer, value: float, metrics: Mapping[str, float], epoch: int | None = None
-    ) -> None:
-        if is_better(value, self.best, self.mode):
-            self.best = value
-            self.best_at = self.interval.now(trainer.progress) if epoch is None else epoch
+    def _add(self, value: float, at: int, metrics: Mapping[str, float]) -> None:
+        if self.watched.add(value, at):
             self.others = {name: metrics[name] for name in self.also if name in metrics}
 
-    @property
-    def _name(self) -> str:
-        return f"best_{self.metric}"
-
-    def _named(self, others: Mapping[str, float]) -> dict[str, float]:
-        best = float("nan") if self.best is None else self.best
-        return {self._name: best} | {
-            f"{name}_at_best_{self.metric}": v for name, v in others.items()
-        }
-
-    def _values(self) -> dict[str, float]:
-        return self._named(self.others)
+    def _values(self, others: Mapping[str, float]) -> dict[str, float]:
+        best = math.nan if self.best is None else self.best
+        at_best = {f"{name}_at_best_{self.metric}": value for name, value in others.items()}
+        return {f"best_{self.metric}": best} | at_best
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "best_at": self.best_at, "others": dict(self.others)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.best_at, self.others = (
-            state["best"],
-            state["best_at"],
-            dict(state["others"]),
+        self.watched.so_far = BestSoFar(state["best"], state["best_at"])
+        self.others = dict(state["others"])
+
+
+class ModelKeeper(Watching):
+    """Base class of callbacks that keep the models with the best values of a metric.
+
+    The models are in the folder `kept` of the run directory, on disk before a resume point that
+    relies on them is complete, and when training ends.
+    """
+
+    on_error: Literal["raise", "warn"]
+
+    def __init__(
+        self,
+        metric: str,
+        mode: Literal["auto", "min", "max"],
+        on_error: Literal["raise", "warn"],
+        **options: Any,
+    ) -> None:
+        super().__init__(metric, mode, takes_first=True, **options)
+        self.on_error = on_error
+        self.kept: list[KeptModels] = []  # by one policy each; empty without a run directory
+        self._written_at = 0.0
+
+    def policies(self) -> list[KeepPolicy]:
+        """Which models are kept, once the metric's mode is known."""
+        raise NotImplementedError
+
+    def keep_model(
+        self, trainer: Trainer, value: float, metrics: Mapping[str, float], *, is_best: bool
+    ) -> None:
+        """Keep the weights of this moment if they are worth it."""
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        super().on_train_start(trainer)
+        self._open(trainer)
+        for kept in self.kept:
+            kept.clean()
+            kept.discard(after_update=trainer.progress.update)
+            kept.prune()
+
+    def _open(self, trainer: Trainer) -> None:
+        """Open the kept models; refuse another keeper by this metric, which would remove them."""
+        from ..checkpoint import AsyncWriter, KeptModels
+
+        run = trainer.run.directory
+        if run is None or self.kept:
+            return
+        keepers = [other for other in trainer.run.callbacks if isinstance(other, ModelKeeper)]
+        for other in keepers:
+            if other is not self and other.metric == self.metric:
+                raise ConfigurationError(
+                    "two-keepers",
+                    f"{type(other).__name__} and {type(self).__name__} both keep the best models "
+                    f"by {self.metric!r}: pass one of them.",
+                )
+        for policy in self.policies():
+            writer = AsyncWriter(
+                self.on_error,
+                group=trainer.run.writing_group(),
+                check=trainer.run.components.finite,
+            )
+            self.kept.append(
+                KeptModels(run.kept, policy, writer=writer, resume_points=run.checkpoints)
+            )
+
+    def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
+        is_best = self.watched.add(value, self.interval.now(trainer.progress))
+        if is_best:
+            trainer.run.note("best", f"{self.metric} {value:.6g}", metric=self.metric, value=value)
+        self.keep_model(trainer, value, metrics, is_best=is_best)
+
+    def model_name(self, trainer: Trainer, label: str) -> str:
+        """The name of a model of this moment, with a label where there may be several."""
+        from ..checkpoint import update_name
+        from ..checkpoint.kept import metric_label
+
+        name = update_name(trainer.progress.update)
+        return f"{name}-{metric_label(label)}" if label else name
+
+    def hold(
+        self,
+        trainer: Trainer,
+        kept: KeptModels,
+        value: float,
+        metrics: Mapping[str, float],
+        label: str,
+    ) -> None:
+        """Take a copy of the weights, which `write_held` writes."""
+        kept.hold(
+            self.model_name(trainer, label),
+            {"models": trainer.run.capture_models()},
+            trainer.run.checkpoint_meta() | {"metrics": dict(metrics)},
+            value=value,
+            token=trainer.run.writing_token(),
         )
 
+    def write_held(self) -> None:
+        """Start writing the models that are held."""
+        for kept in self.kept:
+            if kept.is_holding:
+                self._written_at = monotonic()
+                kept.start()
 
-class BestCheckpoint(Watching):
-    """Keeps the weights that had the best value of a metric, in the folder `kept` of the run
-    directory.
+    def on_rewind(self, trainer: Trainer) -> None:
+        super().on_rewind(trainer)
+        for kept in self.kept:
+            kept.writer.wait()
+            kept.discard(after_update=trainer.progress.update)
+
+    def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
+        for kept in self.kept:
+            kept.await_resume_point(trainer.progress.update)
+        self.write_held()
+        return [kept.writer for kept in self.kept]
+
+    def on_loop_end(self, trainer: Trainer) -> None:
+        self.write_held()
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        for kept in self.kept:
+            kept.writer.wait()
+            kept.prune()  # the end of training is saved: nothing else is needed any more
+        trainer.runtime.barrier("keeping the best model")
+
+    def finish_again(self, trainer: Trainer) -> None:
+        recall_mode(trainer, self.watched)
+        self._open(trainer)
+        self.on_train_end(trainer)
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        self.write_held()
+        for kept in self.kept:
+            finish_writing(trainer, kept.writer)
+
+
+class BestModel(ModelKeeper):
+    """Keeps the weights of the best epochs by a metric, in the run directory or else in memory.
+
+    Several of these callbacks may keep models by different metrics; `loopwright.run.choose` says
+    which model is the best of the run. Where epochs are short, the best model is held in memory for
+    up to 5 seconds before it is written; it is always on disk before a resume point that relies on
+    it, and when training ends.
+
+    Args:
+        metric: The metric to watch.
+        mode: "min" or "max" for the values that are better. "auto" decides by the losses that steps
+            return and by the metric's name; if the name does not tell, that is an error before the
+            first step.
+        keep: The number of models that stay.
+        restore: Put the best weights back when training ends, and when a finished run is started
+            again.
+        required: Whether an epoch that does not measure the metric is an error.
+        on_error: "raise" ends training at the next step after a failed write; "warn" only reports
+            it.
+
+    Example:
+        >>> from loopwright.callbacks import BestModel
+        >>> BestModel("eval_accuracy", keep=3).policy.better(0.9, 0.8)
+        True
+    """
+
+    precedence = 0  # it looks at complete rows only
+
+    @public
+    def __init__(
+        self,
+        metric: str = "eval_loss",
+        mode: Literal["auto", "min", "max"] = "auto",
+        *,
+        keep: int = 1,
+        restore: bool = False,
+        required: bool = True,
+        on_error: Literal["raise", "warn"] = "raise",
+    ) -> None:
+        super().__init__(metric, mode, on_error)
+        KeepPolicy(metric, keep=keep)  # refuses a wrong number now
+        self.keep = keep
+        self.restore = restore
+        self.required = required
+        self._label = ""  # part of the names of its models, where several callbacks keep models
+        self._weights: dict[str, Any] | None = None
+
+    @property
+    def policy(self) -> KeepPolicy:
+        """Which models are kept."""
+        return KeepPolicy(self.metric, self.mode, self.keep)
+
+    def policies(self) -> list[KeepPolicy]:
+        return [self.policy]
+
+    def required_metrics(self) -> set[str]:
+        return {self.metric} if self.required else set()
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        if trainer.run.directory is None and not self.restore:
+            trainer.run.say(
+                "Without a run directory, BestModel writes no file: pass `run_dir=` to the "
+                "trainer, or `BestModel(restore=True)` to get the best weights back when training "
+                "ends."
+            )
+        others = [c for c in trainer.run.callbacks if isinstance(c, BestModel) and c is not self]
+        self._label = self.metric if others else ""
+        super().on_train_start(trainer)
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        if self.required or self.metric in metrics:
+            super().on_epoch_end(trainer, metrics)
+
+    def keep_model(
+        self, trainer: Trainer, value: float, metrics: Mapping[str, float], *, is_best: bool
+    ) -> None:
+        """Keep the model if it is one of the best; rank 0 decides that, and every rank saves."""
+        from ..checkpoint import snapshot
+
+        if not self.kept:
+            if is_best:
+                self._weights = snapshot(trainer.run.capture_models())
+            return
+        (kept,) = self.kept
+        name = self.model_name(trainer, self._label)
+        wants = trainer.runtime.is_main and kept.wants(name, value, trainer.progress.update)
+        is_time = monotonic() - self._written_at >= MIN_SECONDS
+        wants, is_time = trainer.runtime.broadcast_object((wants, is_time))
+        if wants:
+            self.hold(trainer, kept, value, metrics, self._label)
+        if is_time:
+            self.write_held()
+
+    def on_loop_end(self, trainer: Trainer) -> None:
+        """Look at an epoch that a limit cut short, which is measured at the end of training."""
+        row = cut_epoch(trainer)
+        if self.metric in row:
+            self.on_epoch_end(trainer, row)
+        super().on_loop_end(trainer)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Wait for the writer, and with `restore` load the best weights into the models."""
+        from ..checkpoint.components import load_model
+
+        super().on_train_end(trainer)
+        if not self.restore:
+            return
+        weights = self._weights
+        if self.kept:
+            found = self.kept[0].best()
+            weights = None if found is None else found.tree["models"]
+        if weights is not None:
+            for name, model in trainer.models.items():
+                load_model(model, weights[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "weights": self._weights}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.watched.so_far = BestSoFar(state["best"])
+        self._weights = state["weights"]
+
+
+class BestCheckpoint(ModelKeeper):
+    """Keeps the weights that had the best value of a metric, in the run directory.
 
     Args:
         metric: The metric to watch.
@@ -134,7 +374,7 @@ class BestCheckpoint(Watching):
             first step.
         tolerances: For each of these numbers, keep also the best weights that early stopping with
             this patience would have left: with 5, the best until the metric did not improve six
-                times in a row.
+            times in a row.
         min_delta: An improvement is better than the best value so far by more than this.
         every_n_epochs: Look at the metric every n epochs; one of the three intervals may be given.
         every_n_updates: Look at the metric every n updates.
@@ -163,125 +403,39 @@ class BestCheckpoint(Watching):
         super().__init__(
             metric,
             mode,
+            on_error,
+            min_delta=min_delta,
             every_n_epochs=every_n_epochs,
             every_n_updates=every_n_updates,
             every_n_samples=every_n_samples,
         )
-        if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in tolerances):
-            raise ConfigurationError(
-                f"BestCheckpoint(tolerances={list(tolerances)}): use whole numbers, 0 or more."
-            )
-        if not min_delta >= 0:
-            raise ConfigurationError(f"BestCheckpoint(min_delta={min_delta!r}): use 0 or more.")
+        for tolerance in tolerances:
+            check_number("BestCheckpoint(tolerances", tolerance, least=0)
         self.tolerances = tuple(tolerances)
-        self.min_delta = min_delta
-        self.on_error: Literal["raise", "warn"] = on_error
-        self.best: float | None = None
-        self.num_bad = 0
-        self.most_bad = 0  # the longest time without improvement so far
-        self._kept: dict[int | None, KeptModels] = {}
+
+    def policies(self) -> list[KeepPolicy]:
+        labels = [self.metric, *(f"{self.metric} tolerance {n}" for n in self.tolerances)]
+        return [KeepPolicy(label, self.mode) for label in labels]
 
     def on_train_start(self, trainer: Trainer) -> None:
-        super().on_train_start(trainer)
         if trainer.run.directory is None:
-            raise ConfigurationError(
-                "BestCheckpoint needs a directory to write to: pass `run_dir=` to the trainer."
-            )
-        self._check_alone(trainer)
-        self._open(trainer, trainer.run.directory)
-        if trainer.runtime.is_main:
-            for kept in self._kept.values():
-                kept.discard(after_update=trainer.progress.update)
-                kept.prune()
+            raise no_run_dir("BestCheckpoint")
+        super().on_train_start(trainer)
 
-    def _open(self, trainer: Trainer, run: RunDirectory) -> None:
-        from ..checkpoint import KeepPolicy
-
-        for tolerance in () if self._kept else (None, *self.tolerances):
-            policy = KeepPolicy(self._label(tolerance), self.mode)
-            self._kept[tolerance] = open_kept(trainer, run, policy, self.on_error)
-
-    def _check_alone(self, trainer: Trainer) -> None:
-        """Refuse two callbacks that keep models by one metric: each would remove the models of the
-        other."""
-        for other in trainer.run.callbacks:
-            is_twin = (
-                isinstance(other, BestCheckpoint)
-                and other is not self
-                and other.metric == self.metric
-            )
-            if is_twin or (isinstance(other, BestModel) and other.metric == self.metric):
-                raise ConfigurationError(
-                    f"{type(other).__name__} and BestCheckpoint both keep the best models by "
-                    f"{self.metric!r}: pass one of them."
-                )
-
-    def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
-        """Keep the weights of an improvement, and of the first value in any case, NaN included."""
-        if self.best is not None and not is_better(value, self.best, self.mode, self.min_delta):
-            self.num_bad += 1
-            self.most_bad = max(self.most_bad, self.num_bad)
-            return
-        self.best = value if value == value else None
-        self.num_bad = 0
-        trainer.run.note("best", f"{self.metric} {value:.6g}", metric=self.metric, value=value)
-        for tolerance, kept in self._kept.items():
-            if tolerance is None or self.most_bad <= tolerance:
-                self._save(trainer, kept, value, metrics)
-
-    def on_rewind(self, trainer: Trainer) -> None:
-        super().on_rewind(trainer)
-        for kept in self._kept.values():
-            kept.writer.wait()
-            kept.discard(after_update=trainer.progress.update)
-
-    def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
-        for kept in self._kept.values():
-            kept.await_resume_point(trainer.progress.update)
-        return [kept.writer for kept in self._kept.values()]
-
-    def on_loop_end(self, trainer: Trainer) -> None:
-        for kept in self._kept.values():
-            kept.writer.wait()
-        trainer.runtime.barrier("keeping the best checkpoint")
-
-    def on_train_end(self, trainer: Trainer) -> None:
-        for kept in self._kept.values():
-            kept.prune()
-
-    def finish_again(self, trainer: Trainer) -> None:
-        if trainer.run.directory is not None:
-            recall_mode(trainer, self.watched)
-            self._open(trainer, trainer.run.directory)
-            self.on_train_end(trainer)
-
-    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        for kept in self._kept.values():
-            finish_writing(trainer, kept.writer)
-
-    def _save(
-        self, trainer: Trainer, kept: KeptModels, value: float, metrics: Mapping[str, float]
+    def keep_model(
+        self, trainer: Trainer, value: float, metrics: Mapping[str, float], *, is_best: bool
     ) -> None:
-        from ..checkpoint import update_name
-        from ..checkpoint.kept import metric_label
-
-        label = metric_label(kept.policy.metric)
-        tree, meta = state_to_keep(trainer, metrics)
-        kept.save(
-            f"{update_name(trainer.progress.update)}-{label}",
-            tree,
-            meta,
-            value=value,
-            token=trainer.run.writing_token(),
-        )
-
-    def _label(self, tolerance: int | None) -> str:
-        return self.metric if tolerance is None else f"{self.metric} tolerance {tolerance}"
+        most_bad = self.watched.so_far.most_bad
+        for kept, tolerance in zip(self.kept, (math.inf, *self.tolerances), strict=True):
+            if is_best and most_bad <= tolerance:
+                self.hold(trainer, kept, value, metrics, kept.policy.metric)
+        self.write_held()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "num_bad": self.num_bad, "most_bad": self.most_bad}
+        so_far = self.watched.so_far
+        return {"best": so_far.value, "num_bad": so_far.num_bad, "most_bad": so_far.most_bad}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best = state["best"]
-        self.num_bad = state["num_bad"]
-        self.most_bad = state["most_bad"]
+        self.watched.so_far = BestSoFar(
+            state["best"], num_bad=state["num_bad"], most_bad=state["most_bad"]
+        )

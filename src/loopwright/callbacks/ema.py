@@ -162,12 +162,11 @@ class EMA(Callback):
     def _warn_of_kept(self, trainer: Trainer) -> None:
         """Print a line if a callback keeps models by a metric of the averages: it keeps the model's
         own weights."""
-        from .best import BestCheckpoint
-        from .checkpoints import BestModel
+        from .best import ModelKeeper
 
         starts = tuple(f"eval_{prefix}_" for prefix in self.decays)
         for other in trainer.run.callbacks:
-            if isinstance(other, (BestModel, BestCheckpoint)) and other.metric.startswith(starts):
+            if isinstance(other, ModelKeeper) and other.metric.startswith(starts):
                 trainer.run.say(
                     f"{type(other).__name__} keeps the model's own weights, but compares them by "
                     f"{other.metric!r}, which is measured with the averaged weights. To save the "

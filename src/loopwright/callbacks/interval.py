@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
 from ..metrics.best import Mode, WatchedMetric
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:
     are."""
     if name not in metrics:
         raise ConfigurationError(
-            f"{watcher} watches {name!r}, but this epoch measured only {', '.join(metrics)}."
+            "metric-not-measured",
+            f"{watcher} watches {name!r}, but this epoch measured only {', '.join(metrics)}.",
         )
     return metrics[name]
 
@@ -65,12 +66,9 @@ class Interval:
                 given[unit] = n
         if len(given) > 1:
             named = ", ".join(f"every_n_{unit}s={n}" for unit, n in given.items())
-            raise ConfigurationError(f"{owner}({named}): use only one of them.")
+            raise ConfigurationError("two-intervals", f"{owner}({named}): use only one of them.")
         for unit, n in given.items():
-            if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-                raise ConfigurationError(
-                    f"{owner}(every_n_{unit}s={n!r}): use a whole number, 1 or more."
-                )
+            check_number(f"{owner}(every_n_{unit}s", n, least=1)
         self.unit: Unit = next(iter(given)) if given else "epoch"
         self.n = given.get(self.unit, 1)
         self._seen = 0
@@ -200,6 +198,8 @@ class Watching(Callback):
         every_n_epochs: Look every n epochs; one of the three intervals may be given.
         every_n_updates: Look every n updates.
         every_n_samples: Look every n samples, after the update that reaches them.
+        min_delta: An improvement is better than the best value so far by more than this.
+        takes_first: The first value counts as the best even if it is NaN.
 
     >>> from loopwright.callbacks import Watching
     >>> class StopAbove(Watching):
@@ -220,9 +220,15 @@ class Watching(Callback):
         every_n_epochs: int | None = None,
         every_n_updates: int | None = None,
         every_n_samples: int | None = None,
+        min_delta: float = 0.0,
+        takes_first: bool = False,
     ) -> None:
+        owner = type(self).__name__
+        check_number(f"{owner}(min_delta", min_delta, least=0, is_whole=False)
         self.metric = metric
-        self.watched = WatchedMetric(metric, mode, type(self).__name__)
+        self.watched = WatchedMetric(
+            metric, mode, owner, min_delta=min_delta, takes_first=takes_first
+        )
         self.interval = Interval(
             type(self).__name__, every_n_epochs, every_n_updates, every_n_samples
         )
@@ -236,6 +242,16 @@ class Watching(Callback):
     def mode(self) -> Mode:
         """Which values are better; with "auto", as the run knows it, or by the metric's name."""
         return self.watched.mode
+
+    @property
+    def best(self) -> float | None:
+        """The best value so far."""
+        return self.watched.so_far.value
+
+    @property
+    def best_at(self) -> int:
+        """The epoch, update or sample of the best value."""
+        return self.watched.so_far.at
 
     def watched_metrics(self) -> Iterable[WatchedMetric]:
         return (self.watched,)
@@ -258,6 +274,13 @@ class Watching(Callback):
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if self.interval.is_due_after_epoch(trainer.progress.epoch):
             self.look(trainer, metric_of(metrics, self.metric, type(self).__name__), metrics)
+
+
+def cut_epoch(trainer: Trainer) -> Mapping[str, float]:
+    """The row of an epoch that a limit or a stop of this `train` call cut short; else empty."""
+    progress = trainer.progress
+    is_cut = progress.call_finished and progress.in_epoch and len(trainer.history) > progress.epoch
+    return trainer.history.epochs[-1] if is_cut else {}
 
 
 def logged_metrics(trainer: Trainer) -> dict[str, float]:

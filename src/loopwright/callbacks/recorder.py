@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..callback import Callback
 from ..errors import CheckpointError, ConfigurationError, Interrupted
-from .checkpoints import cut_epoch
+from .interval import cut_epoch
 from .record_lines import LineCollector
 
 if TYPE_CHECKING:

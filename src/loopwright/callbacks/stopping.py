@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
 from ..data.stream import LimitedStream
-from ..errors import ConfigurationError, public
+from ..errors import ConfigurationError, check_number, public
 from ..metrics.best import BestSoFar
 from ..metrics.progress import seconds_of
 from .interval import Watching
@@ -56,64 +56,35 @@ class EarlyStopping(Watching):
         every_n_updates: int | None = None,
         every_n_samples: int | None = None,
     ) -> None:
-        if not isinstance(patience, int) or patience < 1:
-            raise ConfigurationError(
-                f"EarlyStopping(patience={patience!r}): use a number of epochs, 1 or more."
-            )
-        if not min_delta >= 0:
-            raise ConfigurationError(f"EarlyStopping(min_delta={min_delta!r}): use 0 or more.")
+        check_number("EarlyStopping(patience", patience, least=1, of="values")
         super().__init__(
             metric,
             mode,
+            min_delta=min_delta,
             every_n_epochs=every_n_epochs,
             every_n_updates=every_n_updates,
             every_n_samples=every_n_samples,
         )
         self.patience = patience
-        self.min_delta = min_delta
         self.has_stopped = False
-        self._so_far = BestSoFar()
-
-    @property
-    def best(self) -> float | None:
-        """The best value so far."""
-        return self._so_far.value
-
-    @property
-    def best_at(self) -> int:
-        """The epoch, update or sample of the best value."""
-        return self._so_far.at
 
     @property
     def num_bad_epochs(self) -> int:
         """How many values since the best one have not improved on it."""
-        return self._so_far.num_bad
+        return self.watched.so_far.num_bad
 
     def on_train_start(self, trainer: Trainer) -> None:
-        """Start counting again in the call after the one that was stopped; a resumed call keeps its
-        count."""
+        """Start counting again in the call after the one that was stopped, unless it is resumed."""
         super().on_train_start(trainer)
         if self.has_stopped and trainer.stop_reason is None:
-            self.has_stopped, self._so_far = False, replace(self._so_far, num_bad=0)
+            self.has_stopped = False
+            self.watched.so_far = replace(self.watched.so_far, num_bad=0)
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
-        self._so_far = self._so_far.after(
-            value, self.interval.now(trainer.progress), self.mode, self.min_delta
-        )
+        self.watched.add(value, self.interval.now(trainer.progress))
         if self.num_bad_epochs >= self.patience:
             self.has_stopped = True
-            trainer.stop(self._reason(value))
-
-    def _reason(self, value: float) -> str:
-        unit = self.interval.unit
-        length = self.num_bad_epochs * self.interval.n
-        time = f"1 {unit}" if length == 1 else f"{length} {unit}s"
-        best = (
-            "never a number"
-            if self.best is None
-            else f"best {self.best:.6g} in {unit} {self.best_at}"
-        )
-        return f"{self.metric} has not improved for {time} (now {value:.6g}, {best})"
+            trainer.stop(self.watched.standstill(value, self.interval.unit, self.interval.n))
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -124,7 +95,7 @@ class EarlyStopping(Watching):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._so_far = BestSoFar(state["best"], state["best_at"], state["num_bad_epochs"])
+        self.watched.so_far = BestSoFar(state["best"], state["best_at"], state["num_bad_epochs"])
         self.has_stopped = state["has_stopped"]
 
 
@@ -157,14 +128,12 @@ class FixedEarlyStopping(Callback):
         if len(given) != 1:
             named = ", ".join(f"stop_at_{unit}={n}" for unit, n in given.items())
             raise ConfigurationError(
+                "one-point-to-stop",
                 f"FixedEarlyStopping({named}): pass exactly one of stop_at_epoch, stop_at_update "
-                "and stop_at_sample."
+                "and stop_at_sample.",
             )
         self.unit, self.n = next(iter(given.items()))
-        if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
-            raise ConfigurationError(
-                f"FixedEarlyStopping(stop_at_{self.unit}={self.n!r}): use a number, 1 or more."
-            )
+        check_number(f"FixedEarlyStopping(stop_at_{self.unit}", self.n, least=1)
         self.ignored_events = ("on_update_end",) if self.unit == "epoch" else ("on_epoch_end",)
 
     def on_train_start(self, trainer: Trainer) -> None:
@@ -205,10 +174,8 @@ class LimitBatches(Callback):
         if train is None and eval is None:
             train = eval = _from_environment()  # noqa: A001
         for name, value in (("train", train), ("eval", eval)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigurationError(
-                    f"LimitBatches({name}={value!r}): use a number of batches, 1 or more."
-                )
+            if value is not None:
+                check_number(f"LimitBatches({name}", value, least=1, of="batches")
         self.train = train
         self.eval = eval
 
@@ -221,11 +188,9 @@ def _from_environment() -> int | None:
     given = os.environ.get(ENVIRONMENT, "").strip()
     if not given:
         return None
-    if not given.isdecimal() or int(given) < 1:
-        raise ConfigurationError(
-            f"{ENVIRONMENT}={given!r}: set it to a number of batches, 1 or more, or unset it."
-        )
-    return int(given)
+    limit = int(given) if given.isdecimal() else given
+    check_number(ENVIRONMENT, limit, least=1, of="batches", otherwise="unset it")
+    return int(limit)
 
 
 class TimeLimit(Callback):
@@ -245,11 +210,14 @@ class TimeLimit(Callback):
 
     def __init__(self, limit: float | str | timedelta) -> None:
         seconds = seconds_of(limit, "limit") if isinstance(limit, (str, timedelta)) else limit
-        if not isinstance(seconds, (int, float)) or not seconds > 0:
-            raise ConfigurationError(
-                f"TimeLimit({limit!r}): use a number of seconds above 0, a string such as "
-                "'1h30m', or a timedelta."
-            )
+        check_number(
+            "TimeLimit(limit",
+            seconds,
+            above=0,
+            is_whole=False,
+            of="seconds",
+            otherwise="a text such as '1h30m'",
+        )
         self.seconds = float(seconds)
 
     def on_update_end(self, trainer: Trainer) -> None:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Literal, TypeAlias, TypeVar
 
 from ..errors import ConfigurationError
+from ..text import counted
 
 Mode: TypeAlias = Literal["min", "max"]
 T = TypeVar("T")
@@ -62,19 +63,44 @@ def first_best(items: Iterable[T], value_of: Callable[[T], float | None], mode: 
 
 @dataclass(frozen=True, slots=True)
 class BestSoFar:
-    """The best value of a metric, when it was measured, and how many values in a row have not
-    improved on it."""
+    """The best value of a metric, when it was measured, and how long nothing was better.
+
+    Args:
+        value: The best value; None before there is one.
+        at: The epoch, update or sample of the best value.
+        num_bad: How many values in a row have not improved on it.
+        most_bad: The longest such row so far.
+    """
 
     value: float | None = None
     at: int = 0
     num_bad: int = 0
+    most_bad: int = 0
 
-    def after(self, value: float, at: int, mode: Mode, min_delta: float = 0.0) -> BestSoFar:
-        """The state after one more value, measured at an epoch, update or sample; an improvement
-        has `num_bad` 0."""
-        if is_better(value, self.value, mode, min_delta):
-            return BestSoFar(value, at)
-        return BestSoFar(self.value, self.at, self.num_bad + 1)
+    def after(
+        self,
+        value: float,
+        at: int,
+        mode: Mode,
+        min_delta: float = 0.0,
+        *,
+        takes_first: bool = False,
+    ) -> BestSoFar:
+        """The state after one more value; an improvement has `num_bad` 0.
+
+        Args:
+            value: The value; NaN is no improvement.
+            at: The epoch, update or sample of the value.
+            mode: Which values are better.
+            min_delta: An improvement is better by more than this.
+            takes_first: The first value is an improvement even if it is NaN, for whoever has to
+                keep something.
+        """
+        is_first = takes_first and self.value is None
+        if is_first or is_better(value, self.value, mode, min_delta):
+            return BestSoFar(value, at, 0, self.most_bad)
+        num_bad = self.num_bad + 1
+        return BestSoFar(self.value, self.at, num_bad, max(num_bad, self.most_bad))
 
 
 # What names of metrics say about their direction
@@ -238,29 +264,81 @@ class Directions:
 
 
 class WatchedMetric:
-    """A metric whose best values a callback looks for; with mode "auto", its `mode` is known once
-    it is settled.
+    """A metric whose best value is looked for: its direction, and the best value so far.
+
+    Callbacks that keep the best or stop a run hold one, and save what of `so_far` they need. With
+    mode "auto", the mode is known for certain once the metric is settled (`settle_all`).
 
     Args:
         name: The metric.
         given: The user's argument: "min", "max" or "auto".
         owner: The name of the callback in error messages.
         argument: The name of the callback's argument for the mode in error messages.
+        choices: What the user writes there for "min" and for "max", in error messages.
+        min_delta: An improvement is better than the best value so far by more than this.
+        takes_first: The first value counts as the best even if it is NaN.
+
+    >>> watched = WatchedMetric("eval_loss", "auto", "EarlyStopping", min_delta=0.1)
+    >>> [watched.add(value, at=epoch) for epoch, value in enumerate([0.5, 0.45, 0.3, 0.3], 1)]
+    [True, False, True, False]
+    >>> watched.so_far
+    BestSoFar(value=0.3, at=3, num_bad=1, most_bad=1)
+    >>> watched.standstill(now=0.3)
+    'eval_loss has not improved for 1 epoch (now 0.3, best 0.3 in epoch 3)'
     """
 
-    def __init__(self, name: str, given: str, owner: str, argument: str = "mode") -> None:
+    def __init__(
+        self,
+        name: str,
+        given: str,
+        owner: str,
+        argument: str = "mode",
+        *,
+        choices: tuple[str, str] = ('"min"', '"max"'),
+        min_delta: float = 0.0,
+        takes_first: bool = False,
+    ) -> None:
         if not isinstance(name, str):
             raise ConfigurationError(
+                "metric-name",
                 f"{owner} watches {name!r}, which is not the name of a metric: pass a name such "
-                "as 'eval_loss', and pass other arguments by name."
+                "as 'eval_loss', and pass other arguments by name.",
             )
         if given not in ("auto", "min", "max"):
-            raise ConfigurationError(f"{owner}({argument}={given!r}): use 'min', 'max' or 'auto'.")
+            raise ConfigurationError(
+                "metric-mode", f"{owner}({argument}={given!r}): use 'min', 'max' or 'auto'."
+            )
         self.name = name
         self.given = given
         self.owner = owner
         self.argument = argument
+        self.choices = choices
+        self.min_delta = min_delta
+        self.takes_first = takes_first
+        self.so_far = BestSoFar()
         self._mode: Mode | None = "min" if given == "min" else "max" if given == "max" else None
+
+    def add(self, value: float, at: int = 0) -> bool:
+        """Take one more value, measured at an epoch, update or sample; whether it is the best."""
+        self.so_far = self.so_far.after(
+            value, at, self.mode, self.min_delta, takes_first=self.takes_first
+        )
+        return self.so_far.num_bad == 0
+
+    def standstill(self, now: float, unit: str = "epoch", n: int = 1) -> str:
+        """That the metric has not improved, as the reason of a stop.
+
+        Args:
+            now: The latest value.
+            unit: What `at` counts.
+            n: How many of them lie between two values.
+        """
+        best = self.so_far
+        time = counted(best.num_bad * n, unit)
+        found = "never a number"
+        if best.value is not None:
+            found = f"best {best.value:.6g} in {unit} {best.at}"
+        return f"{self.name} has not improved for {time} (now {now:.6g}, {found})"
 
     @property
     def is_given(self) -> bool:
@@ -271,38 +349,42 @@ class WatchedMetric:
     def mode(self) -> Mode:
         mode = self._mode or direction_of(self.name)
         if mode is None:
-            raise ConfigurationError(
-                f"{self.owner} watches {self.name!r}, and this name does not say whether smaller or larger values are "
-                f'better: pass {self.argument}="min" or {self.argument}="max".'
+            raise self._unknown(
+                "this name does not say whether smaller or larger values are better"
             )
         return mode
 
     def settle(self, directions: Directions) -> None:
-        """Take the mode that the run knows; an error where there is none, or another callback has
-        the opposite."""
+        """Take the mode that the run knows; refuse none, and the opposite of another callback's."""
         if not self.is_given:
             self._mode = directions.of(self.name)
             if self._mode is None and direction_of(self.name) is not None:
-                raise ConfigurationError(
-                    f"{self.owner} watches {self.name!r}, whose name ends like a loss of this run but also says that "
-                    f'larger values are better: pass {self.argument}="min" or {self.argument}="max".'
+                raise self._unknown(
+                    "this name ends like a loss of this run but also says that larger values are "
+                    "better"
                 )
         if directions.given.setdefault(self.name, self.mode) != self.mode:
             raise ConfigurationError(
+                "opposite-modes",
                 f"{self.owner} has {self.argument}={self.mode!r} for {self.name!r}, but another "
                 "callback has the opposite: one of them would take the worst value for the best. "
-                "Use the same mode for both."
+                "Use the same mode for both.",
             )
+
+    def _unknown(self, why: str) -> ConfigurationError:
+        smaller, larger = (f"{self.argument}={choice}" for choice in self.choices)
+        return ConfigurationError(
+            "unknown-direction",
+            f"{self.owner} watches {self.name!r}, and {why}: pass {smaller} or {larger}.",
+        )
 
 
 def settle_all(watched: Iterable[WatchedMetric], directions: Directions) -> None:
     """Settle the watched metrics of one run; a mode that was given for one callback holds for all
     of the metric."""
     metrics = list(watched)
-    directions.given, directions.watched = (
-        {},
-        list(dict.fromkeys(metric.name for metric in metrics)),
-    )
+    directions.given = {}
+    directions.watched = list(dict.fromkeys(metric.name for metric in metrics))
     for metric in sorted(metrics, key=lambda metric: not metric.is_given):
         metric.settle(directions)
 

@@ -61,6 +61,7 @@ KNOWN = {
     f"{PACKAGE}.interfaces.lifecycle.callbacks.reporting.": LOGGING,
     f"{PACKAGE}.interfaces.lifecycle.callbacks.recording.": LOGGING,
     f"{PACKAGE}.callbacks.checkpoints.": CHECKPOINTS,
+    f"{PACKAGE}.callbacks.best.BestModel": CHECKPOINTS,
     f"{PACKAGE}.callbacks.best.BestCheckpoint": CHECKPOINTS,
     f"{PACKAGE}.interfaces.modular.saving.": CHECKPOINTS,
     f"{PACKAGE}.interfaces.lifecycle.callbacks.events.SaveTrainingStateCallback": CHECKPOINTS,

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..callback import Callback, surrounding
-from ..callbacks.checkpoints import BestModel, Checkpoints
+from ..callbacks.checkpoints import Checkpoints
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..callbacks.progress import ProgressDisplay
 from ..data.random import seed_generators
@@ -343,8 +343,11 @@ def with_defaults(trainer: Program) -> list[Callback]:
         defaults.append(ProgressDisplay(trainer.run.progress_style))
     defaults += _recorders(trainer.run, on_error)
     if trainer.run_dir is not None:
-        if trainer.run.eval_stream is not None and not _keeps_best(callbacks):
-            defaults.append(BestModel(required=False, on_error=on_error))
+        if trainer.run.eval_stream is not None:
+            from ..callbacks.best import BestModel, ModelKeeper  # only for runs with evaluation
+
+            if not any(isinstance(callback, ModelKeeper) for callback in callbacks):
+                defaults.append(BestModel(required=False, on_error=on_error))
         defaults.append(Checkpoints())
     callbacks += _for_curves(trainer, callbacks)
     callbacks += [callback for callback in surrounding if callback not in callbacks]
@@ -365,12 +368,6 @@ def _recorders(run: TrainingRun, on_error: Literal["raise", "warn"]) -> list[Cal
     return [
         RunRecorder(on_error) if run.run_dir is not None else RunRecorder("warn", directory=path)
     ]
-
-
-def _keeps_best(callbacks: list[Callback]) -> bool:
-    from ..callbacks.best import BestCheckpoint  # imported only for runs with evaluation
-
-    return any(isinstance(callback, BestCheckpoint) for callback in callbacks)
 
 
 def _for_curves(trainer: Program, callbacks: list[Callback]) -> list[Callback]:

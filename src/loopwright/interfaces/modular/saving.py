@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...callback import Callback
 from ...callback import Callback as CoreCallback
-from ...callbacks.checkpoints import BestModel, Checkpoints
+from ...callbacks.best import BestModel
+from ...callbacks.checkpoints import Checkpoints
 from ...checkpoint.manifest import check_inside
 from ...errors import ConfigurationError
 from .own_steps import nothing_trained
