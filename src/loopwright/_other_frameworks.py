@@ -333,7 +333,7 @@ ATTRIBUTES = {
 }
 
 # of methods that users know as the trainer's
-_OWNER = re.compile(r"\b(MediaMethods|DefaultProgram)\.")
+_OWNER = re.compile(r"\bMediaMethods\.")
 
 
 EVENTS = {  # events of other frameworks, and those at the same moment here

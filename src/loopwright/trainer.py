@@ -2,40 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
+from inspect import unwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from .callback import as_callbacks
-from .data.open import as_dataset, refuse_shuffled
-from .data.random import resolve_seed
+from .callback import Callback, Hook, TrainerHooks, as_callbacks
+from .data.open import as_dataset, open_stream, refuse_shuffled
+from .data.random import Seed, resolve_seed
 from .data.stream import Stream
-from .errors import ConfigurationError, public
+from .errors import ConfigurationError, MissingAttributeError, public
 from .metrics.progress import Limits
 from .metrics.result import StepResult
 from .optim.build import build_optimizer, build_schedule, check_given, named
 from .runtime import Runtime, resolve_runtime
-from .training import components, evaluate
+from .runtime.modes import evaluating
+from .training import assembly, components, evaluate
 from .training.components import Components
-from .training.default_program import DefaultProgram
-from .training.program import Changes, Compile, Data, Display, Metrics, Precision
+from .training.media_log import MediaMethods
+from .training.program import (
+    Changes,
+    Compile,
+    Data,
+    Display,
+    EpochChecks,
+    Metrics,
+    OwnState,
+    Precision,
+    Words,
+    users_trainer,
+)
 from .training.run import TrainingRun
-from .training.supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
+from .training.supervised import (
+    call_model,
+    checked_pair,
+    loss_of,
+    measure_supervised,
+    split_supervised,
+    stack_outputs,
+)
 from .training.updates import OptimizerChoice
 
 if TYPE_CHECKING:
     from .callback import CallbackLike
     from .metrics.history import History
-    from .optim.build import LossFunction, OptimizerLike, SchedulerLike
+    from .metrics.progress import Progress
+    from .optim.build import LossFunction, OptimizerLike, Schedule, SchedulerLike
+    from .run.manifest import RunFacts
     from .runtime import Mesh
+    from .runtime.feed import DeviceFeed
+    from .training.update import OptimizerUpdate
     from .tuning import Tuning
 
 
-class Trainer(DefaultProgram):
+class NotAssigned:
+    """A name that other frameworks assign to stop a run; to assign it here raises with advice."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: object, cls: type) -> Any:
+        if owner is None:
+            return self
+        raise AttributeError(self.name)  # the `__getattr__` of the object then raises with advice
+
+    def __set__(self, owner: object, value: object) -> None:
+        from ._other_frameworks import explain_attribute
+
+        explain_attribute(owner, self.name)
+
+
+class NotOfClass:
+    """A method that other frameworks call on the class, where it raises with advice."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: object, cls: type) -> Any:
+        if owner is not None:
+            raise AttributeError(self.name)  # as above
+        raise MissingAttributeError(
+            f"{cls.__name__} has no {self.name!r}: make the trainer as before, `trainer = "
+            f"{cls.__name__}(model, ...)`, then write `trainer.load(path)`, or "
+            "`trainer.load_weights(path)` for the weights alone. A run with `run_dir=` continues "
+            "by itself.",
+            name=self.name,
+            obj=cls,
+        )
+
+
+class Trainer(MediaMethods, OwnState, TrainerHooks):
     """Train one or several models. Constructor arguments are the default `configure_*`; override
     what differs.
 
@@ -51,6 +113,18 @@ class Trainer(DefaultProgram):
         >>> history["loss"][-1] < history["loss"][0]
         True
     """
+
+    _words: Words = Words()
+    _interface: ClassVar[str] = "native"
+    _step_methods: ClassVar[tuple[str, ...]] = (
+        *("train_step", "compute_loss", "forward", "split_batch", "prepare_batch"),
+    )
+    _plateau_metric: str | None = "loss"
+    # whether schedulers that a step of the user's own steps are left to it
+    _leaves_schedules = False
+    should_stop = NotAssigned()
+    stop_training = NotAssigned()
+    load_from_checkpoint = NotOfClass()
 
     @public
     def __init__(
@@ -119,7 +193,6 @@ class Trainer(DefaultProgram):
         components.check_class(self, Trainer)
         check_given(model, optimizer, loss_fn, run_dir=run_dir, seed=seed)
         components.check_settings(accumulate, clip_norm, clip_value)
-        self._label = components.check_label(name, tags, config)
         self._given: dict[str, Any] = {
             "model": model,
             "optimizer": optimizer,
@@ -143,6 +216,7 @@ class Trainer(DefaultProgram):
         self.datasets: dict[str, Any] = {}
         self._components = Components()
         self.run = TrainingRun(self, self.runtime, self._components, progress_style=progress)
+        self.run.label = components.check_label(name, tags, config)
         if compile == "step":
             from .training.compiled_step import CompiledStep
 
@@ -150,7 +224,81 @@ class Trainer(DefaultProgram):
         self.run_dir = run_dir
         self.run.bind(self.callbacks)
 
+    # What users and callbacks read
+
+    @property
+    def progress(self) -> Progress:
+        """The counters of the run: epochs, steps, updates, samples, seconds."""
+        return self.run.progress
+
+    @property
+    def history(self) -> History:
+        """The metrics of all steps and epochs of the run so far."""
+        return self.run.history
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The reason of the first stop request, or None."""
+        return self.run.stop_reason
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The directory that the run is recorded in, or None. It can be assigned before `train`."""
+        return self.run.run_dir
+
+    @run_dir.setter
+    def run_dir(self, path: str | Path | None) -> None:
+        self.run.run_dir = components.checked_directory(path)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the run: the constructor's, or that of the last `seed_everything`."""
+        return self._seed.value
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        self._seed = Seed(seed)
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """The models by name: every module of the trainer that has a state."""
+        return self._components.models
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Every module of the trainer by name, losses and metrics too."""
+        return self._components.modules
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The optimizers by name."""
+        return self._components.optimizers
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The schedules by name, each with its scheduler and cadence."""
+        return self._components.schedules
+
+    @property
+    def _logged_run(self) -> TrainingRun:
+        return self.run
+
+    def _repr_html_(self) -> str:
+        """The trainer as a notebook shows it."""
+        from .training.html import trainer_html
+
+        return trainer_html(self, self.run)
+
     # Components
+
+    def setup(self) -> None:
+        """Call the `configure_*` methods, once: models first, then optimizers, which need their
+        parameters.
+
+        `train`, `evaluate`, `predict`, `save` and `load` call it; call it yourself to look at
+        models and optimizers before them.
+        """
+        assembly.assemble(self)
 
     def configure_models(self) -> None:
         """Assign the models to self. Default: the constructor's."""
@@ -186,6 +334,11 @@ class Trainer(DefaultProgram):
 
     # One step, in its parts
 
+    def prepare_batch(self, batch: Any) -> Any:
+        """Return the batch for `train_step` and `eval_step`. Default: its tensors moved to the
+        device."""
+        return self.runtime.move(batch)
+
     def split_batch(self, batch: Any) -> tuple[Any, Any]:
         """Return (inputs, targets) of a batch; targets may be None."""
         return split_supervised(batch, self.loss_fn is not None)
@@ -219,12 +372,7 @@ class Trainer(DefaultProgram):
     def eval_step(self, batch: Any) -> Any:
         """Measure one batch in eval mode, without gradients; the returned values are averaged over
         all samples."""
-        pair = self.split_batch(batch)
-        inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
-        outputs = self.forward(inputs)
-        return StepResult.of_loss(
-            self.compute_loss(outputs, targets), self.run.window.size, outputs
-        )
+        return measure_supervised(self, batch)
 
     def predict_step(self, batch: Any) -> Any:
         """Return the outputs of one batch for `predict`, in eval mode and without gradients.
@@ -406,6 +554,10 @@ class Trainer(DefaultProgram):
         recorded."""
         self.run.stop(reason)
 
+    def say(self, line: str) -> None:
+        """Print a line on the first process, unless the trainer is silent."""
+        self.run.say(line)
+
     @public
     def log(self, values: Mapping[str, Any]) -> None:
         """Add metrics to the current evaluation or epoch: numbers, or objects with `compute` and
@@ -429,7 +581,60 @@ class Trainer(DefaultProgram):
         """
         self.run.current_meter.add_to_last(values)
 
-    # What the defaults above are
+    # Files
+
+    @public
+    def save(self, path: str | Path) -> None:
+        """Write the complete state of this trainer to a checkpoint directory, which `load` reads.
+
+        Example:
+            >>> trainer.save("checkpoint")
+            >>> trainer.load("checkpoint")
+        """
+        from .training.state import save_trainer
+
+        self.setup()
+        save_trainer(self.run, path)
+
+    @public
+    def load(self, path: str | Path) -> None:
+        """Load the complete state from a checkpoint. If parts do not fit, they are listed and
+        nothing is changed."""
+        from .training.state import load_trainer
+
+        self.setup()
+        load_trainer(self.run, path)
+
+    @public
+    def load_weights(self, path: str | Path, *, model: str | None = None) -> None:
+        """Load the weights of a run's best kept model (or its newest state), of a checkpoint or of
+        a file.
+
+        Every name and shape has to fit; a printed line says what was loaded.
+
+        Args:
+            path: A run directory, a checkpoint, or a file of weights (safetensors or `.pt`).
+            model: The name of the model to load, where there are several.
+
+        Example:
+            >>> trainer.export("weights.safetensors")
+            >>> trainer.load_weights("weights.safetensors")
+        """
+        from .optim.initialize import FromCheckpoint
+
+        self.setup()
+        FromCheckpoint(path, use="any", model=model, source_model=model).initialize(cast(Any, self))
+
+    @public
+    def export(self, path: str | Path) -> None:
+        """Write the weights alone, as safetensors or `.pt`; of several models, with the model's
+        name as a prefix."""
+        from .training.state import export_weights
+
+        self.setup()
+        export_weights(self.run, path)
+
+    # What the run asks of its trainer, and interfaces replace (`training.program.Program`)
 
     @property
     def _has_default_step(self) -> bool:
@@ -439,17 +644,165 @@ class Trainer(DefaultProgram):
     def _has_default_update(self) -> bool:
         return type(self).update is Trainer.update
 
-    def _measure_as_default(self, batch: Any) -> Any:
-        return Trainer.eval_step(self, batch)
-
     @property
     def _builds_models(self) -> bool:
         return type(self).configure_models is not Trainer.configure_models
 
+    @property
+    def _other_optimizers(self) -> Iterable[Optimizer]:
+        return ()
+
+    @property
+    def _planned_limits(self) -> Limits:
+        return self.run.limits
+
+    @property
+    def _defers_signals(self) -> bool:
+        return False
+
+    def _describe_more(self) -> dict[str, Any]:
+        return {}
+
+    def _trainer_for(self, callback: Callback) -> Any:
+        return self
+
+    def _setup_training(self) -> None:
+        self.setup()
+        self._check_defaults()
+        assembly.assemble_training(self)
+
     def _check_defaults(self) -> None:
+        """Check the components that the default step and the default loss need."""
+        has_default_loss = type(self).compute_loss is Trainer.compute_loss
         if self._has_default_step and type(self).forward is Trainer.forward:
             components.check_default_model(self, self.models)
-            if type(self).compute_loss is Trainer.compute_loss and len(self.optimizers) > 1:
+            if has_default_loss and len(self.optimizers) > 1:
                 components.check_default_optimizers(self.model, self.loss_fn, self.optimizers)
-        if type(self).compute_loss is Trainer.compute_loss:
+        if has_default_loss:
             components.check_reduction(self.loss_fn, self.accumulate, self.runtime.world)
+
+    def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
+        runtime = self.runtime
+        seed = runtime.broadcast_object(torch.initial_seed()) if self.seed is None else self.seed
+        stream = open_stream(
+            data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=runtime.shard
+        )
+        for callback in self.run.callbacks:
+            stream = callback.adapt_stream(stream, is_training=shuffle)
+        return stream
+
+    def _open_feed(self, stream: Stream) -> DeviceFeed | None:
+        if getattr(unwrap(self.prepare_batch), "__func__", None) is not Trainer.prepare_batch:
+            return None
+        return self.runtime.open_feed(pins=stream.pin_memory is None)
+
+    def _adopt_replaced(self) -> None:
+        is_training = not self.run.is_evaluating and bool(self._components.trained)
+        (assembly.adopt_in_training if is_training else assembly.adopt_replaced)(self)
+
+    def _train_epoch(self) -> None:
+        from .training.steps import train_epoch
+
+        train_epoch(self.run)
+
+    def _schedule_epoch(self, row: Mapping[str, float]) -> None:
+        for schedule in self.schedules.values():
+            if schedule.interval == "epoch":
+                schedule.step(row)
+
+    @contextmanager
+    def _keep_schedules(self) -> Iterator[None]:
+        if not self.schedules:
+            yield
+            return
+        from .training.step_checks import SchedulerWatch
+
+        watch = SchedulerWatch(self.schedules)
+        yield
+        watch.check("on_epoch_end")
+
+    @contextmanager
+    def _eval_mode(self) -> Iterator[None]:
+        assembly.adopt_replaced(self)
+        run = self.run
+        before = run.is_evaluating
+        run.is_evaluating = True
+        try:
+            with evaluating(self.modules.values(), self.optimizers.values()):
+                yield
+                assembly.adopt_replaced(self)  # a model that was assigned for the evaluation only
+        finally:
+            run.is_evaluating = before
+        self.runtime.reshard()
+
+    def _eval_without_samples(self, batch: Any) -> None:
+        if self.runtime.forwards_together:
+            evaluate.eval_without_samples(self.run, batch)
+
+    def _load_users_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
+        return users_trainer(self)._restore_own_state(saved, source)
+
+    def _watch_steps(self) -> EpochChecks | None:
+        if self._has_default_step:
+            return None
+        from .training.step_checks import StepWatch
+
+        return StepWatch(self, {} if self._leaves_schedules else self.schedules)
+
+    def _check_own_step(self, update: OptimizerUpdate) -> None:
+        from .training.step_checks import refuse_own_step
+
+        refuse_own_step(self, update)
+
+    def _check_trained(self) -> None:
+        from .training.step_checks import check_trained
+
+        check_trained(self.run)
+
+    def _check_update(self, loss: Any, count: Any = None) -> None:
+        from .training.step_checks import refuse_update
+
+        refuse_update(self, loss, count)
+
+    # What callbacks ask of the trainer that they are given
+
+    @property
+    def _core(self) -> Trainer:
+        """The trainer that owns the run; a callback may have that of an interface instead."""
+        return self
+
+    def _capture(self, *, has_history: bool = True) -> dict[str, Any]:
+        """Return the complete state for an exact resume; its history only if `has_history`."""
+        from .training.state import capture
+
+        return capture(self.run, has_history=has_history)
+
+    def _return_to(self, state: Mapping[str, Any], source: str) -> None:
+        """Load a state of this run that `_capture` returned; `source` names it in errors."""
+        from .training.state import return_to
+
+        self.run.window.stage = ""
+        self.run.media.renumber()
+        return_to(self.run, state, source)
+
+    def _facts(self) -> RunFacts:
+        """Return the entries of the manifest, once the data is open and the limits are set."""
+        from .training.facts import collect_facts
+
+        return collect_facts(self.run)
+
+    def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
+        """Replace the functions of all events, in place."""
+        for hooks in self.run.hooks.values():
+            hooks[:] = map(function, hooks)
+
+    def _timed_methods(self) -> list[tuple[object, str, str]]:
+        """Return the methods that a profile times, as (object, name, part of the time)."""
+        methods = {
+            "prepare_batch": "transfer",
+            "forward": "forward",
+            "compute_loss": "forward",
+            "save": "checkpoints",
+        }
+        own = [(self, name, part) for name, part in methods.items() if hasattr(type(self), name)]
+        return [*own, (self.run, "flush", "logging")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from ..callback import Callback
 from ..errors import ConfigurationError, public
@@ -158,19 +158,19 @@ class Checkpoints(Callback):
 
         assert self._store is not None
         self._is_prepared = True
-        self._store.writer.prepare(trainer.run.capture(has_history=False))
+        self._store.writer.prepare(trainer._core._capture(has_history=False))
 
     def save(self, trainer: Trainer, *, wait: bool = False) -> None:
         """Write a resume point now; models that callbacks keep of this update are on disk before it
         is complete."""
         from ..checkpoint import update_name
 
-        trainer = cast("Trainer", trainer._core)
+        trainer = trainer._core
         store = self._store or self._open(trainer)
         wait = wait or not self.asynchronous
         name = update_name(trainer.progress.update)
         token = trainer.run.writing_token()
-        tree = trainer.run.capture(has_history=False)
+        tree = trainer._core._capture(has_history=False)
         callbacks = [
             (callback, trainer._trainer_for(callback)) for callback in trainer.run.callbacks
         ]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -196,7 +196,9 @@ class Rewind(NonFiniteGuard):
         if self._buffers is None:
             self._buffers = SnapshotBuffers()
         data = trainer.run.train_stream.state_dict()  # also before the first batch
-        self._snapshot = self._buffers.take(trainer.run.capture(has_history=False) | {"data": data})
+        self._snapshot = self._buffers.take(
+            trainer._core._capture(has_history=False) | {"data": data}
+        )
         self._history.take(trainer.history)
         self._taken_at = trainer.progress.update
         self._is_searching = False
@@ -223,13 +225,13 @@ class Rewind(NonFiniteGuard):
     def _undo(self, trainer: Trainer, reason: str, skipped: Mapping[int, int]) -> None:
         from ..checkpoint import snapshot
 
-        trainer = cast("Trainer", trainer._core)
+        trainer = trainer._core
         assert self._stream is not None
         num_rewinds = self.num_rewinds
         seconds = trainer.progress.seconds
         trainer.run.updates.reset()
         state = snapshot(self._snapshot)  # a copy: optimizers work on what they are given
-        trainer.run.return_to(state | {"history": self._history.state_dict()}, "in memory")
+        trainer._return_to(state | {"history": self._history.state_dict()}, "in memory")
         self._stream.skip(skipped)
         trainer.progress.seconds = seconds  # the time of undone updates counts
         self.num_rewinds = num_rewinds

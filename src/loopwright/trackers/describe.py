@@ -19,7 +19,7 @@ def describe_run(
 ) -> TrackedRun:
     """The run of a trainer that starts or goes on at a step, with the settings that `run.json`
     would have."""
-    facts = trainer.run.program._facts()
+    facts = trainer._core._facts()
     name = facts.get("name") or (folder.name if folder is not None else "run")
     manifest = {"fingerprint": trainer.run.fingerprint or _components(trainer), **facts}
     config = {key: _plain(value) for key, value in settings_of(manifest, None).items()}

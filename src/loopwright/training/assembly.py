@@ -16,7 +16,7 @@ from ..callback import Callback, surrounding
 from ..callbacks.checkpoints import Checkpoints
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..callbacks.progress import ProgressDisplay
-from ..data.random import seed_generators
+from ..data.random import resolve_seed, seed_generators
 from ..errors import ConfigurationError
 from ..optim.build import CurveSchedule, Schedule, build_schedule
 from ..runtime import dry_run
@@ -44,6 +44,27 @@ if TYPE_CHECKING:
 RECORDING = (
     "LOOPWRIGHT_RUN_DIR"  # in the environment: where programs without a run directory are recorded
 )
+
+
+def assemble(trainer: Program) -> None:
+    """Build models and optimizers, once, and take over those that were assigned since."""
+    held = trainer._components
+    if not held.are_built:
+        settle_seed(trainer)
+        with trainer.run.generators.of_program():
+            held.replaced = assemble_models(trainer)
+        held.are_built = True
+    adopt_replaced(trainer)
+    # a frozen model can be evaluated
+    if not held.optimizers and any(True for _ in held.parameters()):
+        with trainer.run.generators.of_program():
+            assemble_optimizers(trainer, held.replaced)
+
+
+def settle_seed(trainer: Program) -> None:
+    """Take the last `seed_everything` of the first process, until models are built with it."""
+    if trainer._seed.source != "argument" and not trainer._components.are_built:
+        trainer._seed = trainer.runtime.broadcast_object(resolve_seed("auto"))
 
 
 def assemble_models(trainer: Program) -> dict[int, nn.Parameter]:

@@ -57,7 +57,7 @@ class CompiledCalls:
         """Take one step of the accumulation window, and the update at its end."""
         run = self._run
         update = self._current()
-        pair = run.program.split_batch(batch)  # type: ignore[attr-defined]
+        pair = run.program.split_batch(batch)
         inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
         measured = (self._split if self._plan.is_split else self._whole)(update, inputs, targets)
         if run.window.is_last:

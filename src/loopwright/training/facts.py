@@ -25,7 +25,7 @@ def collect_facts(run: TrainingRun) -> RunFacts:
         else None
     )
     return {
-        **run.program._label,
+        **run.label,
         **({} if compiled is None else {"compiled": compiled}),
         "door": run.program._interface,
         "arguments": describe_arguments(run),

@@ -31,6 +31,7 @@ from .._torch_compat import INNER_SCHEDULERS
 from ..errors import ConfigurationError
 from ..optim.build import CurveLike, CurveSchedule, Schedule
 from ..run.changes import UNKNOWN, differing_by_rank, rank_refusal
+from .program import users_trainer
 
 if TYPE_CHECKING:
     from ..data.open import Stream
@@ -259,7 +260,7 @@ def describe_scheduler(prefix: str, scheduler: Any) -> dict[str, Any]:
 def _describe_steps(run: TrainingRun) -> dict[str, Any]:
     """The steps that the user wrote, where those are not the default."""
     flat: dict[str, Any] = {}
-    owner = getattr(run.program, "interface", run.program)
+    owner = users_trainer(run.program)
     for name in run.program._step_methods:
         function = inspect.unwrap(getattr(getattr(owner, name, None), "__func__", len))
         if isinstance(function, FunctionType) and not _is_ours(function):

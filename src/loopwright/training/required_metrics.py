@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from ..errors import ConfigurationError, DataError
 from ..metrics.best import Directions, WatchedMetric, settle_all
 from ..metrics.meter import Meter
 from ..metrics.result import StepResult
+from .supervised import measure_supervised
 
 if TYPE_CHECKING:
     from ..data.open import Batch, Stream
@@ -192,7 +194,7 @@ def _measured_in_training(run: TrainingRun) -> set[str] | None:
 
     if not run.program._has_default_step:
         return None
-    return _names(run, peek(run), run.program._measure_as_default) or None
+    return _names(run, peek(run), partial(measure_supervised, run.program)) or None
 
 
 def peek(run: TrainingRun) -> list[Batch]:

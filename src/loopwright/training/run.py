@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..run import RunDirectory
     from ..run.changes import Change
+    from ..run.manifest import RunFacts
     from .held_schedulers import HeldSchedulers
     from .program import Program, Words
     from .waiting import DataWait
@@ -99,6 +100,7 @@ class TrainingRun:
         self.components = components
         self.run_dir = run_dir
         self.progress_style = progress_style
+        self.label: RunFacts = {}  # the user's name, tags and config of the run
         # Progress
         self.progress, self.history, self.meter = Progress(), History(), Meter()
         self.meter.is_over = True  # until the first epoch begins, or a resumed run is in one
@@ -362,20 +364,9 @@ class TrainingRun:
 
     # Checkpoints
 
-    def capture(self, *, has_history: bool = True) -> dict[str, Any]:
-        """Return the complete state for an exact resume; without the history where `has_history` is
-        False."""
-        return self.program._capture(self, has_history=has_history)
-
     def capture_models(self) -> dict[str, Any]:
         """Return the state dicts of the models by name."""
         return {name: model.state_dict() for name, model in self.components.models.items()}
-
-    def return_to(self, state: Mapping[str, Any], source: str) -> None:
-        """Load a state of this run that `capture` returned; `source` names it in errors."""
-        self.window.stage = ""
-        self.media.renumber()
-        self.program._return_to(self, state, source)
 
     def checkpoint_meta(self) -> dict[str, Any]:
         """Return the metadata that listings of checkpoints show."""

@@ -34,6 +34,7 @@ from ..metrics.metric_objects import (
 )
 from ..metrics.progress import Progress
 from .held_schedulers import state_of
+from .program import users_trainer
 from .run import PendingRestore
 from .state_mismatch import (
     NOTHING_KEPT,
@@ -96,7 +97,7 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
         "stop_reason": run.stop_reason,
         "num_pieces": run.num_micro_batches,
         "compiled": None if run.compiled is None else run.compiled.state_dict(),
-        "trainer": run.program._users_trainer._capture_own_state(),
+        "trainer": users_trainer(run.program)._capture_own_state(),
         "rng": run.runtime.gather_each(run.generators.state()),
         "fingerprint": program,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -13,6 +13,10 @@ from torch import Tensor, nn
 
 from .._torch_compat import watch_operators
 from ..errors import ConfigurationError
+from ..metrics.result import StepResult
+
+if TYPE_CHECKING:
+    from .program import Program
 
 TARGET_NAMES = ("labels", "label", "targets", "target", "y")
 TO_FLOAT = "convert tensors with `.float()`, arrays with `.astype('float32')`"
@@ -39,6 +43,15 @@ def split_supervised(batch: Any, has_loss_fn: bool) -> tuple[Any, Any]:
             if name in batch:
                 return {key: value for key, value in batch.items() if key != name}, batch[name]
     return batch, None
+
+
+def measure_supervised(program: Program, batch: Any) -> StepResult:
+    """Return the result of the default step for a batch, without training on it."""
+    pair = program.split_batch(batch)
+    inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
+    outputs = program.forward(inputs)
+    loss = program.compute_loss(outputs, targets)
+    return StepResult.of_loss(loss, program.run.window.size, outputs)
 
 
 def checked_pair(returned: Any) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ from ..metrics.history import History
 from ..metrics.progress import Limits, Progress, counted
 from ..runtime import dry_run
 from . import steps as loop
+from .assembly import settle_seed
 from .held_schedulers import unsaved_texts
 from .lazy_layers import materialise
 from .required_metrics import check_required_metrics
@@ -67,7 +68,7 @@ def _train(
     batch_size: int | None,
     origin: Origin,
 ) -> History:
-    run.program._settle_seed()
+    settle_seed(run.program)
     keep_recorded_seed(run, origin)
     if data is None:
         data, configured = run.program.configure_data()

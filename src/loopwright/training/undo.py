@@ -27,6 +27,7 @@ from ..metrics.metric_objects import (
 )
 from .held_schedulers import HeldSchedulers, state_of
 from .keeper import Keeper
+from .program import users_trainer
 from .state_mismatch import compare_components, listed
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def undone_on_error(
     """Restore the previous state of all components if loading fails, and name the part that
     failed."""
     place = Place()
-    owner = run.program._users_trainer
+    owner = users_trainer(run.program)
     undo = [
         _attributes_undone([owner] if has_users_state(owner) else []),
         *(_optimizer_undone(optimizer) for optimizer in run.components.optimizers.values()),

@@ -16,6 +16,7 @@ from ..initializers import Initializer
 from ..metrics.progress import Limits
 from ..training.keeper import Keeper
 from ..training.program import Program
+from ..training.run import TrainingRun
 from ..training.train_call import run_training
 
 ESSENTIAL = (Initializer, Freeze)  # callbacks that decide what is trained, and from which weights
@@ -50,9 +51,17 @@ def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[Keepe
             keeper.restore()
 
 
+def use_run(trainer: Program, run: TrainingRun, compiled: str | None) -> None:
+    """Let the trainer train another run, with the components and the runtime of that run."""
+    trainer.run = run
+    trainer._components = run.components
+    trainer.runtime = run.runtime
+    trainer.compile_mode = compiled
+
+
 def start_again(trainer: Program) -> None:
     """Give the trainer a fresh run; weights and optimizers are not changed."""
-    trainer._use_run(trainer.run.fresh(), trainer.compile_mode)
+    use_run(trainer, trainer.run.fresh(), trainer.compile_mode)
     trainer.run.bind(trainer.callbacks)
 
 

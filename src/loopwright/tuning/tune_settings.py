@@ -18,6 +18,7 @@ from ..runtime.fsdp import blocks_of
 from ..training.compiled_step import CompiledStep
 from ..training.program import Program
 from ..training.run import TrainingRun
+from .fresh_run import use_run
 from .tune_data import TunedData
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
@@ -176,8 +177,8 @@ class Arrangement:
         settings = self.settings
         threads = torch.get_num_threads()
         with ExitStack() as stack:
-            stack.callback(trainer._use_run, trainer.run, trainer.compile_mode)
-            trainer._use_run(self.run, settings.compile)
+            stack.callback(use_run, trainer, trainer.run, trainer.compile_mode)
+            use_run(trainer, self.run, settings.compile)
             stack.callback(torch.set_num_threads, threads)
             torch.set_num_threads(settings.threads)
             stack.enter_context(self._with_memory_format())
