@@ -34,4 +34,4 @@ def test_an_unknown_option_before_a_file_is_still_refused(
     with pytest.raises(SystemExit) as left:
         shell("config", "validate", "run.yaml", "--jsn", "run.yaml")
     assert left.value.code == 2
-    assert "`config validate` has no option --jsn. Did you mean --json?" in capsys.readouterr().err
+    assert "does not take '--jsn'. Did you mean --json?" in capsys.readouterr().err

@@ -11,7 +11,8 @@ import pytest
 
 from loopwright.cli import main
 from loopwright.cli.app import build_parser
-from loopwright.cli.completion import SHELLS, actions_of, kind_of
+from loopwright.cli.commands import SHELLS
+from loopwright.cli.completion import actions_of, kind_of
 
 DRIVER = """
 source "$1"; shift

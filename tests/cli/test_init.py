@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from loopwright.cli.app import build_parser
-from loopwright.cli.init import INTERFACES, template_files
+from loopwright.cli.commands import INTERFACES
+from loopwright.cli.init import template_files
 from tests.cli.projects import Shell
 
 SHORTER = {  # for these tests

@@ -4,46 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from .._version import __version__
 from ..errors import LoopwrightError
-from . import (
-    check,
-    checkpoint,
-    completion,
-    config,
-    diff,
-    doctor,
-    evaluate,
-    export,
-    finders,
-    init,
-    plot,
-    query,
-    report,
-    runs,
-    scale,
-    show,
-    sweep,
-    train,
-    tune,
-    ui,
-    watch,
-)
-from .arguments import print_help, take_overrides
-from .exits import EXIT_CODES, FAILED, INTERRUPTED, PIPE_CLOSED
+from . import commands, run_commands
+from .exits import EXIT_CODES, FAILED, INTERRUPTED, OK, PIPE_CLOSED
 from .output import printable
-from .parser import Parser, hint_for_file, parser_for
+from .parser import Parser, take_overrides
 
-# Each adds its commands to the parser; a command imports its dependencies when it runs.
-GROUPS = (
-    *(init, check, train, sweep, evaluate, config, finders, tune, scale),
-    *(ui, watch, report, runs, show, diff, plot, query, export, checkpoint, doctor, completion),
-)
+COMMANDS = (*commands.COMMANDS, *run_commands.COMMANDS)
 DESCRIPTION = """\
 Train models, and look at the runs that training has recorded.
 
@@ -52,6 +27,8 @@ GLOSSARY = (
     "The words used here are explained at\n  "
     "https://github.com/loopwright/loopwright/blob/main/docs/words.md"
 )
+EXAMPLE_WIDTH = 78
+WORDS = re.compile(r"--?[a-z][\w-]* '[^']*'|--?[a-z][\w-]* [^-\s]\S*|'[^']*'|\"[^\"]*\"|\S+")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,20 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> code, "complete -F _loopwright loopwright" in printed.getvalue()
     (0, True)
     """
-    words = _words(sys.argv[1:] if arguments is None else arguments)
-    parser = build_parser()
-    command = parser_for(parser, words)
-    options, others = parser.parse_known_args(words)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    options, others = build_parser().parse_known_args(words)
     if unknown := take_overrides(options, others):
-        command.error(
-            f"`{command.name}` does not take "
-            f"{' '.join(map(repr, unknown))}.{hint_for_file(command, unknown)}"
-        )
+        options.parser.refuse(unknown)
     try:
         code = _run(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        _drop_output()
+        # Without this, the interpreter would report the closed pipe when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     return code
 
@@ -97,35 +72,73 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--version", action="version", version=f"loopwright {__version__}", help="print the version"
     )
-    common = argparse.ArgumentParser(add_help=False)
-    # accepted before and after the command
+    common = Parser(add_help=False)
     for place, default in (
         (parser, False),
         (common, argparse.SUPPRESS),
-    ):
+    ):  # before and after COMMAND
         place.add_argument(
             "--debug", action="store_true", default=default, help="show the traceback of an error"
         )
-    parser.set_defaults(run=lambda options: print_help(parser))
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for group in GROUPS:
-        group.add_to(commands, common)
+    parser.set_defaults(run=_printing_help(parser), parser=parser)
+    places = {"": parser.add_subparsers(title="commands", metavar="COMMAND")}
+    for command in COMMANDS:
+        group, _, name = command.name.rpartition(" ")
+        added: Parser = places[group].add_parser(
+            name,
+            help=command.what[0].lower() + command.what[1:].rstrip("."),
+            description=f"{command.what}\n\n{command.more}" if command.more else command.what,
+            epilog=_examples(command.example),
+            parents=[common] if command.function else [],
+        )
+        command.add_arguments(added)
+        if command.function:
+            added.set_defaults(run=_importing(command.function), command=name, parser=added)
+        else:
+            added.set_defaults(run=_printing_help(added), parser=added)
+            places[name] = added.add_subparsers(title="commands", metavar="COMMAND")
     return parser
 
 
+def _importing(function: str) -> Callable[[argparse.Namespace], int]:
+    """A function that imports another one of this package, and calls it."""
+
+    def run(options: argparse.Namespace) -> int:
+        module, _, name = function.rpartition(".")
+        code: int = getattr(import_module(f"{__package__}.{module}"), name)(options)
+        return code
+
+    return run
+
+
+def _printing_help(parser: Parser) -> Callable[[argparse.Namespace], int]:
+    def run(options: argparse.Namespace) -> int:
+        parser.print_help()
+        return OK
+
+    return run
+
+
+def _examples(example: str) -> str:
+    """The examples of a help text; a long one is continued on the next line, as a shell allows."""
+    lines = ["examples:"]
+    for text in example.splitlines():
+        line = "  loopwright"
+        for word in WORDS.findall(text):
+            if len(line) + len(word) + 3 > EXAMPLE_WIDTH:
+                lines.append(f"{line} \\")
+                line = "     "
+            line += f" {word}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
 def _epilog() -> str:
-    codes = [(str(code), textwrap.wrap(what, 70)) for code, what in EXIT_CODES.items()]
-    lines = [
-        f"  {code if not at else '':<5}{line}"
-        for code, wrapped in codes
-        for at, line in enumerate(wrapped)
-    ]
-    return "\n".join(["exit codes:", *lines, "", GLOSSARY])
-
-
-def _words(arguments: Sequence[str]) -> list[str]:
-    """The words of a command; `help show` is `show --help`."""
-    return [*arguments[1:], "--help"] if arguments[:1] == ["help"] else list(arguments)
+    lines = ["exit codes:"]
+    for code, what in EXIT_CODES.items():
+        first, *others = textwrap.wrap(what, 70)
+        lines += [f"  {code:<5}{first}", *(f"       {line}" for line in others)]
+    return "\n".join([*lines, "", GLOSSARY])
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -146,8 +159,3 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
-
-
-def _drop_output() -> None:
-    """Discard buffered output: the interpreter would report the closed pipe when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
-from .arguments import LAST, add_checkpoint, add_command, add_group, add_root, add_run
 from .exits import FOUND, OK
 from .output import (
     RED,
@@ -26,115 +25,7 @@ if TYPE_CHECKING:
     from ..checkpoint import CheckpointContent, CheckpointDiff, CheckpointInfo, Difference
 
 
-MORE = """\
-A run saves two kinds of checkpoints. Resume points hold the complete state of training. Kept models hold the weights of
-the best epochs. Nothing in a checkpoint is ever executed."""
-RUN = (
-    "a run (its path, the beginning of its name or id, or `last`), a folder of checkpoints, "
-    "or one checkpoint"
-)
-ONE = "a checkpoint, or a run (its path, the beginning of its name or id, or `last`)"
 SORTS = {"resume": "resume point", "kept": "kept model"}
-WEIGHTS = ".safetensors or .pt file of weights"
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the group and its commands."""
-    what = "List, verify, show, compare and export checkpoints."
-    example = (
-        "checkpoint list\ncheckpoint verify runs/digits\ncheckpoint export last digits.safetensors"
-    )
-    members = add_group(parsers, "checkpoint", what=what, more=MORE, example=example)
-    for add in (_add_list, _add_verify, _add_show, _add_diff, _add_export):
-        add(members, common)
-
-
-def _add_list(members: Any, common: argparse.ArgumentParser) -> None:
-    what = "List the resume points and kept models of a run."
-    more = (
-        "The table has epoch, step, update and metric of each, its age, its size and whether "
-        "it is intact."
-    )
-    example = "checkpoint list\ncheckpoint list runs/digits --verify"
-    parser = add_command(
-        members, common, "list", run=list_command, what=what, more=more, example=example
-    )
-    add_run(parser, "run_directory", what=RUN)
-    parser.add_argument("--verify", action="store_true", help="compare hashes too, not only sizes")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_verify(members: Any, common: argparse.ArgumentParser) -> None:
-    what = "Compare every file of every checkpoint with its hash."
-    more = "Exit code 1: a checkpoint is damaged, or there is none."
-    example = "checkpoint verify\ncheckpoint verify runs/digits"
-    parser = add_command(
-        members, common, "verify", run=verify_command, what=what, more=more, example=example
-    )
-    add_run(parser, "run_directory", what=RUN)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_show(members: Any, common: argparse.ArgumentParser) -> None:
-    what = "Show what a checkpoint contains."
-    more = (
-        "Prints its metadata, files, models and, with --tensors, tensors.\nExit code 1: a "
-        "file is missing or damaged."
-    )
-    example = "checkpoint show\ncheckpoint show digits --checkpoint newest --tensors"
-    parser = add_command(
-        members, common, "show", run=show_command, what=what, more=more, example=example
-    )
-    parser.add_argument(
-        "source", metavar="CHECKPOINT", nargs="?", default=LAST, help=f"{ONE} (default: last)"
-    )
-    add_root(parser)
-    add_checkpoint(parser)
-    parser.add_argument(
-        "--tensors", action="store_true", help="list every tensor with dtype, shape and size"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_diff(members: Any, common: argparse.ArgumentParser) -> None:
-    what = "Compare two checkpoints bit for bit."
-    more = (
-        "Without arguments, the checkpoints of the last two runs are compared: first the "
-        "metadata, then every tensor and value. The time that training took is not compared. Use "
-        "--checkpoint newest to compare the complete state of training, not only weights.\n"
-        "Exit code 1: they differ."
-    )
-    example = "checkpoint diff\ncheckpoint diff runs/first runs/second --checkpoint newest"
-    parser = add_command(
-        members, common, "diff", run=diff_command, what=what, more=more, example=example
-    )
-    for name, default in (("first", "last~1"), ("second", LAST)):
-        what = f"{ONE}; or a {WEIGHTS} (default: {default})"
-        parser.add_argument(name, metavar=name.upper(), nargs="?", default=default, help=what)
-    add_root(parser)
-    add_checkpoint(parser)
-    parser.add_argument("--model", metavar="NAME", help="compare only the weights of this model")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_export(members: Any, common: argparse.ArgumentParser) -> None:
-    what = "Write the weights of a model to a separate file."
-    more = "The file is a torch file if OUT ends in .pt, .pth or .bin, and safetensors otherwise."
-    example = (
-        "checkpoint export last digits.safetensors\ncheckpoint export weights.pt "
-        "weights.safetensors"
-    )
-    parser = add_command(
-        members, common, "export", run=export_command, what=what, more=more, example=example
-    )
-    parser.add_argument("source", metavar="CHECKPOINT", help=f"{ONE}; or a {WEIGHTS} to convert")
-    parser.add_argument("out", metavar="OUT", help="the file to write")
-    add_root(parser)
-    add_checkpoint(parser)
-    parser.add_argument(
-        "--model", metavar="NAME", help="the model to export, if the checkpoint has several"
-    )
-    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
 def list_command(options: argparse.Namespace) -> int:

@@ -6,22 +6,8 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from .arguments import add_command
 from .exits import OK
 
-MORE = """\
-The script completes commands, options and their choices, runs below runs/, YAML files and paths. Write it to:
-
-  bash  ~/.local/share/bash-completion/completions/loopwright
-  zsh   ~/.zfunc/_loopwright, with fpath+=~/.zfunc before compinit in .zshrc
-  fish  ~/.config/fish/completions/loopwright.fish
-  tcsh  ~/.loopwright.tcsh, with source ~/.loopwright.tcsh in .tcshrc
-
-For the current zsh only: eval "$(loopwright completion zsh)"."""
-EXAMPLE = """\
-completion bash
-completion bash > loopwright.bash && source loopwright.bash"""
-SHELLS = ("bash", "zsh", "fish", "tcsh")
 KINDS = {  # what completes an argument, by its name in the help
     "RUN": "run",
     "CHECKPOINT": "run",
@@ -90,15 +76,6 @@ _loopwright() {  # bash makes three words of --option=value, of which shtab's fu
 }
 complete -F _loopwright loopwright
 """
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Print a script for shell completion."
-    parser = add_command(
-        parsers, common, "completion", run=completion_command, what=what, more=MORE, example=EXAMPLE
-    )
-    parser.add_argument("shell", choices=SHELLS, help="the shell")
 
 
 def completion_command(options: argparse.Namespace) -> int:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, LoopwrightError
-from .arguments import OVERRIDES, add_command, add_config, add_group, is_override
 from .exits import FOUND, OK
 from .output import RED, print_json, printable, styled
+from .parser import is_override
 from .selection import check_run_file
 
 if TYPE_CHECKING:
@@ -20,89 +20,8 @@ if TYPE_CHECKING:
     from ..config import Config, Problem
 
 
-SHOW_MORE = """\
-Includes (`defaults:`), variables and KEY=VALUE are resolved; values from the environment stay ${env:NAME}. The output
-is a run file itself. `config validate` checks it."""
-SCHEMA_MORE = """\
-With CONFIG the schema also describes the classes that this file names, your own included. To use it in an editor:
-
-  VS Code (with the YAML extension), Vim, Emacs, Helix and other editors with
-  yaml-language-server, as the first line of the run file:
-    # yaml-language-server: $schema=run.schema.json
-  VS Code, in settings.json, for all run files:
-    "yaml.schemas": {"run.schema.json": ["run*.yaml"]}
-  PyCharm: Settings > Languages & Frameworks > Schemas and DTDs >
-    JSON Schema Mappings"""
-VALIDATE_MORE = """\
-Reports every mistake in every file, also in the runs of a sweep: unknown keys with the nearest known ones, wrong types,
-missing arguments, classes that cannot be used. Modules that a file names are imported; nothing is built.
-Exit code 1: a file has mistakes."""
 MAX_RUNS = 500
 MAX_COLUMN = 60
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the commands."""
-    what = "Show, validate and describe run files."
-    more = "A run file describes a run in YAML: model, data, optimizer and trainer."
-    commands = add_group(
-        parsers, "config", what=what, more=more, example="config validate run.yaml"
-    )
-    add_show(commands, common)
-    add_schema(commands, common)
-    add_validate(commands, common)
-
-
-def add_show(commands: Any, common: argparse.ArgumentParser) -> None:
-    what = "Print a run file with includes, variables and overrides resolved."
-    example = "config show run.yaml model.width=64\nconfig show run.yaml --origins"
-    parser = add_command(
-        commands, common, "show", run=show_command, what=what, more=SHOW_MORE, example=example
-    )
-    add_config(parser)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--origins", action="store_true", help="add the file and line that each value comes from"
-    )
-    form.add_argument("--json", action="store_true", help="print JSON instead of YAML")
-
-
-def add_schema(commands: Any, common: argparse.ArgumentParser) -> None:
-    what = "Print a JSON schema, for editors that complete and check run files."
-    example = "config schema run.yaml --output run.schema.json\nconfig schema > run.schema.json"
-    parser = add_command(
-        commands, common, "schema", run=schema_command, what=what, more=SCHEMA_MORE, example=example
-    )
-    parser.add_argument(
-        "config", metavar="CONFIG", nargs="?", help="a run file whose classes are described too"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="write the schema to this file; an existing one is replaced",
-    )
-
-
-def add_validate(commands: Any, common: argparse.ArgumentParser) -> None:
-    what = "Check run files without building anything."
-    example = "config validate run.yaml\nconfig validate configs/*.yaml trainer.max_epochs=1"
-    parser = add_command(
-        commands,
-        common,
-        "validate",
-        run=validate_command,
-        what=what,
-        more=VALIDATE_MORE,
-        example=example,
-    )
-    parser.add_argument(
-        "files", metavar="CONFIG", nargs="+", help="run files; KEY=VALUE applies to all of them"
-    )
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help=OVERRIDES)
-    parser.add_argument(
-        "--json", action="store_true", help="print the mistakes of each file as JSON"
-    )
 
 
 def show_command(options: argparse.Namespace) -> int:

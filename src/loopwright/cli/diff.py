@@ -8,44 +8,11 @@ from typing import Any
 
 from ..run.changes import Change, values_text
 from ..run.compare import Divergence, RunDiff, compare_runs
-from .arguments import add_command, add_two_runs
 from .exits import FOUND, OK
 from .output import BOLD, print_json, printable, styled
 from .selection import find_two_runs
 
-MORE = """\
-Without arguments the last two runs are compared; with one RUN, that run and the last one. First come config, code,
-packages, seed, hardware and data, then the metrics of every step and epoch, bit for bit, up to the first difference.
-Names, tags and folders are not compared, and neither are metrics of time and memory.
-Exit code 1: the runs differ."""
-EXAMPLE = """\
-diff
-diff runs/first runs/second
-diff last~1 last --ignore 'lr*'"""
 MAX_LISTED = 20
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Compare two runs: the last two, or those named."
-    parser = add_command(
-        parsers, common, "diff", run=diff_command, what=what, more=MORE, example=EXAMPLE
-    )
-    add_two_runs(parser)
-    parser.add_argument(
-        "--ignore",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="skip this metric; * and ? match, may be repeated",
-    )
-    parser.add_argument(
-        "--strict", action="store_true", help="also compare metrics of time and memory"
-    )
-    parser.add_argument(
-        "--all", action="store_true", help=f"list every difference, not only the first {MAX_LISTED}"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def diff_command(options: argparse.Namespace) -> int:

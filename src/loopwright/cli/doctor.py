@@ -6,24 +6,15 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..metrics.progress import counted
-from .arguments import add_command
 from .exits import FOUND, OK
 from .output import BOLD, print_json, printable, size_text, styled
 
 if TYPE_CHECKING:
     from .doctor_probes import Compilation, Device, Disk, Machine, Workers
 
-MORE = """\
-Prints versions, devices, the speed of each precision, whether torch.compile works, the limits for data-loading workers,
-the speed of the disk and what a checkpoint costs on it, distributed backends and optional packages; then advice. This
-takes up to a minute, most of it for compiling.
-Exit code 1: the folder is not writable."""
-EXAMPLE = """\
-doctor
-doctor --quick --folder /scratch/runs"""
 # bytes with Adam, in float32
 SIZES = {
     "10 M": 120_000_000,
@@ -49,22 +40,6 @@ LITTLE_SPACE = 5 << 30
 FEW_FILES = 1024
 SLOW_DISK = 50e6
 TYPICAL = 1_200_000_000  # bytes: 100 M parameters with Adam
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Measure what this machine can do, and give advice."
-    parser = add_command(
-        parsers, common, "doctor", run=doctor_command, what=what, more=MORE, example=EXAMPLE
-    )
-    parser.add_argument("--quick", action="store_true", help="skip torch.compile and measure less")
-    parser.add_argument(
-        "--folder",
-        metavar="DIR",
-        default=".",
-        help="the folder for runs (default: the current one)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def doctor_command(options: argparse.Namespace) -> int:

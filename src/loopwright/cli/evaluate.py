@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
 from ..run.reading import RunView
-from .arguments import add_checkpoint, add_command, add_run
 from .exits import OK
 from .output import number_text, print_json, print_table, printable, size_text
 from .selection import (
@@ -28,49 +27,6 @@ if TYPE_CHECKING:
     from ..checkpoint import CheckpointInfo
     from ..data.open import Stream
     from ..interfaces.configured import BaseTrainer
-
-
-EVAL_MORE = """\
-The model and the data are built from the config and the code that the run directory contains, so the run must have been
-started from a run file. With --data KEY the losses on that data set are computed. Without it, the evaluation callbacks
-of the run measure once; a run without such callbacks is evaluated on every data set except `train`. The run itself is
-not changed."""
-EVAL_EXAMPLE = """\
-eval
-eval digits --data test --checkpoint newest
-eval runs/digits/20260102T030405-a1b2c3 --json"""
-PREDICT_MORE = """\
-The model and the data are built from the config and the code that the run directory contains, so the run must have been
-started from a run file. Outputs are written for every sample of the data set, in its order. The name of FILE chooses
-the format:
-
-  .safetensors  tensors by name: `output`; for a dict its keys; for a tuple
-                `output.0`, `output.1` and so on
-  .npy          NumPy, for a model with one output
-  .npz          NumPy, for a model with several outputs
-  .json         lists of numbers; also for outputs that are not tensors"""
-PREDICT_EXAMPLE = """\
-predict --data test --output predictions.safetensors
-predict digits --data test --checkpoint best -o digits.npy"""
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add both commands."""
-    add_eval(parsers, common)
-    add_predict(parsers, common)
-
-
-def add_eval(parsers: Any, common: argparse.ArgumentParser) -> None:
-    what = "Evaluate the model of a run that a run file started."
-    parser = add_command(
-        parsers, common, "eval", run=eval_command, what=what, more=EVAL_MORE, example=EVAL_EXAMPLE
-    )
-    add_run(parser)
-    parser.add_argument("--data", metavar="KEY", help="a data set of the run file, such as test")
-    add_checkpoint(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print run, checkpoint and metrics as JSON"
-    )
 
 
 def eval_command(options: argparse.Namespace) -> int:
@@ -108,27 +64,6 @@ def _print(
         [[name, number_text(value)] for name, value in metrics.items()],
         right="1",
     )
-
-
-def add_predict(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Write the outputs of a model for a data set to a file."
-    parser = add_command(
-        parsers,
-        common,
-        "predict",
-        run=predict_command,
-        what=what,
-        more=PREDICT_MORE,
-        example=PREDICT_EXAMPLE,
-    )
-    add_run(parser)
-    parser.add_argument(
-        "--data", metavar="KEY", required=True, help="a data set of the run file, such as test"
-    )
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
-    add_checkpoint(parser)
-    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
 
 def predict_command(options: argparse.Namespace) -> int:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
 from ..run.reading import RunView
-from .arguments import add_checkpoint, add_command, add_run
 from .exits import FOUND, OK
 from .output import printable, size_text
 from .selection import check_model, checkpoint_name, find_run, pick_checkpoint, require_config
@@ -22,46 +21,12 @@ if TYPE_CHECKING:
     from ..trainer import Trainer
 
 
-MORE = """\
-Checkpoints are verified before their weights are written. ONNX needs the model as well, so the run must have been
-started from a run file: the model is built from its config, and the outputs of the ONNX file are compared with those of
-torch on samples of the training data.
-Exit code 1: the ONNX file was written, but its outputs differ from those of torch."""
-EXAMPLE = """\
-export
-export runs/digits --format onnx --checkpoint newest --output digits.onnx"""
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "safetensors": (".safetensors",),
     "torch": (".pt", ".pth", ".bin"),
     "onnx": (".onnx",),
 }
 BATCH_SIZE = 4
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Export the model of a run as safetensors, torch file or ONNX."
-    parser = add_command(
-        parsers, common, "export", run=export_command, what=what, more=MORE, example=EXAMPLE
-    )
-    add_run(parser)
-    parser.add_argument(
-        "--format",
-        choices=tuple(SUFFIXES),
-        default="safetensors",
-        help="the format of the file (default: safetensors)",
-    )
-    add_checkpoint(parser)
-    parser.add_argument(
-        "--model", metavar="NAME", help="the model to export, if the run trains several"
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", help="the file to write (default: named after the run)"
-    )
-    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
-    parser.add_argument(
-        "--opset", metavar="N", type=int, help="the ONNX opset version (default: torch's)"
-    )
 
 
 def export_command(options: argparse.Namespace) -> int:

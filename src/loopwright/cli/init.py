@@ -7,57 +7,16 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from ..errors import ConfigurationError
-from .arguments import add_command
 from .exits import OK
 from .output import printable
 
-INTERFACES = {
-    "configured": "YAML describes the run; you write model, data and loss",
-    "native": "`loopwright.Trainer`, with methods to override",
-    "simple": "a model, an optimizer, a loss and loaders",
-    "lifecycle": "you pass data sets and override named stages",
-    "modular": "several models and optimizers, your own step, many devices",
-    "adversarial": "paired image translation with a GAN",
-}
 # the optional package that an interface's program imports, and its extra
 EXTRAS = {"adversarial": ("PIL", "images")}
 START = {"configured": "loopwright train run.yaml"}
-MORE = """\
-Writes a small program with synthetic data, a README with the commands, and a .gitignore. Existing files are never
-overwritten: README.md and .gitignore stay as they are; if any other file exists, nothing is written.
-
-An interface is a style of writing a training program. All of them use the same trainer inside:
-
-""" + "\n".join(f"  {interface:<12} {words}" for interface, words in INTERFACES.items())
-EXAMPLE = """\
-init
-init circles --interface modular"""
 LEFT_OUT = ("__pycache__",)
 OPTIONAL = ("README.md", ".gitignore")
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Write a small project that trains right away."
-    parser = add_command(
-        parsers, common, "init", run=init_command, what=what, more=MORE, example=EXAMPLE
-    )
-    parser.add_argument(
-        "folder",
-        metavar="DIR",
-        nargs="?",
-        default=".",
-        help="the folder of the project (default: the current one)",
-    )
-    parser.add_argument(
-        "--interface",
-        choices=tuple(INTERFACES),
-        default="configured",
-        help="the style of the program (default: configured)",
-    )
 
 
 def init_command(options: argparse.Namespace) -> int:

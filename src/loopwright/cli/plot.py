@@ -15,56 +15,15 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..run.reading import RunView
-from .arguments import LAST, RUN, add_command, add_root
 from .charts import Chart, Drawn, Line, metric_groups, pen_of
 from .exits import OK
 from .output import has_colours, number_text, print_json, printable
 from .selection import find_run, short_path
 
-MORE = """\
-Without --metric the training loss and the evaluation loss share one picture. Each --metric has its own panel, with
-a curve for every run. Curves are drawn over epochs once a run has two of them, before that over steps or updates; --by
-chooses. An existing picture is replaced."""
-EXAMPLE = """\
-plot
-plot --text
-plot runs/first runs/second --metric eval_loss --by updates -o curves.svg"""
 FORMATS = (".png", ".svg", ".pdf")
 HEIGHT = 18  # lines of a chart in characters
 MOST_WIDE = 120
 FEW = 50  # points that are marked one by one
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Draw the loss or other metrics of runs."
-    parser = add_command(
-        parsers, common, "plot", run=plot_command, what=what, more=MORE, example=EXAMPLE
-    )
-    parser.add_argument(
-        "names", metavar="RUN", nargs="*", default=[LAST], help=f"{RUN} (default: last)"
-    )
-    parser.add_argument(
-        "--metric",
-        metavar="NAME",
-        action="append",
-        help="draw this metric; may be repeated (default: the loss)",
-    )
-    add_root(parser)
-    parser.add_argument("--by", choices=("epochs", "steps", "updates"), help="the horizontal axis")
-    parser.add_argument(
-        "--smooth", metavar="N", type=int, default=1, help="average over the last N values"
-    )
-    parser.add_argument("--log", action="store_true", help="draw on a logarithmic scale")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help=f"a {', '.join(FORMATS)} file (default: the metric's name and .png)",
-    )
-    where.add_argument("--text", action="store_true", help="draw in the terminal instead")
-    where.add_argument("--json", action="store_true", help="print the curves as JSON instead")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,40 +6,15 @@ import argparse
 import csv
 import sys
 from pathlib import Path
-from typing import Any
 
 from ..run.querying import Answer, list_views, run_query
 from ..run.reading import METRICS
-from .arguments import LAST, add_command, add_run
+from .commands import LAST
 from .exits import OK
 from .output import number_text, print_fitted, print_json, print_table, printable
 from .selection import find_run
 
-MORE = """\
-Without SQL the tables are listed with their columns: metrics, epochs, events, media, log_lines, clock and others.
-NaN is NULL. Queries only read, also while the run is training."""
-EXAMPLE = """\
-query
-query "SELECT name, min(value) FROM epochs GROUP BY name"
-query runs/first "SELECT * FROM epochs WHERE name = 'loss'" --csv"""
 MOST_ROWS = 1000  # of a table for people
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Query the metrics of a run with SQL."
-    parser = add_command(
-        parsers, common, "query", run=query_command, what=what, more=MORE, example=EXAMPLE
-    )
-    add_run(parser, "run_name")
-    parser.add_argument(
-        "sql", metavar="SQL", nargs="?", help="one SELECT statement (default: list the tables)"
-    )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--json", action="store_true", help="print a JSON list with one object per row"
-    )
-    form.add_argument("--csv", action="store_true", help="print CSV, with the column names first")
 
 
 def query_command(options: argparse.Namespace) -> int:

@@ -5,53 +5,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from ..errors import ConfigurationError
 from ..run.reading import RunView
-from .arguments import LAST, RUN, add_command, add_root
 from .exits import OK
 from .output import printable, size_text
 from .selection import all_runs, find_run
 
-MORE = """\
-The file is the page of `loopwright ui` with the runs in it: table, curves, images, config and log. It opens in any
-browser without a server or network. Curves with very many points are thinned (mean, minimum and maximum are kept), and
-the page says so. It contains config, log and details of the machine: look at it before you send it."""
-EXAMPLE = """\
-report
-report runs/digits runs/digits-2 -o digits.html
-report runs/digits/sweep --points 500"""
 OUTPUT = "report.html"
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Write runs to one HTML file that needs no server."
-    parser = add_command(
-        parsers, common, "report", run=report_command, what=what, more=MORE, example=EXAMPLE
-    )
-    parser.add_argument(
-        "names",
-        metavar="RUN",
-        nargs="*",
-        default=[LAST],
-        help=f"{RUN}; or a folder of runs (default: last)",
-    )
-    add_root(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        default=OUTPUT,
-        help=f"the file to write (default: {OUTPUT})",
-    )
-    parser.add_argument(
-        "--points",
-        metavar="N",
-        type=int,
-        help="the most points per curve (default: depends on the size)",
-    )
 
 
 def report_command(options: argparse.Namespace) -> int:

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError
 from ..metrics.best import Mode, ranked
 from ..metrics.progress import counted
 from ..run.metrics_view import BestValue
 from ..run.reading import STATES, RunView
-from .arguments import ROOT, add_command
+from .commands import ROOT
 from .exits import OK
 from .live import HINT, is_terminal, show_live
 from .output import (
@@ -38,88 +38,9 @@ from .selection import all_runs, no_runs_text, short_path
 if TYPE_CHECKING:
     from rich.console import Group
 
-MORE = """\
-The folder is searched with all folders in it. The states of a run:
-
-  running      its process is alive
-  crashed      its process is gone without recording how it ended
-  finished     it reached its limit
-  stopped      a callback or the program ended it early
-  interrupted  a signal ended it, after it had saved
-  failed       it ended with an error
-  unreadable   its run.json is damaged
-
-The metric shown is the best value of all epochs. The run records whether smaller or larger is better, or the name of
-the metric says so; --best overrides it. If neither is known, the last value is shown."""
-EXAMPLE = """\
-runs
-runs --watch
-runs --state running,crashed --sort progress
-runs --name 'digits*' --metric eval_accuracy --where 'eval_accuracy>0.97' --sort metric"""
 COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 WATCH_SECONDS = 2.0
 CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|<|>)\s*([-+\w.]+)\s*")
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    parser = add_command(
-        parsers,
-        common,
-        "runs",
-        run=runs_command,
-        what="List runs in a table.",
-        more=MORE,
-        example=EXAMPLE,
-    )
-    parser.add_argument(
-        "root",
-        metavar="DIR",
-        nargs="?",
-        default=ROOT,
-        help=f"the folder to look for runs in (default: {ROOT})",
-    )
-    choose = parser.add_argument_group("filters")
-    choose.add_argument(
-        "--state", metavar="STATE,...", help="only runs in these states: --state failed,crashed"
-    )
-    choose.add_argument(
-        "--name", metavar="TEXT", help="only runs whose name or path contains this; * and ? match"
-    )
-    choose.add_argument(
-        "--tag",
-        metavar="TAG",
-        action="append",
-        default=[],
-        help="only runs with this tag; may be repeated",
-    )
-    choose.add_argument(
-        "--where",
-        metavar="CONDITION",
-        action="append",
-        default=[],
-        help="only runs whose best value satisfies this: 'eval_loss<0.5'; may be repeated",
-    )
-    choose.add_argument("--limit", metavar="N", type=int, help="only the first N runs")
-    parser.add_argument(
-        "--metric", metavar="NAME", help="the metric to show (default: the main metric of each run)"
-    )
-    parser.add_argument(
-        "--best",
-        choices=("min", "max"),
-        help="whether smaller or larger values of the metric are better",
-    )
-    parser.add_argument(
-        "--sort",
-        choices=tuple(ORDERS),
-        default="age",
-        help="the order of the table (default: age, the newest first)",
-    )
-    parser.add_argument("--reverse", action="store_true", help="reverse the order")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--watch", action="store_true", help="keep the table up to date until you press q"
-    )
 
 
 def runs_command(options: argparse.Namespace) -> int:

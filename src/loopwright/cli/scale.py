@@ -7,23 +7,12 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
-from .arguments import add_command, add_config
 from .exits import FOUND, OK
 from .output import print_fitted, print_json, size_text
 
 if TYPE_CHECKING:
     from ..scaling import Cluster, Comparison, Estimate, ModelShape
 
-MORE = """\
-Compares DDP, FSDP2, HSDP, tensor parallelism (TP) and FSDP2 with TP on each number of devices, each with the fastest
-settings that fit: steps per update, recomputed activations, sizes of the mesh. The model is that of a run file
-(CONFIG), or a transformer of --layers and --width. The memory of parameters, gradients and optimizer and the bytes of
-every collective are exact; activations and seconds are estimates from vendors' peak figures. Nothing is trained.
-Exit code 1: no strategy is sensible on any of these numbers of devices."""
-EXAMPLE = """\
-scale --params 7B --layers 32 --width 4096 --sequence 4096 --batch 1024 --devices 8,64,512,4096
-scale run.yaml --device a100 --per-node 4 --between hdr --devices 4,8,16 --json"""
-SUFFIXES = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 HEADER = [
     "DEVICES",
     "STRATEGY",
@@ -41,102 +30,6 @@ MESH: replicate x shard x tensor. MEMORY: per device. SENT: bytes that a device 
 TIME spent waiting for communication. TIME: of one update. STEPS: per update; r: activations are recomputed. PROBLEM:
 memory (does not fit), samples (fewer than ranks), padding (more shards than rows), thin (narrow layers), waiting (high
 COMM)."""
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Estimate memory, communication and speed on many devices."
-    parser = add_command(
-        parsers, common, "scale", run=scale_command, what=what, more=MORE, example=EXAMPLE
-    )
-    add_config(parser, what="a run file (YAML) whose model is measured", nargs="?")
-    parser.add_argument(
-        "--params",
-        metavar="N",
-        type=parse_count,
-        help="parameters of the transformer: 7B, 125M, 7e9",
-    )
-    parser.add_argument("--layers", metavar="N", type=int, help="blocks of the transformer")
-    parser.add_argument("--width", metavar="N", type=int, help="width of the transformer")
-    parser.add_argument(
-        "--sequence", metavar="N", type=int, default=2048, help="tokens per sample (default: 2048)"
-    )
-    parser.add_argument(
-        "--vocabulary",
-        metavar="N",
-        type=int,
-        default=32_000,
-        help="size of the vocabulary (default: 32000)",
-    )
-    parser.add_argument(
-        "--batch", metavar="N", type=int, help="samples per update on all devices (default: 1024)"
-    )
-    parser.add_argument(
-        "--devices",
-        metavar="N,N",
-        type=parse_counts,
-        default=[8, 64, 512, 4096],
-        help="numbers of devices (default: 8,64,512,4096)",
-    )
-    parser.add_argument(
-        "--device",
-        metavar="NAME",
-        default="h100",
-        help="type of device: a100, h100, b200, ... (default: h100)",
-    )
-    parser.add_argument(
-        "--per-node", metavar="N", type=int, default=8, help="devices per node (default: 8)"
-    )
-    parser.add_argument(
-        "--within", metavar="LINK", help="the link inside a node (default: the device's own)"
-    )
-    parser.add_argument(
-        "--between", metavar="LINK", default="ndr", help="the link between nodes (default: ndr)"
-    )
-    parser.add_argument(
-        "--adapters",
-        metavar="N",
-        type=int,
-        help="network adapters per node (default: one per device)",
-    )
-    parser.add_argument(
-        "--utilisation",
-        metavar="SHARE",
-        type=float,
-        default=0.4,
-        help="share of the peak speed that is reached (default: 0.4)",
-    )
-    parser.add_argument(
-        "--optimizer", metavar="NAME", help="sgd, momentum, adam or adamw (default: adamw)"
-    )
-    parser.add_argument(
-        "--no-overlap",
-        action="store_true",
-        help="assume that nothing is sent while devices compute",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON: every estimate with all its collectives"
-    )
-
-
-def parse_count(text: str) -> float:
-    """7B as 7000000000.0."""
-    try:
-        return float(text[:-1]) * SUFFIXES[text[-1]] if text[-1:] in SUFFIXES else float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number: write 7B, 125M or 7e9"
-        ) from None
-
-
-def parse_counts(text: str) -> list[int]:
-    """8,64 as [8, 64]."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: write numbers of devices as 8,64,512"
-        ) from None
 
 
 def scale_command(options: argparse.Namespace) -> int:

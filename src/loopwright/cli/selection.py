@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, ConfigurationError
 from ..run.reading import CONFIG, MANIFEST, RunView, find_runs
-from .arguments import LAST, PROGRAMS, ROOT
+from .commands import LAST, PROGRAMS, ROOT
 from .output import number_text
 
 if TYPE_CHECKING:

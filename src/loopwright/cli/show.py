@@ -10,7 +10,6 @@ from typing import Any
 from ..checkpoint.layout import read_limited
 from ..run.config_file import MAX_BYTES
 from ..run.reading import CONFIG, RunView
-from .arguments import add_command, add_run
 from .exits import FOUND, OK
 from .output import (
     BOLD,
@@ -28,13 +27,6 @@ from .output import (
 )
 from .selection import find_run
 
-MORE = """\
-Prints what ran, on which machine, from which code, how far it got, its metrics and its checkpoints.
-Exit code 1: the run failed or crashed, or part of it cannot be read."""
-EXAMPLE = """\
-show
-show runs/digits --config
-show digits --json"""
 FACTS = {  # entries of the manifest that have a line of their own
     *(
         "id",
@@ -67,29 +59,6 @@ FACTS = {  # entries of the manifest that have a line of their own
 }
 MAX_TEXT = 200
 LOG = "log.txt"
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    parser = add_command(
-        parsers,
-        common,
-        "show",
-        run=show_command,
-        what="Show what a run did, its metrics and its checkpoints.",
-        more=MORE,
-        example=EXAMPLE,
-    )
-    add_run(parser)
-    parser.add_argument(
-        "--config", action="store_true", help="print its config, which you can train from again"
-    )
-    parser.add_argument(
-        "--all", action="store_true", help="print everything that run.json holds, at full length"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print everything as JSON, with run.json and the config"
-    )
 
 
 def show_command(options: argparse.Namespace) -> int:

@@ -13,70 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, Interrupted, LoopwrightError
 from ..run.reading import RunView
-from .arguments import add_command, add_config, add_root, is_override
 from .exits import FAILED, OK
+from .parser import is_override
 from .selection import check_run_file, find_run, name_run_file, resume_text
 
 if TYPE_CHECKING:
     from ..interfaces.configured import Experiment
     from ..training.program import Display
-
-MORE = """\
-The run file is checked before anything is built. The run directory is runs/<name>/<id>, or the `output_path` of the run
-file.
-
-An unfinished run with the same name and config is resumed exactly where it stopped. A finished run is left alone, and a
-new one starts. A new run also starts if the config has changed; --accept-changes resumes the old run with the new
-config. If the config is the same but model, optimizer, loss or data have changed, that is an error.
-
-Ctrl-C and SIGTERM finish the current update, save and exit; the same command resumes the run. Ctrl-C twice exits at
-once. SIGUSR1 saves without stopping.
-
-On several processes:
-
-  torchrun --nproc-per-node 4 -m loopwright train run.yaml
-
-A Python program is not started with this command but with python or torchrun."""
-EXAMPLE = """\
-train run.yaml
-train run.yaml trainer.max_epochs=20 model.width=64 name=wide
-train --resume last trainer.max_epochs=40
-train run.yaml --new"""
-STYLES = ("auto", "bar", "lines", "silent")
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Train from a run file, or resume a run."
-    parser = add_command(
-        parsers, common, "train", run=train_command, what=what, more=MORE, example=EXAMPLE
-    )
-    add_config(
-        parser, what="a run file (YAML); with --resume the default is that of the run", nargs="?"
-    )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--new", action="store_true", help="start a new run even if there is an unfinished one"
-    )
-    how.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="resume this run (its path, the beginning of its name or id, or `last`), or start "
-        "a new run from this checkpoint",
-    )
-    parser.add_argument(
-        "--accept-changes",
-        action="store_true",
-        help="resume a run even if its config, code or data have changed; run.json records "
-        "what changed",
-    )
-    parser.add_argument(
-        "--progress",
-        choices=STYLES,
-        default="auto",
-        help="how progress is shown (default: a bar on a terminal, otherwise lines)",
-    )
-    add_root(parser)
 
 
 def train_command(options: argparse.Namespace) -> int:

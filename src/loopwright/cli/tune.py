@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
-from .arguments import add_command, add_config
 from .exits import INTERRUPTED, OK
 from .output import print_json, printable
 
@@ -15,44 +14,12 @@ if TYPE_CHECKING:
     from ..interfaces.configured.config import BaseTrainerConfig
     from ..interfaces.configured.engine import Engine
 
-MORE = """\
-Trains the run for a few seconds with each of several settings, in turns with the current settings: data workers, batch
-size, precision, threads, torch.compile, channels-last, a fused optimizer, pinned memory. Then the settings that help
-are tried together. Prints samples per second, the ratio to the current settings with its spread, and what to change.
-A difference within the noise is not reported as faster. No run directory is written. Ctrl-C stops early and prints the
-results so far. This command takes run files; in a program, call trainer.tune(data)."""
-EXAMPLE = """\
-tune run.yaml
-tune run.yaml --only workers,batch-size --seconds 5 --json"""
 COMPILED = ("model",)  # the values of `compile` that a run file has a setting for
 IN_CODE = {
     "channels_last": "self.to(memory_format=torch.channels_last)  # at the end of the model's __init__",
     "fused": "fused: true  # among the settings of the optimizer in the run file",
     "pin_memory": "pin_memory=True  # in your own DataLoader",
 }
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Measure which settings make training faster."
-    parser = add_command(
-        parsers, common, "tune", run=tune_command, what=what, more=MORE, example=EXAMPLE
-    )
-    add_config(parser)
-    parser.add_argument(
-        "--seconds", metavar="S", type=float, default=2.0, help="time per setting (default: 2)"
-    )
-    parser.add_argument(
-        "--only", metavar="NAMES", type=parse_names, help="try only these, as in workers,compile"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print all measurements and the suggestion as JSON"
-    )
-
-
-def parse_names(text: str) -> list[str]:
-    """workers,batch-size as the names of settings."""
-    return [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
 
 
 def tune_command(options: argparse.Namespace) -> int:

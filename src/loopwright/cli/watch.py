@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from ..errors import CheckpointError, ConfigurationError
 from ..run.curves import Curve
 from ..run.reading import RunView
-from .arguments import add_command, add_run
 from .charts import Chart, Drawn, Line, metric_groups, pen_of
 from .exits import OK
 from .live import HINT, is_terminal, show_live
@@ -34,50 +33,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-MORE = """\
-Shows the state, the progress, the time left and the curves of the metrics; a metric and its evaluation share a chart.
-It only reads files, so you can start and quit it at any time, also for a run that has ended or crashed. A column that
-covers several steps shows the range of their values, so no spike is lost. q, Escape or Ctrl-C quits. Without a
-terminal, one picture is printed."""
-EXAMPLE = """\
-watch
-watch digits --metric loss --metric eval_accuracy --log
-watch runs/first --once"""
 HEIGHT = 8  # lines of a chart, at least
 WIDTH = 50  # columns of a chart, at least, where there are several beside each other
 PRINTED = 30  # lines of a picture that is printed
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    parser = add_command(
-        parsers,
-        common,
-        "watch",
-        run=watch_command,
-        what="Watch a run while it trains.",
-        more=MORE,
-        example=EXAMPLE,
-    )
-    add_run(parser)
-    parser.add_argument(
-        "--metric",
-        metavar="NAME",
-        action="append",
-        help="draw this metric; may be repeated (default: what fits)",
-    )
-    parser.add_argument("--log", action="store_true", help="draw on a logarithmic scale")
-    parser.add_argument("--once", action="store_true", help="print one picture and exit")
-    parser.add_argument(
-        "--json", action="store_true", help="print state, progress and last values as JSON and exit"
-    )
-    parser.add_argument(
-        "--interval",
-        metavar="SECONDS",
-        type=float,
-        default=1.0,
-        help="time between two pictures (default: 1)",
-    )
 
 
 def watch_command(options: argparse.Namespace) -> int:

@@ -10,69 +10,11 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 from ...errors import ConfigurationError, LoopwrightError
-from ..arguments import add_command
 from ..exits import FOUND, OK, described
 
-__all__ = ["add_to"]
-MORE = """\
-A run file (.yaml, .yml, .json): does everything that `train` would do, once, on a few samples of the real data, in a
-temporary folder. It checks the config, builds all objects, trains a few updates with accumulation, evaluates and
-predicts on every data set, calls every callback, saves and loads a checkpoint, compares a resumed run with an
-uninterrupted one, and follows the schedule to the end. It reports all mistakes at once, then the time and memory that
-the run will need. KEY=VALUE changes the config.
-
-A program (.py): runs it on the CPU as the first of several processes, with the others simulated, up to the second
-update of its first `train` call. Callbacks are not called, and the run directory is not written. It prints the device
-mesh, which process holds which parameters, bytes per process, how a batch is divided, and the collectives of an update
-beside the estimate of `loopwright scale`.
-
-Exit code 1: a mistake was found, or the program failed before the end of its second update."""
-EXAMPLE = """\
-check run.yaml trainer.max_updates=500
-check run.yaml --json
-check --processes 8 --runtime fsdp train.py --epochs 3"""
 SUFFIXES = (".yaml", ".yml", ".json")
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Try a run file on a few samples, or simulate several processes of a program."
-    parser = add_command(
-        parsers, common, "check", run=check_command, what=what, more=MORE, example=EXAMPLE
-    )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        metavar="N",
-        help="the number of processes (default: as the program says, or 2)",
-    )
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
-        "--runtime", choices=("ddp", "fsdp"), help="replace the runtime of the program"
-    )
-    instead.add_argument(
-        "--mesh",
-        metavar="AXES",
-        help="replace the device mesh of the program: replicate=2,shard=4,tensor=2",
-    )
-    parser.add_argument(
-        "--all", action="store_true", help="list every parameter, and every process separately"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "program",
-        metavar="PROGRAM",
-        help="a run file, or a Python program that torchrun could start",
-    )
-    parser.add_argument(
-        "arguments",
-        nargs=argparse.REMAINDER,
-        metavar="...",
-        help="KEY=VALUE for a run file; arguments for a program",
-    )
 
 
 def check_command(options: argparse.Namespace) -> int:

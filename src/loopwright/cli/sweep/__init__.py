@@ -14,7 +14,6 @@ from ...checkpoint.manifest import local_path
 from ...errors import ConfigurationError
 from ...metrics.best import Mode, direction_of, ranked
 from ...run.changes import short_keys
-from ..arguments import add_command, add_config
 from ..exits import FOUND, INTERRUPTED, OK
 from ..output import RED, number_text, print_json, printable, progress_text, styled, time_text
 from ..selection import check_run_file
@@ -24,61 +23,8 @@ if TYPE_CHECKING:
     from .runs import Result, Search, Task
 
 
-__all__ = ["add_to"]
-MORE = """\
-The values to try are in the run file under `sweep:`, or on the command line: model.width=8,16,32 or n=range(1,5). The
-methods are grid (all combinations), random (`num` of them) and optuna (which chooses values by the results so far, and
-stops runs that do worse than others at the same update). Each run is a separate process with a run directory in
-runs/<name>/sweep, or in the folder that `output_path` or --output names.
-
-The same command continues a sweep: finished runs are not trained again, unfinished runs are resumed, and failed runs
-are tried again. Ctrl-C lets the runs save and exit.
-Exit code 1: at least one run failed."""
-EXAMPLE = """\
-sweep run.yaml model.width=8,16,32 model.optimizer.lr=0.1,0.01 --jobs 2
-sweep run.yaml --metric test_loss --json
-sweep run.yaml --optuna --num 30 --jobs 4"""
 DEFAULT_NUM = 20
 MODES: dict[str, Mode] = {"minimize": "min", "maximize": "max"}
-
-
-def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
-    what = "Train one run for each combination of values, and compare them."
-    parser = add_command(
-        parsers, common, "sweep", run=sweep_command, what=what, more=MORE, example=EXAMPLE
-    )
-    add_config(parser)
-    parser.add_argument(
-        "--jobs", metavar="N", type=int, default=1, help="the number of runs at a time (default: 1)"
-    )
-    parser.add_argument(
-        "--metric",
-        metavar="NAME",
-        help="the metric to compare (default: the evaluation loss, or the loss)",
-    )
-    parser.add_argument(
-        "--direction",
-        choices=tuple(MODES),
-        help="whether smaller or larger values of the metric are better",
-    )
-    parser.add_argument("--optuna", action="store_true", help="let Optuna choose the values")
-    parser.add_argument(
-        "--num",
-        metavar="N",
-        type=int,
-        help=f"the number of runs with Optuna (default: {DEFAULT_NUM})",
-    )
-    parser.add_argument(
-        "--no-pruning", action="store_true", help="do not let Optuna stop runs early"
-    )
-    parser.add_argument("-o", "--output", metavar="DIR", help="the folder of the runs")
-    parser.add_argument(
-        "--list",
-        action="store_true",
-        help="list the runs of a grid or random sweep without training",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON; progress goes to stderr")
 
 
 def sweep_command(options: argparse.Namespace) -> int:
