@@ -322,7 +322,7 @@ def test_methods_under_other_names_or_with_other_arguments(refused):
     for name, meant in names.items():
         with refused(f"a method `{name}` for `{meant}`", match=f"did you mean {meant}"):
             build_trainer(type("CustomTrainer", (BaseTrainer,), {name: lambda self, batch: None}))
-    with refused("`def loss_compute(self, outputs, targets)`", match="write `def loss_compute"):
+    with refused("`def loss_compute(self, outputs, targets)`", match="Write `def loss_compute"):
         build_trainer(
             type("Custom", (BaseTrainer,), {"loss_compute": lambda self, outputs, targets: None})
         )
