@@ -132,11 +132,18 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 def check_arguments(
     function: Callable[..., Any], expected: Iterable[str], label: str, advice: str = ""
 ) -> None:
-    """Refuse a function that cannot be called with these arguments; `label` names it in the
-    error."""
+    """Refuse a function that cannot be called with these arguments.
+
+    Args:
+        function: What would be called.
+        expected: The arguments of the call; one that is passed by name ends with "=".
+        label: The function as the error names it.
+        advice: What else the error says.
+    """
     expected = list(expected)
+    by_name = {argument[:-1]: None for argument in expected if argument.endswith("=")}
     try:
-        inspect.signature(function).bind(*expected)
+        inspect.signature(function).bind(*expected[: len(expected) - len(by_name)], **by_name)
     except TypeError as error:
         raise ConfigurationError(
             f"{label} does not take the arguments it is called with ({', '.join(expected)}): "

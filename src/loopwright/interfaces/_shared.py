@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.optim import Optimizer
 
-from ..errors import check_arguments
+from ..errors import ConfigurationError, check_arguments
 from ..trainer import Trainer as CoreTrainer
 from ..training.media_log import MediaMethods
-from ..training.program import OwnState
+from ..training.program import OwnState, Words
 from ..training.step_checks import scheduler_positions
 
 if TYPE_CHECKING:
@@ -23,6 +24,72 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NONE: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterfaceNames:
+    """The table of an interface: its names for what the core does, in one form for all interfaces.
+
+    The module of an interface's core adapter has it as `NAMES`, the adapter (an `InterfaceCore`)
+    as its class attribute `names`, from which the core reads the words of its messages.
+    The user's trainer calls `NAMES.check_trainer(self)` first of all, and `NAMES.check_callback`
+    for every callback. What an interface names as the core does, it leaves out.
+
+    Args:
+        interface: The interface, as the manifest of a run names it.
+        messages: The user's methods and arguments in messages of the core.
+        step_methods: The user's methods that compute a step, which the fingerprint describes.
+            None: those of the core.
+        methods: The methods that a user may replace, each with the arguments of its calls; one
+            that is passed by name ends with "=". Only these are checked.
+        methods_elsewhere: Names of methods in the published system and in other frameworks, each
+            with the one to write here.
+        events: The core's events, each with the interface's events at the same moment, which have
+            the same arguments.
+        events_elsewhere: Names of events in the published system, each with the one to write here,
+            or with a sentence about it.
+
+    Example:
+        >>> names = InterfaceNames(
+        ...     interface="mine",
+        ...     methods={"training_step": ("batch", "batch_idx"), "loss": ("outputs", "targets=")},
+        ...     methods_elsewhere={"compute_loss": "loss"},
+        ...     events={"on_epoch_start": ("on_epoch_start", "on_train_epoch_start")},
+        ...     events_elsewhere={"after_epoch": "on_epoch_end"},
+        ... )
+    """
+
+    interface: str
+    messages: Words = field(default_factory=Words)
+    step_methods: tuple[str, ...] | None = None
+    methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    methods_elsewhere: Mapping[str, str] = field(default_factory=dict)
+    events: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    events_elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+    def check_trainer(self, trainer: object) -> None:
+        """Refuse methods of a subclass that nothing calls, or not with the arguments they take."""
+        if type(trainer).__module__.startswith("loopwright."):
+            return
+        from .._overrides import check_method_names  # only classes of users need it
+
+        known = {*self.methods, *self.methods_elsewhere.values()}
+        check_method_names(trainer, known or None, self.methods_elsewhere)
+        for name, arguments in self.methods.items():
+            wanted = ", ".join(["self", *(argument.rstrip("=") for argument in arguments)])
+            label = f"{type(trainer).__name__}.{name}"
+            advice = f" Write `def {name}({wanted})`."
+            check_arguments(getattr(trainer, name), arguments, label, advice)
+
+    def check_callback(self, callback: object) -> None:
+        """Refuse a callback, or a trainer, with an event by its name in the published system."""
+        for name, meant in self.events_elsewhere.items():
+            if callable(getattr(type(callback), name, None)):
+                here = meant if " " in meant else f"here that event is {meant}"
+                raise ConfigurationError(
+                    "event-elsewhere",
+                    f"{type(callback).__name__}.{name} would never be called; {here}.",
+                )
 
 
 def is_overridden(owner: object, name: str, base: type) -> bool:
@@ -110,12 +177,24 @@ class LoggingTrainer(MediaMethods, OwnState):
         return trainer_html(self, self._logged_run)
 
 
-class InterfaceTrainer(CoreTrainer):
-    """The core trainer behind an interface, whose user may have optimizers of their own beside the
-    components."""
+class InterfaceCore(CoreTrainer):
+    """The core trainer behind an interface; the one adapter of an interface is a subclass.
 
-    interface: Any
+    Its user may have optimizers of their own beside the components.
+    """
+
+    names: ClassVar[InterfaceNames]
+    interface: Any  # the user's trainer
     _leaves_schedules = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Tell the core the words of the interface."""
+        super().__init_subclass__(**options)
+        if "names" in vars(cls):
+            cls._interface = cls.names.interface
+            cls._words = cls.names.messages
+            if cls.names.step_methods is not None:
+                cls._step_methods = cls.names.step_methods
 
     @property
     def _other_optimizers(self) -> Iterable[Optimizer]:

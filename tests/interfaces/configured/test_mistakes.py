@@ -322,12 +322,12 @@ def test_methods_under_other_names_or_with_other_arguments(refused):
     for name, meant in names.items():
         with refused(f"a method `{name}` for `{meant}`", match=f"did you mean {meant}"):
             build_trainer(type("CustomTrainer", (BaseTrainer,), {name: lambda self, batch: None}))
-    with refused("`def loss_compute(self, outputs, targets)`", match="write `def loss_compute"):
+    with refused("`def loss_compute(self, outputs, targets)`", match="Write `def loss_compute"):
         build_trainer(
             type("Custom", (BaseTrainer,), {"loss_compute": lambda self, outputs, targets: None})
         )
     with refused(
-        "`def train_step(self, batch)`", match=r"write `def train_step\(self, batch, model\)`"
+        "`def train_step(self, batch)`", match=r"Write `def train_step\(self, batch, model\)`"
     ):
         build_trainer(type("Custom", (BaseTrainer,), {"train_step": lambda self, batch: None}))
     with refused("`on_epoch_end` as a method of the trainer", match="loopwright.Callback"):

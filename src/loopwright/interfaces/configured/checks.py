@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -16,9 +15,10 @@ from ...callback import TrainerHooks, hook_names
 from ...errors import ConfigurationError
 from ...metrics.result import mistake_in_loss
 from ...text import nearest
+from ...training.program import Words
 from ...training.supervised import describe
 from ...training.updates import listed
-from .._shared import check_method_names, other_optimizers
+from .._shared import InterfaceNames, other_optimizers
 from .config import BaseTrainerConfig
 
 if TYPE_CHECKING:
@@ -30,48 +30,46 @@ class UpdateInEvaluationError(ConfigurationError):
     """A step updates weights, and was used to evaluate."""
 
 
-# The methods that a subclass may replace, and how each of them is called.
-REPLACEABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "loss_compute": ((), ("forward_output", "targets")),
-    "train_step": (("batch", "model"), ()),
-    "eval_step": (("batch", "model"), ()),
-    "predict_step": (("batch", "model"), ()),
-    "_split_batch": (("batch",), ()),
-}
-MISTAKEN = {
-    "compute_loss": "loss_compute",
-    "test_step": "eval_step",
-    "prediction_step": "predict_step",
-}
-
-
-EVENTS = {  # of the published system's callbacks, which have other arguments too
-    "before_training": "on_train_start",
-    "after_training": "on_train_end",
-    "after_epoch": "on_epoch_end",
-    "after_update": "on_update_end",
-    "track_after_accumulation_step": "on_train_step_end",
-    "track_after_update_step": "on_update_end",
-    "periodic_callback": "measure, in a subclass of loopwright.callbacks.Periodic",
-}
-
-
-def check_events(callbacks: Iterable[object]) -> None:
-    """Refuse callbacks whose methods are named as in the published system, and would never be
-    called."""
-    for callback in callbacks:
-        for name, meant in EVENTS.items():
-            if callable(getattr(callback, name, None)):
-                kind = type(callback).__name__
-                raise ConfigurationError(
-                    f"{kind}.{name} would never be called; here that event is {meant}."
-                )
+NAMES = InterfaceNames(
+    interface="configured",
+    messages=Words(
+        accumulate="max_batch_size",
+        clip="call it in `on_optimizer_start(self, trainer, optimizer)` of a callback, where "
+        "gradients are complete",
+        nonfinite=(
+            "Lower the learning rate (`lr` of the optimizer) or look for bad samples; "
+            "`skip_nan_loss: true` skips such updates."
+        ),
+    ),
+    step_methods=("train_step", "loss_compute", "_split_batch"),
+    methods={
+        "loss_compute": ("forward_output=", "targets="),
+        "train_step": ("batch", "model"),
+        "eval_step": ("batch", "model"),
+        "predict_step": ("batch", "model"),
+        "_split_batch": ("batch",),
+    },
+    methods_elsewhere={
+        "compute_loss": "loss_compute",
+        "test_step": "eval_step",
+        "prediction_step": "predict_step",
+    },
+    events_elsewhere={
+        "before_training": "on_train_start",
+        "after_training": "on_train_end",
+        "after_epoch": "on_epoch_end",
+        "after_update": "on_update_end",
+        "track_after_accumulation_step": "on_train_step_end",
+        "track_after_update_step": "on_update_end",
+        "periodic_callback": "write `measure`, in a subclass of loopwright.callbacks.Periodic",
+    },
+)
 
 
 def check_methods(interface: BaseTrainer) -> None:
     """Refuse methods that would never be called, or not with the arguments they take."""
     kind = type(interface)
-    check_method_names(interface, REPLACEABLE, MISTAKEN)
+    NAMES.check_trainer(interface)
     for name in hook_names(TrainerHooks):
         if callable(getattr(kind, name, None)):
             raise ConfigurationError(
@@ -79,24 +77,6 @@ def check_methods(interface: BaseTrainer) -> None:
                 "it into a subclass of loopwright.Callback, with `trainer` as its first "
                 "argument, and list that class under `callbacks`."
             )
-    for name, (positional, keywords) in REPLACEABLE.items():
-        if interface.overrides(name):
-            _check_call(interface, name, positional, keywords)
-
-
-def _check_call(
-    interface: BaseTrainer, name: str, positional: Sequence[str], keywords: Sequence[str]
-) -> None:
-    signature = inspect.signature(getattr(interface, name))
-    try:
-        signature.bind(*positional, **dict.fromkeys(keywords))
-    except TypeError:
-        call = ", ".join([*positional, *(f"{key}=..." for key in keywords)])
-        wanted = ", ".join(["self", *positional, *keywords])
-        raise ConfigurationError(
-            f"{type(interface).__name__}.{name} takes {signature}, but is called as "
-            f"{name}({call}): write `def {name}({wanted})`."
-        ) from None
 
 
 def checked_config(interface: BaseTrainer, config: Any) -> BaseTrainerConfig:

@@ -27,12 +27,12 @@ from ...run.experiment import describe_dataset
 from ...runtime import Runtime
 from ...runtime.base import is_launched
 from ...text import near_names
-from ...training.program import Changes, Display, Words
+from ...training.program import Changes, Display
 from ...training.supervised import call_model
 from ...training.updates import OptimizerChoice
-from .._shared import InterfaceTrainer
+from .._shared import InterfaceCore
 from .checks import (
-    check_events,
+    NAMES,
     check_models,
     check_optimizer_name,
     refuse_backward,
@@ -59,21 +59,11 @@ class Collating(Protocol):
     def collate_fn(self, samples: list[Any]) -> Any: ...
 
 
-class Engine(InterfaceTrainer):
+class Engine(InterfaceCore):
     """Maps the core's names onto the interface's. `datasets` is what callbacks find data sets in,
     by their keys."""
 
-    _interface = "configured"
-    _words = Words(
-        accumulate="max_batch_size",
-        clip="call it in `on_optimizer_start(self, trainer, optimizer)` of a callback, where "
-        "gradients are complete",
-        nonfinite=(
-            "Lower the learning rate (`lr` of the optimizer) or look for bad samples; "
-            "`skip_nan_loss: true` skips such updates."
-        ),
-    )
-    _step_methods = ("train_step", "loss_compute", "_split_batch")
+    names = NAMES
 
     def __init__(
         self,
@@ -106,7 +96,8 @@ class Engine(InterfaceTrainer):
             run_dir=run_dir,
             progress=progress,
         )
-        check_events(self.callbacks)
+        for callback in self.callbacks:
+            NAMES.check_callback(callback)
         self.config = config
         self._is_several = isinstance(model, Mapping)
         self.own_scheduling = OwnScheduling(self)

@@ -13,6 +13,7 @@ from ...training.held_schedulers import HeldSchedulers, state_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .._shared import InterfaceNames
     from .trainer import DreamTrainer
 
 
@@ -197,46 +198,9 @@ class States(CoreCallback):
                 self.held.load(callback, state[name])
 
 
-_PHASES = {  # of the published package's events, `pre_train_step` and the like, by their names here
-    "epoch": "epoch",
-    "fit": "fit",
-    "optimizer_step": "optimizer_step",
-    "train_epoch": "train_epoch",
-    "train_step": "train_batch",
-    "validation_epoch": "validation",
-    "validation_step": "validation_batch",
-}
-# which have no event here
-_OTHER_PHASES = (
-    "configure",
-    "configure_models",
-    "launch",
-    "optimizer_zero_grad",
-    "setup",
-)
-
-
-def refuse_published(owner: object) -> None:
-    """Refuse the published package's events on a callback or trainer, which nothing calls under
-    their names."""
-    for name in dir(type(owner)):
-        when, _, phase = name.partition("_")
-        if (
-            when not in ("pre", "post")
-            or phase not in (*_PHASES, *_OTHER_PHASES)
-            or not callable(getattr(owner, name))
-        ):
-            continue
-        event = f"on_{_PHASES.get(phase, phase)}_{'start' if when == 'pre' else 'end'}"
-        meant = (
-            f"here that event is {event}"
-            if hasattr(Callback, event)
-            else "there is no such event here"
-        )
-        raise ConfigurationError(f"{type(owner).__name__}.{name} would never be called; {meant}.")
-
-
-def sort_callbacks(given: Iterable[Any]) -> tuple[list[Callback], list[CoreCallback]]:
+def sort_callbacks(
+    given: Iterable[Any], names: InterfaceNames
+) -> tuple[list[Callback], list[CoreCallback]]:
     """The interface's callbacks, checked, and those of `loopwright.callbacks`, which the core knows
     how to treat."""
     own: list[Callback] = []
@@ -247,7 +211,7 @@ def sort_callbacks(given: Iterable[Any]) -> tuple[list[Callback], list[CoreCallb
             core.append(made)
         elif isinstance(made, Callback):
             check_hooks(made, Callback)
-            refuse_published(made)
+            names.check_callback(made)
             own.append(made)
         elif callable(made):
             own.append(EpochFunction(made))

@@ -22,7 +22,6 @@ from ...metrics.meter import ComputedMetric
 from ...metrics.progress import Limits, Progress
 from ...metrics.result import StepResult
 from ...optim.build import Schedule, build_schedule
-from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
 from ...training.components import (
     check_accumulation,
@@ -33,6 +32,7 @@ from ...training.components import (
 )
 from ...training.program import Display, Words
 from ...training.train_call import run_training
+from .._shared import InterfaceCore, InterfaceNames
 from .callback import Callback, Hooks, States, sort_callbacks
 from .components import (
     as_loaders,
@@ -55,19 +55,9 @@ if TYPE_CHECKING:
     from .trainer import DreamTrainer
 
 
-class RunLimits(Limits):
-    """Limits that count from the beginning of the run and not of a call."""
-
-    __slots__ = ()
-
-    def from_call(self, progress: Progress) -> Limits:
-        return self
-
-
-class Engine(CoreTrainer):
-    """Maps the core's names onto the interface's."""
-
-    _words = Words(
+NAMES = InterfaceNames(
+    interface="modular",
+    messages=Words(
         step="training_step",
         eval_step="validation_step",
         update="self.backward(loss)",
@@ -78,14 +68,70 @@ class Engine(CoreTrainer):
         record_media="Set `run_dir` in the config.",
         nonfinite="Lower the learning rate, clip gradients (`gradient_clip_val`) or look for bad "
         "samples.",
-    )
-    _step_methods = ("training_step", "training_loop")
-    _interface = "modular"
+    ),
+    step_methods=("training_step", "training_loop"),
+    methods={
+        "configure_models": (),
+        "init_weights": (),
+        "configure_optimizers": (),
+        "configure_schedulers": (),
+        "configure_metrics": (),
+        "configure_dataloaders": (),
+        "training_step": ("batch", "batch_idx"),
+        "validation_step": ("batch", "batch_idx"),
+        "training_loop": (),
+        "validation_loop": (),
+        "should_validate": (),
+        "compute_metrics": ("outputs", "targets"),
+        "save_checkpoint": ("path",),
+        "load_checkpoint": ("path",),
+    },
+    methods_elsewhere={
+        "train_dataloader": "configure_dataloaders",
+        "val_dataloader": "configure_dataloaders",
+        "validation_epoch_end": "on_validation_end",
+    },
+    events_elsewhere={
+        **{
+            f"{when}_{phase}": f"on_{here}_{edge}"
+            for phase, here in {
+                "epoch": "epoch",
+                "fit": "fit",
+                "optimizer_step": "optimizer_step",
+                "train_epoch": "train_epoch",
+                "train_step": "train_batch",
+                "validation_epoch": "validation",
+                "validation_step": "validation_batch",
+            }.items()
+            for when, edge in (("pre", "start"), ("post", "end"))
+        },
+        **{
+            f"{when}_{phase}": "there is no such event here"
+            for phase in ("configure", "configure_models", "launch", "optimizer_zero_grad", "setup")
+            for when in ("pre", "post")
+        },
+    },
+)
+
+
+class RunLimits(Limits):
+    """Limits that count from the beginning of the run and not of a call."""
+
+    __slots__ = ()
+
+    def from_call(self, progress: Progress) -> Limits:
+        return self
+
+
+class Engine(InterfaceCore):
+    """Maps the core's names onto the interface's."""
+
+    names = NAMES
 
     def __init__(self, interface: DreamTrainer, config: DreamTrainerConfig) -> None:
         check_clipping("gradient_clip_val", config.gradient_clip_val)
         check_accumulation(config.gradient_accumulation_steps, "gradient_accumulation_steps")
-        own, core = sort_callbacks(config.callbacks)
+        own, core = sort_callbacks(config.callbacks, NAMES)
         states = States(own)
         super().__init__(
             callbacks=[states, *core, *default_callbacks(config, core), Rounds()],
@@ -252,7 +298,8 @@ class Engine(CoreTrainer):
         return self.history
 
     def overrides(self, name: str) -> bool:
-        return self.interface._overrides(name)
+        interface: DreamTrainer = self.interface
+        return interface._overrides(name)
 
     def _train_epoch(self) -> None:
         """All epochs, in the interface's own loop or one of the user's."""

@@ -15,15 +15,15 @@ from torch.optim import Optimizer
 
 from ...callback import check_hooks
 from ...data.random import seed_generators
-from ...errors import ConfigurationError, check_arguments
+from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...training.components import check_clipping
 from ...training.run import TrainingRun
-from .._shared import LoggingTrainer, check_method_names, is_overridden
-from .callback import Hooks, refuse_published
+from .._shared import LoggingTrainer, is_overridden
+from .callback import Hooks
 from .components import allow_loading
 from .config import DreamTrainerConfig, check_config, saving
-from .engine import Engine
+from .engine import NAMES, Engine
 from .user_loop import Loader
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,10 +64,8 @@ class DreamTrainer(LoggingTrainer, Hooks):
     def __init__(self, config: DreamTrainerConfig) -> None:
         check_config(config)
         check_hooks(self, Hooks, allow_other=True)
-        refuse_published(self)
-        check_method_names(self, others=_ELSEWHERE)
-        for name, arguments in _ARGUMENTS.items():
-            check_arguments(getattr(self, name), arguments, f"{type(self).__name__}.{name}")
+        NAMES.check_callback(self)
+        NAMES.check_trainer(self)
         self.config = config
         self._calls: set[str] = set()  # methods that are under way
         self._engine = Engine(self, config)
@@ -315,29 +313,6 @@ class DreamTrainer(LoggingTrainer, Hooks):
     def val_loader(self, loader: Any) -> None:
         self._engine.loaders = (self._engine.loaders[0], loader)
 
-
-# What methods are called with that a user may replace.
-_ELSEWHERE = {  # names that other frameworks have for these methods
-    "train_dataloader": "configure_dataloaders",
-    "val_dataloader": "configure_dataloaders",
-    "validation_epoch_end": "on_validation_end",
-}
-_ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "configure_models": (),
-    "init_weights": (),
-    "configure_optimizers": (),
-    "configure_schedulers": (),
-    "configure_metrics": (),
-    "configure_dataloaders": (),
-    "training_step": ("batch", "batch_idx"),
-    "validation_step": ("batch", "batch_idx"),
-    "training_loop": (),
-    "validation_loop": (),
-    "should_validate": (),
-    "compute_metrics": ("outputs", "targets"),
-    "save_checkpoint": ("path",),
-    "load_checkpoint": ("path",),
-}
 
 Call = Callable[[], Any]
 

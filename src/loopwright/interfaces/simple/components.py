@@ -21,7 +21,7 @@ from ...runtime.base import detect_device
 from ...training.step_checks import StepWatch, scheduler_position, watch_own_steps
 from ...training.update import OptimizerUpdate
 from ...training.updates import Updates
-from .._shared import InterfaceTrainer
+from .._shared import InterfaceCore
 from .checks import keywords_of, takes
 from .config import Settings
 
@@ -175,7 +175,7 @@ def is_clipped(params: list[nn.Parameter], max_norm: float) -> bool:
     return not norms or float(torch.linalg.vector_norm(torch.stack(norms))) <= max_norm * 1.001
 
 
-class Components(InterfaceTrainer):
+class Components(InterfaceCore):
     """The components of the interface's trainer; each can be replaced."""
 
     def __init__(
