@@ -26,6 +26,7 @@ from .runtime.modes import evaluating
 from .training import assembly, components, evaluate
 from .training.components import Components
 from .training.media_log import MediaMethods
+from .training.own_steps import refused
 from .training.program import (
     Changes,
     Compile,
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from .run.manifest import RunFacts
     from .runtime import Mesh
     from .runtime.feed import DeviceFeed
-    from .training.update import OptimizerUpdate
     from .tuning import Tuning
 
 
@@ -728,7 +728,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         before = run.is_evaluating
         run.is_evaluating = True
         try:
-            with evaluating(self.modules.values(), self.optimizers.values()):
+            with evaluating(self.modules.values(), self.optimizers.values()), refused(run):
                 yield
                 assembly.adopt_replaced(self)  # a model that was assigned for the evaluation only
         finally:
@@ -748,11 +748,6 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         from .training.step_checks import StepWatch
 
         return StepWatch(self, {} if self._leaves_schedules else self.schedules)
-
-    def _check_own_step(self, update: OptimizerUpdate) -> None:
-        from .training.step_checks import refuse_own_step
-
-        refuse_own_step(self, update)
 
     def _check_trained(self) -> None:
         from .training.step_checks import check_trained

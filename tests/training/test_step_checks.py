@@ -3,23 +3,15 @@ them are noticed."""
 
 from __future__ import annotations
 
-from functools import partial
 from math import nan
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import OneCycleLR
-from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError, NonFiniteLossError, StepResult, Trainer
 from loopwright.callbacks import NonFiniteGuard
-from tests.distributed.ranks import run_ranks
 from tests.loops import (
-    assert_same_model,
-    assert_same_optimizer,
-    build_linear,
     build_net,
-    train_by_hand,
 )
 from tests.training.own_steps import SECTION, Own, cross_entropy, own, sgd
 
@@ -152,116 +144,6 @@ def test_an_optimizer_of_frozen_parameters_alone_is_refused(points, mistake):
         SECTION, "an optimizer whose parameters are all frozen", ConfigurationError, match="frozen"
     ):
         trainer.train(points, 1, batch_size=8)
-
-
-# Optimizer steps of one's own
-
-
-class ByHand(Own):
-    def train_step(self, batch):
-        loss = self.loss(batch)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss
-
-
-def test_a_step_of_ones_own_is_honoured_and_counted(points):
-    ours, theirs = build_net(), build_net()
-    other = sgd(theirs.parameters())
-    rate = partial(OneCycleLR, max_lr=0.5, total_steps=10)
-    trainer = own(ByHand, ours, scheduler=rate)
-    trainer.train(points, 2, batch_size=8)
-    train_by_hand(theirs, other, points, epochs=2, every_update=rate(other))
-    assert_same_model(ours, theirs)
-    assert_same_optimizer(trainer.optimizers["optimizer"], other)
-    assert trainer.run.updates.by_name["optimizer"].num_updates == trainer.progress.update == 10
-
-
-def test_a_scheduler_stepped_by_hand_is_not_stepped_again(points):
-    class Both(ByHand):
-        def train_step(self, batch):
-            loss = super().train_step(batch)
-            self.schedules["scheduler"].scheduler.step()
-            return loss
-
-    ours, theirs = build_net(), build_net()
-    other = sgd(theirs.parameters())
-    rate = partial(OneCycleLR, max_lr=0.5, total_steps=10)
-    own(Both, ours, scheduler=rate).train(points, 2, batch_size=8)
-    train_by_hand(theirs, other, points, epochs=2, every_update=rate(other))
-    assert_same_model(ours, theirs)
-
-
-def test_an_optimizer_is_free_again_after_training(points):
-    net = build_net()
-    optimizer = sgd(net.parameters())
-    Trainer(net, optimizer, cross_entropy, clip_norm=1.0, progress="silent").train(
-        points, 1, batch_size=8
-    )
-    before = net[0].weight.detach().clone()
-    cross_entropy(net(points.tensors[0]), points.tensors[1]).backward()
-    optimizer.step()
-    assert not torch.equal(before, net[0].weight)
-
-
-REFUSED = {
-    "`optimizer.step()` in `train_step` with `accumulate=2`": {"accumulate": 2},
-    "`optimizer.step()` in `train_step` with `clip_norm=1.0`": {"clip_norm": 1.0},
-    "`optimizer.step()` in `train_step` with `clip_value=0.5`": {"clip_value": 0.5},
-    "`optimizer.step()` in `train_step` with `precision='fp16'`": {"precision": "fp16"},
-}
-
-
-@pytest.mark.parametrize(("what", "options"), REFUSED.items(), ids=REFUSED.keys())
-def test_a_step_of_ones_own_is_refused_before_it_is_taken_where_it_would_be_wrong(
-    points, mistake, what, options
-):
-    net = build_net()
-    before = net[0].weight.detach().clone()
-    with mistake(SECTION, what, ConfigurationError, match=r"called step\(\)"):
-        own(ByHand, net, **options).train(points, 1, batch_size=8)
-    assert torch.equal(before, net[0].weight)
-
-
-def test_a_step_of_ones_own_beside_update_is_refused(points, mistake):
-    class Twice(Own):
-        def train_step(self, batch):
-            loss = self.loss(batch)
-            self.update(loss)
-            self.optimizer.step()
-            return loss
-
-    with mistake(
-        SECTION,
-        "`update` and `optimizer.step()` in one `train_step`",
-        ConfigurationError,
-        match="twice",
-    ):
-        own(Twice).train(points, 1, batch_size=8)
-
-
-def test_an_update_after_a_step_of_ones_own_is_refused(points):
-    class Twice(ByHand):
-        def train_step(self, batch):
-            super().train_step(batch)
-            self.update(self.loss(batch))
-
-    with pytest.raises(ConfigurationError, match="stepped twice"):
-        own(Twice).train(points, 1, batch_size=8)
-
-
-def step_alone(rank: int, points: TensorDataset) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        own(ByHand, build_linear(), runtime="ddp").train(points, 1, batch_size=8)
-    return str(caught.value)
-
-
-def test_a_step_of_ones_own_on_several_processes_is_refused(points, mistake):
-    for said in run_ranks(step_alone, 2, points):
-        mistake.said(
-            "Several processes", "`loss.backward(); optimizer.step()` in `train_step`", said
-        )
 
 
 # Evaluations

@@ -13,9 +13,8 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
 from loopwright import Callback, NonFiniteLossError, Schedule, Trainer
 from loopwright.callbacks import GradientNormLog, NonFiniteGuard, TrainTime
-from loopwright.training.update import OptimizerUpdate
+from loopwright.training.update import OptimizerUpdate, Window
 from loopwright.training.updates import Updates
-from loopwright.training.window import Window
 from tests.loops import (
     assert_same_model,
     assert_same_optimizer,

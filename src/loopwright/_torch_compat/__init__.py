@@ -126,6 +126,12 @@ def has_several_gradient_hooks(param: nn.Parameter) -> bool:
     return len(param._post_accumulate_grad_hooks) > 1
 
 
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Call a function at the end of the backward pass under way, as torch's DDP does. Since 0.4."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(function)
+
+
 def watch_operators(look: Callable[[tuple[Any, ...], Any], None]) -> AbstractContextManager[Any]:
     """Context in which a function sees the arguments and the result of every operator. Since
     1.13."""

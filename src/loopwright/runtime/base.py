@@ -65,6 +65,9 @@ class Runtime:
     world = 1
     sample_rank = 0  # among the ranks that work on different samples
     num_shares = 1  # the number of ranks that work on different samples
+    # whether gradients are those of this rank until they are averaged, unlike FSDP2's
+    averages_gradients = False
+    is_in_backward = False  # whether a backward pass of an update is under way
     shard: Shard | None = None
     forwards_together = False  # whether a forward pass needs all ranks, so that none may skip one
 

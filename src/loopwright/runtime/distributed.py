@@ -134,7 +134,7 @@ class DistributedRuntime(Runtime):
             gather=self.gather_objects,
             new_group=self._new_data_group,
         )
-        self._averages = self.mesh.shard == 1 and self.mesh.data_size > 1  # here, not by FSDP2
+        self.averages_gradients = self.mesh.shard == 1 and self.mesh.data_size > 1
         # so that gradient buckets are summed over all ranks
         self._is_replicated = self.mesh.replicate == self.world
         carries = self.is_host and self.group.has_gloo and self.mesh.shard == self.world
@@ -269,6 +269,8 @@ class DistributedRuntime(Runtime):
         self.part.counts = size > 0
         if self.mesh.shard > 1:
             self._shards.start_step(is_last)
+            if self._reduce_scatter is not None:
+                self._reduce_scatter.nonfinite.zero_()  # of plain backward passes of the last step
 
     def reshard(self) -> None:
         if self._shards.is_used:
@@ -287,7 +289,7 @@ class DistributedRuntime(Runtime):
         if self._shards.is_used:
             inputs = self._shards.prepare(loss, params, inputs, is_last=is_last)
         if not is_last:
-            if self._averages:
+            if self.averages_gradients:
                 self.averaging.expect(params)
             return inputs
         if not self._is_replicated and (message := self._message(flag, params)) is not None:
@@ -297,14 +299,14 @@ class DistributedRuntime(Runtime):
             else:
                 self._reduce_scatter.pending = message
                 self._reduce_scatter.nonfinite.zero_()
-        if overlaps and self._averages:
+        if overlaps and self.averages_gradients:
             self.averaging.start(params)
         return inputs
 
     def finish_backward(self, *, is_complete: bool) -> None:
         if self._reduce_scatter is not None:
             self._reduce_scatter.pending = None
-        if self._averages:
+        if self.averages_gradients:
             self.averaging.finish(is_complete=is_complete)
 
     def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
@@ -335,7 +337,7 @@ class DistributedRuntime(Runtime):
         _, message = self._in_flight.pop(id(params), (params, None))
         if message is None or message.summed is None:
             message = self._message(flag, params)
-        if self._averages:
+        if self.averages_gradients:
             numbers = message.numbers if message is not None and self._is_replicated else None
             averaged = self.averaging.average(params, numbers)
             if message is not None and averaged is not None:

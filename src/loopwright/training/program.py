@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..runtime.feed import DeviceFeed
     from .components import Components
     from .run import TrainingRun
-    from .update import OptimizerUpdate
 
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -269,9 +268,6 @@ class Program(Protocol):
 
     def _watch_steps(self) -> EpochChecks | None:
         """Return the object that checks the steps of an epoch; None for the default steps."""
-
-    def _check_own_step(self, update: OptimizerUpdate) -> None:
-        """Refuse an `optimizer.step()` in `train_step` that would be wrong without `update`."""
 
     def _check_trained(self) -> None:
         """Check after the first epoch that every optimizer has trained something."""

@@ -23,8 +23,8 @@ from ..metrics.rows import Note, Place
 from ..runtime import Runtime, Signals
 from .components import Components
 from .media_log import MediaLog
+from .update import Window
 from .updates import Updates
-from .window import Window
 
 if TYPE_CHECKING:
     from ..checkpoint.tree import Group

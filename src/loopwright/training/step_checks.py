@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from .._torch_compat import version_of, watch_clipping
+from .._torch_compat import are_finite, version_of, watch_clipping
 from .._torch_compat.fast_paths import ignore_updates
 from ..errors import ConfigurationError, NonFiniteLossError
 from ..metrics.result import mistake_in_loss
+from .own_steps import OwnSteps, gradients, update_in_evaluation
+from .own_steps import scheduler_position as scheduler_position
+from .own_steps import scheduler_positions as scheduler_positions
 from .update import OptimizerUpdate
 
 if TYPE_CHECKING:
@@ -27,12 +30,8 @@ Versions = list[tuple[int, int]]  # of gradients
 
 
 class StepWatch:
-    """Checks each step of an epoch: the counters of updates, and `optimizer.step()` calls outside
-    of `update`.
-
-    Such a call is counted and followed by the optimizer's schedulers, unless the trainer refuses
-    it.
-    """
+    """Checks each step of an epoch by the counters of updates; plain steps are updates, too
+    (`own_steps`)."""
 
     def __init__(self, trainer: Program, schedules: Mapping[str, Any] | None = None) -> None:
         self.trainer = trainer
@@ -45,18 +44,14 @@ class StepWatch:
         self._is_accumulating = trainer.accumulate > 1
         self._before = self._calls_of_each()
         self._taking_part: set[OptimizerUpdate] = set()
-        # of schedulers, before a step outside of `update`
-        self._positions: dict[str, list[Any]] = {}
-        self._handles: list[RemovableHandle] = []
+        self._own_steps = OwnSteps(trainer.run)
         # attributes of optimizers, and their own `zero_grad`
         self._replaced: list[tuple[dict[str, Any], Any]] = []
 
     def __enter__(self) -> StepWatch:
-        for update in self.updates:
-            self._handles += watch_own_steps(
-                update, self._before_own_step, self.optimization.note_own_step
-            )
-            if self._is_accumulating:
+        self._own_steps.__enter__()
+        if self._is_accumulating:
+            for update in self.updates:
                 attributes = vars(update.optimizer)
                 self._replaced.append((attributes, attributes.get("zero_grad")))
                 attributes["zero_grad"] = partial(
@@ -64,9 +59,8 @@ class StepWatch:
                 )
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
+    def __exit__(self, *raised: object) -> None:
+        self._own_steps.__exit__(*raised)
         for attributes, own in self._replaced:
             attributes["zero_grad"] = own
             if own is None:
@@ -78,8 +72,7 @@ class StepWatch:
             self._check_window(position)
         if self._is_first:
             self._check_first(result)
-        if self._positions:
-            self._schedule()
+        self._own_steps.end_step()
 
     def end_epoch(self) -> None:
         """Refuse an epoch without a single update: the next one would change nothing either."""
@@ -95,16 +88,22 @@ class StepWatch:
 
     def _check_first(self, result: StepResult) -> None:
         self._is_first = False
-        self._schedules.check(f"`{self.trainer._words.step}`", in_step=True)
+        self._schedules.check(
+            f"`{self.trainer._words.step}`", in_step=True, may_move=bool(self._own_steps.num_steps)
+        )
         if self.optimization.calls != self._calls:
             return
         step = self.trainer._words.step
         call = self.trainer._words.update
-        if any(param.grad is not None for update in self.updates for param in update.params):
+        grads = [grad for update in self.updates for grad in gradients(update)]
+        if grads and not are_finite(grads):
+            return  # a `GradScaler` may have left out the step
+        if grads:
             raise ConfigurationError(
+                "backward-without-step",
                 f"`{step}` called backward(), but no optimizer was stepped, so nothing was "
                 f"trained. Call `{call}` instead: it runs backward, accumulates, clips, steps the "
-                "optimizer and zeroes the gradients."
+                "optimizer and zeroes the gradients. Or step the optimizer yourself.",
             )
         values = [result.loss, *result.metrics.values()]
         if any(isinstance(value, Tensor) and value.requires_grad for value in values):
@@ -157,20 +156,6 @@ class StepWatch:
             )
         zero_grad(*args, **options)
 
-    def _before_own_step(self, update: OptimizerUpdate) -> None:
-        self.trainer._check_own_step(update)
-        self._positions[update.name] = scheduler_positions(update)
-
-    def _schedule(self) -> None:
-        """Step the schedulers of optimizers that the user stepped, unless the user stepped the
-        schedulers too."""
-        for name, before in self._positions.items():
-            update = self.optimization.by_name[name]
-            self.trainer._check_own_step(update)  # `update` may have followed
-            if scheduler_positions(update) == before:
-                update.schedule()
-        self._positions = {}
-
 
 class SchedulerWatch:
     """Notices schedulers of the trainer that the user steps, too; from where it is made to `check`.
@@ -184,16 +169,20 @@ class SchedulerWatch:
             (schedule, scheduler_position(schedule.scheduler)) for schedule in schedules.values()
         ]
 
-    def check(self, where: str, *, in_step: bool = False) -> None:
-        """Raise if a scheduler moved; in a step, those that count updates may have moved by one."""
+    def check(self, where: str, *, in_step: bool = False, may_move: bool = False) -> None:
+        """Raise if a scheduler moved.
+
+        In a step, schedulers that count updates may have moved by one; with `may_move`, since the
+        user steps the optimizer too, by any number.
+        """
         for schedule, before in self._found:
             now = scheduler_position(schedule.scheduler)
-            may_move = (
+            is_expected = (
                 in_step
                 and schedule.interval == "update"
-                and (not isinstance(before, int) or now == before + 1)
+                and (may_move or not isinstance(before, int) or now == before + 1)
             )
-            if now == before or may_move:
+            if now == before or is_expected:
                 continue
             raise ConfigurationError(
                 f"{type(schedule.scheduler).__name__} was stepped in {where}, and the trainer "
@@ -256,7 +245,7 @@ def check_clipping(run: TrainingRun, step: Callable[[Any], T], batch: Any) -> T:
 def _is_in_update() -> bool:
     """Whether the trainer itself clips, which it does whether or not there is a gradient."""
     frame = sys._getframe()
-    codes = (OptimizerUpdate.clip.__code__,)
+    codes = (OptimizerUpdate.clip.__code__, OwnSteps._is_clipped.__code__)
     while frame.f_back is not None and frame.f_code not in codes:
         frame = frame.f_back
     return frame.f_code in codes
@@ -322,15 +311,6 @@ def _untrained_text(update: OptimizerUpdate) -> str | None:
     return None
 
 
-def refuse_own_step(trainer: Program, update: OptimizerUpdate) -> None:
-    """Raise where an optimizer step outside of `update` would be wrong."""
-    if (obstacle := own_step_obstacle(trainer, update)) is not None:
-        raise ConfigurationError(
-            f"`{trainer._words.step}` called step() of optimizer {update.name!r} directly, which "
-            f"{obstacle}: call `{trainer._words.update}` instead of backward() and step()."
-        )
-
-
 def own_step_obstacle(
     trainer: Program,
     update: OptimizerUpdate,
@@ -374,11 +354,7 @@ def own_step_obstacle(
 def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
     """Raise for an update in an evaluation, or with a value that is not a loss."""
     if trainer.run.is_evaluating:
-        raise ConfigurationError(
-            "An update during an evaluation would train on the evaluation data. "
-            f"`{trainer._words.eval_step}` and other code that runs in an evaluation or "
-            f"prediction must not update. Update in `{trainer._words.step}`."
-        )
+        raise update_in_evaluation(trainer._words)
     if (mistake := mistake_in_loss(loss, count, trainer._words.takes_count)) is not None:
         raise ConfigurationError(f"The loss in `{trainer._words.step}` {mistake}.") from None
     error = sys.exception()
@@ -396,21 +372,6 @@ def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
             "If several optimizers share one loss, update them together: `self.update(loss, "
             f"{names})`."
         )
-
-
-def scheduler_positions(update: OptimizerUpdate) -> list[Any]:
-    """The positions of an optimizer's schedulers, to see whether the user steps them."""
-    return [scheduler_position(scheduler) for scheduler in update.schedulers]
-
-
-def scheduler_position(scheduler: Any) -> Any:
-    """How far a scheduler is: its counter, or else all of its state; None where it has neither."""
-    position = getattr(scheduler, "last_epoch", getattr(scheduler, "_num_updates", None))
-    return (
-        repr(scheduler.state_dict())
-        if position is None and hasattr(scheduler, "state_dict")
-        else position
-    )
 
 
 def gradient_versions(update: OptimizerUpdate) -> Versions:

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from .._torch_compat import supports_found_inf
 from .._torch_compat.fast_paths import OptimizerStep
 from ..errors import ConfigurationError
-from .update import OptimizerUpdate, add_missing_momentum
-from .window import Window
+from .update import OptimizerUpdate, Window, add_missing_momentum
 
 OneOptimizer = Optimizer | str  # itself, or its name
 OptimizerChoice = OneOptimizer | Iterable[OneOptimizer] | None

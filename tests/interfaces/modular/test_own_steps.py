@@ -13,8 +13,7 @@ from torch import nn
 from loopwright.callbacks import NonFiniteGuard
 from loopwright.errors import NonFiniteLossError
 from loopwright.interfaces.modular import own_steps
-from loopwright.training.update import OptimizerUpdate
-from loopwright.training.window import Window
+from loopwright.training.update import OptimizerUpdate, Window
 
 from ...loops import build_net
 from . import idioms

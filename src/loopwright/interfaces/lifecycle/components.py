@@ -19,8 +19,7 @@ from ...trainer import Trainer as CoreTrainer
 from ...training.assembly import build_update
 from ...training.components import check_owners
 from ...training.fingerprint import describe_object, describe_program
-from ...training.update import OptimizerUpdate
-from ...training.window import Guard
+from ...training.update import Guard, OptimizerUpdate
 from .._shared import other_optimizers
 from .gradients import Gradients
 from .loaders import Gathering, inner_of

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...metrics.progress import Limits
 from ...training.run import TrainingRun
 from ...training.step_checks import check_clipping, scheduler_position
-from ...training.window import Window
+from ...training.update import Window
 from .._shared import LoggingTrainer, is_overridden
 from .callbacks import CallbackHandler, StopTrainingError
 from .callbacks.recording import recorded

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from ..._torch_compat import overflow_flags, version_of
 from ..._torch_compat.fast_paths import ignore_updates
 from ...errors import ConfigurationError
-from ...training.update import OptimizerUpdate
-from ...training.window import Window
+from ...training.update import OptimizerUpdate, Window
 
 if TYPE_CHECKING:
     from ...runtime import Runtime
