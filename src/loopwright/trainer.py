@@ -285,7 +285,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
 
     def _repr_html_(self) -> str:
         """The trainer as a notebook shows it."""
-        from .training.html import trainer_html
+        from .training.facts import trainer_html
 
         return trainer_html(self, self.run)
 
@@ -600,7 +600,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
     def load(self, path: str | Path) -> None:
         """Load the complete state from a checkpoint. If parts do not fit, they are listed and
         nothing is changed."""
-        from .training.state import load_trainer
+        from .training.restore import load_trainer
 
         self.setup()
         load_trainer(self.run, path)
@@ -774,7 +774,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
 
     def _return_to(self, state: Mapping[str, Any], source: str) -> None:
         """Load a state of this run that `_capture` returned; `source` names it in errors."""
-        from .training.state import return_to
+        from .training.restore import return_to
 
         self.run.window.stage = ""
         self.run.media.renumber()

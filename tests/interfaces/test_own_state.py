@@ -276,7 +276,7 @@ def test_a_state_that_is_none_is_refused_and_nothing_is_loaded(tmp_path):
     trained().save(tmp_path / "saved")
     tree = read_checkpoint(tmp_path / "saved").tree
     write_checkpoint(tmp_path / "other", tree | {"trainer": 3})
-    with pytest.raises(CheckpointError, match=r"trainer is 3 \(int\) instead of its state"):
+    with pytest.raises(CheckpointError, match="nothing was loaded: trainer failed"):
         build(Native).load(tmp_path / "other")
 
 

@@ -15,7 +15,6 @@ from loopwright import Callback, Trainer
 from loopwright.callbacks.time_left import TimeLeft
 from loopwright.checkpoint import read_checkpoint, write_checkpoint
 from loopwright.cli import main
-from loopwright.errors import CheckpointError
 from loopwright.run import RunView
 from loopwright.training import compiled_step, steps
 from tests.mistakes import Mistakes
@@ -117,34 +116,6 @@ def saved_tree(folder: Path) -> dict[str, Any]:
     )
     trainer.save(folder / "saved")
     return dict(read_checkpoint(folder / "saved").tree)
-
-
-@pytest.mark.parametrize("given", [None, "step"])
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"choice": "both"}, "its choice is 'both' "),
-        ({"reason": 3}, "instead of 'compiled' or 'eager'"),
-        ({"graphs": ["whole"]}, r"its graphs are \['whole'\] instead of a list of names"),
-        ({"seconds": -1.0}, "its seconds of compiling are -1.0"),
-        ({"more": 1}, "'more' is in the checkpoint, but this version does not know it"),
-        ("compiled", "compiled is 'compiled' .* instead of a table of choice, reason, graphs"),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_a_malformed_choice_is_refused_and_nothing_is_loaded(
-    tmp_path: Path, change: Any, said: str, given: Any
-) -> None:
-    tree = saved_tree(tmp_path)
-    tree["compiled"] = {**tree["compiled"], **change} if isinstance(change, dict) else change
-    write_checkpoint(tmp_path / "edited", tree, {})
-    other = build(given, model=Net)
-    before = {name: value.clone() for name, value in other.model.state_dict().items()}
-    with pytest.raises(CheckpointError, match=said) as caught:
-        other.load(tmp_path / "edited")
-    assert "nothing was loaded" in str(caught.value)
-    assert "or start a new run" in str(caught.value)
-    assert all(torch.equal(value, before[name]) for name, value in other.model.state_dict().items())
 
 
 def test_a_checkpoint_without_seconds_is_of_an_earlier_edition_and_loads(tmp_path: Path) -> None:

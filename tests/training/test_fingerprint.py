@@ -4,8 +4,11 @@ with the new values."""
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +25,9 @@ from loopwright import ConfigurationError, Trainer
 from loopwright.data.fetch import peek_samples
 from loopwright.run import RunManifest
 from loopwright.run.changes import program_changes
+from tests.forked import call_forked
 from tests.loops import build_net
-from tests.mistakes import Mistakes
+from tests.mistakes import Mistakes, raises
 
 SECTION = "The program changed, the run directory did not"
 adam = partial(torch.optim.Adam, lr=0.01)
@@ -242,6 +246,74 @@ class Focal(nn.Module):
 
 def weighted(weight: float) -> Any:
     return lambda outputs, targets: weight * F.cross_entropy(outputs, targets)
+
+
+MODE = "a"
+STARTED = PROCESS = FOLDER = NAME = None
+
+
+def by_mode(outputs: Tensor, targets: Tensor) -> Tensor:
+    loss = F.cross_entropy(outputs, targets)
+    return loss if MODE else 2 * loss
+
+
+def by_moment(outputs: Tensor, targets: Tensor) -> Tensor:
+    assert all((STARTED, PROCESS, FOLDER, NAME))
+    return F.cross_entropy(outputs, targets)
+
+
+def closing_over(value: Any) -> Any:
+    return lambda outputs, targets: F.cross_entropy(outputs, targets) if value else None
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("year2012", "year2017"),
+        ("width2048", "width2096"),
+        (2_000_000_000, 3_000_000_000),
+    ],
+)
+def test_another_value_that_a_loss_closes_over_is_noticed(
+    tmp_path: Path, before: Any, now: Any
+) -> None:
+    train(tmp_path, loss_fn=closing_over(before))
+    with raises("program-changed", f"loss.value: {before!r} -> {now!r}"):
+        train(tmp_path, 2, loss_fn=closing_over(now))
+    train(tmp_path, 2, loss_fn=closing_over(before))
+
+
+def test_another_text_in_a_global_variable_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path, loss_fn=by_mode)
+    monkeypatch.setitem(globals(), "MODE", "b")
+    with raises("program-changed", "loss.MODE: 'a' -> 'b'"):
+        train(tmp_path, 2, loss_fn=by_mode)
+
+
+def test_times_process_numbers_and_temporary_paths_of_each_start_are_no_change(
+    tmp_path: Path,
+) -> None:
+    def program() -> None:
+        folder = tempfile.mkdtemp()
+        started = time.time()
+        name = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        globals().update(STARTED=started, PROCESS=os.getpid(), FOLDER=folder, NAME=name)
+        train(tmp_path / "run", 2 if (tmp_path / "run").exists() else 1, loss_fn=by_moment)
+
+    for _ in range(2):
+        ended = call_forked(program, tmp_path)
+        assert ended.code == 0, ended
+    manifest = RunManifest.read(tmp_path / "run" / "run.json")
+    assert "(time of this start)" in manifest.fingerprint["loss.STARTED"]
+
+
+def test_a_setting_that_happens_to_be_a_process_number_is_no_change(tmp_path: Path) -> None:
+    train(tmp_path / "run", loss_fn=closing_over(os.getpid()))
+    number = os.getpid()
+    ended = call_forked(lambda: train(tmp_path / "run", 2, loss_fn=closing_over(number)), tmp_path)
+    assert ended.code == 0, ended
 
 
 SAME: dict[str, Any] = {

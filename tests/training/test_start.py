@@ -44,7 +44,7 @@ def test_every_start_says_device_size_directory_and_place(
     lines = [line for line in capsys.readouterr().out.splitlines() if "parameters" in line]
     assert lines[0] == "New run in runs/first: cpu, 195 parameters."
     assert lines[1].startswith("Resuming runs/first at epoch 2, update 5 (")
-    assert re.search(r"\(saved \d+ seconds? ago\): cpu, 195 parameters\.$", lines[1])
+    assert re.search(r"\(saved \d+ s ago\): cpu, 195 parameters\.$", lines[1])
     assert lines[2] == "Training without a run directory: cpu, 195 parameters."
     assert lines[3] == "New run in other: cpu, 195 parameters (83 trainable)."
 

@@ -172,7 +172,7 @@ class LoggingTrainer(MediaMethods, OwnState):
 
     def _repr_html_(self) -> str:
         """The trainer as a notebook shows it."""
-        from ..training.html import trainer_html
+        from ..training.facts import trainer_html
 
         return trainer_html(self, self._logged_run)
 

@@ -16,6 +16,8 @@ MAX_LISTED = 20
 MAX_TEXT = 100
 # a hash of code, which another version compiles differently
 COMPILED = re.compile(r"(.*) \(Python ([\d.]+)\)")
+# a value that one start of the program made: `training.fingerprint` says so
+OF_THIS_START = re.compile(r"(.*) \((.*) of this start\)", re.DOTALL)
 OTHER_SAMPLES = (
     "the samples have changed; random data without a seed is different in every process: call "
     + ("`loopwright.seed_everything(0)` before you create it")
@@ -99,7 +101,18 @@ def is_same_program(first: object, second: object) -> bool:
         theirs = COMPILED.fullmatch(second)
         if ours and theirs and ours[2] != theirs[2]:
             return True
-    return first == second
+    return first == second or _is_of_each_start(first, second)
+
+
+def _is_of_each_start(first: object, second: object) -> bool:
+    """Whether both values are times, process numbers or temporary paths of their starts, or one of
+    them is only by chance."""
+    ours = OF_THIS_START.fullmatch(str(first))
+    theirs = OF_THIS_START.fullmatch(str(second))
+    if ours and theirs:
+        return ours[2] == theirs[2]
+    by_chance = ours or theirs
+    return by_chance is not None and by_chance[1] == str(second if ours else first)
 
 
 def program_changes(first: Mapping[str, object], second: Mapping[str, object]) -> list[Change]:
@@ -138,7 +151,10 @@ def _is_implied(
         return True
     if MISSING not in (change.first, change.second):
         return False
-    if change.first is MISSING and any(_lacks_options(owner, first, second) for owner in owners):
+    if change.first is MISSING and any(
+        _lacks_options(owner, first, second) or _has_same_code(owner, first, second)
+        for owner in owners
+    ):
         return True
     is_torch = any(
         str(first.get(o)).startswith("torch.") or str(second.get(o)).startswith("torch.")
@@ -153,6 +169,15 @@ def _lacks_options(owner: str, first: Mapping[str, object], second: Mapping[str,
     if owner not in first or first[owner] != second.get(owner):
         return False
     return not any(key.startswith(f"{owner}.") and key != f"{owner}.code" for key in first)
+
+
+def _has_same_code(owner: str, first: Mapping[str, object], second: Mapping[str, object]) -> bool:
+    """Whether a function is the same, so that only an earlier version did not record its value."""
+    return any(
+        COMPILED.fullmatch(str(first.get(key))) is not None
+        and is_same_program(first[key], second.get(key))
+        for key in (owner, f"{owner}.code")
+    )
 
 
 def value_text(value: object) -> str:

@@ -34,7 +34,7 @@ from ..trainer import Trainer
 from ..training.evaluate import predict as predict_batches
 from ..training.fingerprint import hash_samples
 from ..training.program import Changes, Display
-from ..training.undo import load_parts
+from ..training.restore import load_parts
 from .best import choose
 from .changes import Change
 from .directory import RunDirectory, logging_to

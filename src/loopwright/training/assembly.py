@@ -321,7 +321,7 @@ def build_update(trainer: Program, name: str, optimizer: Optimizer, guard: Any) 
 
 def _check_saved(trainer: Program, name: str, metric: Any) -> None:
     from ..metrics.metric_objects import check_saved
-    from .undo import metric_owners
+    from .restore import metric_owners
 
     check_saved(metric_owners(trainer.run), name, metric)
 

@@ -1,18 +1,26 @@
-"""What a run notes of itself when training starts: arguments, the number of parameters, and how far
-it is to go."""
+"""A run in words: for its manifest, for the first line of a `train` call, and for a notebook."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .components import as_plain
+from ..optim.build import CurveSchedule
+from ..run.directory import shown
+from ..text import age, counted, listed
+from ..trees import as_json
+from .supervised import loss_text
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from ..callback import Callback
     from ..metrics.progress import Limits, Progress
     from ..run.manifest import RunFacts
+    from .resume import Resumed
     from .run import TrainingRun
 
 
@@ -46,7 +54,7 @@ def describe_arguments(run: TrainingRun) -> dict[str, Any]:
             flat |= _describe_callback(f"callbacks.{type(callback).__name__}", callback)
     if run.eval_stream is not None and "batch_size" in (about := run.eval_stream.describe()):
         flat["eval_batch_size"] = about["batch_size"]
-    return {key: as_plain(value) for key, value in flat.items()}
+    return {key: as_json(value) for key, value in flat.items()}
 
 
 def _describe_callback(prefix: str, callback: Callback) -> dict[str, Any]:
@@ -132,3 +140,121 @@ def _end(epoch: _Epoch, now: Progress, limits: Limits, unit: str) -> dict[str, A
         samples = whole * epoch.samples + min(rest * epoch.batch_size, epoch.samples)
         end["sample"] = max(now.sample - now.epoch_sample + samples, now.sample)
     return end | {name: limit}
+
+
+# The first line of a run
+
+
+def starting_line(run: TrainingRun, resumed: Resumed | None) -> str:
+    """Return the first line of a `train` call: the point that training starts from, the device and
+    the model."""
+    facts = [device_text(run), size_text(run), *_schedule_texts(run)]
+    return (
+        f"{_place_text(run, resumed)}: {', '.join(facts)}.{_untrained_text(run)}{_loss_text(run)}"
+    )
+
+
+def _place_text(run: TrainingRun, resumed: Resumed | None) -> str:
+    place = None if run.run_dir is None else shown(run.run_dir)
+    if resumed is None:
+        return run.words.no_run_dir if place is None else f"New run in {place}"
+    progress = run.progress
+    since = age((datetime.now(UTC) - resumed.created).total_seconds())
+    at = f"at epoch {progress.epoch + 1}, update {progress.update} (saved {since} ago)"
+    if run.directory is not None and run.directory.checkpoints in resumed.path.parents:
+        return f"Resuming {place} {at}"
+    return f"Resuming {shown(resumed.path)} {at}" + (
+        "" if place is None else f", new run in {place}"
+    )
+
+
+def device_text(run: TrainingRun) -> str:
+    runtime = run.runtime
+    return str(runtime.device) + (f" on {runtime.world} processes" if runtime.world > 1 else "")
+
+
+def size_text(run: TrainingRun) -> str:
+    total, trained = run.components.count_parameters().values()
+    return f"{total:,} parameters" + (f" ({trained:,} trainable)" if trained != total else "")
+
+
+def _schedule_texts(run: TrainingRun) -> Iterator[str]:
+    """Yield a text for each scheduler whose interval the program does not name."""
+    for schedule in run.components.schedules.values():
+        if schedule.every is None and not isinstance(schedule.scheduler, CurveSchedule):
+            watched = schedule.metric or ("loss" if run.eval_stream is None else "eval_loss")
+            what = f" by {watched}" if schedule.watches else ""
+            yield f"{type(schedule.scheduler).__name__} stepped once per {schedule.interval}{what}"
+
+
+def _untrained_text(run: TrainingRun) -> str:
+    """Return a line on parameters that require gradients and belong to no optimizer."""
+    optimizers = [*run.components.optimizers.values(), *run.program._other_optimizers]
+    own = {
+        id(param)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for param in group["params"]
+    }
+    named = (
+        (f"{name}.{key}", p)
+        for name, m in run.components.modules.items()
+        for key, p in m.named_parameters()
+    )
+    left = [name for name, param in named if param.requires_grad and id(param) not in own]
+    if not left or not own:
+        return ""
+    return (
+        f" No optimizer trains {listed(left, 3)}, so they will not change: add them to "
+        "an optimizer, or freeze them with requires_grad_(False)."
+    )
+
+
+def _loss_text(run: TrainingRun) -> str:
+    num_parts = run.program.accumulate * run.runtime.num_shares
+    loss_fn = getattr(run.program, "loss_fn", None)
+    model = run.components.modules.get("model")
+    return loss_text(loss_fn, model, num_parts, has_own_step=not run.program._has_default_step)
+
+
+# A notebook
+
+
+def trainer_html(trainer: object, run: TrainingRun) -> str:
+    """Return the table of a trainer's parts, and that of its epochs where there are any."""
+    from ..metrics.html import facts_html, history_html
+
+    components = run.components
+    progress = run.progress
+    facts = {"trainer": type(trainer).__name__}
+    if components.models:
+        named = [
+            _labelled(name, "model", type(model).__name__)
+            for name, model in components.models.items()
+        ]
+        facts["models" if len(named) > 1 else "model"] = f"{', '.join(named)} ({size_text(run)})"
+    if components.optimizers:
+        facts["optimizer"] = ", ".join(
+            _optimizer_text(*item) for item in components.optimizers.items()
+        )
+    facts["device"] = device_text(run)
+    if run.run_dir is not None:
+        facts["run directory"] = str(run.run_dir)
+    facts["progress"] = f"{counted(progress.epoch, 'epoch')}, {counted(progress.update, 'update')}"
+    if run.stop_reason is not None:
+        facts["stopped"] = run.stop_reason
+    return facts_html(facts) + (
+        history_html(run.history.epochs, run.history.names) if run.history.epochs else ""
+    )
+
+
+def _optimizer_text(name: str, optimizer: Optimizer) -> str:
+    rates = dict.fromkeys(
+        f"{float(group['lr']):g}" for group in optimizer.param_groups if "lr" in group
+    )
+    label = _labelled(name, "optimizer", type(optimizer).__name__)
+    return f"{label} (lr {', '.join(rates)})" if rates else label
+
+
+def _labelled(name: str, usual: str, kind: str) -> str:
+    return kind if name == usual else f"{name}: {kind}"

@@ -16,7 +16,10 @@ import math
 import os
 import platform
 import re
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType
@@ -98,7 +101,9 @@ POSITION = frozenset(
         "verbose",
     )
 )
-# attributes that say where, not what
+SETTINGS = (bool, int, float, str)
+DAY = 86400.0
+# names of values that say where, not what
 PLACES = frozenset(("training", "device", "rank", "local_rank", "world_size"))
 
 
@@ -149,7 +154,7 @@ def check_ranks(run: TrainingRun, description: Mapping[str, Any]) -> None:
         return
     differing = differing_by_rank(runtime.gather_objects(dict(description)))
     if differing:
-        raise ConfigurationError(rank_refusal(differing))
+        raise ConfigurationError("ranks-differ", rank_refusal(differing))
 
 
 def key_of(kind: str, name: str) -> str:
@@ -316,13 +321,9 @@ def _describe_instance(prefix: str, value: Any) -> dict[str, Any]:
     kind = type(value)
     flat: dict[str, Any] = {prefix: name_of(kind)}
     for name, option in _attributes(value).items():
-        is_plain = isinstance(option, (int, float, str)) and not isinstance(option, bool)
-        if (
-            not name.startswith("_")
-            and name not in PLACES
-            and not (is_plain and _is_of_the_moment(option))
-        ):
-            _add_plain(flat, f"{prefix}.{name}", option)
+        if not name.startswith("_") and name not in PLACES:
+            describe = _setting if isinstance(option, SETTINGS) else plain
+            _add_plain(flat, f"{prefix}.{name}", option, describe)
     if isinstance(value, nn.Module) and _is_torch(kind):
         flat |= {f"{prefix}.{name}": fingerprint(buffer) for name, buffer in value.named_buffers()}
     compute = kind.forward if isinstance(value, nn.Module) else getattr(kind, "__call__", None)  # noqa: B004
@@ -361,12 +362,12 @@ def _is_ours(function: FunctionType) -> bool:
     return str(function.__module__).partition(".")[0] == "loopwright"
 
 
-def _add_plain(flat: dict[str, Any], key: str, value: Any) -> None:
+def _add_plain(
+    flat: dict[str, Any], key: str, value: Any, describe: Callable[[Any], Any] | None = None
+) -> None:
     """Add an entry for a value, where it has a description."""
-    try:
-        flat[key] = plain(value)
-    except NotPlainError:
-        return
+    with suppress(NotPlainError):
+        flat[key] = (describe or plain)(value)
 
 
 def plain(value: Any) -> Any:
@@ -389,10 +390,8 @@ def _describe_function(key: str, prefix: str, function: FunctionType) -> dict[st
     own names."""
     flat: dict[str, Any] = {key: UNKNOWN if _is_ours(function) else _hash_code(function)}
     for name, value in _surroundings(function).items():
-        # a list or dict may be a counter
-        is_setting = value is None or isinstance(value, (bool, int, float, str))
-        if is_setting and name not in PLACES and not _is_of_the_moment(value):
-            flat[f"{prefix}.{name}"] = plain(value)
+        if name.lower() not in PLACES:
+            _add_plain(flat, f"{prefix}.{name}", value, _setting)  # a list may be a counter
     return flat
 
 
@@ -410,28 +409,48 @@ def _surroundings(function: FunctionType) -> dict[str, Any]:
     arguments."""
     code = function.__code__
     names = function.__globals__
-    numbers = {name: names[name] for name in code.co_names if type(names.get(name)) in (int, float)}
+    own = {
+        name: names[name]
+        for name in code.co_names
+        if isinstance(names.get(name), (*SETTINGS, tuple)) and not name.startswith("__")
+    }
     cells = dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True))
     defaults = function.__defaults__ or ()
     given = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    lowered = {name: value for name, value in numbers.items() if name.lower() not in PLACES}
-    return (
-        lowered | cells | dict(zip(given, defaults, strict=True)) | (function.__kwdefaults__ or {})
-    )
+    return own | cells | dict(zip(given, defaults, strict=True)) | (function.__kwdefaults__ or {})
 
 
-def _is_of_the_moment(value: Any) -> bool:
-    """Whether a value differs between starts of a program: a time, a process id, or a text with one
-    of them."""
-    if isinstance(value, bool) or value is None:
-        return False
-    if isinstance(value, (int, float)):
-        return value == os.getpid() or 1e9 < value < 4e9  # seconds since 1970, from 2001 to 2096
-    digits = re.findall(r"\d{4,}", value)
-    return any(
-        int(text) == os.getpid() or 1e9 < int(text[:10]) < 4e9 or text[:2] == "20"
-        for text in digits
-    )
+def _setting(value: Any) -> Any:
+    """Describe a value that a program uses; one that this start has made says so.
+
+    Times, process numbers and temporary paths are found by comparing them with those of this
+    process. `run.changes` takes two values of the same kind for equal, and any others as they are.
+    """
+    if isinstance(value, tuple):
+        return [_setting(item) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if not isinstance(value, SETTINGS):
+        raise NotPlainError
+    kind = _kind_of_this_start(value)
+    return plain(value) if kind is None else f"{value} ({kind} of this start)"
+
+
+def _kind_of_this_start(value: float | str) -> str | None:
+    """Return "time", "process number" or "temporary path" for a value of this process."""
+    numbers: list[float] = []
+    if not isinstance(value, str):
+        numbers = [value]
+    else:
+        if tempfile.gettempdir() in value:
+            return "temporary path"
+        if any(time.strftime(form) in value for form in ("%Y-%m-%d", "%Y%m%d", "%Y_%m_%d")):
+            return "time"
+        numbers = [float(digits) for digits in re.findall(r"\d+", value)]
+    now = time.time()
+    if any(0 <= now - number / unit < DAY for number in numbers for unit in (1, 1e3, 1e9)):
+        return "time"
+    return "process number" if os.getpid() in numbers else None
 
 
 def _content(cell: CellType) -> Any:

@@ -3,22 +3,20 @@ from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError
-from ..optim.build import CurveSchedule
 from ..runtime import dry_run
-from .supervised import loss_text
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint, CheckpointStore
     from ..data.open import Stream
     from ..run.changes import Change
-    from ..training.run import TrainingRun
+    from .restore import Restore
+    from .run import TrainingRun
 
 
 class Origin(NamedTuple):
@@ -34,8 +32,9 @@ class Origin(NamedTuple):
         """The arguments of `train`."""
         if changes not in ("refuse", "accept"):
             raise ConfigurationError(
+                "unknown-changes",
                 f"changes={changes!r}: use 'refuse', or 'accept' to continue a run although the "
-                "program has changed."
+                "program has changed.",
             )
         path = None if isinstance(resume, bool) or resume == "auto" else Path(resume)
         return cls(path, resume is False, changes == "accept")
@@ -114,7 +113,7 @@ def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
     checkpoint = _find_newest(run, store) if origin.path is None else _read_named(run, origin.path)
     if checkpoint is None:
         return None
-    is_changed = take_up(run, checkpoint, origin)
+    is_changed = restore_checkpoint(run, checkpoint, origin)
     run.runtime.barrier("resuming")
     if store is not None and run.runtime.is_main:
         store.discard(after_update=run.progress.update)
@@ -123,21 +122,20 @@ def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
     return Resumed(checkpoint.path, created, is_changed)
 
 
-def take_up(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
+def restore_checkpoint(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
     """Restore a checkpoint of the same program, or of a changed one if accepted; return whether it
     has changed."""
-    from ..checkpoint.migrations import complete_state
-    from .state import restore
+    from .restore import Restore
 
-    checkpoint = replace(checkpoint, tree=complete_state(checkpoint.tree, str(checkpoint.path)))
-    changed = _compare(run, checkpoint, origin)
+    found = Restore(run, checkpoint.tree, str(checkpoint.path))
+    changed = _compare(run, found, origin)
     if not changed:
-        restore(run, checkpoint.tree, str(checkpoint.path))
+        found.load()
         return False
     from .accept_changes import NewValues
 
-    values = NewValues(run, checkpoint.tree, changed)
-    restore(run, checkpoint.tree, str(checkpoint.path), kept=values.kept)
+    values = NewValues(run, found.tree, changed)
+    found.load(values.kept)
     values.apply(run)
     return True
 
@@ -145,7 +143,7 @@ def take_up(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
 def continue_from(run: TrainingRun, checkpoint: Checkpoint, *, accepts_changes: bool) -> None:
     """Restore a checkpoint between two `train` calls: the next one continues there, with its random
     generators."""
-    take_up(run, checkpoint, Origin(checkpoint.path, accepts_changes=accepts_changes))
+    restore_checkpoint(run, checkpoint, Origin(checkpoint.path, accepts_changes=accepts_changes))
     assert run.pending is not None
     run.pending.restore_rng(run)
     progress = run.progress
@@ -169,8 +167,9 @@ def _read_named(run: TrainingRun, path: Path) -> Checkpoint:
 
     if not path.exists():
         raise ConfigurationError(
+            "no-checkpoint-there",
             f"resume={str(path)!r} does not exist: pass a checkpoint directory, 'auto' to "
-            "continue the run in `run_dir`, or False to start over."
+            "continue the run in `run_dir`, or False to start over.",
         )
     return read_checkpoint(path, lazy=run.runtime.world > 1)
 
@@ -186,7 +185,7 @@ def _finds_any(run: TrainingRun) -> bool:
 # Changes of the program
 
 
-def _compare(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> dict[str, Change]:
+def _compare(run: TrainingRun, found: Restore, origin: Origin) -> dict[str, Change]:
     """Return the changes of the program since a checkpoint was written, by key; raise unless they
     are accepted.
 
@@ -195,21 +194,22 @@ def _compare(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> dict[s
     from ..run.changes import listed, program_changes, refusal
 
     now = run.fingerprint
-    saved = checkpoint.tree.get("fingerprint")
+    saved = found.tree["fingerprint"]
     saved = saved if isinstance(saved, dict) else None
     recorded = (_recorded(run) if origin.path is None else None) or saved
     if now is None or recorded is None:
         run.say(
-            f"{checkpoint.path} does not record the program that wrote it, so it was not checked "
+            f"{found.source} does not record the program that wrote it, so it was not checked "
             "whether model, optimizer, loss and data are the same."
         )
         return {}
     run.accepted = program_changes(recorded, now)
     if run.accepted and not origin.accepts_changes:
-        what = str(checkpoint.path) if origin.path is not None else f"the run in {run.run_dir}"
-        accept = run.words.accept_changes if _weights_fit(run, checkpoint) else None
+        what = found.source if origin.path is not None else f"the run in {run.run_dir}"
+        accept = run.words.accept_changes if _weights_fit(run, found.tree["models"]) else None
         raise ConfigurationError(
-            refusal(what, run.accepted, start_over=run.words.start_over, accept=accept)
+            "program-changed",
+            refusal(what, run.accepted, start_over=run.words.start_over, accept=accept),
         )
     if run.accepted:
         run.say(f"Continuing with changes:{listed(run.accepted)}")
@@ -228,10 +228,9 @@ def _recorded(run: TrainingRun) -> dict[str, Any] | None:
     return recorded
 
 
-def _weights_fit(run: TrainingRun, checkpoint: Checkpoint) -> bool:
+def _weights_fit(run: TrainingRun, saved: Mapping[str, Any]) -> bool:
     from .state_mismatch import compare_model
 
-    saved = checkpoint.tree["models"]
     return set(saved) == set(run.components.models) and not any(
         compare_model(model, saved[name]) for name, model in run.components.models.items()
     )
@@ -260,93 +259,3 @@ def keep_recorded_seed(run: TrainingRun, origin: Origin) -> None:
             "`seed_everything` did not count for a trainer without `seed=`: it continues with "
             f"this seed, and not with {seed.value}."
         )
-
-
-# The first line of a run
-
-
-def starting_line(run: TrainingRun, resumed: Resumed | None) -> str:
-    """Return the first line of a `train` call: the point that training starts from, the device and
-    the model."""
-    facts = [device_text(run), size_text(run), *_schedule_texts(run)]
-    return (
-        f"{_place_text(run, resumed)}: {', '.join(facts)}.{_untrained_text(run)}{_loss_text(run)}"
-    )
-
-
-def _place_text(run: TrainingRun, resumed: Resumed | None) -> str:
-    from ..run.directory import shown
-
-    place = None if run.run_dir is None else shown(run.run_dir)
-    if resumed is None:
-        return run.words.no_run_dir if place is None else f"New run in {place}"
-    progress = run.progress
-    at = (
-        f"at epoch {progress.epoch + 1}, update {progress.update} (saved "
-        f"{age_text(resumed.created)})"
-    )
-    if run.directory is not None and run.directory.checkpoints in resumed.path.parents:
-        return f"Resuming {place} {at}"
-    return f"Resuming {shown(resumed.path)} {at}" + (
-        "" if place is None else f", new run in {place}"
-    )
-
-
-def device_text(run: TrainingRun) -> str:
-    runtime = run.runtime
-    return str(runtime.device) + (f" on {runtime.world} processes" if runtime.world > 1 else "")
-
-
-def size_text(run: TrainingRun) -> str:
-    total, trained = run.components.count_parameters().values()
-    return f"{total:,} parameters" + (f" ({trained:,} trainable)" if trained != total else "")
-
-
-def _schedule_texts(run: TrainingRun) -> Iterator[str]:
-    """Yield a text for each scheduler whose interval the program does not name."""
-    for schedule in run.components.schedules.values():
-        if schedule.every is None and not isinstance(schedule.scheduler, CurveSchedule):
-            watched = schedule.metric or ("loss" if run.eval_stream is None else "eval_loss")
-            what = f" by {watched}" if schedule.watches else ""
-            yield f"{type(schedule.scheduler).__name__} stepped once per {schedule.interval}{what}"
-
-
-def _untrained_text(run: TrainingRun) -> str:
-    """Return a line on parameters that require gradients and belong to no optimizer."""
-    optimizers = [*run.components.optimizers.values(), *run.program._other_optimizers]
-    own = {
-        id(param)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for param in group["params"]
-    }
-    named = (
-        (f"{name}.{key}", p)
-        for name, m in run.components.modules.items()
-        for key, p in m.named_parameters()
-    )
-    left = [name for name, param in named if param.requires_grad and id(param) not in own]
-    if not left or not own:
-        return ""
-    more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-    return (
-        f" No optimizer trains {', '.join(left[:3])}{more}, so they will not change: add them to "
-        "an optimizer, or freeze them with requires_grad_(False)."
-    )
-
-
-def _loss_text(run: TrainingRun) -> str:
-    num_parts = run.program.accumulate * run.runtime.num_shares
-    loss_fn = getattr(run.program, "loss_fn", None)
-    model = run.components.modules.get("model")
-    return loss_text(loss_fn, model, num_parts, has_own_step=not run.program._has_default_step)
-
-
-def age_text(moment: datetime) -> str:
-    """Return the time since then in words, in its largest unit."""
-    seconds = max((datetime.now(UTC) - moment).total_seconds(), 0)
-    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= size:
-            count = int(seconds // size)
-            return f"{count} {unit}{'' if count == 1 else 's'} ago"
-    return f"{int(seconds)} second{'' if int(seconds) == 1 else 's'} ago"

@@ -133,7 +133,7 @@ class TrainingRun:
         self.consensus: StopConsensus | None = None
         # Files
         self.directory: RunDirectory | None = None
-        self.pending: PendingRestore | None = None
+        self.pending: SavedPosition | None = None
         self.held = _held_schedulers()
         self.fingerprint: dict[str, Any] | None = (
             None  # describes the program, to compare it when the run is resumed
@@ -427,20 +427,18 @@ class StopConsensus:
 
 
 @dataclass(slots=True)
-class PendingRestore:
-    """The part of a checkpoint that the next `train` call restores, when data and optimizers
-    exist."""
+class SavedPosition:
+    """The part of a checkpoint that waits until data and updates exist, in the next `train` call."""
 
     data: dict[str, Any] | None
-    eval_data: dict[str, Any] | None
-    rng: dict[str, Any] | None
-    # of each optimizer; None where they were restored with the components
-    updates: dict[str, Any] | None
-    fingerprint: dict[str, Any] | None
+    eval_data: dict[str, Any] | None = None
+    rng: dict[str, Any] | None = None
+    updates: dict[str, Any] | None = None  # the counters of each optimizer, until they are restored
+    fingerprint: dict[str, Any] | None = None
 
     def restore_updates(self, run: TrainingRun) -> None:
-        """Restore the counters of each optimizer."""
-        if self.updates is not None:
+        """Restore the counters of each optimizer, as soon as there are updates."""
+        if self.updates is not None and run.updates.by_name:
             run.updates.load_state_dict(self.updates)
             self.updates = None
 
@@ -467,6 +465,7 @@ def seek(stream: Stream, state: dict[str, Any]) -> None:
         raise
     except Exception as error:  # any error of a damaged state, or of a user's own load_state_dict
         raise CheckpointError(
+            "wrong-data-position",
             f"The data position in the checkpoint cannot be used ({type(error).__name__}: "
-            f"{error}): use another checkpoint, or start a new run."
+            f"{error}): use another checkpoint, or start a new run.",
         ) from error

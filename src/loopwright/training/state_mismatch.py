@@ -1,9 +1,14 @@
-"""Compare a saved state with a trainer, before any part of it is loaded."""
+"""Compare a saved state with a trainer, before any part of it is loaded.
+
+Models and optimizers are compared in depth, since torch would load some states of others without
+a word. The hashes of a checkpoint guard the rest, and `restore` puts everything back where a part
+of it cannot be loaded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,49 +19,19 @@ from torch.optim import Optimizer
 
 from .._torch_compat import state_dict_metadata
 from ..checkpoint.tensors import StoredTensor
-from ..data.random import all_preserved
-from ..metrics.history import History
-from ..metrics.meter import Meter
-from ..metrics.progress import Progress
+from ..errors import CheckpointError
 
 if TYPE_CHECKING:
-    from ..callback import Callback
     from .components import Components
 
 LISTED = 20
-# What torch's optimizers keep for a parameter: entries with its shape, and entries that are one
-# number.
-LIKE_PARAMETER = {
-    *(
-        "exp_avg",
-        "exp_avg_sq",
-        "max_exp_avg_sq",
-        "exp_inf",
-        "momentum_buffer",
-        "square_avg",
-        "grad_avg",
-    ),
-    *("acc_delta", "sum", "prev", "step_size", "ax"),
-}
-ONE_NUMBER = {"step", "mu_product", "eta", "mu"}
-REQUIRED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("Adam", "AdamW", "RAdam"), ("step", "exp_avg", "exp_avg_sq")),
-    "NAdam": ("step", "mu_product", "exp_avg", "exp_avg_sq"),
-    "Adamax": ("step", "exp_avg", "exp_inf"),
-    "Adagrad": ("step", "sum"),
-    "Adadelta": ("step", "square_avg", "acc_delta"),
-    "RMSprop": ("step", "square_avg"),
-    "Rprop": ("step", "prev", "step_size"),
-    "ASGD": ("step", "eta", "mu", "ax"),
-    "Adafactor": ("step",),
-}
-HISTORY = ("epochs", "steps")
-SERIES = ("stride", "num_seen", "steps", "values")
-METER = ("sums", "counts", "logged")
-GENERATORS = ("torch", "numpy", "python")
-DEVICE_GENERATORS = ("cuda", "mps")
-OPEN = ("TorchMetrics",)  # shipped callbacks whose fields are names of the user
-SCALER = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+# what torch's optimizers keep for a parameter in the shape of that parameter
+LIKE_PARAMETER = frozenset(
+    (
+        *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
+        *("grad_avg", "acc_delta", "sum", "prev", "step_size", "ax"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +51,15 @@ def listed(problems: Sequence[str]) -> str:
     return "".join(f"\n  - {problem}" for problem in problems[:LISTED]) + more
 
 
+def refuse(source: str, problems: Sequence[str], advice: str = "") -> None:
+    """Raise if there are problems with a state."""
+    if problems:
+        raise CheckpointError(
+            "state-mismatch",
+            f"{source} does not match this trainer; nothing was loaded:{listed(problems)}{advice}",
+        )
+
+
 def compare_components(
     own: Components,
     models: Any,
@@ -85,63 +69,65 @@ def compare_components(
     partly: bool = False,
     kept: Kept = NOTHING_KEPT,
 ) -> list[str]:
-    """Return the differences of models, optimizers and schedules from their saved states, except
-    those in `kept`.
+    """Return the differences of models, optimizers and schedules from their saved states.
 
-    With `partly` not all of them need be saved.
+    Components in `kept` are left out; with `partly` not all of the others need be saved.
     """
-    problems: list[str] = []
-    compared: tuple[tuple[str, Any, Any, Collection[str], Callable[[Any, Any], list[str]]], ...] = (
-        ("models", own.models, models, (), compare_model),
-        ("optimizers", own.optimizers, optimizers, kept.optimizers, compare_groups),
-        (
-            "schedules",
-            own.schedules,
-            schedules,
-            kept.schedules,
-            lambda schedule, s: compare_schedule(schedule.scheduler, s),
+    return [
+        *_compare_named("models", own.models, models, compare_model, partly=partly),
+        *_compare_named(
+            "optimizers",
+            {name: o for name, o in own.optimizers.items() if name not in kept.optimizers},
+            optimizers,
+            compare_groups,
+            partly=partly,
+            left_out=kept.optimizers,
         ),
-    )
-    for part, components, states, left, compare in compared:
-        if not isinstance(states, Mapping):
-            problems.append(
-                f"{part}: the checkpoint has {_kind(states)} instead of a state for each of them"
-            )
-            continue
-        held, saved = (
-            {n: value for n, value in named.items() if n not in left}
-            for named in (components, states)
+        *_compare_named(
+            "schedules",
+            {n: s.scheduler for n, s in own.schedules.items() if n not in kept.schedules},
+            schedules,
+            compare_schedule,
+            partly=partly,
+            left_out=kept.schedules,
+        ),
+    ]
+
+
+def _compare_named(
+    part: str,
+    own: Mapping[str, Any],
+    saved: Any,
+    compare: Callable[[Any, Any], list[str]],
+    *,
+    partly: bool,
+    left_out: Collection[str] = (),
+) -> Iterator[str]:
+    if not isinstance(saved, Mapping):
+        yield f"{part}: the checkpoint has {_kind(saved)} instead of a state for each of them"
+        return
+    if not partly:
+        yield from (f"{part}: {n!r} is not in the checkpoint" for n in own if n not in saved)
+        yield from (
+            f"{part}: the checkpoint has {name!r}, but the trainer does not"
+            for name in saved
+            if name not in own and name not in left_out
         )
-        if not partly:
-            problems += [
-                f"{part}: {name!r} is not in the checkpoint" for name in held if name not in saved
-            ]
-            problems += [
-                f"{part}: the checkpoint has {n!r}, but the trainer does not"
-                for n in saved
-                if n not in held
-            ]
-        for name in held:
-            if name in saved:
-                problems += [
-                    f"{part}: {name}: {problem}" for problem in compare(held[name], saved[name])
-                ]
-    return problems
+    for name, component in own.items():
+        if name in saved:
+            yield from (f"{part}: {name}: {found}" for found in compare(component, saved[name]))
 
 
 def compare_model(model: nn.Module, saved: Any) -> list[str]:
-    """Return the differences of a saved state dict from a model: missing or unexpected names, other
-    shapes or types."""
+    """Return the names, shapes and types in which a saved state dict differs from a model."""
     if not isinstance(saved, Mapping):
         return [f"the checkpoint has {_kind(saved)} instead of a state dict"]
     own = model.state_dict()
     problems = [f"{key} is missing from the checkpoint" for key in own if key not in saved]
     problems += [f"{key} is only in the checkpoint" for key in saved if key not in own]
-    problems += [
-        f"{key} {p}"
-        for key in own
-        if key in saved and (p := _misfit(own[key], saved[key])) is not None
-    ]
+    for key, value in own.items():
+        if key in saved and (problem := _misfit(value, saved[key])) is not None:
+            problems.append(f"{key} {problem}")
     metadata = state_dict_metadata(saved) or {}
     if not isinstance(metadata, Mapping) or not all(
         isinstance(entry, Mapping) for entry in metadata.values()
@@ -170,13 +156,9 @@ def _family(dtype: torch.dtype) -> str:
 
 
 def compare_groups(optimizer: Optimizer, saved: Any) -> list[str]:
-    """Return the differences of a saved state from an optimizer: groups, their options, and its
-    state."""
-    groups, state = (
-        (saved.get("param_groups"), saved.get("state"))
-        if isinstance(saved, Mapping)
-        else (None, None)
-    )
+    """Return the groups, options and entries in which a saved state differs from an optimizer."""
+    groups = saved.get("param_groups") if isinstance(saved, Mapping) else None
+    state = saved.get("state") if isinstance(saved, Mapping) else None
     if not isinstance(groups, Sequence) or not all(isinstance(group, Mapping) for group in groups):
         return [f"the checkpoint's param_groups are {_kind(groups)} instead of a list of groups"]
     if not isinstance(state, Mapping):
@@ -188,18 +170,27 @@ def compare_groups(optimizer: Optimizer, saved: Any) -> list[str]:
     numbers = [number for group in groups for number in group["params"]]
     if not all(type(number) is int for number in numbers) or len(set(numbers)) < len(numbers):
         return ["the checkpoint does not number the parameters of its groups"]
-    problems = [
-        problem
-        for own, saved in zip(optimizer.param_groups, _completed(optimizer, groups), strict=True)
-        for problem in _compare_options(own, saved)
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return [
+        *_compare_options(optimizer, groups),
+        *_compare_entries(optimizer, state, dict(zip(numbers, params, strict=True))),
     ]
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    by_number = dict(zip(numbers, params, strict=True))
-    return problems + [
-        problem
-        for n, entry in state.items()
-        for problem in _compare_entry(optimizer, n, entry, by_number)
-    ]
+
+
+def _compare_options(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for own, saved in zip(optimizer.param_groups, _completed(optimizer, groups), strict=True):
+        missing = [name for name in own if name not in saved and name != "param_names"]
+        if missing:
+            yield (
+                f"{', '.join(missing)} of a group: not in the checkpoint, which may be from "
+                "another optimizer class"
+            )
+        for name in own:
+            if name in saved and name != "params":
+                if own[name] is None and isinstance(saved[name], Mapping | list | Tensor):
+                    yield f"of a group, {name} is {_kind(saved[name])} in the checkpoint"
+                differing = differing_kinds(own[name], saved[name], name, none_fits=False)
+                yield from (f"of a group, {problem}" for problem in differing)
 
 
 def _completed(
@@ -217,107 +208,41 @@ def _completed(
     return list(probe.param_groups)
 
 
-def _compare_options(own: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str]:
-    missing = [name for name in own if name not in saved and name != "param_names"]
-    if missing:
-        yield (
-            f"{', '.join(missing)} of a group: not in the checkpoint, which may be from "
-            "another optimizer class"
-        )
-    for name in own:
-        if own[name] is None and isinstance(saved.get(name), Mapping | list | Tensor):
-            yield f"of a group, {name} is {_kind(saved[name])} in the checkpoint"
-        if name in saved and name != "params":
-            yield from (
-                f"of a group, {p}"
-                for p in differing_kinds(own[name], saved[name], name, none_fits=False)
-            )
-
-
-def _compare_entry(
-    optimizer: Optimizer, number: Any, entry: Any, params: Mapping[int, Tensor]
+def _compare_entries(
+    optimizer: Optimizer, state: Mapping[Any, Any], params: Mapping[int, Tensor]
 ) -> Iterator[str]:
-    """Yield the problems in the state of one parameter; only torch's own optimizers are checked."""
-    kind = type(optimizer)
-    if number not in params or not isinstance(entry, Mapping):
-        yield (
-            f"the state of parameter {number!r:.20} is {_kind(entry)}, or of none of its parameters"
-        )
-        return
-    if not kind.__module__.startswith("torch.optim"):
-        return
-    if entry and (
-        missing := [name for name in REQUIRED.get(kind.__name__, ()) if entry.get(name) is None]
-    ):
-        yield f"the state of parameter {number} has no {', '.join(missing)}"
-    for name, value in entry.items():
-        if (
-            name in LIKE_PARAMETER
-            and value is not None
-            and (problem := _misfit(params[number], value)) is not None
-        ):
-            yield f"{name} of parameter {number}: the parameter {problem}"
-        if name in ONE_NUMBER and not _is_number(value):
-            yield f"{name} of parameter {number} is {_kind(value)} instead of a number"
+    """Yield the problems in the states of parameters; only torch's own optimizers are checked."""
+    is_torch = type(optimizer).__module__.startswith("torch.optim")
+    for number, entry in state.items():
+        if number not in params or not isinstance(entry, Mapping):
+            yield (
+                f"the state of parameter {number!r:.20} is {_kind(entry)}, or of none of its "
+                "parameters"
+            )
+            continue
+        for name, value in entry.items() if is_torch else ():
+            problem = None
+            if name in LIKE_PARAMETER and value is not None:
+                problem = _misfit(params[number], value)
+            if problem is not None:
+                yield f"{name} of parameter {number}: the parameter {problem}"
 
 
 def compare_schedule(scheduler: Any, saved: Any) -> list[str]:
-    """Return the differences in form of a saved scheduler state from that of this scheduler."""
+    """Return the options of a scheduler that its saved state lacks, as that of another class does."""
     if not isinstance(saved, Mapping):
         return [f"the checkpoint has {_kind(saved)} instead of its state"]
-    own = scheduler.state_dict()
     if not type(scheduler).__module__.startswith(("torch.", "loopwright.")):
         return []
-    needed = [
-        key for key in own if not str(key).startswith("_") or key in ("_step_count", "_last_lr")
-    ]
-    missing = [f"{key} is not in the checkpoint" for key in needed if key not in saved]
-    return missing + list(differing_kinds(own, saved, none_fits=False))
-
-
-def compare_callbacks(callbacks: Mapping[str, Callback], saved: Any) -> list[str]:
-    """Return the differences in form of the saved states of callbacks; states of users' own classes
-    are not checked."""
-    if not isinstance(saved, Mapping):
-        return [f"callbacks: the checkpoint has {_kind(saved)} instead of their states"]
+    own = scheduler.state_dict()
     return [
-        f"callbacks: {name}: {problem}"
-        for name, callback in callbacks.items()
-        if saved.get(name) is not None
-        for problem in _compare_callback(callback, saved[name])
+        f"{key} is not in the checkpoint"
+        for key in own
+        if key not in saved and not str(key).startswith("_")
     ]
 
 
-def _compare_callback(callback: Callback, saved: Any) -> Iterator[str]:
-    if not isinstance(saved, Mapping):
-        yield f"the checkpoint has {_kind(saved)} instead of its state"
-    elif type(callback).__module__.startswith("loopwright.") and not callback._users_objects:
-        own = callback.state_dict()
-        if (
-            type(callback).__module__.startswith("loopwright.callbacks.")
-            and type(callback).__name__ not in OPEN
-        ):
-            yield from wrong_fields("its state", saved, own)
-        yield from differing_kinds(own, saved)
-
-
-def compare_rest(tree: Mapping[str, Any], optimizers: Iterable[str]) -> list[str]:
-    """Return the problems of the counters and positions in a state."""
-    problems = list(_wrong_progress(tree["progress"]))
-    has_updates = not problems and tree["progress"]["update"] > 0
-    problems += _wrong_optimization(tree["lanes"], optimizers, has_updates)
-    if not isinstance(tree["stop_reason"], str | None):
-        problems.append(f"stop_reason is {_kind(tree['stop_reason'])} instead of text")
-    if not isinstance(tree.get("trainer"), Mapping | None):
-        problems.append(f"trainer is {_kind(tree['trainer'])} instead of its state")
-    if type(tree.get("num_pieces", 1)) is not int:
-        problems.append(f"num_pieces is {_kind(tree['num_pieces'])} instead of a number")
-    for part in ("data", "eval_data"):
-        problems += _wrong_position(part, tree.get(part))
-    return problems
-
-
-def tried(part: str, attempt: Callable[[], None]) -> list[str]:
+def tried(part: str, attempt: Callable[[], object]) -> list[str]:
     """Return the error of an attempt that changes nothing, with the name of the part."""
     try:
         attempt()
@@ -326,149 +251,18 @@ def tried(part: str, attempt: Callable[[], None]) -> list[str]:
     return []
 
 
-def wrong_history(saved: Any) -> list[str]:
-    """Return the problems of a saved history."""
-    problems = list(wrong_fields("history", saved, HISTORY))
-    for name, series in (
-        saved["steps"].items() if not problems and isinstance(saved["steps"], Mapping) else ()
-    ):
-        problems += wrong_fields(f"history: steps of {name!r:.40}", series, SERIES)
-    return problems or tried("history", lambda: _try_history(saved))
-
-
-def _try_history(saved: Any) -> None:
-    history = History()
-    history.load_state_dict(saved)
-    for row in history.epochs:
-        if not all(isinstance(value, int | float) for value in row.values()):
-            raise TypeError(f"a row is {row!r:.60}")
-    for name, series in history.steps.items():
-        if not (
-            type(series.stride) is type(series.num_seen) is int
-            and len(series.steps) == len(series.values)
-        ):
-            raise TypeError(f"the values of {name!r:.40} do not belong together")
-
-
-def wrong_meter(states: Sequence[Any]) -> list[str]:
-    """Return the problems of the saved meters of all processes."""
-    problems = [problem for state in states for problem in wrong_fields("meter", state, METER)]
-    return problems or tried("meter", lambda: _try_meter(states))
-
-
-def _try_meter(states: Sequence[Any]) -> None:
-    meter = Meter()
-    for state in states:
-        meter.add_state_dict(state)
-        if alone := sorted(set(state["sums"]) ^ set(state["counts"])):
-            raise TypeError(f"it does not have a sum and a count of {', '.join(alone)}")
-        if not isinstance(state["logged"], Mapping):
-            raise TypeError(f"what was logged is {_kind(state['logged'])}")
-
-
-def wrong_rng(saved: Any, set_state: Callable[[], None]) -> list[str]:
-    """Return the problems of the saved random generators of all processes; `set_state` loads those
-    of this process."""
-    if not isinstance(saved, list) or not saved:
-        return [f"rng is {_kind(saved)} instead of the generators of each process"]
-    problems = [
-        problem
-        for state in saved
-        for problem in wrong_fields("rng", state, GENERATORS, DEVICE_GENERATORS)
-    ]
-    return problems or tried("rng", lambda: _try_random_state(set_state))
-
-
-def _try_random_state(set_state: Callable[[], None]) -> None:
-    with all_preserved():
-        set_state()
-
-
-def wrong_fields(
-    part: str, saved: Any, known: Collection[str], optional: Collection[str] = ()
-) -> Iterator[str]:
+def wrong_fields(part: str, saved: Any, known: Collection[str]) -> Iterator[str]:
     """Yield the fields that the state of a part lacks, and fields that its version does not
     have."""
     if not isinstance(saved, Mapping):
         yield f"{part} is {_kind(saved)} instead of a table of {', '.join(known)}"
         return
     yield from (f"{part}: {name!r} is not in the checkpoint" for name in known if name not in saved)
-    unknown = [name for name in saved if name not in known and name not in optional]
     yield from (
         f"{part}: {name!r:.40} is in the checkpoint, but this version does not know it"
-        for name in unknown
+        for name in saved
+        if name not in known
     )
-
-
-def _wrong_progress(saved: Any) -> Iterator[str]:
-    problems = list(wrong_fields("progress", saved, [field.name for field in fields(Progress)]))
-    yield from problems
-    for field in fields(Progress) if not problems else ():
-        value: Any = saved[field.name]
-        is_right = (
-            isinstance(value, int | float)
-            if field.type == "float"
-            else type(value).__name__ == field.type
-        )
-        if not is_right or value < 0:
-            yield f"progress: {field.name} is {value!r:.40}"
-
-
-def _wrong_optimization(saved: Any, optimizers: Iterable[str], has_updates: bool) -> Iterator[str]:
-    """Yield the problems of the saved updates: none before the first `train` call, then one entry
-    per optimizer."""
-    if isinstance(saved, Mapping) and (saved or has_updates):
-        yield from (
-            f"lanes: the updates of optimizer {name!r} are not in the checkpoint"
-            for name in optimizers
-            if name not in saved
-        )
-    for name, state in saved.items() if isinstance(saved, Mapping) else [("lanes", saved)]:
-        problems = list(
-            wrong_fields(
-                f"lanes: {name!r:.40}",
-                state,
-                ("updates", "scaler"),
-                ("order", "stepped", "skipped"),
-            )
-        )
-        yield from problems
-        if problems:
-            continue
-        updates = state["updates"]
-        scaler = state["scaler"]
-        for key in ("stepped", "skipped"):
-            if not isinstance(state.get(key, 0), int):
-                yield (
-                    f"lanes: optimizer {name!r:.40} counts {state[key]!r:.40} updates that "
-                    f"were {key}"
-                )
-        if type(updates) is not int or updates < 0:
-            yield f"lanes: optimizer {name!r:.40} counts {updates!r:.40} updates"
-        is_right = isinstance(scaler, Mapping) and all(
-            _is_number(scaler.get(key)) for key in SCALER
-        )
-        if scaler and not is_right:  # one that is not in use saves nothing
-            yield f"lanes: the loss scaling of optimizer {name!r:.40} is not complete"
-        order = state.get("order")
-        if order is not None and not (
-            isinstance(order, list) and all(type(place) is int for place in order)
-        ):
-            yield (
-                f"lanes: the order of gradients of optimizer {name!r:.40} is not a list of numbers"
-            )
-
-
-def _wrong_position(part: str, saved: Any) -> Iterator[str]:
-    if saved is None:
-        return
-    if not isinstance(saved, Mapping):
-        yield f"{part} is {_kind(saved)} instead of a position in the data"
-        return
-    for name in ("epoch", "position"):
-        # streams around others have none
-        if name in saved and not (type(saved[name]) is int and saved[name] >= 0):
-            yield f"{part}: {name} is {saved[name]!r:.40}"
 
 
 def differing_kinds(
@@ -497,13 +291,7 @@ def differing_kinds(
 def _is_of_one_kind(own: Any, saved: Any) -> bool:
     if own is None or saved is None or (_is_number(own) and _is_number(saved)):
         return True
-    kinds: tuple[tuple[type, ...], ...] = (
-        (str,),
-        (Mapping,),
-        (list, tuple),
-        (Tensor, StoredTensor),
-    )
-    for kind in kinds:
+    for kind in ((str,), (Mapping,), (list, tuple), (Tensor, StoredTensor)):
         if isinstance(own, kind):
             return isinstance(saved, kind)
     return not _is_number(own)

@@ -22,11 +22,12 @@ from ..metrics.progress import Limits, Progress, counted
 from ..runtime import dry_run
 from . import steps as loop
 from .assembly import settle_seed
+from .facts import planned_totals, starting_line
 from .held_schedulers import unsaved_texts
 from .lazy_layers import materialise
 from .required_metrics import check_required_metrics
-from .resume import Origin, keep_recorded_seed, restore_run, starting_line
-from .run import PendingRestore, TrainingRun, seek
+from .resume import Origin, keep_recorded_seed, restore_run
+from .run import SavedPosition, TrainingRun, seek
 
 
 def run_training(
@@ -134,8 +135,6 @@ def _check_cycles(run: TrainingRun) -> None:
     too often."""
     for schedule in run.components.schedules.values():
         if isinstance(schedule.scheduler, OneCycleLR) and schedule.interval == "update":
-            from .facts import planned_totals
-
             planned = planned_totals(run).get("update")
             total = schedule.scheduler.total_steps
             if planned is not None and planned > total:
@@ -166,44 +165,47 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
     call."""
     progress = run.progress
     run.num_calls += 1
+    is_start = run.num_calls == 1
     try:
-        is_start = run.num_calls == 1
         resumed = restore_run(run, stream, origin)
     except BaseException:
         run.num_calls -= 1  # this call did not begin; the next one looks for the run again
         raise
-    pending = run.pending
+    if run.pending is not None:
+        run.pending.restore_updates(run)
+    is_new = run.num_calls > progress.call  # otherwise an earlier process has begun this call
+    if is_new or (origin.accepts_changes and run.num_calls == progress.call):
+        run.train_on()  # an earlier reason to stop must not end the run again
+    if not is_new and (run.num_calls < progress.call or _is_finished(run, limits)):
+        _leave_out(run, limits)
+        return False
+    position = run.pending
     run.pending = None
-    if pending is not None:
-        pending.restore_updates(run)
-    if origin.accepts_changes and run.num_calls == progress.call:
-        run.train_on()  # the earlier reason must not end the run again
-    if run.num_calls > progress.call:
-        run.train_on()
+    if is_new:
         run.held.forget()
-        _continue_epoch(run, stream, data, pending)
-        # otherwise the program may have used the generators since
-        if pending is not None and resumed is not None:
-            pending.restore_rng(run)
+        _continue_epoch(run, stream, position or _left_position(run, data))
+        if position is not None and resumed is not None:
+            position.restore_rng(run)  # otherwise the program may have used the generators since
         progress.next_call()
         if progress.step == 0 and (seed := run.rank_seed) is not None:
             seed_generators(seed)
-    elif run.num_calls < progress.call or _is_finished(run, limits):
-        run.say(_finished_line(run, limits))
-        run.pending = pending
-        if pending is not None:
-            pending.restore_rng(run)
-        if run.num_calls == progress.call:
-            for callback in run.callbacks:
-                callback.finish_again(run.program._trainer_for(callback))
-        return False
-    elif pending is not None:
-        _place(run, stream, pending, is_changed=resumed is not None and resumed.is_changed)
+    elif position is not None:
+        _place(run, stream, position, is_changed=resumed is not None and resumed.is_changed)
     if (is_start or resumed is not None) and dry_run.current is None:
         run.say(starting_line(run, resumed))
     run.train_data = data
     run.train_stream = stream
     return True
+
+
+def _leave_out(run: TrainingRun, limits: Limits) -> None:
+    """Leave out a call that an earlier process finished; the state waits for the next one."""
+    run.say(_finished_line(run, limits))
+    if run.pending is not None:
+        run.pending.restore_rng(run)
+    if run.num_calls == run.progress.call:
+        for callback in run.callbacks:
+            callback.finish_again(run.program._trainer_for(callback))
 
 
 def _finished_line(run: TrainingRun, limits: Limits) -> str:
@@ -246,10 +248,10 @@ def _reached_limits(limits: Limits, progress: Progress) -> list[str]:
     ]
 
 
-def _place(run: TrainingRun, stream: Stream, pending: PendingRestore, *, is_changed: bool) -> None:
+def _place(run: TrainingRun, stream: Stream, position: SavedPosition, *, is_changed: bool) -> None:
     """Restore the position in the data; in data that was changed on purpose it may not exist."""
     try:
-        pending.place(run, stream)
+        position.place(run, stream)
         if stream.remark is not None:
             run.say(stream.remark)
     except DataError as error:
@@ -257,7 +259,7 @@ def _place(run: TrainingRun, stream: Stream, pending: PendingRestore, *, is_chan
             raise
         run.say(f"The rest of epoch {run.progress.epoch + 1} is skipped: {error}")
         run.progress.next_epoch()
-        pending.restore_rng(run)
+        position.restore_rng(run)
 
 
 def _is_finished(run: TrainingRun, limits: Limits) -> bool:
@@ -266,24 +268,23 @@ def _is_finished(run: TrainingRun, limits: Limits) -> bool:
     return progress.call_finished and (reached is not None or run.stop_reason is not None)
 
 
-def _continue_epoch(
-    run: TrainingRun, stream: Stream, data: Any, pending: PendingRestore | None
-) -> None:
+def _left_position(run: TrainingRun, data: Any) -> SavedPosition | None:
+    """Return the position at which an earlier call of this process left an epoch of this data."""
+    if run.train_stream is None or data is not run.train_data or not run.progress.in_epoch:
+        return None
+    return SavedPosition(run.train_stream.state_dict())
+
+
+def _continue_epoch(run: TrainingRun, stream: Stream, position: SavedPosition | None) -> None:
     """Continue the epoch in which an earlier call stopped; with other data, or without seeking,
     begin the next one."""
-    if pending is not None and pending.eval_data is not None and run.eval_stream is not None:
-        _can_seek(run.eval_stream, pending.eval_data)
-    if not run.progress.in_epoch:
-        # data that continues from one epoch to the next
-        if pending is not None and pending.data is not None:
-            _can_seek(stream, pending.data)
-        return
-    state = None
-    if pending is not None:
-        state = pending.data
-    elif data is run.train_data and run.train_stream is not None:
-        state = run.train_stream.state_dict()
-    if state is None or not _can_seek(stream, state):
+    is_placed = False
+    if position is not None:
+        if position.eval_data is not None and run.eval_stream is not None:
+            _can_seek(run.eval_stream, position.eval_data)
+        # data may continue from one epoch to the next
+        is_placed = position.data is not None and _can_seek(stream, position.data)
+    if run.progress.in_epoch and not is_placed:
         run.progress.next_epoch()
 
 

@@ -12,9 +12,9 @@ from ...checkpoint.components import Parts, read_parts, write_parts
 from ...checkpoint.migrations import complete_state, explained
 from ...errors import CheckpointError
 from ...training.held_schedulers import HeldSchedulers, schedulers_of, set_hyperparameters, state_of
-from ...training.state import capture, own_rng, return_to, write_together
+from ...training.restore import load_parts, own_rng, return_to
+from ...training.state import capture, write_together
 from ...training.state_mismatch import differing_kinds, listed
-from ...training.undo import load_parts
 
 if TYPE_CHECKING:
     from .core import Core

@@ -32,8 +32,7 @@ def load(
     continues, if any."""
     from ...checkpoint.components import read_parts
     from ...checkpoint.migrations import complete_state
-    from ...training.state import continue_position
-    from ...training.undo import load_parts
+    from ...training.restore import continue_position, load_parts
 
     _check_there(Path(path))
     parts = read_parts(path)

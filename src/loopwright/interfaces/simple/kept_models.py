@@ -237,7 +237,7 @@ def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 def read_run(parts: Parts, engine: Engine | None) -> dict[str, Any]:
     """What a checkpoint notes of the epochs so far, once it is known that `engine`, if given, can
     go on from it."""
-    from ...training.state import compare_run
+    from ...training.restore import compare_run
     from ...training.state_mismatch import differing_kinds, listed, wrong_fields
 
     noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}

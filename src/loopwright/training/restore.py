@@ -1,0 +1,429 @@
+"""Put a run where a saved state was: all of it is compared first, and loaded whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from .._torch_compat import LOADING_METHODS, has_load_hooks, mark_stepped
+from ..callback import has_users_state, named_by_class
+from ..checkpoint.components import Parts, load_model, load_optimizer
+from ..checkpoint.format import read_checkpoint
+from ..checkpoint.migrations import complete_state, migrate_callbacks, unused_states
+from ..checkpoint.sharded import load_stored
+from ..checkpoint.writer import snapshot
+from ..data.order import derive_seed
+from ..data.random import all_preserved, rng_state, seed_generators, set_rng_state
+from ..errors import CheckpointError
+from ..metrics.history import History
+from ..metrics.meter import Meter
+from ..metrics.metric_objects import (
+    MetricOwners,
+    load_metric_states,
+    load_object_states,
+    metric_states,
+    metrics_at,
+    modules_with_metrics,
+    object_states,
+)
+from ..metrics.progress import Progress
+from .held_schedulers import HeldSchedulers, state_of
+from .keeper import Keeper
+from .program import users_trainer
+from .run import SavedPosition
+from .state_mismatch import (
+    NOTHING_KEPT,
+    Kept,
+    compare_components,
+    differing_kinds,
+    refuse,
+    tried,
+    wrong_fields,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..callback import Callback
+    from .run import TrainingRun
+
+
+# the parts that are the run's own; "lanes" (the updates) is a name in files, which stays
+RUN = ("progress", "history", "meter", "data", "stop_reason", "rng", "lanes")
+
+
+class Restore:
+    """A saved state, completed by what later versions added, on its way into a run."""
+
+    def __init__(self, run: TrainingRun, tree: Any, source: str) -> None:
+        self.run = run
+        self.source = source
+        self.tree = complete_state(tree, source)
+
+    def load(self, kept: Kept = NOTHING_KEPT) -> None:
+        """Load the state, except components in `kept`; if any part does not fit, change nothing.
+
+        The position in the data waits in `run.pending` for the `train` call that has the data.
+        """
+        run = self.run
+        tree = self.tree
+        callbacks = named_by_class(run.callbacks)
+        small = load_stored(
+            {part: value for part, value in tree.items() if part not in ("models", "optimizers")}
+        )
+        small["callbacks"] = migrate_callbacks(callbacks, small, self.source)
+        components = run.components
+        problems = compare_components(
+            components, tree["models"], tree["optimizers"], small["schedules"], kept=kept
+        )
+        problems += compare_run(run, small)
+        refuse(
+            f"Checkpoint {self.source}",
+            problems,
+            "\nBuild the same models, optimizers and callbacks as the run that wrote it, or start "
+            f"a new run ({run.words.start_over}).",
+        )
+        owners = metric_owners(run)
+        run.held.forget()
+        with undone_on_error(run, f"Checkpoint {self.source}", callbacks.values()) as at:
+            for name, optimizer in components.optimizers.items():
+                at.part = f"optimizers: {name}"
+                if name not in kept.optimizers:
+                    load_optimizer(optimizer, tree["optimizers"][name])
+            for name, schedule in components.schedules.items():
+                at.part = f"schedules: {name}"
+                if name not in kept.schedules:
+                    schedule.scheduler.load_state_dict(small["schedules"][name])
+            for name, callback in callbacks.items():
+                at.part = f"callbacks: {name}"
+                if (state := small["callbacks"].get(name)) is not None:
+                    run.held.load(callback, state)
+            at.part = "trainer"
+            remarks = run.program._load_users_state(small["trainer"], self.source)
+            at.part = "metrics"
+            self._load_metrics(owners, small)
+            at.part = "models"
+            for name, model in components.models.items():
+                load_model(model, tree["models"][name])
+            at.part = "updates"
+            restore_counters(run, small)
+        run.was_finished = run.progress.call_finished
+        run.meter.computed = metrics_at(small["computed"], owners)
+        unused = unused_states(callbacks, small, self.source)
+        for line in (*unused, *self._unused_choice(small["compiled"]), *remarks):
+            run.say(line)
+
+    def _load_metrics(self, owners: MetricOwners, small: Mapping[str, Any]) -> None:
+        measured = own_process(self.run, small["metrics"])
+        progress = Progress()
+        progress.load_state_dict(small["progress"])
+        load_metric_states(modules_with_metrics(owners), measured)
+        load_object_states(
+            owners,
+            measured,
+            is_in_epoch=progress.in_epoch,
+            num_processes=self.run.runtime.num_shares,
+        )
+
+    def _unused_choice(self, saved: Any) -> Iterator[str]:
+        """Yield the line that says that steps were compiled and are not any more."""
+        if self.run.compiled is None and saved is not None and saved["choice"] == "compiled":
+            yield (
+                f"The steps before {self.source} were compiled (compile='step'), and those of this "
+                "trainer are not: results may differ in the last bits. Pass compile='step' to go "
+                "on as before."
+            )
+
+
+def restore_counters(run: TrainingRun, saved: Mapping[str, Any]) -> None:
+    """Restore the counters of a run and its updates; what needs data waits in `run.pending`."""
+    if run.compiled is not None and saved["compiled"] is not None:
+        run.compiled.load_state_dict(saved["compiled"])
+    run.pending = SavedPosition(
+        data=own_position(run, saved["data"]),
+        eval_data=own_position(run, saved["eval_data"]),
+        rng=own_rng(saved["rng"], run),
+        updates=saved["lanes"],
+        fingerprint=saved["fingerprint"],
+    )
+    run.pending.restore_updates(run)
+    run.progress.load_state_dict(saved["progress"])
+    run.history.load_state_dict(saved["history"])
+    run.meter.load_state_dict({"sums": {}, "counts": {}, "logged": {}})
+    for measured in own_process(run, saved["meter"]):
+        run.meter.add_state_dict(measured)
+    run.stop_reason = saved["stop_reason"]
+    # a batch that did not fit in memory will not fit now
+    run.num_micro_batches = max(run.num_micro_batches, saved["num_pieces"])
+    if run.progress.update:  # otherwise torch warns where a resumed run first steps a schedule
+        for optimizer in run.components.optimizers.values():
+            mark_stepped(optimizer)
+
+
+# Ways to go on from a state
+
+
+def load_trainer(run: TrainingRun, path: str | Path) -> None:
+    """Load for use: evaluation, or a new `train` call that counts its limits from here."""
+    Restore(run, read_checkpoint(path, lazy=run.runtime.world > 1).tree, str(path)).load()
+    assert run.pending is not None
+    run.pending.restore_rng(run)
+    run.pending.rng = None
+    run.num_calls = run.progress.call
+
+
+def return_to(run: TrainingRun, tree: Any, source: str) -> None:
+    """Restore another state of a run whose data is open, with the position in the data."""
+    Restore(run, tree, source).load()
+    pending = run.pending
+    run.pending = None
+    assert pending is not None
+    pending.place(run, run.opened_stream)
+
+
+def continue_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
+    """Put the counters where they were, for a `train` call that continues the saved run, and its
+    generators."""
+    restore_counters(run, saved)
+    assert run.pending is not None
+    run.num_calls = run.progress.call
+    run.fingerprint = run.pending.fingerprint  # the run that continues is the one that was saved
+    run.pending.restore_rng(run)
+
+
+def load_parts(
+    run: TrainingRun,
+    parts: Parts,
+    *,
+    optimizers: bool = True,
+    schedules: bool = True,
+    own_state: bool = False,
+) -> None:
+    """Load the state into the trainer's components; a component without a state in the file is not
+    changed.
+
+    With `own_state`, the state of the user's class is loaded too. Everything is compared first:
+    either all of it fits, or nothing is changed.
+    """
+    states = parts.optimizers if optimizers else {}
+    schedulers = parts.schedules if schedules else {}
+    models = parts.models if isinstance(parts.models, Mapping) else {}
+    source = str(parts.path)
+    problems = [
+        f"the trainer has no model {name!r}" for name in models if name not in run.components.models
+    ]
+    problems += compare_components(run.components, parts.models, states, schedulers, partly=True)
+    refuse(source, problems)
+    with undone_on_error(run, source) as at:
+        for name, optimizer in run.components.optimizers.items():
+            if name in states:
+                at.part = f"optimizers: {name}"
+                load_optimizer(optimizer, states[name])
+        for name, schedule in run.components.schedules.items():
+            if name in schedulers:
+                at.part = f"schedules: {name}"
+                schedule.scheduler.load_state_dict(schedulers[name])
+        at.part = "trainer"
+        saved = parts.rest.get("trainer")
+        remarks = run.program._load_users_state(saved, source) if own_state else []
+        at.part = "models"
+        for name, state in models.items():
+            run.components.models[name].load_state_dict(state)
+    for line in remarks:
+        run.say(line)
+
+
+# What of a state is this process's
+
+
+def compare_run(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
+    """Return the problems of the counters, history, positions and random generators of a saved
+    run."""
+    missing = [part for part in RUN if part not in small]
+    if missing:
+        return [f"{', '.join(missing)}: not in the checkpoint"]
+    own = Progress().state_dict()
+    saved = small["progress"]
+    wrong = list(wrong_fields("progress", saved, own))
+    return [
+        *(wrong or differing_kinds(own, saved, "progress", none_fits=False)),
+        *(
+            f"updates: those of optimizer {name!r} are not in the checkpoint"
+            for name in run.components.optimizers
+            if small["lanes"] and name not in small["lanes"]
+        ),
+        *tried("history", lambda: History().load_state_dict(small["history"])),
+        *tried("meter", lambda: _try_meters(own_process(run, small["meter"]))),
+        *tried("rng", lambda: _try_generators(own_rng(small["rng"], run))),
+        *_wrong_positions(run, small),
+    ]
+
+
+def _try_meters(states: Iterable[Any]) -> None:
+    meter = Meter()
+    for state in states:
+        meter.add_state_dict(state)
+
+
+def _try_generators(state: dict[str, Any]) -> None:
+    with all_preserved():
+        set_rng_state(state)
+
+
+def _wrong_positions(run: TrainingRun, small: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with positions that each process had of its own."""
+    found = [_positions(small.get(part)) or () for part in ("data", "eval_data")]
+    world = max(map(len, found))
+    now = run.runtime.num_shares
+    if any(states and len(states) != now for states in found):
+        yield (
+            f"data: {world} processes each had a position in their own data, but now there are "
+            f"{now} processes: start {world}"
+        )
+
+
+def own_position(run: TrainingRun, saved: Any) -> Any:
+    """Return the position that this rank continues with."""
+    states = _positions(saved)
+    return saved if states is None else states[run.runtime.sample_rank]
+
+
+def _positions(saved: Any) -> list[Any] | None:
+    """Return the positions of all processes, where they were saved."""
+    states = saved.get("ranks") if isinstance(saved, dict) else None
+    return states if isinstance(states, list) else None
+
+
+def own_process(run: TrainingRun, saved: Any) -> list[Any]:
+    """Return the meter states that this rank continues with: its own; on another world size, rank 0
+    has all of them."""
+    states = saved if isinstance(saved, list) else [saved]
+    if len(states) == run.runtime.num_shares:
+        return [states[run.runtime.sample_rank]]
+    return states if run.runtime.sample_rank == 0 else []
+
+
+def own_rng(states: Sequence[dict[str, Any]], run: TrainingRun) -> dict[str, Any]:
+    """Return the RNG state of this rank; a new rank gets one derived from the state of rank 0 and
+    its own rank."""
+    rank = run.runtime.sample_rank
+    if rank < len(states):
+        return states[rank]
+    with all_preserved():
+        set_rng_state(states[0])
+        seed_generators(derive_seed(int(torch.randint(1 << 62, ()).item()), rank))
+        return rng_state()
+
+
+# All or nothing
+
+
+@dataclass(slots=True)
+class Loading:
+    """The part that is being loaded, for the error message."""
+
+    part: str = ""
+
+
+@contextmanager
+def undone_on_error(
+    run: TrainingRun, source: str, callbacks: Iterable[Callback] = ()
+) -> Iterator[Loading]:
+    """Restore the previous state of all components if loading fails, and name the part that
+    failed."""
+    at = Loading()
+    owner = users_trainer(run.program)
+    components = run.components
+    undo = [
+        _attributes_undone([owner] if has_users_state(owner) else []),
+        *map(_optimizer_undone, components.optimizers.values()),
+        *(_state_undone(s.scheduler, deepcopy) for s in components.schedules.values()),
+        *map(_callback_undone, callbacks),
+        *(_state_undone(update, deepcopy) for update in run.updates.by_name.values()),
+        *(_state_undone(m, snapshot) for m in components.models.values() if _may_refuse(m)),
+    ]
+    if run.compiled is not None:
+        undo.append(_state_undone(run.compiled, deepcopy))
+    owners = metric_owners(run)
+    measuring = modules_with_metrics(owners)
+    metrics = snapshot(metric_states(measuring))
+    objects = snapshot(object_states(owners))
+    pending = run.pending
+    try:
+        yield at
+    except Exception as error:  # any error of a user's own load_state_dict
+        for action in undo:
+            action()
+        load_metric_states(measuring, [metrics])
+        load_object_states(owners, [objects], is_in_epoch=False, num_processes=1)
+        run.pending = pending
+        raise CheckpointError(
+            "state-not-loaded",
+            f"{source} does not match this trainer; nothing was loaded: {at.part} failed with "
+            f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def metric_owners(run: TrainingRun) -> MetricOwners:
+    """The objects whose metrics a checkpoint of this run saves."""
+    return MetricOwners.of(run.components.modules, run.program, run.callbacks)
+
+
+def _optimizer_undone(optimizer: Optimizer) -> Callable[[], None]:
+    """Return a function that gives an optimizer its present groups and state again; loading
+    replaces both objects."""
+    before = dict(optimizer.__dict__)
+
+    def undo() -> None:
+        optimizer.__dict__.clear()
+        optimizer.__dict__.update(before)
+
+    return undo
+
+
+def _state_undone(owner: Any, copied: Callable[[Any], Any]) -> Callable[[], None]:
+    state = copied(owner.state_dict())
+    return lambda: owner.load_state_dict(state)
+
+
+def _callback_undone(callback: Callback) -> Callable[[], None]:
+    if owners := callback._users_objects:
+        return _attributes_undone(owners)
+    state = snapshot(state_of(callback))
+    return lambda: HeldSchedulers().load(callback, state)
+
+
+def _attributes_undone(owners: Iterable[object]) -> Callable[[], None]:
+    """Return a function that puts back the attributes of users' objects, whose `state_dict` may not
+    work yet."""
+    keeper = Keeper()
+    for owner in owners:
+        keeper.keep(owner)
+    return keeper.restore
+
+
+def _may_refuse(model: nn.Module) -> bool:
+    """Whether loading may fail with the right tensors: if it is not only torch's own
+    `load_state_dict`.
+
+    Layers without sizes get theirs when they are loaded; there is nothing yet that could be put
+    back.
+    """
+    if any(is_lazy(value) for value in (*model.parameters(), *model.buffers())):
+        return False
+    return any(
+        _loads_its_own_way(type(module)) or has_load_hooks(module) for module in model.modules()
+    )
+
+
+def _loads_its_own_way(kind: type[nn.Module]) -> bool:
+    is_own = any(getattr(kind, name) is not getattr(nn.Module, name) for name in LOADING_METHODS)
+    return is_own and not kind.__module__.startswith("torch.")
