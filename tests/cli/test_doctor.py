@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loopwright.cli import doctor_probes as probes
-from loopwright.cli import main
-from loopwright.cli.doctor import Findings, advise
-from loopwright.cli.doctor_probes import (
+from loopwright.cli import doctor, main
+from loopwright.cli.doctor import (
     Compilation,
-    Device,
     Disk,
+    Findings,
     Machine,
+    MeasuredDevice,
     Workers,
+    advise,
     file_system_of,
     probe_disk,
 )
@@ -29,7 +29,7 @@ def findings(**changes: object) -> Findings:
         machine=Machine(
             "3.12", "1", "2.9", "Linux", cpus=8, usable_cpus=8, threads=8, memory=1 << 34
         ),
-        devices=[Device("cpu", "x", None, {"fp32": 100.0, "bf16": 10.0, "fp16": None})],
+        devices=[MeasuredDevice("cpu", "x", None, {"fp32": 100.0, "bf16": 10.0, "fp16": None})],
         compilation=Compilation("/usr/bin/c++", True, 5.0),
         workers=Workers("fork", 8 << 30, 4096),
         disk=Disk("/here", "ext4", 1 << 40, 500e6, 0.001, 5e9),
@@ -77,7 +77,7 @@ def test_extras_are_listed_with_their_versions(found):
 
 def test_text_names_what_is_missing_with_the_pip_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        probes, "installed_extras", lambda: {"onnx": {"onnx": "1.2", "onnxscript": None}}
+        doctor, "installed_extras", lambda: {"onnx": {"onnx": "1.2", "onnxscript": None}}
     )
     assert main(["doctor", "--quick", "--folder", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -93,22 +93,22 @@ def test_a_folder_that_cannot_be_written_is_exit_code_1(tmp_path, capsys):
 
 
 def test_compiling_is_tried_in_a_process_of_its_own(monkeypatch):
-    monkeypatch.setattr(probes, "COMPILE_PROBE", "import os; os.abort()")
-    broken = probes.probe_compilation(quick=False)
+    monkeypatch.setattr(doctor, "COMPILE_PROBE", "import os; os.abort()")
+    broken = doctor.probe_compilation(quick=False)
     assert broken.works is False
     assert broken.problem
-    monkeypatch.setattr(probes, "COMPILE_PROBE", "raise RuntimeError('no compiler at all')")
-    assert probes.probe_compilation(quick=False).problem == "RuntimeError: no compiler at all"
-    monkeypatch.setattr(probes, "COMPILE_PROBE", "pass")
-    assert probes.probe_compilation(quick=False).works is True
+    monkeypatch.setattr(doctor, "COMPILE_PROBE", "raise RuntimeError('no compiler at all')")
+    assert doctor.probe_compilation(quick=False).problem == "RuntimeError: no compiler at all"
+    monkeypatch.setattr(doctor, "COMPILE_PROBE", "pass")
+    assert doctor.probe_compilation(quick=False).works is True
 
 
 def test_compiling_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(
-        probes, "COMPILE_PROBE", "import sys; sys.stdin.read(); import signal; signal.pause()"
+        doctor, "COMPILE_PROBE", "import sys; sys.stdin.read(); import signal; signal.pause()"
     )
-    monkeypatch.setattr(probes, "SECONDS_FOR_COMPILE", 0.5)
-    assert probes.probe_compilation(quick=False).problem == "it took more than 0.5 s"
+    monkeypatch.setattr(doctor, "SECONDS_FOR_COMPILE", 0.5)
+    assert doctor.probe_compilation(quick=False).problem == "it took more than 0.5 s"
 
 
 def test_a_device_without_a_precision_has_none(monkeypatch):
@@ -117,8 +117,8 @@ def test_a_device_without_a_precision_has_none(monkeypatch):
             raise RuntimeError("not implemented for 'Half'")
         return 0.5
 
-    monkeypatch.setattr(probes, "_product", refuse)
-    speeds = probes.measure_speeds(torch.device("cpu"), quick=True)
+    monkeypatch.setattr(doctor, "_product", refuse)
+    speeds = doctor.measure_speeds(torch.device("cpu"), 256)
     assert speeds["fp16"] is None
     assert speeds["fp32"] == pytest.approx(2 * 256**3 / 0.5 / 1e9)
 
@@ -129,7 +129,7 @@ def test_a_device_without_a_precision_has_none(monkeypatch):
 def test_the_quota_of_a_container_counts(tmp_path, text, expected):
     (tmp_path / "cpu.max").write_text(text)
     allowed = len(os.sched_getaffinity(0))
-    assert probes.usable_cpus(str(tmp_path / "cpu.max")) == min(expected or allowed, allowed)
+    assert doctor.usable_cpus(str(tmp_path / "cpu.max")) == min(expected or allowed, allowed)
 
 
 def test_file_system_is_that_of_the_closest_mount(tmp_path):
@@ -147,7 +147,6 @@ def test_file_system_is_that_of_the_closest_mount(tmp_path):
 def test_probing_the_disk_leaves_no_file(tmp_path):
     disk = probe_disk(tmp_path, quick=True)
     assert disk.problem is None
-    assert disk.write_seconds(10**9) == pytest.approx(10**9 / disk.write_speed)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -158,14 +157,22 @@ ADVICE = {
     ),
     "no accelerator": ({}, "There is no accelerator: training runs on the CPU, with 8 threads"),
     "bf16 where it is faster": (
-        {"devices": [Device("cuda:0", "x", 1, {"fp32": 100.0, "bf16": 450.0, "fp16": 500.0})]},
+        {
+            "devices": [
+                MeasuredDevice("cuda:0", "x", 1, {"fp32": 100.0, "bf16": 450.0, "fp16": 500.0})
+            ]
+        },
         "On cuda:0 precision='bf16' makes large matrix products 4.5 times as fast.",
     ),
     "fp16 where bf16 is slow": (
-        {"devices": [Device("cuda:0", "x", 1, {"fp32": 100.0, "bf16": 50.0, "fp16": 500.0})]},
+        {
+            "devices": [
+                MeasuredDevice("cuda:0", "x", 1, {"fp32": 100.0, "bf16": 50.0, "fp16": 500.0})
+            ]
+        },
         "precision='fp16'",
     ),
-    "no compiler": ({"compilation": Compilation(None, None)}, "There is no C++ compiler"),
+    "no compiler": ({"compilation": Compilation(None, None)}, "torch.compile needs a C++ compiler"),
     "compile fails": (
         {"compilation": Compilation("c++", False, 1.0, "boom")},
         "torch.compile does not work here (b",
@@ -177,7 +184,7 @@ ADVICE = {
     "few files": ({"workers": Workers("fork", 8 << 30, 256)}, "Only 256 files may be open at once"),
     "slow disk": (
         {"disk": Disk("/here", "ext4", 1 << 40, 10e6, 0.1, 5e9)},
-        "writing 100 M parameters takes 120 s",
+        "writing 100 M parameters takes 2 min",
     ),
     "network disk": (
         {"disk": Disk("/here", "nfs4", 1 << 40, 500e6, 0.1, 5e9)},
@@ -208,4 +215,4 @@ def test_advice_about(changes, line):
 
 
 def test_a_good_machine_gets_no_warnings():
-    assert len(advise(findings())) == 3
+    assert len(list(advise(findings()))) == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loopwright.cli import main
-from loopwright.cli.finders import parse_bytes
+from loopwright.cli.commands import parse_count
 from loopwright.config import load_config
 from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.tuning import find_learning_rate
@@ -102,8 +102,8 @@ def test_errors_of_the_model_are_told_without_a_traceback(capsys, command):
 def test_memory_that_is_no_number_of_bytes_is_refused(capsys, text):
     with pytest.raises(SystemExit, match="2"):
         main([*SIZES, "--memory", text])
-    assert f"{text!r} is not a number of bytes: write 800M or 4G" in capsys.readouterr().err
+    assert f"{text!r} is not a number: write 7B" in capsys.readouterr().err
 
 
 def test_bytes_are_read_with_their_units():
-    assert [parse_bytes(text) for text in ("12", "2k", "1.5G")] == [12, 2000, 1_500_000_000]
+    assert [parse_count(text) for text in ("12", "2k", "1.5G")] == [12, 2000, 1_500_000_000]

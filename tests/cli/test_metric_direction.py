@@ -17,9 +17,8 @@ from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import BestModel, OfflineLoss
 from loopwright.checkpoint import load_weights
 from loopwright.cli import main
-from loopwright.cli.sweep import mode_of
+from loopwright.cli.sweep import Optuna, mode_of
 from loopwright.cli.sweep.child import placed
-from loopwright.cli.sweep.search import Optuna
 from loopwright.config import Sweep, load_config
 from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.optim.initialize import read_weights

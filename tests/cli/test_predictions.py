@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from loopwright.cli.predictions import joined, write_predictions
+from loopwright.cli.evaluate import joined, write_predictions
 from loopwright.errors import ConfigurationError
 from loopwright.interfaces.configured import Experiment
 from tests.cli.helpers import run_on_terminal

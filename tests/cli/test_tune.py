@@ -10,7 +10,8 @@ import pytest
 from torch import nn
 
 from loopwright.cli import main
-from loopwright.cli.tune import lines_for, overrides_for, parse_names
+from loopwright.cli.commands import parse_names
+from loopwright.cli.tune import lines_for, overrides_for
 from loopwright.config import load_config
 from loopwright.interfaces.configured.config import BaseTrainerConfig
 from loopwright.interfaces.configured.experiment import Experiment

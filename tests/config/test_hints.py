@@ -121,7 +121,7 @@ def test_a_list_beside_a_number_is_a_tensor():
         (Literal[1], True, "value is true; expected 1."),
         (dict[int, float], {"a": 1}, "value.a is the text 'a'; expected a whole number."),
         (int, 1e300, "value is 1e+300; expected a whole number."),
-        (float, 10**400, "value is a very long number (a whole number); expected a number."),
+        (float, 10**400, "value is a very long whole number; expected a number."),
         (
             torch.dtype,
             {"a": 1},

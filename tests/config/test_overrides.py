@@ -108,7 +108,7 @@ def test_a_value_may_be_a_variable(load):
         ("+lr=1", "exists already: leave out the +"),
         ("lr=[1", "is not YAML"),
         ("lr=!!python/name:os.system", "only data"),
-        ("lr=1,2", "means a sweep"),
+        ("lr=1,2", "is a sweep"),
         ("lr", "is not an override"),
         ("=1", "is not an override"),
         ("~lr=1", "is not an override"),

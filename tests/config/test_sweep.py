@@ -16,13 +16,13 @@ from loopwright.config import (
     load_variant,
     read_sweep,
 )
-from loopwright.config.naming import MAX_LENGTH, name_variants
+from loopwright.config.sweep import MAX_LENGTH, name_variants
 
 TEXT = "lr: 0.1\nmodel: {width: 8, kind: A}\nhalf: ${model.width}\n"
 
 
 def expand(project, text, *overrides):
-    return expand_sweep(project.write("run.yaml", text), overrides, environ={})
+    return expand_sweep(project.write("run.yaml", text), overrides)
 
 
 def mistakes(project, text, *overrides):
@@ -166,18 +166,18 @@ def test_an_interval_with_steps_is_a_grid_too(project):
 @pytest.mark.parametrize(
     ("block", "key", "words"),
     [
-        ("[1]", "sweep", "expected keys with lists"),
-        ("{}", "sweep", "expected keys with lists"),
+        ("[1]", "sweep", "expected keys with values"),
+        ("{}", "sweep", "expected keys with values"),
         ("{lr: 3}", "sweep.lr", "expected a list of values"),
         ("{lr: []}", "sweep.lr", "expected a list of values"),
         ("{lr: 'range(1)'}", "sweep.lr", "two or three numbers"),
-        ("{method: rnadom, num: 1, space: {lr: [1]}}", "sweep.method", "did you mean random?"),
+        ("{method: rnadom, num: 1, space: {lr: [1]}}", "sweep.method", "Did you mean random?"),
         ("{method: random, space: {lr: [1]}}", "sweep.num", "missing"),
         ("{method: random, num: 0, space: {lr: [1]}}", "sweep.num", "1 or more"),
-        ("{method: random, num: x, space: {lr: [1]}}", "sweep.num", "expected int"),
+        ("{method: random, num: x, space: {lr: [1]}}", "sweep.num", "expected a whole number"),
         ("{method: random, num: 1}", "sweep.space", "missing"),
         ("{method: grid, nmu: 1, space: {lr: [1]}}", "sweep.nmu", "did you mean num?"),
-        ("{lr: {low: 1}}", "sweep.lr", "low and high"),
+        ("{lr: {low: 1}}", "sweep.lr.high", "is missing"),
         ("{lr: {low: 2, high: 1}}", "sweep.lr", "low < high"),
         ("{lr: {low: 0, high: 1, log: true}}", "sweep.lr", "above 0"),
         ("{lr: {low: 0, high: 1, step: 0}}", "sweep.lr", "above 0"),
@@ -200,7 +200,7 @@ def test_the_space_can_be_read_for_a_search(project):
         TEXT + "sweep: {method: optuna, num: 5, metric: loss, direction: minimize, space: {lr: "
         "{low: 0.1, high: 1.0}}}\n"
     )
-    sweep = read_sweep(project.write("run.yaml", text), ["model.width=1,2"], environ={})
+    sweep = read_sweep(project.write("run.yaml", text), ["model.width=1,2"])
     assert sweep.space == {"lr": Interval(0.1, 1.0), "model.width": [1, 2]}
     assert (sweep.method, sweep.num, sweep.metric, sweep.direction) == (
         "optuna",
@@ -208,7 +208,7 @@ def test_the_space_can_be_read_for_a_search(project):
         "loss",
         "minimize",
     )
-    variant = load_variant(project.file, [], {"lr": 0.7, "model.width": 2}, environ={})
+    variant = load_variant(project.file, [], {"lr": 0.7, "model.width": 2})
     assert (variant.name, variant.config.tree["half"]) == ("lr=0.7_width=2", 2)
 
 

@@ -12,8 +12,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from loopwright.config import ConfigError, build, check, load_config
-from loopwright.config.tree import Config, to_node
+from loopwright.config import Config, ConfigError, build, check, load_config
+from loopwright.config.tree import to_node
 from loopwright.config.yaml import read_text
 from tests.config.projects import MODEL, SCHEMA
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .. import checkpoint as checkpoints  # which imports torch only for what needs it
 from ..errors import ConfigurationError
 from .exits import FOUND, OK
 from .output import (
@@ -21,18 +22,12 @@ from .output import (
 )
 from .selection import check_model, find_folder, find_source
 
-if TYPE_CHECKING:
-    from ..checkpoint import CheckpointContent, CheckpointDiff, CheckpointInfo, Difference
-
-
 SORTS = {"resume": "resume point", "kept": "kept model"}
 
 
 def list_command(options: argparse.Namespace) -> int:
-    from ..checkpoint import list_checkpoints
-
     folder = find_folder(options.run_directory, options.root)
-    found = list_checkpoints(folder, verify=options.verify)
+    found = checkpoints.list_checkpoints(folder, verify=options.verify)
     if options.json:
         print_json([_as_json(info) for info in found])
     elif found:
@@ -43,10 +38,8 @@ def list_command(options: argparse.Namespace) -> int:
 
 
 def verify_command(options: argparse.Namespace) -> int:
-    from ..checkpoint import list_checkpoints
-
     folder = find_folder(options.run_directory, options.root)
-    found = list_checkpoints(folder, verify=True)
+    found = checkpoints.list_checkpoints(folder, verify=True)
     if options.json:
         print_json([_as_json(info) for info in found])
     for info in found if not options.json else ():
@@ -57,9 +50,9 @@ def verify_command(options: argparse.Namespace) -> int:
 
 
 def show_command(options: argparse.Namespace) -> int:
-    from ..checkpoint import describe_checkpoint
-
-    content = describe_checkpoint(find_source(options.source, options.root, options.checkpoint))
+    content = checkpoints.describe_checkpoint(
+        find_source(options.source, options.root, options.checkpoint)
+    )
     if options.json:
         print_json(_content_as_json(content, with_tensors=options.tensors))
     else:
@@ -68,13 +61,11 @@ def show_command(options: argparse.Namespace) -> int:
 
 
 def diff_command(options: argparse.Namespace) -> int:
-    from ..checkpoint import diff_checkpoints
-
     first, second = (
         find_source(text, options.root, options.checkpoint)
         for text in (options.first, options.second)
     )
-    diff = diff_checkpoints(first, second, model=options.model)
+    diff = checkpoints.diff_checkpoints(first, second, model=options.model)
     if options.json:
         parts = {"meta": diff.meta, "state": diff.state}
         tables = {name: [_difference_as_json(d) for d in part] for name, part in parts.items()}
@@ -99,12 +90,11 @@ def export_command(options: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"{out} exists: choose another name, or add --force to replace it."
         )
-    from ..checkpoint import load_weights, save_weights
 
     source = find_source(options.source, options.root, options.checkpoint)
     check_model(source, options.model)
-    weights = load_weights(source, model=options.model)  # verifies what it loads
-    save_weights(out, weights, force=options.force)
+    weights = checkpoints.load_weights(source, model=options.model)  # verifies what it loads
+    checkpoints.save_weights(out, weights, force=options.force)
     print(
         printable(
             f"{len(weights)} tensors of {source}, written to {out} "
@@ -114,17 +104,17 @@ def export_command(options: argparse.Namespace) -> int:
     return OK
 
 
-def _age(info: CheckpointInfo) -> float | None:
+def _age(info: checkpoints.CheckpointInfo) -> float | None:
     return None if info.created is None else (datetime.now(UTC) - info.created).total_seconds()
 
 
-def _verdict(info: CheckpointInfo) -> str:
+def _verdict(info: checkpoints.CheckpointInfo) -> str:
     if info.problems:
         return "damaged"
     return "verified" if info.is_verified else "ok"
 
 
-def _print_list(found: list[CheckpointInfo]) -> None:
+def _print_list(found: list[checkpoints.CheckpointInfo]) -> None:
     header = ["TYPE", "NAME", "EPOCH", "STEP", "UPDATE", "METRIC", "AGE", "SIZE", "STATE"]
     rows = []
     for info in found:
@@ -147,13 +137,13 @@ def _print_list(found: list[CheckpointInfo]) -> None:
             print(styled(printable(f"{info.name}: {problem}"), RED))
 
 
-def _print_verdict(info: CheckpointInfo) -> None:
+def _print_verdict(info: checkpoints.CheckpointInfo) -> None:
     line = printable(f"{_verdict(info):8}  {info.kind:6}  {info.name}  {size_text(info.size)}")
     problems = printable("; ".join(info.problems))
     print(styled(f"{line}: {problems}", RED) if problems else line)
 
 
-def _print_content(content: CheckpointContent, *, with_tensors: bool) -> None:
+def _print_content(content: checkpoints.CheckpointContent, *, with_tensors: bool) -> None:
     info = content.info
     manifest = content.manifest
     print(
@@ -185,7 +175,7 @@ def _print_content(content: CheckpointContent, *, with_tensors: bool) -> None:
         print(styled(printable(problem), RED))
 
 
-def _print_tensors(content: CheckpointContent) -> None:
+def _print_tensors(content: checkpoints.CheckpointContent) -> None:
     for file, tensors in content.tensors.items():
         rows = [
             [
@@ -201,7 +191,7 @@ def _print_tensors(content: CheckpointContent) -> None:
     print()
 
 
-def _print_diff(diff: CheckpointDiff) -> None:
+def _print_diff(diff: checkpoints.CheckpointDiff) -> None:
     print(printable(f"first:  {diff.first}"))
     print(printable(f"second: {diff.second}"))
     if diff.is_equal:
@@ -220,7 +210,7 @@ def _print_diff(diff: CheckpointDiff) -> None:
             print("  " + printable(f"{difference.path}: {difference.what}"))
 
 
-def _as_json(info: CheckpointInfo) -> dict[str, Any]:
+def _as_json(info: checkpoints.CheckpointInfo) -> dict[str, Any]:
     metric = None if info.metric is None else {"name": info.metric[0], "value": info.metric[1]}
     return {
         "kind": info.kind,
@@ -237,7 +227,9 @@ def _as_json(info: CheckpointInfo) -> dict[str, Any]:
     }
 
 
-def _content_as_json(content: CheckpointContent, *, with_tensors: bool) -> dict[str, Any]:
+def _content_as_json(
+    content: checkpoints.CheckpointContent, *, with_tensors: bool
+) -> dict[str, Any]:
     manifest = content.manifest
     table = {
         **_as_json(content.info),
@@ -265,5 +257,5 @@ def _content_as_json(content: CheckpointContent, *, with_tensors: bool) -> dict[
     return table
 
 
-def _difference_as_json(difference: Difference) -> dict[str, Any]:
+def _difference_as_json(difference: checkpoints.Difference) -> dict[str, Any]:
     return {"path": difference.path, "what": difference.what, "max_abs": difference.max_abs}

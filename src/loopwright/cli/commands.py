@@ -111,11 +111,11 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", metavar="WHICH", help=WHICH)
 
 
-def parse_count(text: str) -> float:
-    """7B as 7000000000.0, 800M as 800000000.0."""
+def parse_count(text: str) -> int:
+    """7B as 7000000000, 800M as 800000000."""
     try:
-        return float(text[:-1]) * COUNTS[text[-1]] if text[-1:] in COUNTS else float(text)
-    except ValueError:
+        return int(float(text[:-1]) * COUNTS[text[-1]] if text[-1:] in COUNTS else float(text))
+    except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number: write 7B, 800M or 7e9"
         ) from None

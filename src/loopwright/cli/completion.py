@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
+from .app import build_parser
 from .exits import OK
 
 KINDS = {  # what completes an argument, by its name in the help
@@ -80,8 +81,6 @@ complete -F _loopwright loopwright
 
 def completion_command(options: argparse.Namespace) -> int:
     import shtab
-
-    from .app import build_parser
 
     parser = build_parser()
     completers = {

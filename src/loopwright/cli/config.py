@@ -4,31 +4,38 @@ mistakes."""
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import yaml
+
+from ..checkpoint.atomic import staged_file, write_bytes
+from ..config import (
+    Config,
+    ConfigError,
+    Interval,
+    Problem,
+    expand_sweep,
+    json_schema,
+    load_config,
+    load_variant,
+    read_sweep,
+)
 from ..errors import ConfigurationError, LoopwrightError
+from ..interfaces.configured import Experiment
+from ..interfaces.configured.experiment import schema
 from .exits import FOUND, OK
 from .output import RED, print_json, printable, styled
 from .parser import is_override
 from .selection import check_run_file
-
-if TYPE_CHECKING:
-    import yaml
-
-    from ..config import Config, Problem
-
 
 MAX_RUNS = 500
 MAX_COLUMN = 60
 
 
 def show_command(options: argparse.Namespace) -> int:
-    import yaml
-
-    from ..config import load_config
-
     check_run_file(options.config, "config show")
     config = load_config(options.config, options.overrides)
     if options.json:
@@ -40,12 +47,6 @@ def show_command(options: argparse.Namespace) -> int:
 
 
 def schema_command(options: argparse.Namespace) -> int:
-    import json
-
-    from ..checkpoint.atomic import staged_file, write_bytes
-    from ..config import json_schema, load_config
-    from ..interfaces.configured.experiment import schema
-
     config = None if options.config is None else load_config(options.config)
     text = json.dumps(json_schema(schema(), config), indent=2)
     if options.output is None:
@@ -83,9 +84,6 @@ def validate_command(options: argparse.Namespace) -> int:
 
 def mistakes_in(file: str, overrides: list[str]) -> list[Problem]:
     """All mistakes of a file, and of the runs of its sweep if it describes one."""
-    from ..config import ConfigError, Problem
-    from ..interfaces.configured import Experiment
-
     try:
         check_run_file(file, "config validate")
         configs = _configs_of(file, overrides)
@@ -105,8 +103,6 @@ def mistakes_in(file: str, overrides: list[str]) -> list[Problem]:
 def _configs_of(file: str, overrides: list[str]) -> list[Config]:
     """The configs of a file: one, or one for each run of its sweep (of an Optuna sweep, the
     first)."""
-    from ..config import Interval, expand_sweep, load_config, load_variant, read_sweep
-
     sweep = read_sweep(file, overrides)
     if not sweep.space:
         return [load_config(file, overrides)]
@@ -139,8 +135,6 @@ def _as_dict(problem: Problem) -> dict[str, Any]:
 def with_origins(config: Config) -> str:
     """The text of `config.to_yaml()`, with `# file:line` behind the lines whose value comes from
     there."""
-    import yaml
-
     text = config.to_yaml()
     lines = text.splitlines()
     origins: dict[int, str] = {}
@@ -165,8 +159,6 @@ def origin_text(file: str, line: int | None) -> str:
 def _keys(node: yaml.Node | None, prefix: str) -> Iterator[tuple[int, str]]:
     """The line and dotted key of each value that ends on the line it begins on, so that a comment
     can follow it."""
-    import yaml
-
     if isinstance(node, yaml.MappingNode) and not node.flow_style:
         for key, value in node.value:
             yield from _entry(value, f"{prefix}.{key.value}" if prefix else str(key.value))
@@ -176,8 +168,6 @@ def _keys(node: yaml.Node | None, prefix: str) -> Iterator[tuple[int, str]]:
 
 
 def _entry(value: yaml.Node, key: str) -> Iterator[tuple[int, str]]:
-    import yaml
-
     is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
     if is_block:
         yield from _keys(value, key)

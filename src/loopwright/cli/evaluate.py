@@ -1,19 +1,33 @@
-"""`loopwright eval [RUN]` and `loopwright predict [RUN]`: metrics or outputs of a run's model on a
-data set."""
+"""`loopwright eval` and `loopwright predict`: a run's model on data, and the files of its outputs."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from safetensors.torch import save
+from torch import Tensor
+
+from ..callback import Callback
+from ..checkpoint import CheckpointInfo
+from ..checkpoint.atomic import staged_file, write_bytes
+from ..data.open import Stream
+from ..data.stream import StreamWrapper
 from ..errors import ConfigurationError
+from ..interfaces.configured import BaseTrainer, Experiment
 from ..run.reading import RunView
-from .exits import OK
-from .output import number_text, print_json, print_table, printable, size_text
+from .exits import OK, explained
+from .output import number_text, print_json, print_table, printable, size_text, strict_json
 from .selection import (
     checkpoint_name,
     find_run,
@@ -22,17 +36,10 @@ from .selection import (
     require_config,
     short_path,
 )
-
-if TYPE_CHECKING:
-    from ..checkpoint import CheckpointInfo
-    from ..data.open import Stream
-    from ..interfaces.configured import BaseTrainer
+from .train import is_first_process
 
 
 def eval_command(options: argparse.Namespace) -> int:
-    from ..interfaces.configured import Experiment
-    from .exits import explained
-
     run = find_run(options.name, options.root)
     require_config(run, *lines_in_python(run, "evaluate"))
     checkpoint = pick_checkpoint(run, options.checkpoint)
@@ -51,8 +58,6 @@ def eval_command(options: argparse.Namespace) -> int:
 def _print(
     run: RunView, checkpoint: CheckpointInfo, metrics: dict[str, float], options: argparse.Namespace
 ) -> None:
-    from .train import is_first_process
-
     if not is_first_process():
         return
     if options.json:
@@ -67,11 +72,6 @@ def _print(
 
 
 def predict_command(options: argparse.Namespace) -> int:
-    from ..interfaces.configured import Experiment
-    from .exits import explained
-    from .predictions import joined, write_predictions
-    from .train import is_first_process
-
     output = _destination(Path(options.output), options.force)
     run = find_run(options.name, options.root)
     require_config(run, *lines_in_python(run, "predict"))
@@ -96,8 +96,6 @@ def predict_command(options: argparse.Namespace) -> int:
 def _destination(output: Path, force: bool) -> Path:
     """Check before anything is computed that the file can be written in the format of its
     suffix."""
-    from .predictions import SUFFIXES
-
     if output.suffix not in SUFFIXES:
         raise ConfigurationError(f"--output {output}: the name must end in {', '.join(SUFFIXES)}.")
     if output.exists() and not force:
@@ -124,11 +122,6 @@ def _watched(trainer: BaseTrainer) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from ..callback import Callback
-    from ..data.stream import StreamWrapper
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("predicting", total=None)
@@ -145,3 +138,110 @@ def _watched(trainer: BaseTrainer) -> Iterator[None]:
 
         trainer.engine.add_callback(Watch())
         yield
+
+
+def joined(batches: Sequence[Any]) -> dict[str, Any]:
+    """Concatenate each output over all batches: to a tensor where the shapes allow it, else to a
+    list."""
+    parts: dict[str, list[Any]] = {}
+    for batch in batches:
+        for name, value in _named(batch, ""):
+            parts.setdefault(name, []).append(value)
+    return {name: _one(values) for name, values in parts.items()}
+
+
+def _named(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """The tensors of an output: by their keys, and numbered in a tuple."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _named(item, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _named(item, f"{prefix or 'output'}.{number}")
+    elif value is not None:
+        yield prefix or "output", value
+
+
+def _one(values: list[Any]) -> Any:
+    """Concatenate along the first dimension, the samples."""
+    first = values[0]
+    if all(
+        isinstance(value, Tensor) and value.dim() and value.shape[1:] == first.shape[1:]
+        for value in values
+    ):
+        return torch.cat(values)
+    return values
+
+
+def write_predictions(path: Path, outputs: Mapping[str, Any]) -> None:
+    """Write the file at once or not at all."""
+    if not outputs:
+        raise ConfigurationError(
+            "There is nothing to write: the data set is empty, or the model gives no outputs."
+        )
+    content = SUFFIXES[path.suffix](outputs)
+    with staged_file(path) as staging:
+        write_bytes(staging, content)
+
+
+def _safetensors(outputs: Mapping[str, Any]) -> bytes:
+    tensors = _tensors(outputs, ".safetensors")
+    return bytes(save({name: value.contiguous() for name, value in tensors.items()}))
+
+
+def _npy(outputs: Mapping[str, Any]) -> bytes:
+    arrays = _arrays(outputs, ".npy")
+    if len(arrays) != 1:
+        raise ConfigurationError(
+            f"The model has {len(arrays)} outputs ({', '.join(arrays)}): use .npz, not .npy."
+        )
+    file = BytesIO()
+    np.save(file, next(iter(arrays.values())), allow_pickle=False)
+    return file.getvalue()
+
+
+def _npz(outputs: Mapping[str, Any]) -> bytes:
+    file = BytesIO()
+    np.savez(file, **_arrays(outputs, ".npz"))
+    return file.getvalue()
+
+
+def _json(outputs: Mapping[str, Any]) -> bytes:
+    """One output as a list, several as a mapping of lists."""
+    plain = {name: _listed(value) for name, value in outputs.items()}
+    content = plain["output"] if list(plain) == ["output"] else plain
+    return (json.dumps(strict_json(content), allow_nan=False) + "\n").encode()
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return [_listed(item) for item in value] if isinstance(value, list) else value
+
+
+def _tensors(outputs: Mapping[str, Any], suffix: str) -> dict[str, Tensor]:
+    for name, value in outputs.items():
+        if not isinstance(value, Tensor):
+            raise ConfigurationError(
+                f"The output {name!r} cannot be written as {suffix}: its batches are "
+                f"{type(value[0]).__name__}s that do not form one tensor over all samples. Use "
+                ".json."
+            )
+    return {name: value.detach() for name, value in outputs.items()}
+
+
+def _arrays(outputs: Mapping[str, Any], suffix: str) -> dict[str, Any]:
+    """Convert to numpy; bfloat16, which it does not have, becomes float32."""
+    tensors = _tensors(outputs, suffix)
+    return {
+        n: (v.float() if v.dtype == torch.bfloat16 else v).resolve_conj().numpy()
+        for n, v in tensors.items()
+    }
+
+
+SUFFIXES: dict[str, Callable[[Mapping[str, Any]], bytes]] = {
+    ".safetensors": _safetensors,
+    ".npy": _npy,
+    ".npz": _npz,
+    ".json": _json,
+}

@@ -7,19 +7,22 @@ import argparse
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from .._torch_compat import tree_map
+from ..checkpoint import load_weights, save_weights
+from ..checkpoint.onnx import check_onnx_packages, export_module
+from ..config import beside
 from ..errors import ConfigurationError
+from ..interfaces.configured.experiment import Experiment
 from ..run.reading import RunView
+from ..trainer import Trainer
 from .exits import FOUND, OK
 from .output import printable, size_text
 from .selection import check_model, checkpoint_name, find_run, pick_checkpoint, require_config
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from ..trainer import Trainer
-
 
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "safetensors": (".safetensors",),
@@ -39,7 +42,6 @@ def export_command(options: argparse.Namespace) -> int:
             f"loopwright.checkpoint.onnx.export_module(model, inputs, {str(out)!r})",
         )
     info = pick_checkpoint(run, options.checkpoint)
-    from ..checkpoint import load_weights, save_weights
 
     check_model(info.path, options.model)
     weights = load_weights(info.path, model=options.model)
@@ -77,8 +79,6 @@ def _destination(run: RunView, options: argparse.Namespace) -> Path:
 def _export_onnx(
     run: RunView, weights: Any, out: Path, options: argparse.Namespace, source: str
 ) -> int:
-    from ..checkpoint.onnx import check_onnx_packages, export_module
-
     check_onnx_packages()
     module, inputs = model_and_inputs(run, weights, options.model)
     report = export_module(module, inputs, out, opset=options.opset)
@@ -100,9 +100,6 @@ def model_and_inputs(
     run: RunView, weights: Mapping[str, Tensor], name: str | None
 ) -> tuple[nn.Module, Any]:
     """The model with these weights, and inputs from the run's own data."""
-    from ..config import beside
-    from ..interfaces.configured.experiment import Experiment
-
     experiment = Experiment.from_run(run.path, progress="silent")
     experiment.build()
     assert experiment.trainer is not None
@@ -116,10 +113,6 @@ def model_and_inputs(
 
 def example_inputs(trainer: Trainer, data: Any) -> Any:
     """The inputs of the model for the first few samples, on the CPU."""
-    import torch
-
-    from .._torch_compat import tree_map
-
     size = BATCH_SIZE if isinstance(data, torch.utils.data.Dataset) else None
     stream = trainer._open(data, size, shuffle=False)
     try:

@@ -7,15 +7,15 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..config import beside
+from ..interfaces.configured.engine import Engine
+from ..interfaces.configured.experiment import Experiment
 from ..metrics.progress import counted
-from .exits import FOUND, OK
-from .output import number_text, print_json, printable, size_text
-
-if TYPE_CHECKING:
-    from ..interfaces.configured.engine import Engine
-    from ..tuning import BatchSizeScan, LearningRateScan, Trial
+from ..tuning import BatchSizeScan, LearningRateScan, Trial, find_batch_size, find_learning_rate
+from .exits import FOUND, OK, explained
+from .output import number_text, print_fitted, print_json, printable, size_text
+from .train import load_single
 
 MAX_ROWS = 20
 
@@ -23,11 +23,6 @@ MAX_ROWS = 20
 @contextmanager
 def built(options: argparse.Namespace) -> Iterator[Engine]:
     """Build the trainer of a config, without a run directory."""
-    from ..config import beside
-    from ..interfaces.configured.experiment import Experiment
-    from .exits import explained
-    from .train import load_single
-
     config = load_single(options.config, options.overrides, options.command)
     experiment = Experiment.from_config(config, progress="silent")
     with explained(), beside(config.folder):
@@ -37,8 +32,6 @@ def built(options: argparse.Namespace) -> Iterator[Engine]:
 
 
 def lr_command(options: argparse.Namespace) -> int:
-    from ..tuning import find_learning_rate
-
     with built(options) as engine:
         scan = find_learning_rate(
             engine,
@@ -58,8 +51,6 @@ def lr_command(options: argparse.Namespace) -> int:
 
 
 def _print_rates(scan: LearningRateScan) -> None:
-    from .output import print_fitted
-
     count = len(scan.rates)
     shown = (
         range(count)
@@ -85,8 +76,6 @@ def _print_rates(scan: LearningRateScan) -> None:
 
 
 def batch_size_command(options: argparse.Namespace) -> int:
-    from ..tuning import find_batch_size
-
     with built(options) as engine:
         scan = find_batch_size(
             engine,
@@ -104,8 +93,6 @@ def batch_size_command(options: argparse.Namespace) -> int:
 
 
 def _print_sizes(scan: BatchSizeScan) -> None:
-    from .output import print_fitted
-
     rows = [_row(trial) for trial in sorted(scan.trials, key=lambda trial: trial.size)]
     print_fitted(["SIZE", "FITS", "SAMPLES/S", "MEMORY", "WHY NOT"], rows, right="023", fold="4")
     if scan.largest is None:

@@ -154,7 +154,6 @@ def _is_filtered(options: argparse.Namespace) -> bool:
 
 def _by_metric(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:
     """Best first; those without the metric last."""
-
     modes = {run.mode_of(options.metric) for run in runs if options.metric in run.epoch_names}
     if options.best is None and {"min", "max"} <= modes:
         raise ConfigurationError(

@@ -4,14 +4,14 @@ not have."""
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigurationError
+from ..scaling import Cluster, Comparison, Estimate, ModelShape, compare, measure, transformer
+from ..scaling.compare import TITLES
 from .exits import FOUND, OK
+from .finders import built
 from .output import print_fitted, print_json, size_text
-
-if TYPE_CHECKING:
-    from ..scaling import Cluster, Comparison, Estimate, ModelShape
 
 HEADER = [
     "DEVICES",
@@ -33,8 +33,6 @@ COMM)."""
 
 
 def scale_command(options: argparse.Namespace) -> int:
-    from ..scaling import Cluster, compare
-
     cluster = Cluster(
         options.device,
         options.per_node,
@@ -59,8 +57,6 @@ def scale_command(options: argparse.Namespace) -> int:
 
 
 def _transformer(options: argparse.Namespace) -> ModelShape:
-    from ..scaling import transformer
-
     if options.layers is None or options.width is None:
         raise ConfigurationError(
             "Which model? Name a run file (CONFIG), or a transformer by --layers and --width (and "
@@ -78,9 +74,6 @@ def _transformer(options: argparse.Namespace) -> ModelShape:
 def _compare_config(options: argparse.Namespace, given: dict[str, Any]) -> Comparison:
     """The model, optimizer and batch of a run file; its layers are not cut, since a run file has no
     plan for it."""
-    from ..scaling import compare, measure
-    from .finders import built
-
     if options.layers or options.width or options.params:
         raise ConfigurationError(
             f"{options.config} has its own model: leave out --layers, --width and --params."
@@ -103,8 +96,6 @@ def _compare_config(options: argparse.Namespace, given: dict[str, Any]) -> Compa
 
 
 def _print_table(table: Comparison, cluster: Cluster) -> None:
-    from ..scaling.compare import TITLES
-
     model = table.model
     nodes = (
         f"{cluster.per_node} in a node by {cluster.within.name}, {cluster.between.name} "

@@ -9,22 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..checkpoint import list_checkpoints
+from ..config import load_config, read_sweep
 from ..errors import ConfigurationError, Interrupted, LoopwrightError
+from ..interfaces.configured import Experiment
 from ..run.reading import RunView
-from .exits import FAILED, OK
+from ..runtime.environment import Launch
+from ..training.program import Display
+from .exits import FAILED, OK, explained
 from .parser import is_override
 from .selection import check_run_file, find_run, name_run_file, resume_text
 
-if TYPE_CHECKING:
-    from ..interfaces.configured import Experiment
-    from ..training.program import Display
-
 
 def train_command(options: argparse.Namespace) -> int:
-    from .exits import explained
-
     with reported_once(is_debugging=options.debug):
         experiment, resume = _described(options)
     with explained(lambda: experiment.run):
@@ -45,8 +44,6 @@ def train_command(options: argparse.Namespace) -> int:
 
 def load_single(path: str, overrides: list[str], command: str = "train") -> Any:
     """Load the config of one run; a config of several runs is refused."""
-    from ..config import load_config, read_sweep
-
     check_run_file(path, command)
     space = read_sweep(path, overrides).space
     if space:
@@ -60,8 +57,6 @@ def load_single(path: str, overrides: list[str], command: str = "train") -> Any:
 
 def is_first_process() -> bool:
     """Whether this is rank 0, the only rank that prints."""
-    from ..runtime.environment import Launch
-
     launch = Launch.from_environment()
     return launch is None or launch.rank == 0
 
@@ -79,8 +74,6 @@ def reported_once(*, is_debugging: bool) -> Iterator[None]:
 
 def _described(options: argparse.Namespace) -> tuple[Experiment, bool | str | Path]:
     """The run, and the checkpoint or run to resume from."""
-    from ..interfaces.configured import Experiment
-
     config = options.config
     overrides = options.overrides
     if config is not None and is_override(config) and not Path(config).exists():
@@ -94,8 +87,6 @@ def _described(options: argparse.Namespace) -> tuple[Experiment, bool | str | Pa
 
 def _earlier(text: str, root: str) -> Path:
     """Look up the run or checkpoint to resume from."""
-    from ..checkpoint import list_checkpoints
-
     path = Path(text)
     is_run = (path / "run.json").is_file()
     if (
@@ -109,9 +100,6 @@ def _earlier(text: str, root: str) -> Path:
 
 def _again(run: Path | None, overrides: list[str], progress: Display) -> Experiment:
     """A run with the config and the code that were kept in its directory."""
-    from ..config import load_config
-    from ..interfaces.configured import Experiment
-
     if run is None:
         raise ConfigurationError(name_run_file())
     config = run / "config.yaml"

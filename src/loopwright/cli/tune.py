@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..errors import ConfigurationError
+from ..interfaces.configured.config import BaseTrainerConfig
+from ..interfaces.configured.engine import Engine
+from ..tuning.tune import Tuner
+from ..tuning.tune_table import summary_of
 from .exits import INTERRUPTED, OK
+from .finders import built
 from .output import print_json, printable
-
-if TYPE_CHECKING:
-    from ..interfaces.configured.config import BaseTrainerConfig
-    from ..interfaces.configured.engine import Engine
 
 COMPILED = ("model",)  # the values of `compile` that a run file has a setting for
 IN_CODE = {
@@ -23,10 +26,6 @@ IN_CODE = {
 
 
 def tune_command(options: argparse.Namespace) -> int:
-    from ..tuning.tune import Tuner
-    from ..tuning.tune_table import summary_of
-    from .finders import built
-
     if str(options.config).endswith(".py"):
         raise ConfigurationError(
             f"`loopwright tune` takes a run file (YAML), but {options.config} is a program: call "
@@ -61,8 +60,6 @@ def tune_command(options: argparse.Namespace) -> int:
 def _data_of(engine: Engine) -> tuple[Any, int | None]:
     """The training data in a loader that has its collate function, and the batch size of data that
     has no loader."""
-    from torch.utils.data import DataLoader, Dataset, IterableDataset
-
     data = engine.training_data()
     if isinstance(data, DataLoader) or not isinstance(data, Dataset):
         return data, None

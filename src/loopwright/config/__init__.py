@@ -10,12 +10,12 @@ and `Schema`.
 """
 
 from ..text import nearest
-from .compose import load_config
+from .compose import Config, load_config
 from .kinds import beside
 from .places import Entry, Place, Schema, list_of, mapping_of, one_of_kind
 from .schema import json_schema, run_schema
 from .sweep import Interval, Sweep, Variant, expand_sweep, load_variant, read_sweep
-from .tree import Config, ConfigError, Problem
+from .tree import ConfigError, Problem
 from .validate import build, check
 
 __all__ = [

@@ -3,17 +3,17 @@ replaced."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..run.config_file import MAX_NODES
-from ..text import nearest
+from ..text import near_names, nearest
 from .overrides import Override, apply_override, parse_override
-from .tree import Config, ConfigError, Node, Problem, child_of, descend, join_key
-from .yaml import parse_scalar, plain_text, read_file
+from .tree import ConfigError, Node, Problem, child_of, collecting, descend, join_key
+from .yaml import parse_scalar, plain_text, read_file, write_yaml
 
 DEFAULTS = "defaults"
 REMOVE = "~"
@@ -32,10 +32,8 @@ def read_with_includes(path: Path, trail: tuple[Path, ...] = ()) -> Node:
     merged = Node({}, root.file, root.line)
     problems: list[Problem] = []
     for item, key in _listed(included, problems) if included is not None else ():
-        try:
+        with collecting(problems):
             merged = merge(merged, _under(key, _included(item, path, trail), item))
-        except ConfigError as error:
-            problems.extend(error.problems)
     if problems:
         raise ConfigError(problems)
     return merge(merged, root)
@@ -45,19 +43,12 @@ def _listed(node: Node, problems: list[Problem]) -> list[tuple[Node, str]]:
     """The included files, each with the key under which its content goes ("" for the top)."""
     found: list[tuple[Node, str]] = []
     for item in node.value if isinstance(node.value, list) else [node]:
-        pairs = (
-            [("", item)]
-            if not isinstance(item.value, dict)
-            else [(str(k), v) for k, v in item.value.items()]
-        )
-        for key, file in pairs:
+        for key, file in item.value.items() if isinstance(item.value, dict) else [("", item)]:
             if isinstance(file.value, str):
-                found.append((file, key))
-                continue
-            message = (
-                f"is {file.shown()}; expected the name of a YAML file, or a list of such names."
-            )
-            problems.append(Problem(file.file, file.line, DEFAULTS, message))
+                found.append((file, str(key)))
+            else:
+                what = f"is {file.shown()}; expected the name of a YAML file, or a list of names."
+                problems.append(file.problem(DEFAULTS, what))
     return found
 
 
@@ -65,22 +56,13 @@ def _included(item: Node, path: Path, trail: tuple[Path, ...]) -> Node:
     target = path.parent / item.value
     if target.resolve() in trail:
         names = " -> ".join(file.name for file in (*trail, target))
-        raise ConfigError(
-            [Problem(item.file, item.line, DEFAULTS, f"{item.value} includes itself: {names}.")]
-        )
+        raise item.error(DEFAULTS, f"{item.value} includes itself: {names}.")
     if not target.is_file():
-        there = (
-            [file.name for file in target.parent.glob("*.y*ml")] if target.parent.is_dir() else []
-        )
-        near = difflib.get_close_matches(target.name, there, n=1)
-        hint = (
-            f"did you mean {near[0]}?"
-            if near
-            else "the name is relative to the file that includes it."
-        )
-        raise ConfigError(
-            [Problem(item.file, item.line, DEFAULTS, f"there is no file {item.value}; {hint}")]
-        )
+        near = near_names(target.name, [file.name for file in target.parent.glob("*.y*ml")])
+        hint = "the name is relative to the file that includes it."
+        if near:
+            hint = f"did you mean {near[0]}?"
+        raise item.error(DEFAULTS, f"there is no file {item.value}; {hint}")
     return read_with_includes(target, trail)
 
 
@@ -101,25 +83,105 @@ def merge(base: Node, over: Node, key: str = "") -> Node:
         if isinstance(name, str) and name.startswith(REMOVE):
             dropped = name.removeprefix(REMOVE)
             if result.pop(dropped, None) is None:
-                message = (
-                    f"there is no {dropped} to remove; {nearest(dropped, map(str, base.value))}"
-                )
-                problems.append(Problem(child.file, child.line, join_key(key, name), message))
+                message = f"there is no {dropped} to remove; {nearest(dropped, base.value)}"
+                problems.append(child.problem(join_key(key, name), message))
             continue
-        try:
-            result[name] = merge(
-                result[name] if name in result else _empty(child), child, join_key(key, name)
-            )
-        except ConfigError as error:
-            problems.extend(error.problems)
+        # a mapping that is new is merged into an empty one, so that a `~name` inside it is seen
+        before = result.get(name) or Node({}, child.file, child.line)
+        with collecting(problems):
+            result[name] = merge(before, child, join_key(key, name))
     if problems:
         raise ConfigError(problems)
     return Node(result, over.file, over.line)
 
 
-def _empty(like: Node) -> Node:
-    """What a mapping that is new is merged into, so that a `~name` inside it is seen."""
-    return Node({}, like.file, like.line)
+class Config:
+    """A resolved tree of plain dicts, lists and scalars that knows where each value came from.
+
+    Args:
+        root: the values with their files and lines.
+        folder: the folder of the file; modules beside the file are imported from there.
+        key: where this config lies in the whole ("" for the whole file).
+
+    >>> from loopwright.config import Config
+    >>> from loopwright.config.tree import to_node
+    >>> config = Config(to_node({"model": {"width": 3}}, "run.yaml", 1), ".")
+    >>> config.get("model.width"), "model.depth" in config, config.place("model.depth")
+    (3, False, ('run.yaml', 1))
+    """
+
+    def __init__(self, root: Node, folder: str | Path, key: str = "") -> None:
+        self.root = root
+        self.folder = Path(folder)
+        self.key = key
+        self.tree: dict[str, Any] = root.plain()
+
+    def place(self, key: str) -> tuple[str, int | None]:
+        """The file and line of a dotted key; of the nearest one above it that exists, where it does
+        not."""
+        node = self.root
+        parts = key.split(".") if key else []
+        for count in range(len(parts), -1, -1):
+            found = descend(self.root, ".".join(parts[:count]))
+            if found is not None:
+                node = found
+                break
+        return node.file, node.line
+
+    def __contains__(self, key: str) -> bool:
+        """Whether there is such a dotted key."""
+        return descend(self.root, key) is not None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The plain value at a dotted key, or the default."""
+        found = descend(self.root, key)
+        return default if found is None else found.plain()
+
+    def at(self, key: str) -> Config:
+        """The part of this config below a dotted key, as `build` takes it; raises ConfigError if
+        there is none."""
+        found = descend(self.root, key)
+        if found is None:
+            parent = descend(self.root, key.rpartition(".")[0])
+            known = [] if parent is None else [name for name, _ in parent.children()]
+            hint = nearest(key.split(".")[-1], known)
+            raise ConfigError([self.problem(key, f"there is no such key; {hint}")])
+        return Config(found, self.folder, join_key(self.key, key) if self.key else key)
+
+    def problem(self, key: str, message: str) -> Problem:
+        """A mistake at a dotted key, for a program that checks more than types."""
+        file, line = self.place(key)
+        return Problem(file, line, join_key(self.key, key) if key else self.key, message)
+
+    def to_yaml(self, path: str | Path | None = None) -> str:
+        """A file that loads to this tree; what came from the environment is still `${env:NAME}` in
+        it.
+
+        path: where the file will be. If that is below the folder of the modules that kinds name,
+        `modules:` is added, so that it runs from there too; otherwise pass `folder=` to
+        `load_config`.
+        """
+        above = None if path is None else self._way_up(Path(path).resolve().parent)
+        if above is None:
+            return write_yaml(self.root)
+        line = Node(above, self.root.file, None)
+        return write_yaml(
+            Node({**self.root.value, "modules": line}, self.root.file, self.root.line)
+        )
+
+    def _way_up(self, start: Path) -> str | None:
+        """`../..` from a folder to that of the modules; None if they are the same, or it is not
+        above."""
+        if (
+            start == self.folder
+            or not start.is_relative_to(self.folder)
+            or not isinstance(self.root.value, dict)
+        ):
+            return None
+        return "/".join([".."] * len(start.relative_to(self.folder).parts))
+
+    def __repr__(self) -> str:
+        return f"Config({self.key or self.root.file!r}: {self.root.shown()})"
 
 
 class UnresolvedError(Exception):
@@ -161,7 +223,7 @@ class Resolver:
         try:
             self.replace(node)
         except UnresolvedError as error:
-            self.problems.append(Problem(node.file, node.line, key, str(error)))
+            self.problems.append(node.problem(key, str(error)))
             node.value = None
         finally:
             self.open.pop()
@@ -310,7 +372,6 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     environ: Mapping[str, str] = os.environ,
-    may_add: Collection[str] = RUN_KEYS,
     folder: str | Path | None = None,
 ) -> Config:
     """Read a file with its includes, apply overrides, resolve variables; every mistake is in one
@@ -321,7 +382,6 @@ def load_config(
         overrides: `a.b=1` changes, `+a.new=1` adds, `++a.b=1` either, `~a.b` removes;
             `callbacks.0.decay=0.9` by index.
         environ: the variables of `${env:NAME}`.
-        may_add: top-level keys that an override may set although the file does not, without a `+`.
         folder: where the modules that kinds name are, if neither beside the file nor where its
             `modules:` says.
 
@@ -338,28 +398,19 @@ def load_config(
     parsed = parse_overrides(overrides, problems)
     for override in parsed:
         if override.is_sweep:
-            message = (
-                "has several values, which means a sweep of several runs; in quotes it is one "
-                "string: 'key=\"a,b\"'."
-            )
-            problems.extend(override.problem(message).problems)
+            message = "has several values, which is a sweep; in quotes it is one: 'key=\"a,b\"'."
+            problems += override.error(message).problems
     root = read_root(path, problems)
-    config = finish(root, parsed, problems, folder_of(path), environ=environ, may_add=may_add)
+    config = finish(root, parsed, problems, path, environ)
     return config if folder is None else Config(config.root, Path(folder).resolve())
-
-
-def folder_of(path: str | Path) -> Path:
-    return Path(path).resolve().parent
 
 
 def parse_overrides(overrides: Iterable[str], problems: list[Problem]) -> list[Override]:
     """The overrides that can be read; the others are added to the problems."""
     found = []
     for text in overrides:
-        try:
+        with collecting(problems):
             found.append(parse_override(text))
-        except ConfigError as error:
-            problems.extend(error.problems)
     return found
 
 
@@ -374,26 +425,20 @@ def read_root(path: str | Path, problems: list[Problem]) -> Node:
 def finish(
     root: Node,
     overrides: Iterable[Override],
-    problems: list[Problem],
-    folder: Path,
-    *,
+    problems: Iterable[Problem],
+    path: str | Path,
     environ: Mapping[str, str],
-    may_add: Collection[str],
 ) -> Config:
-    """Apply the overrides to the tree and resolve its variables."""
-    problems = list(problems)
+    """Apply the overrides to the tree of a file and resolve its variables."""
+    found = list(problems)
     for override in overrides:
-        try:
-            apply_override(root, override, may_add)
-        except ConfigError as error:
-            problems.extend(error.problems)
-    try:
+        with collecting(found):
+            apply_override(root, override, RUN_KEYS)
+    with collecting(found):
         Resolver(root, environ).resolve()
-    except ConfigError as error:
-        problems.extend(error.problems)
-    if problems:
-        raise ConfigError(problems)
-    return Config(root, module_folder(root, folder))
+    if found:
+        raise ConfigError(found)
+    return Config(root, module_folder(root, Path(path).resolve().parent))
 
 
 def module_folder(root: Node, folder: Path) -> Path:
@@ -408,8 +453,6 @@ def module_folder(root: Node, folder: Path) -> Path:
         return folder
     found = (folder / node.value).resolve() if isinstance(node.value, str) else None
     if found is None or not folder.is_relative_to(found):
-        message = (
-            f"is {node.shown()}; expected a folder that contains the file, such as `..` or `../..`."
-        )
-        raise ConfigError([Problem(node.file, node.line, MODULES, message)])
+        what = f"is {node.shown()}; expected a folder that contains the file, such as `..`."
+        raise node.error(MODULES, what)
     return found

@@ -32,7 +32,7 @@ class Override:
     def is_sweep(self) -> bool:
         return len(self.values) > 1
 
-    def problem(self, message: str) -> ConfigError:
+    def error(self, message: str) -> ConfigError:
         where = self.text if self.file == COMMAND_LINE else self.key
         return ConfigError([Problem(self.file, self.line, where, message)])
 
@@ -41,10 +41,8 @@ def parse_override(text: str) -> Override:
     """An override from its text; raises ConfigError."""
     match = re.fullmatch(r"(\+\+|\+|~|)([^=\s+~][^=]*?)\s*(=(.*))?", text, re.S)
     if match is None or (match[3] is None) != (match[1] == "~"):
-        message = (
-            "is not an override: write key=value, +key=value to add a key, or ~key to remove one."
-        )
-        raise ConfigError([Problem(COMMAND_LINE, None, text, message)])
+        what = "is not an override: write key=value, +key=value to add, or ~key to remove a key."
+        raise ConfigError([Problem(COMMAND_LINE, None, text, what)])
     if match[1] == "~":
         return Override(match[2], "~", (), text)
     try:
@@ -90,34 +88,19 @@ def parse_values(text: str) -> list[Node]:
 def parse_range(text: str) -> list[int | float]:
     """The numbers of a range, its end left out as in Python; the step may be a fraction."""
     numbers = [parse_scalar(part.strip()) for part in text.split(",")]
-    bounds = [
-        number
-        for number in numbers
-        if isinstance(number, int | float) and not isinstance(number, bool)
-    ]
-    if (
-        len(bounds) != len(numbers)
-        or len(bounds) not in (2, 3)
-        or not all(map(math.isfinite, bounds))
-    ):
-        raise _range_error(
-            text, "takes two or three numbers: range(start, stop) or range(start, stop, step)."
-        )
+    bounds = [n for n in numbers if isinstance(n, int | float) and math.isfinite(n)]
+    has_words = len(bounds) != len(numbers) or any(isinstance(n, bool) for n in bounds)
+    if has_words or len(bounds) not in (2, 3):
+        raise _range_error(text, "takes two or three numbers: range(start, stop[, step]).")
     start, stop, step = bounds if len(bounds) == 3 else (*bounds, 1)
     if step == 0:
         raise _range_error(text, "has a step of 0, and would never end.")
     count = math.ceil(round((stop - start) / step, 9))
     if not 0 < count <= MAX_RANGE:
         raise _range_error(text, f"has {max(count, 0)} values; expected 1 to {MAX_RANGE}.")
-    return [
-        start + index * step if isinstance(step, int) else _rounded(start + index * step)
-        for index in range(count)
-    ]
-
-
-def _rounded(value: float) -> float:
-    """0.30000000000000004 as 0.3: what the user would have written."""
-    return float(f"{value:.12g}")
+    values = [start + index * step for index in range(count)]
+    # 0.30000000000000004 as 0.3: what the user would have written
+    return values if isinstance(step, int) else [float(f"{value:.12g}") for value in values]
 
 
 def _range_error(text: str, message: str) -> ConfigError:
@@ -168,7 +151,7 @@ def _set(
         _added(node, last, value, override, above)
         return
     if override.mark == "+":
-        raise override.problem(f"{override.key} exists already: leave out the + to change it.")
+        raise override.error(f"{override.key} exists already: leave out the + to change it.")
     existing.value = value.value
     existing.source = value.source
     existing.file = override.file
@@ -179,7 +162,7 @@ def _added(node: Node, part: str, value: Node, override: Override, above: list[s
     """Put a new key into a mapping, or an item at the end of a list."""
     if isinstance(node.value, list):
         if part != str(len(node.value)):
-            raise override.problem(
+            raise override.error(
                 f"{'.'.join(above)} is a list: {_indices(node)}, and +{len(node.value)} adds one."
             )
         node.value.append(value)
@@ -188,7 +171,7 @@ def _added(node: Node, part: str, value: Node, override: Override, above: list[s
     elif node.value is None:
         node.value = {part: value}
     else:
-        raise override.problem(f"{'.'.join(above)} is {node.shown()}, and has no keys to add to.")
+        raise override.error(f"{'.'.join(above)} is {node.shown()}, and has no keys to add to.")
     return value
 
 
@@ -208,21 +191,15 @@ def _unknown(
 ) -> ConfigError:
     where = ".".join(above)
     if isinstance(node.value, list):
-        return override.problem(f"{where} is a list and has no {part}: {_indices(node)}.")
+        return override.error(f"{where} is a list and has no {part}: {_indices(node)}.")
     if not isinstance(node.value, dict):
-        return override.problem(f"{where} is {node.shown()}, and has no key {part}.")
+        return override.error(f"{where} is {node.shown()}, and has no key {part}.")
     known = [str(name) for name in node.value] + [name for name in may_add if not above]
     missing = f"the config has no key {join_key(where, part)}; {nearest(part, known)}"
     add = f"\nTo add it: +{override.key}=..." if override.mark == "" else ""
-    return override.problem(missing + add)
+    return override.error(missing + add)
 
 
 def _indices(node: Node) -> str:
     last = len(node.value) - 1
-    return (
-        "it is empty"
-        if last < 0
-        else f"its indices are 0 to {last}"
-        if last
-        else "its only index is 0"
-    )
+    return "it is empty" if last < 0 else f"its indices are 0 to {last}"

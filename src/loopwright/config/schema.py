@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import EMPTY, Argument, arguments_of, fields_of, is_model, is_open, model_in
-from .compose import DEFAULTS
+from .compose import DEFAULTS, Config
 from .hints import json_of
 from .kinds import ANYTHING, RefusedError, beside, fits, resolve_kind
 from .places import KIND, Entry, Place, Schema, mapping_of, one_of_kind
-from .tree import Config
 from .validate import Validation
 
 ARGUMENT = re.compile(

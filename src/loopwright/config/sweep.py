@@ -3,33 +3,53 @@ of a file."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
 import os
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal
 
-from ..text import nearest
-from .compose import RUN_KEYS, escaped, finish, folder_of, parse_overrides, read_root
-from .naming import name_variants
+from ..run.changes import short_keys
+from .compose import Config, escaped, finish, parse_overrides, read_root
 from .overrides import RANGE, Override, parse_range
-from .tree import COMMAND_LINE, Config, ConfigError, Node, Problem, to_node
+from .places import Entry, Schema
+from .tree import COMMAND_LINE, ConfigError, Node, Problem, collecting, to_node
+from .validate import Validation
+from .yaml import plain_text
 
-METHODS = ("grid", "random", "optuna")
-OPTIONS: dict[str, type[Any]] = {
-    "method": str,
-    "num": int,
-    "seed": int,
-    "metric": str,
-    "direction": str,
-}
 SWEEP = "sweep"
 # where the values of the command line are resolved; a name that no file uses
 VARIED = "values of a sweep"
 MAX_VARIANTS = 100_000
+MAX_LENGTH = 80  # of the name of a run
+UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
+OPTIONS = Schema(
+    {
+        "space": Entry(
+            dict[str, Any], True, "which keys are varied, such as {model.width: [16, 32]}."
+        ),
+        "method": Entry(Literal["grid", "random", "optuna"]),
+        "num": Entry(int),
+        "seed": Entry(int),
+        "metric": Entry(str),
+        "direction": Entry(Literal["minimize", "maximize"]),
+    }
+)
+INTERVAL = Schema(
+    {
+        "low": Entry(int | float, True, "the smallest number."),
+        "high": Entry(int | float, True, "the largest number."),
+        "log": Entry(bool),
+        "step": Entry(int | float),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,137 +119,67 @@ class Sweep:
     metric: str | None = None
     direction: str | None = None  # "minimize" or "maximize"
 
-    def with_space(self, space: Mapping[str, Sequence[Any] | Interval]) -> Sweep:
-        return replace(self, space=space)
-
 
 def read_block(block: Node) -> Sweep:
-    """The sweep that a block describes; raises ConfigError with all its mistakes.
+    """The sweep that a block describes; raises ConfigError with its mistakes.
 
     Without `method` and `space` the block's keys are varied in a grid.
     """
-    if not isinstance(block.value, dict) or not block.value:
-        message = (
-            f"is {block.shown()}; expected keys with lists of values, such as {{model.width: "
-            "[16, 32]}."
-        )
-        raise ConfigError([Problem(block.file, block.line, "sweep", message)])
-    reader = BlockReader()
-    if "space" not in block.value and "method" not in block.value:
-        sweep = Sweep(reader.space(block, "sweep"))
-    else:
-        sweep = reader.options(block)
-    if reader.problems:
-        raise ConfigError(reader.problems)
-    return sweep
+    if "space" not in (block.value or ()) and "method" not in (block.value or ()):
+        return Sweep(_read_space(block, SWEEP))
+    options, problems = Validation(None).check(block, OPTIONS, SWEEP)
+    if problems:
+        raise ConfigError(problems)
+    num = options.get("num")
+    if num is None and options.get("method") == "random":
+        raise block.error("sweep.num", "is missing: the number of random runs.")
+    if num is not None and num < 1:
+        raise block.value["num"].error("sweep.num", f"is {num}; expected 1 or more.")
+    return Sweep(**{**options, "space": _read_space(block.value["space"], "sweep.space")})
 
 
-class BlockReader:
-    """Reads the parts of a block and collects what is wrong with them."""
+def _read_space(node: Node, key: str) -> dict[str, Sequence[Any] | Interval]:
+    if not isinstance(node.value, dict) or not node.value:
+        example = "{model.width: [16, 32]}"
+        raise node.error(key, f"is {node.shown()}; expected keys with values, such as {example}.")
+    found: dict[str, Sequence[Any] | Interval] = {}
+    problems: list[Problem] = []
+    for name, child in node.value.items():
+        with collecting(problems):
+            found[str(name)] = _read_values(child, f"{key}.{name}")
+    if problems:
+        raise ConfigError(problems)
+    return found
 
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
 
-    def add(self, node: Node, key: str, message: str) -> None:
-        self.problems.append(Problem(node.file, node.line, key, message))
+def _read_values(node: Node, key: str) -> Sequence[Any] | Interval:
+    """A list, a range, or an interval with `low` and `high`."""
+    if isinstance(node.value, list) and node.value:
+        return list(node.plain())
+    if isinstance(node.value, dict):
+        return _read_interval(node, key)
+    match = RANGE.fullmatch(node.value.strip()) if isinstance(node.value, str) else None
+    if match is None:
+        expected = "a list of values, range(...), or {low: ..., high: ...}"
+        raise node.error(key, f"is {node.shown()}; expected {expected}.")
+    try:
+        return parse_range(match[1])
+    except ConfigError as error:
+        raise node.error(key, error.problems[0].message) from None
 
-    def options(self, block: Node) -> Sweep:
-        values: dict[str, Any] = {}
-        known = [item.name for item in fields(Sweep)]
-        for name, node in block.value.items():
-            key = f"sweep.{name}"
-            if name == "space":
-                values["space"] = self.space(node, key)
-            elif name not in OPTIONS:
-                self.add(node, key, f"is not an option of a sweep; {nearest(str(name), known)}")
-            elif type(node.value) is not OPTIONS[name]:
-                self.add(node, key, f"is {node.shown()}; expected {OPTIONS[name].__name__}.")
-            else:
-                values[name] = node.value
-        self.allowed(block, values, "method", METHODS)
-        self.allowed(block, values, "direction", ("minimize", "maximize"))
-        if "space" not in block.value:
-            self.add(
-                block,
-                "sweep.space",
-                "is missing: it says which keys are varied, such as {model.width: [16, 32]}.",
-            )
-        if values.get("method") == "random" and "num" not in block.value:
-            self.add(block, "sweep.num", "is missing: the number of random runs.")
-        if "num" in values and values["num"] < 1:
-            self.add(block.value["num"], "sweep.num", f"is {values['num']}; expected 1 or more.")
-        return Sweep(**{"space": {}, **values})
 
-    def allowed(self, block: Node, values: dict[str, Any], name: str, known: Sequence[str]) -> None:
-        if name in values and values[name] not in known:
-            self.add(
-                block.value[name],
-                f"sweep.{name}",
-                f"{values[name]!r} is unknown; {nearest(values[name], known)}",
-            )
-
-    def space(self, node: Node, key: str) -> dict[str, Sequence[Any] | Interval]:
-        if not isinstance(node.value, dict) or not node.value:
-            self.add(node, key, f"is {node.shown()}; expected keys with lists of values.")
-            return {}
-        found = {
-            str(name): self.values(child, f"{key}.{name}") for name, child in node.value.items()
-        }
-        return {name: values for name, values in found.items() if values is not None}
-
-    def values(self, node: Node, key: str) -> Sequence[Any] | Interval | None:
-        """A list, a range, or an interval with `low` and `high`."""
-        if isinstance(node.value, list) and node.value:
-            return list(node.plain())
-        if isinstance(node.value, str) and (match := RANGE.fullmatch(node.value.strip())):
-            try:
-                return parse_range(match[1])
-            except ConfigError as error:
-                self.add(node, key, error.problems[0].message)
-                return None
-        if isinstance(node.value, dict):
-            return self.interval(node, key)
-        self.add(
-            node,
-            key,
-            f"is {node.shown()}; expected a list of values, range(...), or {{low: ..., high: "
-            "...}.",
-        )
-        return None
-
-    def interval(self, node: Node, key: str) -> Interval | None:
-        values = node.plain()
-        before = len(self.problems)
-        for name, value in values.items():
-            wanted: Any = bool if name == "log" else int | float
-            if name not in {item.name for item in fields(Interval)}:
-                self.add(
-                    node.value[name],
-                    f"{key}.{name}",
-                    nearest(str(name), ["low", "high", "log", "step"]),
-                )
-            elif type(value) not in (get_args(wanted) or (wanted,)):
-                self.add(
-                    node.value[name],
-                    f"{key}.{name}",
-                    f"is {node.value[name].shown()}; expected {wanted}.",
-                )
-        if "low" not in values or "high" not in values:
-            self.add(node, key, "an interval has low and high.")
-        if len(self.problems) > before:
-            return None
-        interval = Interval(**values)
-        if not math.isfinite(interval.high - interval.low) or interval.low >= interval.high:
-            self.add(
-                node,
-                key,
-                f"low is {interval.low} and high is {interval.high}; expected low < high.",
-            )
-        if interval.log and interval.low <= 0:
-            self.add(node, key, f"low is {interval.low}; with log it must be above 0.")
-        if interval.step is not None and interval.step <= 0:
-            self.add(node, key, f"step is {interval.step}; expected a number above 0.")
-        return interval if len(self.problems) == before else None
+def _read_interval(node: Node, key: str) -> Interval:
+    values, problems = Validation(None).check(node, INTERVAL, key)
+    if problems:
+        raise ConfigError(problems)
+    found = Interval(**values)
+    if not math.isfinite(found.high - found.low) or found.low >= found.high:
+        raise node.error(key, f"low is {found.low} and high is {found.high}; expected low < high.")
+    if found.log and found.low <= 0:
+        raise node.error(key, f"low is {found.low}; with log it must be above 0.")
+    if found.step is not None and found.step <= 0:
+        raise node.error(key, f"step is {found.step}; expected a number above 0.")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +195,6 @@ class Variant:
 def expand_sweep(
     path: str | Path,
     overrides: Sequence[str] = (),
-    *,
-    environ: Mapping[str, str] = os.environ,
-    may_add: Collection[str] = RUN_KEYS,
 ) -> list[Variant]:
     """The runs of a sweep, in order; a single one called "single" where nothing is varied.
 
@@ -257,8 +204,6 @@ def expand_sweep(
     Args:
         path: the YAML file.
         overrides: as in `load_config`; `a.b=1,2` and `a.b=range(0, 3)` are several values.
-        environ: the variables of `${env:NAME}`.
-        may_add: top-level keys that an override may set although the file does not.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -269,25 +214,18 @@ def expand_sweep(
     ...     [variant.name for variant in expand_sweep(file, ["model.width=16,32"])]
     ['width=16', 'width=32']
     """
-    base = Base(path, overrides, environ, may_add)
+    base = SweptFile(path, overrides)
     combinations = list(itertools.islice(combine(base.sweep, base.origin), MAX_VARIANTS + 1))
     if len(combinations) > MAX_VARIANTS:
-        raise ConfigError(
-            [base.origin.problem(f"makes more than {MAX_VARIANTS} runs; vary fewer values.")]
-        )
+        raise base.origin.error(SWEEP, f"makes more than {MAX_VARIANTS} runs; vary fewer values.")
     names = name_variants(combinations)
-    return [
-        Variant(name, chosen, base.config(chosen))
-        for name, chosen in zip(names, combinations, strict=True)
-    ]
+    pairs = zip(names, combinations, strict=True)
+    return [Variant(name, chosen, base.config(chosen)) for name, chosen in pairs]
 
 
 def read_sweep(
     path: str | Path,
     overrides: Sequence[str] = (),
-    *,
-    environ: Mapping[str, str] = os.environ,
-    may_add: Collection[str] = RUN_KEYS,
 ) -> Sweep:
     """Read what a sweep varies, for a search that chooses the values itself; `space` is empty where
     nothing is varied.
@@ -295,8 +233,6 @@ def read_sweep(
     Args:
         path: The file, as for `expand_sweep`.
         overrides: As for `expand_sweep`.
-        environ: As for `expand_sweep`.
-        may_add: As for `expand_sweep`.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -307,16 +243,13 @@ def read_sweep(
     ...     read_sweep(file).space
     {'lr': Interval(low=0.1, high=1, log=True, step=None)}
     """
-    return Base(path, overrides, environ, may_add).sweep
+    return SweptFile(path, overrides).sweep
 
 
 def load_variant(
     path: str | Path,
     overrides: Sequence[str],
     chosen: Mapping[str, Any],
-    *,
-    environ: Mapping[str, str] = os.environ,
-    may_add: Collection[str] = RUN_KEYS,
 ) -> Variant:
     """The run in which the keys of the space have these values.
 
@@ -324,8 +257,6 @@ def load_variant(
         path: the YAML file.
         overrides: as in `expand_sweep`.
         chosen: a value for each key that is varied.
-        environ: the variables of `${env:NAME}`.
-        may_add: top-level keys that an override may set although the file does not.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -336,63 +267,39 @@ def load_variant(
     ...     load_variant(file, ["lr=1,2,3"], {"lr": 2}).config.tree
     {'lr': 2}
     """
-    base = Base(path, overrides, environ, may_add)
+    base = SweptFile(path, overrides)
     return Variant(name_variants([chosen])[0], dict(chosen), base.config(chosen))
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a sweep is written, for messages about it."""
+class SweptFile:
+    """What all runs of a sweep have in common: the file, the fixed overrides, and the space."""
 
-    file: str
-    line: int | None
-
-    def problem(self, message: str) -> Problem:
-        return Problem(self.file, self.line, SWEEP, message)
-
-
-class Base:
-    """What all runs of a sweep have in common: the file, the overrides with one value, and the
-    space."""
-
-    def __init__(
-        self,
-        path: str | Path,
-        overrides: Sequence[str],
-        environ: Mapping[str, str],
-        may_add: Collection[str],
-    ) -> None:
-        self.environ, self.may_add, self.folder = environ, may_add, folder_of(path)
+    def __init__(self, path: str | Path, overrides: Sequence[str]) -> None:
+        self.path = path
         problems: list[Problem] = []
         parsed = parse_overrides(overrides, problems)
-        self.fixed = [override for override in parsed if not override.is_sweep]
+        fixed = [override for override in parsed if not override.is_sweep]
         varied = {override.key: override for override in parsed if override.is_sweep}
+        self.marks = {key: override.mark for key, override in varied.items()}
         self.root = read_root(path, problems)
         # Resolved once without the choices, so that a block may use variables and mistakes are
         # reported only once.
         root = self.root.copy()
-        listed = {
-            key: Node(list(override.values), COMMAND_LINE, None) for key, override in varied.items()
-        }
-        root.value[VARIED] = Node(listed, COMMAND_LINE, None)
-        whole = finish(root, self.fixed, problems, self.folder, environ=environ, may_add=may_add)
+        values = {key: Node(list(each.values), COMMAND_LINE, None) for key, each in varied.items()}
+        root.value[VARIED] = Node(values, COMMAND_LINE, None)
+        whole = finish(root, fixed, problems, path, os.environ)
         block = whole.root.value.pop(SWEEP, None)
         self.root.value.pop(SWEEP, None)
-        self.fixed = [override for override in self.fixed if override.key.split(".")[0] != SWEEP]
-        self.origin = Origin(
-            self.root.file if block is None else block.file, None if block is None else block.line
-        )
-        from_file = Sweep({}) if block is None else read_block(block)
-        self.sweep = from_file.with_space({**from_file.space, **whole.root.value[VARIED].plain()})
-        self.marks = {key: override.mark for key, override in varied.items()}
+        self.fixed = [override for override in fixed if override.key.split(".")[0] != SWEEP]
+        self.origin = Node(None, self.root.file, None) if block is None else block
+        sweep = Sweep({}) if block is None else read_block(block)
+        space = {**sweep.space, **whole.root.value[VARIED].plain()}
+        self.sweep = replace(sweep, space=space)
 
     def config(self, chosen: Mapping[str, Any]) -> Config:
         """The config in which the varied keys have these values."""
         changes = [self.change(key, value) for key, value in chosen.items()]
-        overrides = [*self.fixed, *changes]
-        return finish(
-            self.root.copy(), overrides, [], self.folder, environ=self.environ, may_add=self.may_add
-        )
+        return finish(self.root.copy(), [*self.fixed, *changes], (), self.path, os.environ)
 
     def change(self, key: str, value: Any) -> Override:
         mark = self.marks.get(key, "++" if key.startswith("+") else "")
@@ -410,32 +317,26 @@ def as_text(node: Node) -> Node:
     return node
 
 
-def combine(sweep: Sweep, origin: Origin) -> Iterator[dict[str, Any]]:
+def combine(sweep: Sweep, origin: Node) -> Iterator[dict[str, Any]]:
     """The values of each run: all combinations, or `num` random ones."""
     if sweep.method == "optuna":
-        message = (
-            "method: optuna chooses values while it runs; there is no list of runs beforehand."
-        )
-        raise ConfigError([origin.problem(message)])
+        raise origin.error(SWEEP, "optuna chooses values while it runs: there is no list of runs.")
     if sweep.method == "random":
         chooser = random.Random(sweep.seed)
         for _ in range(sweep.num or 0):
             yield {key: draw(values, chooser) for key, values in sweep.space.items()}
         return
-    grids = {key: listed(key, values, origin) for key, values in sweep.space.items()}
+    grids = {key: _grid(key, values, origin) for key, values in sweep.space.items()}
     for choice in itertools.product(*grids.values()):
         yield dict(zip(grids, choice, strict=True))
 
 
-def listed(key: str, values: Sequence[Any] | Interval, origin: Origin) -> Sequence[Any]:
+def _grid(key: str, values: Sequence[Any] | Interval, origin: Node) -> Sequence[Any]:
     if not isinstance(values, Interval):
         return values
     if values.step is None:
-        message = (
-            f"{key} is an interval without a step, and a grid needs values: list them, or use "
-            "method: random."
-        )
-        raise ConfigError([origin.problem(message)])
+        what = f"{key} is an interval without a step: list values, or use method: random."
+        raise origin.error(SWEEP, what)
     count = math.floor(round((values.high - values.low) / values.step, 9)) + 1
     return [values.snapped(values.low + index * values.step) for index in range(count)]
 
@@ -443,3 +344,46 @@ def listed(key: str, values: Sequence[Any] | Interval, origin: Origin) -> Sequen
 def draw(values: Sequence[Any] | Interval, chooser: random.Random) -> Any:
     """One of the values, or a number from the interval."""
     return values.at(chooser.random()) if isinstance(values, Interval) else chooser.choice(values)
+
+
+def name_variants(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each, in characters that every file system takes.
+
+    A name that is too long or not unique ends in a part of the hash of its values. The same values
+    drawn twice are two runs: the second is called name-2.
+    """
+    plain = [_plain_name(chosen) for chosen in combinations]
+    seen: dict[str, set[str]] = {}
+    for name, chosen in zip(plain, combinations, strict=True):
+        seen.setdefault(name.lower(), set()).add(_digest(chosen))
+    names = []
+    counts: Counter[str] = Counter()
+    for name, chosen in zip(plain, combinations, strict=True):
+        if len(name) > MAX_LENGTH or len(seen[name.lower()]) > 1:
+            name = f"{name[: MAX_LENGTH - 9].rstrip('.-_')}-{_digest(chosen)}"
+        counts[name.lower()] += 1
+        number = counts[name.lower()]
+        names.append(name if number == 1 else f"{name}-{number}")
+    return names
+
+
+def _plain_name(chosen: Mapping[str, Any]) -> str:
+    keys = short_keys(chosen)
+    parts = [f"{keys[key].lstrip('+')}={_name_of(value)}" for key, value in chosen.items()]
+    return UNSAFE.sub("-", "_".join(parts)).strip(".-") or "single"
+
+
+def _name_of(value: Any) -> str:
+    if isinstance(value, dict):
+        if "kind" in value:
+            return str(value["kind"]).rpartition(".")[2]
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return "-".join(map(_name_of, value))
+    if value is None or isinstance(value, bool):
+        return plain_text(value)
+    return str(value)
+
+
+def _digest(chosen: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(chosen, default=str).encode()).hexdigest()[:8]

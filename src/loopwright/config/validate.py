@@ -26,6 +26,7 @@ from .arguments import (
     model_mistakes,
     needs_building,
 )
+from .compose import Config
 from .hints import WRONG_VALUE, describe, leaf, mistake, moved, strip, typed, wrong_value
 from .kinds import RefusedError, beside, check_class, resolve_kind
 from .places import (
@@ -41,7 +42,7 @@ from .places import (
     one_of_kind,
     public_name,
 )
-from .tree import Config, ConfigError, Node, Problem, child_of, join_key, to_node
+from .tree import ConfigError, Node, Problem, child_of, join_key, to_node
 
 Mistakes = list[InitErrorDetails]
 HERE = "config"

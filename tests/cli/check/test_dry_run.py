@@ -375,7 +375,7 @@ def test_what_cannot_be_checked_has_exit_code_2_and_a_reason(check, lines, optio
 
 def test_a_missing_program_has_exit_code_2(capsys):
     assert main(["check", "nowhere.py"]) == 2
-    assert "nowhere.py does not exist" in capsys.readouterr().err
+    assert "[no-program]" in capsys.readouterr().err
 
 
 def test_afterwards_everything_is_as_it_was(check):

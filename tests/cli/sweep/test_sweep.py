@@ -15,10 +15,9 @@ import pytest
 from loopwright.checkpoint import CheckpointStore
 from loopwright.checkpoint.compare import compare_trees
 from loopwright.cli import main
-from loopwright.cli.sweep import default_metric, short_keys
+from loopwright.cli.sweep import Optuna, default_metric, short_keys
 from loopwright.cli.sweep.child import placed
 from loopwright.cli.sweep.runs import Child, Result, Task, best_value, is_finished, place_for
-from loopwright.cli.sweep.search import Optuna
 from loopwright.config import Interval, Sweep, load_config
 from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.run.reading import RunView

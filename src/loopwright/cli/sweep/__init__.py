@@ -1,35 +1,50 @@
-"""`loopwright sweep CONFIG [KEY=A,B,C ...]`: train a run for each combination of values, and
-compare them."""
+"""`loopwright sweep`: train one run for each combination of values, and compare them."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...checkpoint.manifest import local_path
-from ...errors import ConfigurationError
+from ...config import (
+    Config,
+    ConfigError,
+    Interval,
+    Sweep,
+    check,
+    expand_sweep,
+    load_config,
+    read_sweep,
+)
+from ...errors import ConfigurationError, MissingExtraError
+from ...interfaces.configured.experiment import schema
 from ...metrics.best import Mode, direction_of, ranked
 from ...run.changes import short_keys
+from ...run.reading import RunView
 from ..exits import FOUND, INTERRUPTED, OK
-from ..output import RED, number_text, print_json, printable, progress_text, styled, time_text
+from ..output import (
+    RED,
+    number_text,
+    print_fitted,
+    print_json,
+    printable,
+    progress_text,
+    styled,
+    time_text,
+)
 from ..selection import check_run_file
-
-if TYPE_CHECKING:
-    from ...config import Config, Sweep
-    from .runs import Result, Search, Task
-
+from .runs import Pool, Result, Search, Task, is_finished, place_for, read_result
 
 DEFAULT_NUM = 20
 MODES: dict[str, Mode] = {"minimize": "min", "maximize": "max"}
 
 
 def sweep_command(options: argparse.Namespace) -> int:
-    from ...config import load_config, read_sweep
-
     if options.jobs < 1:
         raise ConfigurationError(f"--jobs {options.jobs}: use 1 or more.")
     check_run_file(options.config, "sweep")
@@ -89,8 +104,6 @@ class SweepJob:
 
     def _train(self, search: Search, total: int) -> bool:
         """Train all runs; return whether the sweep was interrupted."""
-        from .runs import Pool, read_result
-
         options = self.options
         config = str(Path(options.config).absolute())
         pool = Pool(
@@ -110,8 +123,6 @@ class SweepJob:
     def _check_direction(self, result: Result) -> None:
         """Raise an error where a run recorded the opposite direction, as for a loss that is called
         `score`."""
-        from ...run.reading import RunView
-
         if self.direction is not None or not (result.task.path / "run.json").is_file():
             return
         noted = RunView(result.task.path).metric_modes.get(self.metric, self.mode)
@@ -125,9 +136,6 @@ class SweepJob:
 
     def _search(self) -> tuple[Search, int]:
         """The runs to train and their total number; finished runs are added to the results."""
-        from .runs import is_finished, read_result
-        from .search import Listed, Optuna
-
         if self.method == "optuna":
             num = self.options.num or self.sweep.num or DEFAULT_NUM
             found = Optuna(
@@ -147,10 +155,6 @@ class SweepJob:
     def _tasks(self) -> Sequence[tuple[Task, Config]]:
         """All runs of a grid or random sweep; all configs are checked before the first run is
         trained."""
-        from ...config import ConfigError, check, expand_sweep
-        from ...interfaces.configured.experiment import schema
-        from .runs import Task, place_for
-
         variants = expand_sweep(self.options.config, self.options.overrides)
         problems = [problem for variant in variants for problem in check(variant.config, schema())]
         if problems:
@@ -224,7 +228,6 @@ def print_results(
     if not ordered:
         print("No run has ended yet.")
         return
-    from ..output import print_fitted
 
     titles = short_keys(ordered[0].task.chosen)
     header = [
@@ -268,7 +271,6 @@ def print_tasks(tasks: Sequence[Task], *, as_json: bool) -> None:
             [{"name": task.name, "chosen": task.chosen, "path": str(task.path)} for task in tasks]
         )
         return
-    from ..output import print_fitted
 
     titles = short_keys(tasks[0].chosen)
     rows = [[*(number_text(task.chosen[key]) for key in titles), str(task.path)] for task in tasks]
@@ -297,3 +299,151 @@ def _as_dict(ordered: Sequence[Result], metric: str, mode: Mode, folder: Path) -
     ]
     best = next((run for run in runs if run["value"] is not None), None)
     return {"folder": str(folder), "metric": metric, "mode": mode, "best": best, "runs": runs}
+
+
+JOURNAL = "optuna.journal"
+
+
+class Listed:
+    """Runs from a list, in order."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._waiting = list(tasks)
+
+    def next(self) -> Task | None:
+        return self._waiting.pop(0) if self._waiting else None
+
+    def report(self, task: Task, update: int, value: float) -> bool:
+        return True
+
+    def done(self, result: Result) -> None:
+        """Ignore the result."""
+
+
+class Optuna:
+    """Runs whose values Optuna chooses by the results so far; it also ends runs that do worse than
+    others.
+
+    Its study is stored in the folder of the sweep; runs that a killed sweep left unfinished come
+    first.
+    """
+
+    def __init__(self, sweep: Sweep, folder: Path, mode: Mode, *, num: int, prunes: bool) -> None:
+        try:
+            import optuna
+            from optuna.storages.journal import JournalFileBackend
+        except ImportError as error:
+            raise MissingExtraError(
+                "This sweep needs Optuna: pip install 'loopwright[tune]'."
+            ) from error
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        folder.mkdir(parents=True, exist_ok=True)
+        backend = JournalFileBackend(str(folder / JOURNAL))
+        pruner = (
+            optuna.pruners.MedianPruner(n_startup_trials=3)
+            if prunes
+            else optuna.pruners.NopPruner()
+        )
+        study = optuna.create_study(
+            storage=optuna.storages.JournalStorage(backend),
+            study_name="sweep",
+            direction="minimize" if mode == "min" else "maximize",
+            pruner=pruner,
+            load_if_exists=True,
+        )
+        if study.direction.name.lower() != ("minimize" if mode == "min" else "maximize"):
+            raise ConfigurationError(
+                f"{folder} contains a sweep that should {study.direction.name.lower()} its "
+                "metric, but this sweep does the opposite: name another folder with --output, or "
+                f"add --direction {study.direction.name.lower()}."
+            )
+        known = study.get_trials(deepcopy=False)
+        study.sampler = optuna.samplers.TPESampler(seed=sweep.seed + len(known))
+        self._study = study
+        self._sweep = sweep
+        self._folder = folder
+        self._num = num
+        states = optuna.trial.TrialState
+        self._states = states
+        left = [trial for trial in known if trial.state == states.RUNNING]
+        self._left = [optuna.trial.Trial(study, trial._trial_id) for trial in left]
+        self._num_asked = len(known)
+        self.ended = [trial for trial in known if trial.state != states.RUNNING]
+
+    def task_of(self, number: int, chosen: Mapping[str, Any]) -> Task:
+        name = f"trial-{number:04d}"
+        return Task(name, dict(chosen), self._folder / name)
+
+    def tasks_before(self) -> list[tuple[Task, str]]:
+        """Runs of earlier calls that have ended, with their states."""
+        words = {
+            self._states.COMPLETE: "finished",
+            self._states.PRUNED: "pruned",
+            self._states.FAIL: "failed",
+        }
+        return [
+            (self.task_of(t.number, self._chosen(t)), words.get(t.state, "failed"))
+            for t in self.ended
+        ]
+
+    def next(self) -> Task | None:
+        if self._left:
+            trial = self._left.pop(0)
+        elif self._num_asked < self._num:
+            trial = self._study.ask()
+            self._num_asked += 1
+        else:
+            return None
+        task = self.task_of(trial.number, self._chosen(trial))
+        task.key = trial
+        return task
+
+    def report(self, task: Task, update: int, value: float) -> bool:
+        trial = task.key
+        if update not in self._reported(trial):
+            trial.report(value, update)
+        return not trial.should_prune()
+
+    def done(self, result: Result) -> None:
+        trial = result.task.key
+        if result.state == "pruned":
+            self._study.tell(trial, state=self._states.PRUNED)
+        elif (
+            result.state in ("finished", "stopped")
+            and result.value is not None
+            and math.isfinite(result.value)
+        ):
+            self._study.tell(trial, result.value)
+        elif result.state != "interrupted":  # an interrupted run continues in the next call
+            self._study.tell(trial, state=self._states.FAIL)
+
+    def _reported(self, trial: Any) -> Mapping[int, float]:
+        found: Mapping[int, float] = self._study._storage.get_trial(
+            trial._trial_id
+        ).intermediate_values
+        return found
+
+    def _chosen(self, trial: Any) -> dict[str, Any]:
+        return {key: _suggest(trial, key, values) for key, values in self._sweep.space.items()}
+
+
+def _suggest(trial: Any, key: str, values: Sequence[Any] | Interval) -> Any:
+    """The value of a key: suggested by Optuna, or read from a trial that has ended."""
+    if not isinstance(values, Interval):
+        index = (
+            trial.params[key]
+            if _is_over(trial)
+            else trial.suggest_categorical(key, list(range(len(values))))
+        )
+        return values[index]
+    if _is_over(trial):
+        return values.snapped(trial.params[key])
+    suggest: Callable[..., Any] = trial.suggest_int if values.is_whole else trial.suggest_float
+    if values.step is None or values.log:  # Optuna has no steps on a logarithmic scale
+        return values.snapped(suggest(key, values.low, values.high, log=values.log))
+    return suggest(key, values.low, values.snapped(values.high), step=values.step)
+
+
+def _is_over(trial: Any) -> bool:
+    """Whether it is the record of a trial that has ended, which suggests no values."""
+    return not hasattr(trial, "suggest_categorical")

@@ -17,15 +17,17 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from ...callback import Callback
+from ...callbacks.interval import logged_metrics
+from ...config import Config, load_variant
+from ...config.tree import Node
 from ...errors import ConfigurationError, Interrupted, LoopwrightError
-from ..exits import FAILED, OK
-
-if TYPE_CHECKING:
-    from ...config import Config
-    from ...trainer import Trainer
+from ...interfaces.configured.experiment import Experiment
+from ...run.reading import RunView
+from ...trainer import Trainer
+from ..exits import FAILED, OK, explained
 
 STOP = "stop"
 GO_ON = "go on"
@@ -64,10 +66,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _train(spec: Spec, parent: Parent) -> int:
-    from ...config import load_variant
-    from ...interfaces.configured.experiment import Experiment
-    from ..exits import explained
-
     _await_other(Path(spec.path))
     config = load_variant(spec.config, spec.overrides, spec.chosen).config
     experiment = Experiment.from_config(placed(config, spec.path), progress="lines")
@@ -84,8 +82,6 @@ def _train(spec: Spec, parent: Parent) -> int:
 
 def _await_other(path: Path) -> None:
     """Wait until a process that a killed sweep left behind has saved and ended."""
-    from ...run.reading import RunView
-
     end = time.monotonic() + PATIENCE_SECONDS
     while (path / "run.json").is_file() and RunView(path).state == "running":
         if time.monotonic() > end:
@@ -97,9 +93,6 @@ def _await_other(path: Path) -> None:
 
 def placed(config: Config, path: str | Path) -> Config:
     """The config with this directory as `output_path`, where the run is also resumed."""
-    from ...config import Config
-    from ...config.tree import Node
-
     root = config.root.copy()
     root.value.pop("resume", None)
     root.value["output_path"] = Node(str(path), root.file, None)
@@ -142,8 +135,6 @@ class Reporter(Callback):
         self._last: tuple[int, float] | None = None
 
     def on_update_end(self, trainer: Trainer) -> None:
-        from ...callbacks.interval import logged_metrics
-
         self._report(trainer, logged_metrics(trainer))
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:

@@ -13,14 +13,15 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import torch
+
+from ...config import Config
+from ...interfaces.configured import Experiment
 from ...metrics.best import Mode, first_best
 from ...run.reading import RunView
 from .child import GO_ON, PRUNED, STOP, Spec
-
-if TYPE_CHECKING:
-    from ...config import Config
 
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0  # for a process to save and end after SIGTERM
@@ -109,8 +110,6 @@ def is_finished(path: Path, config: Config) -> bool:
 
 
 def _changes(run: RunView, config: Config) -> list[str]:
-    from ...interfaces.configured import Experiment
-
     return [change.key for change in Experiment.changes_since(run.config or {}, config, run.name)]
 
 
@@ -277,8 +276,6 @@ class Pool:
 
 
 def _devices() -> list[str]:
-    import torch
-
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [device for device in given.split(",") if device.strip()]
