@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from .interval import Periodic
-from .time_left import TimeLeft, done_of
+from .progress import TimeLeft, done_of
 
 if TYPE_CHECKING:
     from ..callback import Trainer
