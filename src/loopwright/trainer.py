@@ -203,7 +203,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         self.loss_fn = loss_fn
         self.callbacks = as_callbacks(callbacks)
         if metrics is not None:
-            from .callbacks.metric_functions import build_callbacks
+            from .callbacks.metrics import build_callbacks
 
             self.callbacks += build_callbacks(metrics)
         self.accumulate = accumulate

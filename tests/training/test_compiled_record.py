@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from loopwright import Callback, Trainer
-from loopwright.callbacks.time_left import TimeLeft
+from loopwright.callbacks.progress import TimeLeft
 from loopwright.checkpoint import read_checkpoint, write_checkpoint
 from loopwright.cli import main
 from loopwright.run import RunView

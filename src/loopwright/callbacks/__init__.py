@@ -14,21 +14,27 @@ if TYPE_CHECKING:
     from .ema import EMA
     from .freezing import Freeze, freeze, unfreeze
     from .interval import Interval, Periodic, Watching
-    from .logs import GradientNormLog, LearningRateLog, Throughput
     from .losses import OfflineLoss, OnlineLoss
-    from .measuring import PeakMemory, ProgressLine, TrainTime
+    from .measuring import (
+        AdditionalOutputs,
+        GradientNormLog,
+        LearningRateLog,
+        PeakMemory,
+        ProgressLine,
+        Throughput,
+        TrainTime,
+    )
+    from .metrics import TorchMetrics
     from .nonfinite import NonFiniteGuard
-    from .outputs import AdditionalOutputs
     from .progress import ProgressDisplay
     from .recorder import RunRecorder
     from .rewind import Rewind
     from .scheduling import ScheduleLearningRate, ScheduleWeightDecay
     from .stopping import EarlyStopping, FixedEarlyStopping, LimitBatches, TimeLimit
     from .summary import DatasetStatistics, ModelSummary, ParameterCount, summarize
-    from .torchmetrics import TorchMetrics
 
 _HOMES = {
-    "AdditionalOutputs": "outputs",
+    "AdditionalOutputs": "measuring",
     "BestCheckpoint": "best",
     "BestMetric": "best",
     "BestModel": "best",
@@ -38,10 +44,10 @@ _HOMES = {
     "EarlyStopping": "stopping",
     "FixedEarlyStopping": "stopping",
     "Freeze": "freezing",
-    "GradientNormLog": "logs",
+    "GradientNormLog": "measuring",
     "GroupedOptimizer": ".optim.groups",
     "Interval": "interval",
-    "LearningRateLog": "logs",
+    "LearningRateLog": "measuring",
     "LimitBatches": "stopping",
     "ModelSummary": "summary",
     "NonFiniteGuard": "nonfinite",
@@ -57,9 +63,9 @@ _HOMES = {
     "RunRecorder": "recorder",
     "ScheduleLearningRate": "scheduling",
     "ScheduleWeightDecay": "scheduling",
-    "Throughput": "logs",
+    "Throughput": "measuring",
     "TimeLimit": "stopping",
-    "TorchMetrics": "torchmetrics",
+    "TorchMetrics": "metrics",
     "TrainTime": "measuring",
     "Watching": "interval",
     "freeze": "freezing",

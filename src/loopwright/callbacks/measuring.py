@@ -1,25 +1,221 @@
-"""Callbacks that measure what training costs: time by its parts, memory, and the time that is
-left."""
+"""Callbacks that log what training does and what it costs: rates, norms, speed, time, memory."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
-from .interval import Periodic
-from .time_left import TimeLeft, done_of
+from ..callback import Callback
+from .interval import Interval, Periodic
+from .progress import TimeLeft, done_of
 
 if TYPE_CHECKING:
     from ..callback import Trainer
     from ..data.open import Stream
+    from ..metrics.result import StepResult
     from ..metrics.rows import StepRow
 
 MEGABYTE = 1 << 20
+
+
+class LearningRateLog(Callback):
+    """Logs the learning rate that each step was taken with, and the last one of every epoch.
+
+    It is called `lr`, or `lr/<optimizer>/<group>` where there is more than one. With an interval,
+    only the steps that end one are logged, or only the epochs.
+
+    Args:
+        every_n_epochs: Log the rate of every n-th epoch only, and of no step.
+        every_n_updates: Log the step of every n-th update only.
+        every_n_samples: Log the step that completes n more samples only.
+
+    >>> import torch, loopwright
+    >>> from loopwright.callbacks import LearningRateLog
+    >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = loopwright.Trainer(
+    ...     model, optimizer, torch.nn.functional.mse_loss, callbacks=[LearningRateLog()], progress="silent"
+    ... )
+    >>> history = trainer.train(data, num_epochs=2, batch_size=4)
+    >>> list(history.steps["lr"]), history["lr"]
+    ([0.1, 0.1, 0.1, 0.1], [0.1, 0.1])
+    """
+
+    def __init__(
+        self,
+        *,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
+    ) -> None:
+        self.interval: Interval | None = None
+        if (every_n_epochs, every_n_updates, every_n_samples) != (None, None, None):
+            self.interval = Interval(
+                type(self).__name__, every_n_epochs, every_n_updates, every_n_samples
+            )
+        by_update: tuple[str, ...] = ("on_update_end", "on_rewind")
+        ignored = by_update if self.interval is None else ("on_train_step_end",)
+        is_by_epoch = self.interval is not None and self.interval.unit == "epoch"
+        self.ignored_events = (*ignored, *by_update) if is_by_epoch else ignored
+        self._rates: dict[str, float | Tensor] = {}
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        if self.interval is not None:
+            self.interval.begin(trainer.progress)
+
+    def on_rewind(self, trainer: Trainer) -> None:
+        if self.interval is not None:
+            self.interval.begin(trainer.progress)
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        if self.interval is not None and self.interval.is_due_after_update(trainer.progress):
+            trainer.log_step(self._rates)
+
+    def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
+        """Before the step, because afterwards schedulers have moved on to the next rate."""
+        self._rates = learning_rates(trainer)
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: Any) -> None:
+        trainer.log_step(self._rates)
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        interval = self.interval
+        if (
+            interval is None
+            or interval.unit != "epoch"
+            or interval.is_due_after_epoch(trainer.progress.epoch + 1)
+        ):
+            trainer.log(self._rates)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rates": dict(self._rates)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rates = dict(state["rates"])
+
+
+def learning_rates(trainer: Trainer) -> dict[str, float | Tensor]:
+    """The learning rate of every parameter group of every optimizer, by name."""
+    rates = {
+        f"lr/{name}/{number}": group["lr"]
+        for name, optimizer in trainer.optimizers.items()
+        for number, group in enumerate(optimizer.param_groups)
+        if "lr" in group
+    }
+    # a tensor is changed in place by the next step of its scheduler
+    rates = {
+        name: rate.detach().clone() if isinstance(rate, Tensor) else rate
+        for name, rate in rates.items()
+    }
+    return {"lr": next(iter(rates.values()))} if len(rates) == 1 else rates
+
+
+class GradientNormLog(Callback):
+    """Logs the norm of each optimizer's gradients, before clipping, at the step that ends in its
+    update.
+
+    It is called `grad_norm`, or `grad_norm/<optimizer>` where there are several; the epoch's row
+    has the mean. Where `clip_norm` computes the norm anyway, that one is used. No host sync is
+    needed.
+
+    >>> import torch, loopwright
+    >>> from loopwright.callbacks import GradientNormLog
+    >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = loopwright.Trainer(
+    ...     model, optimizer, torch.nn.functional.mse_loss, callbacks=[GradientNormLog()], progress="silent"
+    ... )
+    >>> history = trainer.train(data, num_epochs=1, batch_size=4)
+    >>> len(history.steps["grad_norm"]), history.last("grad_norm") > 0
+    (2, True)
+    """
+
+    def __init__(self) -> None:
+        self._norms: dict[str, Tensor | None] = {}
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return {"grad_norm"}
+
+    def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
+        update = trainer.run.updates.by_name[optimizer]
+        if update.clip_norm is not None and update.clip_value is None and not update.is_joined:
+            self._norms[optimizer] = None
+            return
+        grads = [param.grad for param in update.params if param.grad is not None]
+        self._norms[optimizer] = torch.nn.utils.get_total_norm(grads)
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        updates = trainer.run.updates.by_name
+        values = {
+            name: updates[name].norm if norm is None else norm for name, norm in self._norms.items()
+        }
+        self._norms = {}
+        is_only = len(updates) == 1
+        trainer.log_step(
+            {"grad_norm" if is_only else f"grad_norm/{name}": norm for name, norm in values.items()}
+        )
+
+    def on_rewind(self, trainer: Trainer) -> None:
+        self._norms = {}
+
+
+class Throughput(Callback):
+    """Adds `samples_per_second` and `steps_per_second` of the training part of each epoch to its
+    row.
+
+    The time of evaluations is left out. Both are measured on the clock, so the metrics of two runs
+    are no longer identical where this is used.
+
+    >>> import torch, loopwright
+    >>> from loopwright.callbacks import Throughput
+    >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = loopwright.Trainer(
+    ...     model, optimizer, torch.nn.functional.mse_loss, callbacks=[Throughput()], progress="silent"
+    ... )
+    >>> history = trainer.train(data, num_epochs=1, batch_size=4)
+    >>> history.last("samples_per_second") > history.last("steps_per_second")
+    True
+    """
+
+    def __init__(self) -> None:
+        self._began: dict[str, float] = {"sample": 0, "step": 0, "seconds": 0.0}
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return {"samples_per_second", "steps_per_second"}
+
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        self._began = {
+            "sample": progress.sample,
+            "step": progress.step,
+            "seconds": progress.seconds,
+        }
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        seconds = progress.seconds - self._began["seconds"]
+        if seconds > 0:
+            samples = progress.sample - self._began["sample"]
+            steps = progress.step - self._began["step"]
+            trainer.log(
+                {"samples_per_second": samples / seconds, "steps_per_second": steps / seconds}
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"began": dict(self._began)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._began = dict(state["began"])
 
 
 class TimedUpdate(Protocol):
@@ -246,3 +442,111 @@ class ProgressLine(Periodic):
 
 def _place(unit: str, now: int, limit: int | None) -> str:
     return f"{unit} {now}" if limit is None else f"{unit} {now}/{limit}"
+
+
+class AdditionalOutputs(Periodic):
+    """Records `StepResult.outputs` of the last step of an interval: by name if it is a dict, else
+    as "outputs".
+
+    Single numbers are logged under their names. Other tensors are written to
+    `artifacts/outputs/update-<n>.safetensors` of the run directory; the attribute `latest` has the
+    last ones. With several processes, numbers are averaged, weighted by samples, and tensors are
+    concatenated.
+
+    Args:
+        keys: The names to record; all by default.
+        every_n_epochs: The interval in epochs. Give one interval.
+        every_n_updates: The interval in updates.
+        every_n_samples: The interval in samples.
+
+    >>> from loopwright.callbacks import AdditionalOutputs
+    >>> callback = AdditionalOutputs(["logits"], every_n_updates=100)
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str] | None = None,
+        *,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
+    ) -> None:
+        super().__init__(
+            every_n_epochs=every_n_epochs,
+            every_n_updates=every_n_updates,
+            every_n_samples=every_n_samples,
+        )
+        self.keys = None if keys is None else tuple(keys)
+        self.latest: dict[str, Tensor] = {}
+        self._result: StepResult | None = None
+        self._size = 0
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+        self._result = result if trainer.run.window.is_last else None
+        self._size = trainer.run.window.size
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        super().on_update_end(trainer)
+        self._result = None  # frees the memory before the next forward pass
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        super().on_train_epoch_end(trainer)
+        self._result = None
+
+    def measure(self, trainer: Trainer) -> Mapping[str, float]:
+        """Return the single numbers; write the other tensors."""
+        own = (
+            {}
+            if self._result is None
+            else {k: v.cpu() for k, v in self._chosen(self._result.outputs).items()}
+        )
+        each = trainer.runtime.gather_each((self._size, own))
+        # a rank may have no samples
+        parts = [(size, found) for size, found in each if found and size > 0]
+        if not parts:
+            return {}
+        numbers, self.latest = _joined(parts)
+        if self.latest and trainer.run.directory is not None and trainer.runtime.is_main:
+            self._write(trainer)
+        return numbers
+
+    def _chosen(self, outputs: Any) -> dict[str, Tensor]:
+        named = outputs if isinstance(outputs, Mapping) else {"outputs": outputs}
+        chosen = {str(k): v for k, v in named.items() if self.keys is None or k in self.keys}
+        numbers = {
+            k: torch.tensor(v, dtype=torch.float64)
+            for k, v in chosen.items()
+            if isinstance(v, int | float)
+        }
+        return numbers | {k: v.detach().clone() for k, v in chosen.items() if isinstance(v, Tensor)}
+
+    def _write(self, trainer: Trainer) -> None:
+        from ..checkpoint import save_weights, update_name
+
+        assert trainer.run.directory is not None
+        folder = trainer.run.directory.artifacts / "outputs"
+        folder.mkdir(exist_ok=True)
+        save_weights(folder / f"{update_name(trainer.progress.update)}.safetensors", self.latest)
+
+
+def _joined(
+    parts: Sequence[tuple[int, Mapping[str, Tensor]]],
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Average the numbers and concatenate the tensors of all processes, given with their numbers of
+    samples."""
+    numbers: dict[str, float] = {}
+    tensors: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for _, found in parts for name in found):
+        held = [(size, found[name]) for size, found in parts if name in found]
+        values = [value for _, value in held]
+        if all(value.dim() == 0 for value in values) or (
+            len(parts) == 1 and values[0].numel() == 1
+        ):
+            numbers[name] = sum(size * value.item() for size, value in held) / sum(
+                size for size, _ in held
+            )
+        elif all(value.dim() > 0 and value.shape[1:] == values[0].shape[1:] for value in values):
+            tensors[name] = torch.cat(values) if len(values) > 1 else values[0]
+        else:  # different shapes
+            tensors |= {f"{name}.{number}": value for number, value in enumerate(values)}
+    return numbers, tensors

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..callback import Callback
 from ..errors import ConfigurationError
 from ..optim.schedules import Curve, Extent
-from .time_left import done_of
+from .progress import done_of
 
 if TYPE_CHECKING:
     from ..callback import Trainer

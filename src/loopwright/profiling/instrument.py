@@ -56,7 +56,7 @@ PACKAGE = __name__.partition(".")[0]
 KNOWN = {
     f"{PACKAGE}.callbacks.recorder.": LOGGING,
     f"{PACKAGE}.callbacks.progress.": LOGGING,
-    f"{PACKAGE}.callbacks.logs.": LOGGING,
+    f"{PACKAGE}.callbacks.measuring.": LOGGING,
     f"{PACKAGE}.trackers.": LOGGING,
     f"{PACKAGE}.interfaces.lifecycle.callbacks.reporting.": LOGGING,
     f"{PACKAGE}.interfaces.lifecycle.callbacks.recording.": LOGGING,

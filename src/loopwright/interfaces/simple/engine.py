@@ -13,8 +13,7 @@ from torch import nn
 
 from ...callback import Hook
 from ...callbacks.interval import metric_of
-from ...callbacks.last_lines import stop_lines
-from ...callbacks.progress import ProgressDisplay
+from ...callbacks.progress import ProgressDisplay, stop_lines
 from ...callbacks.recorder import RunRecorder
 from ...data.random import preserved_rng
 from ...errors import ConfigurationError, interruption, is_notebook

@@ -1,10 +1,9 @@
-"""The live display on a terminal: bars of the epoch, its evaluation and the run; epochs as a table
-above them."""
+"""The live displays: bars of the epoch, its evaluation and the run, and a table of the epochs."""
 
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
@@ -13,13 +12,14 @@ from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.text import Text
 
-from .epoch_table import GAP, count_text, metric_texts
-from .time_left import clock_text
+from ..metrics.html import bar_html, line_html, table_html
+from .progress import GAP, line_of
 
 if TYPE_CHECKING:
-    from .epoch_table import Bar, EpochFacts, EpochTable, Moment
+    from .progress import Bar, EpochFacts, EpochTable, Moment
 
 ROWS_SECONDS = 0.2  # between two prints of rows
+UPDATE_SECONDS = 0.5  # between two messages to the browser
 
 
 class TerminalDisplay(RenderHook):
@@ -78,14 +78,11 @@ class _Drawing:
     times as long."""
 
     def __init__(self, moment: Moment) -> None:
-        self._bars = [
-            bar for bar in (moment.epoch, moment.evaluation, moment.run) if bar is not None
-        ]
-        speed = [] if moment.speed is None else [f"{moment.speed:,.0f} samples/s"]
-        self._facts = GAP.join([*metric_texts(moment.metrics, moment.means), *speed])
+        self._bars = moment.bars
+        self._facts = GAP.join(moment.facts)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        texts = [_texts(bar) for bar in self._bars]
+        texts = [(bar.label, bar.position, bar.time_left) for bar in self._bars]
         widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
         width = max(options.max_width - sum(widths) - 3 * len(GAP), 1)
         for bar, (label, count, left) in zip(self._bars, texts, strict=True):
@@ -104,8 +101,68 @@ class _Drawing:
             yield Text(self._facts, no_wrap=True, overflow="ellipsis")
 
 
-def _texts(bar: Bar) -> tuple[str, str, str]:
-    """The label of a bar, how far it is, and the time that is left."""
-    is_share = bar.total == 1.0 and bar.label == "run"
-    count = f"{bar.done:.0%}" if is_share else count_text(bar)
-    return bar.label, count, "" if bar.left is None else f"{clock_text(bar.left)} left"
+class NotebookDisplay:
+    """An HTML table of the epochs under the bars of this moment; a text for front ends that show no
+    HTML."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._moment: Moment | None = None
+        self._columns: list[str] = []
+        self._epochs: list[EpochFacts] = []
+        self._lines: list[str] = []
+        self._sent = 0.0
+
+    def show(self, moment: Moment, *, draw: bool = True) -> None:
+        """Show the bars of this moment, unless the last message was sent just now."""
+        self._moment = moment
+        if draw and monotonic() - self._sent >= UPDATE_SECONDS:
+            self._send()
+
+    def add_epoch(self, epoch: EpochFacts, table: EpochTable) -> None:
+        """Add a row to the table."""
+        self._columns = list(dict.fromkeys((*self._columns, *table.names(epoch))))
+        self._epochs.append(epoch)
+        self._lines.append(table.line(epoch))
+        if monotonic() - self._sent >= UPDATE_SECONDS:
+            self._send()
+
+    def say(self, line: str) -> None:
+        """Print a line under the display."""
+        print(line, flush=True)
+
+    def close(self) -> None:
+        """Remove the bars; the table stays."""
+        if self._epochs:
+            self._moment = None
+        self._send()
+
+    def _send(self) -> None:
+        from IPython.display import display
+
+        self._sent = monotonic()
+        content = {"text/html": self._html(), "text/plain": self._text()}
+        if self._handle is None:
+            self._handle = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(content, raw=True)
+
+    def _html(self) -> str:
+        parts = [] if self._moment is None else _bars_html(self._moment)
+        if self._epochs:
+            rows = [[epoch.number, *map(epoch.text, self._columns)] for epoch in self._epochs]
+            parts.append(table_html(["epoch", *self._columns], rows))
+        return "".join(parts)
+
+    def _text(self) -> str:
+        return "\n".join([*self._lines, *([] if self._moment is None else [line_of(self._moment)])])
+
+
+def _bars_html(moment: Moment) -> list[str]:
+    facts = [line_html(GAP.join(moment.facts))] if moment.facts else []
+    return [*map(_bar_html, moment.bars), *facts]
+
+
+def _bar_html(bar: Bar) -> str:
+    fraction = bar.done / bar.total if bar.total else None
+    return bar_html(bar.label, fraction, GAP.join(filter(None, (bar.position, bar.time_left))))
