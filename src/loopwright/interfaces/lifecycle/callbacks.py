@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +26,7 @@ from ...checkpoint import CheckpointStore
 from ...checkpoint.manifest import check_directory, check_inside, local_path
 from ...data.stream import LimitedStream
 from ...errors import ConfigurationError, NonFiniteLossError, check_number
-from ...metrics.best import BestSoFar, Mode, direction_of
+from ...metrics.best import BestSoFar, WatchedMetric
 from ...text import counted
 from .events import (
     CallbackHandler,
@@ -159,96 +161,92 @@ def check_evaluates(trainer: Trainer, what: str) -> None:
 
 
 class MetricWatcher(TrainerCallback):
-    """The best value of a metric so far, where an improvement is more than `threshold` better; NaN
-    never is one.
+    """Base class of callbacks that look for the best value of a metric, by the core's one rule.
 
-    Without `greater_is_better`, smaller values are, of a metric whose name says so; of others it
-    has to be said.
+    Smaller values are better, unless `greater_is_better`, which has to be given for a metric whose
+    name does not say that it is to fall.
     """
 
-    watch_metric: str = (
-        "eval_loss_epoch"  # values here are for subclasses that do not call `super().__init__()`
-    )
-    greater_is_better: bool = False
+    watch_metric: str = "eval_loss_epoch"
+    greater_is_better: bool | None = None
     reset_on_train: bool = True
     threshold: float = 0.0
-    best_metric: float | None = None
-    best_metric_epoch: int | None = None
 
-    def __init__(
-        self,
-        watch_metric: str,
-        greater_is_better: bool | None,
-        reset_on_train: bool,
-        threshold: float = 0.0,
-    ) -> None:
-        self.watch_metric = watch_metric
-        self.greater_is_better = _is_greater_better(
-            watch_metric, greater_is_better, type(self).__name__
+    def __post_init__(self) -> None:
+        self.greater_is_better = self.watched.mode == "max"
+
+    @cached_property
+    def watched(self) -> WatchedMetric:
+        """The metric with its best value so far."""
+        given = {None: "auto", True: "max", False: "min"}[self.greater_is_better]
+        watched = WatchedMetric(
+            self.watch_metric,
+            given,
+            type(self).__name__,
+            "greater_is_better",
+            choices=("False", "True"),
+            min_delta=self.threshold,
         )
-        self.reset_on_train = reset_on_train
-        self.threshold = threshold
-        self.best_metric = None
-        self.best_metric_epoch = None
+        if watched.mode == "max" and not watched.is_given:
+            raise ConfigurationError(
+                "unclear-direction",
+                f"{watched.owner} watches {watched.name!r}, and this name says that larger values "
+                "are better, but the default is to look for the smallest: pass "
+                "greater_is_better=True, or greater_is_better=False if you mean that.",
+            )
+        return watched
+
+    @property
+    def best_metric(self) -> float | None:
+        """The best value so far."""
+        return self.watched.so_far.value
+
+    @property
+    def best_metric_epoch(self) -> int | None:
+        """The epoch of the best value."""
+        return self.watched.so_far.at or None
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if self.reset_on_train:
-            self.reset()
+            self.watched.so_far = BestSoFar()
         if self.watch_metric == "eval_loss_epoch":
             check_evaluates(trainer, f"{type(self).__name__} watches 'eval_loss_epoch'")
 
-    def reset(self) -> None:
-        self.best_metric = None
-        self.best_metric_epoch = None
-
     def improves(self, trainer: Trainer) -> bool:
         """Whether the latest value is the best so far, which it then is."""
-        return self.compare_latest(trainer).num_bad == 0
-
-    def compare_latest(self, trainer: Trainer, num_bad: int = 0) -> BestSoFar:
-        """Compare the latest value with the best so far, after `num_bad` values that were no
-        improvement."""
         value = float(trainer.run_history.get_latest_metric(self.watch_metric))
-        before = BestSoFar(self.best_metric, self.best_metric_epoch or 0, num_bad)
-        mode: Mode = "max" if self.greater_is_better else "min"
-        after = before.after(value, trainer.run_history.current_epoch, mode, self.threshold)
-        if after.num_bad == 0:
-            self.best_metric = after.value
-            self.best_metric_epoch = after.at
-        return after
+        return self.watched.add(value, trainer.run_history.current_epoch)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_metric": self.best_metric, "best_metric_epoch": self.best_metric_epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best_metric = state["best_metric"]
-        self.best_metric_epoch = state["best_metric_epoch"]
+        self.watched.so_far = BestSoFar(state["best_metric"], state["best_metric_epoch"] or 0)
 
 
+@dataclass(eq=False, repr=False)
 class EarlyStoppingCallback(MetricWatcher):
     """Ends training when a metric has not improved for `early_stopping_patience` epochs in a
     row."""
 
-    threshold: float = 0.01
     early_stopping_patience: int = 1
-    early_stopping_patience_counter: int = 0
+    early_stopping_threshold: float = 0.01
+    watch_metric: str = "eval_loss_epoch"
+    greater_is_better: bool | None = None
+    reset_on_train: bool = True
 
-    def __init__(
-        self,
-        early_stopping_patience: int = 1,
-        early_stopping_threshold: float = 0.01,
-        watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool | None = None,
-        reset_on_train: bool = True,
-    ) -> None:
-        check_number("early_stopping_patience", early_stopping_patience, least=1, of="epochs")
-        super().__init__(watch_metric, greater_is_better, reset_on_train, early_stopping_threshold)
-        self.early_stopping_patience = early_stopping_patience
-        self.early_stopping_patience_counter = 0
+    def __post_init__(self) -> None:
+        check_number("early_stopping_patience", self.early_stopping_patience, least=1, of="epochs")
+        super().__post_init__()
 
-    def reset(self) -> None:
-        super().reset()
-        self.early_stopping_patience_counter = 0
+    @property
+    def threshold(self) -> float:  # type: ignore[override]
+        return self.early_stopping_threshold
+
+    @property
+    def early_stopping_patience_counter(self) -> int:
+        """How many epochs in a row have not improved the metric."""
+        return self.watched.so_far.num_bad
 
     def why_over(self) -> str | None:
         if self.early_stopping_patience_counter < self.early_stopping_patience:
@@ -260,48 +258,31 @@ class EarlyStoppingCallback(MetricWatcher):
         )
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        so_far = self.compare_latest(trainer, self.early_stopping_patience_counter)
-        self.early_stopping_patience_counter = so_far.num_bad
+        self.improves(trainer)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
-            best = "never a number" if self.best_metric is None else f"best {self.best_metric:.6g}"
-            raise StopTrainingError(
-                f"Stopping training: {self.watch_metric} has not improved for "
-                f"{counted(self.early_stopping_patience_counter, 'epoch')} ({best}, in epoch "
-                f"{self.best_metric_epoch})"
-            )
+            value = float(trainer.run_history.get_latest_metric(self.watch_metric))
+            raise StopTrainingError(f"Stopping training: {self.watched.standstill(value)}")
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"counter": self.early_stopping_patience_counter}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.early_stopping_patience_counter = state["counter"]
+        self.watched.so_far = replace(self.watched.so_far, num_bad=state["counter"])
 
 
+@dataclass(eq=False, repr=False)
 class SaveBestModelCallback(MetricWatcher):
     """Writes a checkpoint whenever a metric is better than before, and loads the best when training
     ends."""
 
     save_path: str | Path = "best_model.pt"
+    watch_metric: str = "eval_loss_epoch"
+    greater_is_better: bool | None = None
+    reset_on_train: bool = True
     save_optimizer: bool = True
     save_scheduler: bool = True
     load_saved_checkpoint: bool = True
-
-    def __init__(
-        self,
-        save_path: str | Path = "best_model.pt",
-        watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool | None = None,
-        reset_on_train: bool = True,
-        save_optimizer: bool = True,
-        save_scheduler: bool = True,
-        load_saved_checkpoint: bool = True,
-    ) -> None:
-        super().__init__(watch_metric, greater_is_better, reset_on_train)
-        self.save_path = save_path
-        self.save_optimizer = save_optimizer
-        self.save_scheduler = save_scheduler
-        self.load_saved_checkpoint = load_saved_checkpoint
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         super().on_training_run_start(trainer)
@@ -310,12 +291,10 @@ class SaveBestModelCallback(MetricWatcher):
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         if self.improves(trainer):
+            about = {"epoch": self.best_metric_epoch, self.watch_metric: self.best_metric}
             trainer.save_checkpoint(
                 self.save_path,
-                checkpoint_kwargs={
-                    "epoch": self.best_metric_epoch,
-                    self.watch_metric: self.best_metric,
-                },
+                checkpoint_kwargs=about,
                 save_optimizer=self.save_optimizer,
                 save_scheduler=self.save_scheduler,
             )
@@ -333,26 +312,7 @@ class SaveBestModelCallback(MetricWatcher):
             )
 
 
-def _is_greater_better(metric: str, given: bool | None, owner: str) -> bool:
-    """As the user said; where nothing is said, smaller values are better, unless the name of the
-    metric says more."""
-    if given is not None:
-        return given
-    direction = direction_of(metric)
-    if direction == "min":
-        return False
-    says = (
-        "does not say whether smaller or larger values are better"
-        if direction is None
-        else "says that larger values are better, but the default is to look for the smallest"
-    )
-    raise ConfigurationError(
-        "unclear-direction",
-        f"{owner} watches {metric!r}, and this name {says}: pass greater_is_better=True or "
-        "greater_is_better=False.",
-    )
-
-
+@dataclass(eq=False, repr=False)
 class SaveTrainingStateCallback(TrainerCallback):
     """Writes training states to directories in `save_dir`, which `train(resume_from=...)` takes.
 
@@ -360,38 +320,21 @@ class SaveTrainingStateCallback(TrainerCallback):
     when SIGUSR1 requests one; with `max_checkpoints` only the latest are kept.
     """
 
-    # values here are for subclasses that do not call `super().__init__()`
-    save_dir: Path = Path("training_state")
+    save_dir: str | Path = "training_state"
     save_every_n_epochs: int | None = None
     save_every_n_steps: int | None = None
     save_at_end: bool = True
     max_checkpoints: int | None = None
 
-    def __init__(
-        self,
-        save_dir: str | Path = "training_state",
-        save_every_n_epochs: int | None = None,
-        save_every_n_steps: int | None = None,
-        save_at_end: bool = True,
-        max_checkpoints: int | None = None,
-    ) -> None:
-        for name, value in (
-            ("save_every_n_epochs", save_every_n_epochs),
-            ("save_every_n_steps", save_every_n_steps),
-            ("max_checkpoints", max_checkpoints),
-        ):
+    def __post_init__(self) -> None:
+        for name in ("save_every_n_epochs", "save_every_n_steps", "max_checkpoints"):
+            value = getattr(self, name)
             if value is not None:
                 check_number(f"SaveTrainingStateCallback({name}", value, least=1, otherwise="None")
-        self.save_dir = Path(save_dir)
-        self.save_every_n_epochs = save_every_n_epochs
-        self.save_every_n_steps = save_every_n_steps
-        self.save_at_end = save_at_end
-        self.max_checkpoints = max_checkpoints
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        check_inside(
-            self.save_dir, None if trainer._overrides("save_training_state") else SAVED, "save_dir"
-        )
+        names = None if trainer._overrides("save_training_state") else SAVED
+        check_inside(Path(self.save_dir), names, "save_dir")
 
     def on_train_step_end(
         self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any
@@ -420,14 +363,14 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def save(self, trainer: Trainer, name: str) -> None:
         """Write a state under this name, then remove the oldest beyond `max_checkpoints`."""
-        trainer.save_training_state(self.save_dir / name)
+        trainer.save_training_state(Path(self.save_dir, name))
         if self.max_checkpoints is not None and trainer.run_config.is_world_process_zero:
-            CheckpointStore(self.save_dir, keep=self.max_checkpoints).prune()
+            CheckpointStore(Path(self.save_dir), keep=self.max_checkpoints).prune()
 
     @property
     def latest(self) -> Path | None:
         """The newest sound state in `save_dir`, to be passed to `train(resume_from=...)`."""
-        found = CheckpointStore(self.save_dir, keep=sys.maxsize).newest()
+        found = CheckpointStore(Path(self.save_dir), keep=sys.maxsize).newest()
         return None if found is None else found.path
 
 
@@ -587,8 +530,9 @@ class ModelEmaCallback(SaveBestModelCallback):
     average is saved every epoch.
     """
 
-    watch_metric: str = f"{PREFIX}eval_loss_epoch"
-    save_path: str | Path = "ema_model.pt"
+    # for subclasses that do not call `super().__init__()`, too
+    save_path = "ema_model.pt"
+    watch_metric = f"{PREFIX}eval_loss_epoch"
     save_optimizer = False
     load_saved_checkpoint = False
     decay: float = 0.99
@@ -617,10 +561,8 @@ class ModelEmaCallback(SaveBestModelCallback):
         )
         self.decay = decay
         self.evaluate_during_training = evaluate_during_training
-        self.ema_model = None
         self._model_ema = model_ema
         self._handler = CallbackHandler(callbacks)
-        self._num_averaged = 0
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         super().on_training_run_start(trainer)
@@ -682,6 +624,7 @@ class ModelEmaCallback(SaveBestModelCallback):
             history.set_metric_name_prefix(prefix)
 
 
+@dataclass(eq=False, repr=False)
 class WSDCheckpointCallback(TrainerCallback):
     """Saves before each decay of a `WSDLrScheduler` (a training state to continue from) and after
     it (a checkpoint).
@@ -690,25 +633,12 @@ class WSDCheckpointCallback(TrainerCallback):
     checkpoint from after one; a path that does not exist is an error.
     """
 
-    # values here are for subclasses that do not call `super().__init__()`
-    save_dir: Path = Path("checkpoints")
+    save_dir: str | Path = "checkpoints"
     save_optimizer: bool = True
     save_scheduler: bool = True
-    initial_checkpoint: Path | None = None
-    last_checkpoint_step: int | None = None
-    decay_fraction: float | None = None
-
-    def __init__(
-        self,
-        save_dir: str | Path = "checkpoints",
-        save_optimizer: bool = True,
-        save_scheduler: bool = True,
-        initial_checkpoint: str | Path | None = None,
-    ) -> None:
-        self.save_dir = Path(save_dir)
-        self.save_optimizer = save_optimizer
-        self.save_scheduler = save_scheduler
-        self.initial_checkpoint = None if initial_checkpoint is None else Path(initial_checkpoint)
+    initial_checkpoint: str | Path | None = None
+    last_checkpoint_step: int | None = field(default=None, init=False)
+    decay_fraction: float | None = field(default=None, init=False)
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if not hasattr(trainer.scheduler, "get_checkpoint_steps"):
@@ -719,8 +649,8 @@ class WSDCheckpointCallback(TrainerCallback):
                 "`create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()`.",
             )
         self.decay_fraction = trainer.scheduler.decay_phase_ratio
-        path = self.initial_checkpoint
-        if path is not None:
+        if self.initial_checkpoint is not None:
+            path = Path(self.initial_checkpoint)
             is_state = path.suffix != ".pt"
             load = trainer.load_training_state if is_state else trainer.load_checkpoint
             self.last_checkpoint_step = load(path).get("step")
@@ -750,7 +680,7 @@ class WSDCheckpointCallback(TrainerCallback):
             return
         self.last_checkpoint_step = done
         kind = "wsd_pre_decay" if is_before else "wsd_post_decay"
-        path = self.save_dir / f"checkpoint_{done}_{kind}{'' if is_before else '.pt'}"
+        path = Path(self.save_dir, f"checkpoint_{done}_{kind}{'' if is_before else '.pt'}")
         about = {
             "step": done,
             "checkpoint_type": kind,
