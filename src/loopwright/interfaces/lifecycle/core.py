@@ -25,7 +25,6 @@ from ...metrics.result import StepResult
 from ...optim.build import Schedule
 from ...runtime import Runtime
 from ...runtime.modes import evaluating, start_training_mode
-from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
 from ...training.assembly import build_update
 from ...training.components import check_owners
@@ -34,7 +33,7 @@ from ...training.fingerprint import describe_object, describe_program
 from ...training.program import Words
 from ...training.update import OptimizerUpdate
 from ...training.window import Guard
-from .._shared import other_optimizers
+from .._shared import InterfaceCore, InterfaceNames, other_optimizers
 from . import saving
 from .callbacks import TerminateOnNaNCallback
 from .gradients import Gradients
@@ -48,7 +47,50 @@ if TYPE_CHECKING:
 Stage = Literal["steps", "eval", "end", "over"]
 
 
-class LifecycleCore(CoreTrainer):
+NAMES = InterfaceNames(
+    interface="lifecycle",
+    messages=Words(
+        step="calculate_train_batch_loss",
+        eval_step="calculate_eval_batch_loss",
+        update="self.backward_step(loss)",
+        accumulate="gradient_accumulation_steps",
+        record_media="Add `RecordRunCallback(run_dir)` to the callbacks.",
+        clip="they come with `backward_step`. Clip in `optimizer_step`, or pass "
+        "`gradient_clip_value=` to `train`",
+        takes_count=False,
+    ),
+    methods={
+        "create_train_dataloader": ("batch_size=", "train_dl_kwargs="),
+        "create_eval_dataloader": ("batch_size=", "eval_dl_kwargs="),
+        "get_default_train_dl_kwargs": ("batch_size",),
+        "get_default_eval_dl_kwargs": ("batch_size",),
+        "create_scheduler": (),
+        "training_run_start": (),
+        "train_epoch_start": (),
+        "calculate_train_batch_loss": ("batch",),
+        "backward_step": ("loss",),
+        "optimizer_step": (),
+        "scheduler_step": (),
+        "optimizer_zero_grad": (),
+        "train_epoch_end": (),
+        "eval_epoch_start": (),
+        "calculate_eval_batch_loss": ("batch",),
+        "eval_epoch_end": (),
+        "training_run_epoch_end": (),
+        "training_run_end": (),
+        "evaluation_run_start": (),
+        "evaluation_run_end": (),
+        "_prepare_model_and_optimizer": (),
+        "_prepare_dataloaders": (),
+        "_run_training": (),
+        "_run_train_epoch": ("train_dl",),
+        "_clip_gradients": (),
+        "_run_eval_epoch": ("valid_dl",),
+    },
+)
+
+
+class LifecycleCore(InterfaceCore):
     """A core trainer whose components are the interface's attributes, looked at again whenever they
     may have changed, and whose steps are the stages of document 002, in their order.
 
@@ -56,13 +98,9 @@ class LifecycleCore(CoreTrainer):
     holds it, so that a resumed run takes up an epoch exactly where it was.
     """
 
-    _interface = "lifecycle"
-    _words = Words(
-        record_media="Add `RecordRunCallback(run_dir)` to the callbacks.",
-        clip="they come with `backward_step`. Clip in `optimizer_step`, or pass "
-        "`gradient_clip_value=` to `train`",
-    )
+    names = NAMES
     _plateau_metric = None
+    interface: Trainer
 
     def __init__(self, interface: Trainer, runtime: Runtime, *, trains: bool = False) -> None:
         super().__init__(

@@ -21,7 +21,7 @@ from ...training.run import TrainingRun
 from ...training.step_checks import check_clipping, scheduler_position
 from ...training.supervised import call_loss
 from ...training.window import Window
-from .._shared import LoggingTrainer, check_method_names, is_overridden
+from .._shared import LoggingTrainer, is_overridden
 from . import run_config as processes
 from . import saving
 from .callbacks import (
@@ -31,7 +31,7 @@ from .callbacks import (
     StopTrainingError,
     get_default_callbacks,
 )
-from .core import LifecycleCore, WeightsWatch, loss_in
+from .core import NAMES, LifecycleCore, WeightsWatch, loss_in
 from .loaders import build_loader, length_of, loader_options, prepared
 from .placeholders import (
     TrainerPlaceHolderValues,
@@ -103,7 +103,7 @@ class Trainer(LoggingTrainer):
         *,
         mixed_precision: str | None = None,
     ) -> None:
-        check_method_names(self)
+        NAMES.check_trainer(self)
         self.model = model
         self.loss_func = loss_func
         self.optimizer = optimizer
