@@ -58,16 +58,16 @@ KNOWN = {
     f"{PACKAGE}.callbacks.progress.": LOGGING,
     f"{PACKAGE}.callbacks.measuring.": LOGGING,
     f"{PACKAGE}.trackers.": LOGGING,
-    f"{PACKAGE}.interfaces.lifecycle.callbacks.reporting.": LOGGING,
-    f"{PACKAGE}.interfaces.lifecycle.callbacks.recording.": LOGGING,
+    f"{PACKAGE}.interfaces.lifecycle.reporting.": LOGGING,
+    f"{PACKAGE}.interfaces.lifecycle.events.TrackerCallback": LOGGING,
     f"{PACKAGE}.callbacks.checkpoints.": CHECKPOINTS,
     f"{PACKAGE}.callbacks.best.BestModel": CHECKPOINTS,
     f"{PACKAGE}.callbacks.best.BestCheckpoint": CHECKPOINTS,
     f"{PACKAGE}.interfaces.modular.saving.": CHECKPOINTS,
-    f"{PACKAGE}.interfaces.lifecycle.callbacks.events.SaveTrainingStateCallback": CHECKPOINTS,
-    f"{PACKAGE}.interfaces.lifecycle.callbacks.watching.SaveBestModelCallback": CHECKPOINTS,
-    # one of them is a SaveBestModelCallback
-    f"{PACKAGE}.interfaces.lifecycle.callbacks.averaging.": CALLBACKS,
+    f"{PACKAGE}.interfaces.lifecycle.callbacks.SaveTrainingStateCallback": CHECKPOINTS,
+    f"{PACKAGE}.interfaces.lifecycle.callbacks.SaveBestModelCallback": CHECKPOINTS,
+    # which is a SaveBestModelCallback too
+    f"{PACKAGE}.interfaces.lifecycle.callbacks.ModelEmaCallback": CALLBACKS,
 }
 
 

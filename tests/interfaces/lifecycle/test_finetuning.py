@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from loopwright import ConfigurationError
 from loopwright.interfaces.lifecycle import ModelFreezer, Trainer
+from tests.mistakes import raises
 
 from ...loops import build_net
 from .runs import train
@@ -68,7 +67,7 @@ def test_layers_are_listed_with_their_group() -> None:
     assert [layer.layer_group_idx for layer in layers] == [(0, -3)] * 5 + [(1, -2)] * 2 + [(2, -1)]
     assert isinstance(layers[0].module, nn.Linear)
     assert not layers[0].is_frozen
-    with pytest.raises(ConfigurationError, match="no layer group 3"):
+    with raises("unknown-layer-group", 3):
         ModelFreezer(Layered()).freeze(0, 3)
 
 

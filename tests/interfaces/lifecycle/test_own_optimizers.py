@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import ConfigurationError
 from loopwright.interfaces.lifecycle import SaveTrainingStateCallback, Trainer, TrainerCallback
+from tests.mistakes import raises
 
 from ...loops import assert_same_model
 from .runs import head
@@ -89,13 +89,8 @@ def test_training_state_contains_a_second_optimizer(points: TensorDataset, tmp_p
     assert_same_model(run(points, 2, resume_from=saving.latest).model, run(points, 2).model)
 
 
-def test_second_optimizer_in_fp16_is_refused(points: TensorDataset, mistake: Any) -> None:
-    with mistake(
-        "Interface: lifecycle",
-        "a second optimizer, with fp16",
-        ConfigurationError,
-        match=r"self\.second",
-    ):
+def test_second_optimizer_in_fp16_is_refused(points: TensorDataset) -> None:
+    with raises("second-optimizer", "self.second"):
         run(points, precision="fp16")
 
 
@@ -127,20 +122,11 @@ class Zeroing(TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    ("what", "kind", "callbacks"),
-    [
-        ("`zero_grad()` in `calculate_train_batch_loss`, with accumulation", ZeroesInForward, []),
-        ("`zero_grad()` in `backward_step`, with accumulation", ZeroesInBackward, []),
-        ("`clip_grad_norm_` between two batches of an update, with accumulation", ClipsBefore, []),
-        ("`zero_grad()` in a callback before every batch, with accumulation", Trainer, [Zeroing()]),
-    ],
+    ("kind", "callbacks"),
+    [(ZeroesInForward, []), (ZeroesInBackward, []), (ClipsBefore, []), (Trainer, [Zeroing()])],
 )
 def test_gradients_that_a_window_would_lose_are_refused(
-    what: str,
-    kind: type[Trainer],
-    callbacks: list[TrainerCallback],
-    points: TensorDataset,
-    mistake: Any,
+    kind: type[Trainer], callbacks: list[TrainerCallback], points: TensorDataset
 ) -> None:
     model = two_layers()
     trainer = kind(
@@ -149,9 +135,7 @@ def test_gradients_that_a_window_would_lose_are_refused(
         torch.optim.SGD(model.parameters(), lr=0.1),
         callbacks=callbacks,
     )
-    with mistake(
-        "Interface: lifecycle", what, ConfigurationError, match="before their update was complete"
-    ):
+    with raises("gradients-lost"):
         trainer.train(points, 1, gradient_accumulation_steps=2)
 
 

@@ -13,7 +13,6 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import RandomSampler, TensorDataset
 
-from loopwright import ConfigurationError
 from loopwright.interfaces import lifecycle
 from loopwright.interfaces.lifecycle import (
     CallbackHandler,
@@ -45,6 +44,7 @@ from loopwright.interfaces.lifecycle.utils import (
     remove_padding,
     world_process_zero_only,
 )
+from tests.mistakes import raises
 
 from ...loops import assert_same_model, build_net
 from .runs import build_trainer, head, train
@@ -247,7 +247,7 @@ def test_a_run_history_without_prefixes_refuses_metrics_that_need_one(
     trainer = build_trainer(
         run_history=Minimal(), callbacks=[ModelEmaCallback(save_path=tmp_path / "average")]
     )
-    with pytest.raises(ConfigurationError, match="add `set_metric_name_prefix"):
+    with raises("no-metric-prefix", "ema_model_"):
         train(trainer, points, 1, eval_dataset=points)
 
 

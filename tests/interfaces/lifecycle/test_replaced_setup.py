@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import ConfigurationError
 from loopwright.interfaces.lifecycle import (
     StopTrainingError,
     Trainer,
@@ -226,14 +225,6 @@ def test_a_model_put_in_by_a_callback_between_epochs_is_trained_from_there(
     assert not torch.equal(before, fresh[0].weight)  # type: ignore[arg-type]
 
 
-def test_a_model_put_in_without_its_optimizer_is_refused(points: TensorDataset) -> None:
-    def put_in(self: Any) -> None:
-        self.model = build_net(7)
-
-    with pytest.raises(ConfigurationError, match=r"replace `trainer\.optimizer` too"):
-        train(build_trainer(kind=replaced(training_run_start=put_in)), points, 1)
-
-
 def test_a_resumed_run_of_ones_own_says_where_it_is(
     points: TensorDataset, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,16 +245,6 @@ def test_a_resumed_run_of_ones_own_says_where_it_is(
         "range(self.run_history.current_epoch - 1, self.run_config.num_epochs)"
         in capsys.readouterr().out
     )
-
-
-def test_a_line_says_that_an_overridden_clip_is_never_called(
-    points: TensorDataset, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def clip(self: Any) -> None:
-        raise AssertionError("there is no limit")
-
-    train(build_trainer(kind=replaced(_clip_gradients=clip)), points, 1)
-    assert "`_clip_gradients` would not be called in this run" in capsys.readouterr().out
 
 
 def test_evaluation_works_without_an_optimizer(points: TensorDataset) -> None:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ChainedScheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import ConfigurationError
 from loopwright.interfaces.lifecycle import (
     LimitBatchesCallback,
     StepBasedEvaluationCallback,
     Trainer,
 )
+from tests.mistakes import raises
 
 from ...loops import assert_same_model, assert_same_optimizer, build_net, train_by_hand
 from .runs import build_trainer, head, recording_callback, train
@@ -313,5 +313,5 @@ def test_stage_assigned_to_the_trainer_object_is_checked_as_that_of_a_subclass(
 ) -> None:
     trainer = build_trainer()
     trainer.backward_step = partial(zero_backward_step, trainer)  # type: ignore[method-assign]
-    with pytest.raises(ConfigurationError, match="would happen after every batch"):
+    with raises("step-in-backward", "gradient_accumulation_steps=2"):
         train(trainer, points, 1, gradient_accumulation_steps=2)

@@ -18,8 +18,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from loopwright import ConfigurationError, DataError
 from loopwright.interfaces.lifecycle import Trainer, TrainerPlaceholderValues
+from tests.mistakes import raises
 
 from ...loops import (
     assert_same_model,
@@ -275,30 +275,6 @@ def test_a_frozen_module_beside_the_model_is_left_alone(points: TensorDataset) -
     assert not teacher.training
 
 
-def test_mistakes_are_named(points: TensorDataset) -> None:
-    trainer = build_trainer()
-    with pytest.raises(ConfigurationError, match="gradient_accumulation_steps=0"):
-        trainer.train(points, 1, gradient_accumulation_steps=0)
-    with pytest.raises(ConfigurationError, match="max_num_train_steps=-1"):
-        trainer.train(points, 1, max_num_train_steps=-1)
-    with pytest.raises(ConfigurationError, match="evaluate\\(\\) has no data"):
-        trainer.evaluate()
-    assert trainer.optimizer is not None
-    scheduler = StepLR(trainer.optimizer, 1)
-    with pytest.raises(ConfigurationError, match="create_scheduler_fn is a StepLR"):
-        trainer.train(points, 1, create_scheduler_fn=scheduler)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau"):
-        trainer.train(points, 1, create_scheduler_fn=torch.optim.lr_scheduler.ReduceLROnPlateau)
-    with pytest.raises(ConfigurationError, match="no optimizer"):
-        Trainer(build_net(), nn.CrossEntropyLoss(), None, callbacks=()).train(points, 1)
-    with pytest.raises(ConfigurationError, match="no loss function"):
-        Trainer(build_net(), None, None, callbacks=()).evaluate(points)
-    with pytest.raises(ConfigurationError, match="A DataLoader was passed"):
-        trainer.train(DataLoader(points), 1)
-    with pytest.raises(DataError, match="empty"):
-        trainer.train(points, 1, eval_dataset=head(points, 0))
-
-
 def test_an_error_in_training_surfaces_and_the_trainer_can_train_again(
     points: TensorDataset,
 ) -> None:
@@ -320,7 +296,7 @@ def test_training_inside_training_is_refused(points: TensorDataset) -> None:
     trainer = build_trainer(
         callbacks=[Each("on_train_epoch_end", lambda trainer: trainer.train(points, 1))]
     )
-    with pytest.raises(ConfigurationError, match="while this trainer is training"):
+    with raises("already-training"):
         train(trainer, points, 1)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from loopwright import ConfigurationError, NonFiniteLossError, Runtime
+from loopwright import NonFiniteLossError, Runtime
 from loopwright.interfaces.lifecycle import (
     EarlyStoppingCallback,
     ModelEmaCallback,
@@ -20,7 +20,6 @@ from loopwright.interfaces.lifecycle import (
     Trainer,
     TrainerCallback,
 )
-from tests.mistakes import Mistakes
 
 from ...loops import assert_same_model, build_net
 from .runs import Each, build_trainer, train
@@ -47,7 +46,7 @@ def epochs_until_stop(points: TensorDataset, values: tuple[float, ...], **option
 
 
 def test_a_run_that_early_stopping_has_ended_is_over_when_it_is_resumed(
-    points: TensorDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: Mistakes
+    points: TensorDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def go_on(patience: int) -> Trainer:
         saving = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1)
@@ -60,8 +59,7 @@ def test_a_run_that_early_stopping_has_ended_is_over_when_it_is_resumed(
     again = go_on(1)
     assert (again.run_history.current_epoch, ended.run_history.current_epoch) == (2, 2)
     assert_same_model(again.model, ended.model)
-    what = "`resume_from` of a run that early stopping has ended"
-    mistake.said("Interface: lifecycle", what, capsys.readouterr().out.splitlines()[0])
+    assert "Nothing to train" in capsys.readouterr().out.splitlines()[0]
     assert len(list(go_on(9).run_history.get_metric_values("score"))) == 4
 
 
@@ -96,36 +94,12 @@ def test_early_stopping_begins_anew_with_every_run_unless_configured_otherwise(
         assert len(list(trainer.run_history.get_metric_values("score"))) == epochs
 
 
-def test_a_metric_that_is_not_plainly_to_fall_has_to_be_said_to_rise_or_fall(
-    mistake: Mistakes,
-) -> None:
-    with mistake(
-        "Interface: lifecycle",
-        '`EarlyStoppingCallback(watch_metric="accuracy")` without `greater_is_better`',
-        ConfigurationError,
-        match="greater_is_better=True, or greater_is_better=False",
-    ):
-        EarlyStoppingCallback(watch_metric="accuracy")
-    with mistake("Interface: lifecycle", '`SaveBestModelCallback(watch_metric="foo")` without `greater_is_better`',
-                 ConfigurationError, match="does not say"):  # fmt: skip
-        SaveBestModelCallback(watch_metric="foo")
+def test_a_metric_that_is_not_plainly_to_fall_may_be_said_to_rise_or_fall() -> None:
     assert ModelEmaCallback(watch_metric="ema_model_eval_rmse").greater_is_better is False
     assert (
         EarlyStoppingCallback(watch_metric="accuracy", greater_is_better=False).greater_is_better
         is False
     )
-
-
-def test_a_watched_metric_that_nobody_records_is_named(points: TensorDataset) -> None:
-    with pytest.raises(ConfigurationError, match="Did you mean 'eval_loss_epoch'"):
-        train(
-            build_trainer(callbacks=[EarlyStoppingCallback(watch_metric="eval_loss")]),
-            points,
-            1,
-            eval_dataset=points,
-        )
-    with pytest.raises(ConfigurationError, match="pass `eval_dataset=`"):
-        train(build_trainer(callbacks=[EarlyStoppingCallback]), points, 1)
 
 
 def test_the_best_model_is_saved_and_loaded_at_the_end(

@@ -1,5 +1,5 @@
-"""The core trainer of one run: the core's loop gives the steps, and the interface's stages are
-their body."""
+"""`LifecycleCore`: the core trainer of one run. The core's loop gives the steps, and the stages of
+the interface are their body."""
 
 from __future__ import annotations
 
@@ -10,59 +10,115 @@ from math import nan
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from ..._torch_compat import version_of
 from ...callback import Hook
-from ...data.open import Stream
+from ...callbacks.nonfinite import NonFiniteGuard
+from ...data.open import Stream, open_stream
 from ...data.random import preserved_rng
 from ...data.workers import workers_explained
-from ...errors import interruption
+from ...errors import ConfigurationError, interruption
 from ...metrics.meter import Meter
 from ...metrics.result import StepResult
+from ...optim.build import Schedule
 from ...runtime import Runtime
 from ...runtime.modes import evaluating, start_training_mode
 from ...training import steps as loop
+from ...training.assembly import build_update
+from ...training.components import check_owners
 from ...training.evaluate import evaluate, measuring_nothing
+from ...training.fingerprint import describe_object, describe_program
 from ...training.program import Words
+from ...training.update import Guard, OptimizerUpdate
+from .._shared import InterfaceCore, InterfaceNames, other_optimizers
 from . import saving
-from .checks import checked_output
-from .components import Components
-from .loaders import EvaluationLoader, TrainingLoader, prepared
+from .callbacks import TerminateOnNaNCallback
+from .gradients import Gradients
+from .loaders import Gathering, PreparedLoader, inner_of, prepared
+from .tracking import num_recorded, only_numbers, values_since
 
 if TYPE_CHECKING:
-    from .callbacks.recording import EpochMetrics
+    from .run_config import TrainerRunConfig
     from .trainer import Trainer
 
 Stage = Literal["steps", "eval", "end", "over"]
 
 
-class Core(Components):
-    """Translates a step of the core into the stages of document 002, in their order.
+NAMES = InterfaceNames(
+    interface="lifecycle",
+    messages=Words(
+        step="calculate_train_batch_loss",
+        eval_step="calculate_eval_batch_loss",
+        update="self.backward_step(loss)",
+        accumulate="gradient_accumulation_steps",
+        record_media="Add `RecordRunCallback(run_dir)` to the callbacks.",
+        clip="they come with `backward_step`. Clip in `optimizer_step`, or pass "
+        "`gradient_clip_value=` to `train`",
+        takes_count=False,
+    ),
+    methods={
+        "create_train_dataloader": ("batch_size=", "train_dl_kwargs="),
+        "create_eval_dataloader": ("batch_size=", "eval_dl_kwargs="),
+        "get_default_train_dl_kwargs": ("batch_size",),
+        "get_default_eval_dl_kwargs": ("batch_size",),
+        "create_scheduler": (),
+        "training_run_start": (),
+        "train_epoch_start": (),
+        "calculate_train_batch_loss": ("batch",),
+        "backward_step": ("loss",),
+        "optimizer_step": (),
+        "scheduler_step": (),
+        "optimizer_zero_grad": (),
+        "train_epoch_end": (),
+        "eval_epoch_start": (),
+        "calculate_eval_batch_loss": ("batch",),
+        "eval_epoch_end": (),
+        "training_run_epoch_end": (),
+        "training_run_end": (),
+        "evaluation_run_start": (),
+        "evaluation_run_end": (),
+        "_prepare_model_and_optimizer": (),
+        "_prepare_dataloaders": (),
+        "_run_training": (),
+        "_run_train_epoch": ("train_dl",),
+        "_clip_gradients": (),
+        "_run_eval_epoch": ("valid_dl",),
+    },
+)
+
+
+class LifecycleCore(InterfaceCore):
+    """A core trainer whose components are the interface's attributes, looked at again whenever they
+    may have changed, and whose steps are the stages of document 002, in their order.
 
     `stage` is what comes next in the epoch, once the event under way is over; a training state
     holds it, so that a resumed run takes up an epoch exactly where it was.
     """
 
-    _interface = "lifecycle"
-    _words = Words(
-        record_media="Add `RecordRunCallback(run_dir)` to the callbacks.",
-        clip="they come with `backward_step`. Clip in `optimizer_step`, or pass "
-        "`gradient_clip_value=` to `train`",
-    )
+    names = NAMES
     _plateau_metric = None
+    interface: Trainer
 
     def __init__(self, interface: Trainer, runtime: Runtime, *, trains: bool = False) -> None:
-        super().__init__(interface, runtime, trains=trains)
-        self.stage: Stage = "steps"
-        self.resumed_event: tuple[str, list[str]] | None = None
-        self.waiting_state: Any = None  # of a resumed run, for callbacks that have not started yet
-        self.is_in_window = False
-        self.is_checked = False
-        self.eval_metric = ""
-        self.epoch_metrics: EpochMetrics | None = None  # of a run that is recorded
-        self.was_ended_by_callback = (
-            False  # whether a callback, which says so again, had ended the resumed run
+        super().__init__(
+            callbacks=[NonFiniteGuard("off")],  # stopping on NaN is a callback of the interface
+            runtime=runtime,
+            seed=None,
+            progress="silent",
         )
+        self.interface = interface
+        self.trains = trains
+        self.order_seed = torch.initial_seed()
+        self.gathering = Gathering(runtime)
+        self._is_ready = False
+        self._gradients: Gradients | None = None
+        self._streams: dict[int, tuple[Any, Stream]] = {}
+        # the epoch under way
+        self.stage: Stage = "steps"
+        self.is_in_window = False
+        self.is_checked = False  # whether an epoch has changed the weights
         self.scheduler_position: Any = None  # before the user's methods of this update
         self._has_begun = False
         self._is_looking = False
@@ -70,24 +126,223 @@ class Core(Components):
         self._batches: Iterator[Any] | None = None
         self._step: loop.Step | None = None
         self._after_update: list[Callable[[], None]] = []
+        # an evaluation
+        self.is_intermediate = False  # inside a training epoch
+        self.eval_metric = ""
         self._modes: list[tuple[nn.Module, bool]] = []
+        # a resumed run
+        self.resumed_event: tuple[str, list[str]] | None = None
+        self.waiting_state: Any = None  # for callbacks that have not started yet
+        self.was_ended_by_callback = False  # by one that would say so again
+        # a recorded run: the values of each metric that earlier epochs logged
+        self.num_logged: Mapping[str, int] | None = None
 
-    # Loaders
+    # Components
+
+    def prepare(self) -> None:
+        """Everything that a run needs before its first batch, once."""
+        if self._is_ready:
+            return
+        self.setup()
+        if self.trains:
+            self._check_optimizer()
+            self._setup_training()
+            self.run.updates.reset()
+            callbacks = self.interface.callback_handler.callbacks
+            guards = (one for one in callbacks if isinstance(one, TerminateOnNaNCallback))
+            self._rebuild_update(next(guards, None))
+        self._is_ready = True
+
+    def describe(self) -> None:
+        """Describe the program, for the record of the run."""
+        assert self.run.train_stream is not None
+        described = describe_program(self.run, self.run.train_stream, looks_at_samples=False)
+        self.run.identify(described | describe_object("loss", self.interface.loss_func))
+
+    @property
+    def _has_default_step(self) -> bool:
+        """Never: a step is the interface's stages."""
+        return False
+
+    def configure_models(self) -> None:
+        """The model, and whatever else on the interface is trained, such as a loss function with
+        parameters."""
+        self._components.models = self._current_models()
+
+    def configure_optimizers(self) -> None:
+        self.optimizers.update(self._current_optimizers())
+
+    def use_config(self, config: TrainerRunConfig) -> None:
+        """Use the settings of the run's config, which a method of the user's may have made."""
+        self.accumulate = config.gradient_accumulation_steps
+        self.clip_value = config.gradient_clip_value
+        self.optimizer_update.clip_value = config.gradient_clip_value
+
+    def use_scheduler(self, scheduler: Any) -> None:
+        """Make a scheduler part of the state of the run; the interface's `scheduler_step` is what
+        steps it."""
+        self._components.schedules = (
+            {} if scheduler is None else {"scheduler": Schedule(scheduler, every="update")}
+        )
+
+    @property
+    def gradients(self) -> Gradients:
+        if self.run.phases:
+            raise ConfigurationError(
+                "update-in-evaluation",
+                "`backward_step`, `optimizer_step` and `optimizer_zero_grad` are for training: in "
+                "an evaluation they would train on the evaluation data. Remove them from "
+                "`calculate_eval_batch_loss` and the other evaluation stages.",
+            )
+        if self._gradients is None:
+            raise ConfigurationError(
+                "update-outside-training",
+                "There are no gradients outside of `train`: call this method in a training stage.",
+            )
+        return self._gradients
+
+    @property
+    def optimizer_update(self) -> OptimizerUpdate:
+        return self.run.updates.by_name["optimizer"]
+
+    def _adopt_replaced(self) -> None:
+        """Go on with the model and the optimizer that the interface has now, where one was put in
+        another's place."""
+        models = self._current_models()
+        # perhaps put in for an evaluation alone, such as an average of the weights
+        if self.run.phases:
+            if models["model"] is not self.modules.get("model"):
+                self.runtime.place(models["model"])
+                models["model"].eval()
+            return
+        known = {name: self.modules.get(name) for name in models}
+        if any(module is not known[name] for name, module in models.items()):
+            for module in models.values():
+                self.runtime.place(module)
+            self._components.models = models
+            self._components.modules = dict(models)
+        optimizer = self.interface.optimizer
+        if not self.trains or optimizer is None:
+            return
+        if self._gradients is not None:
+            self._gradients.reach_all = len(self._current_optimizers()) > 1
+        is_new = optimizer is not self.optimizers["optimizer"]
+        if is_new or models != known:
+            self._check_optimizer()
+            start_training_mode(self.modules.values(), [optimizer])
+        if is_new:
+            self.optimizers["optimizer"] = optimizer
+            self._rebuild_update(self.optimizer_update.guard)
+
+    def _current_optimizers(self) -> dict[str, Optimizer]:
+        """The optimizer, and those that a subclass has beside it and steps by itself."""
+        main = self.interface.optimizer
+        others = other_optimizers(self.interface, [main])
+        return others if main is None else {"optimizer": main} | others
+
+    def _current_models(self) -> dict[str, nn.Module]:
+        trained = {
+            id(param)
+            for optimizer in self._current_optimizers().values()
+            for group in optimizer.param_groups
+            for param in group["params"]
+        }
+        attributes = {k: v for k, v in vars(self.interface).items() if isinstance(v, nn.Module)}
+        attributes.pop("model", None)
+        return {"model": self.interface.get_model(keep_torch_compile=False)} | {
+            name: module
+            for name, module in attributes.items()
+            if any(id(param) in trained for param in module.parameters())
+        }
+
+    def _check_optimizer(self) -> None:
+        """Refuse to train what the optimizer does not hold, or without one, in the words of this
+        interface."""
+        interface = self.interface
+        if interface.optimizer is None:
+            raise ConfigurationError(
+                "trainer-without-optimizer",
+                "Trainer has no optimizer: pass `optimizer=`, or use `evaluate`.",
+            )
+        others = list(self._current_optimizers())[1:]
+        if others and (self.runtime.world > 1 or self.runtime.precision == "fp16"):
+            where = (
+                "on several processes" if self.runtime.world > 1 else "with mixed_precision='fp16'"
+            )
+            raise ConfigurationError(
+                "second-optimizer",
+                f"{type(interface).__name__} has a further optimizer, self.{others[0]}, which "
+                f"cannot be stepped {where}: only the gradients of self.optimizer are averaged "
+                "and unscaled. Give its parameters to self.optimizer, as a parameter group, or "
+                "use loopwright.interfaces.modular.",
+            )
+        try:
+            check_owners(self._current_models(), {"optimizer": interface.optimizer})
+        except ConfigurationError:
+            raise ConfigurationError(
+                "optimizer-of-another-model",
+                "The optimizer holds parameters that do not belong to the model, so training "
+                "would not change the model: create it with `model.parameters()` of the trainer's "
+                "model. If you replace `trainer.model`, replace `trainer.optimizer` too.",
+            ) from None
+
+    def _rebuild_update(self, guard: Guard | None) -> None:
+        update = build_update(self, "optimizer", self.optimizers["optimizer"], guard)
+        update.checks_losses = False  # the callback has looked at the loss before `backward_step`
+        self.run.updates.replace(update)
+        self.run.updates.refresh(self.modules.values())
+        self._drop_gradients()
+        self._gradients = Gradients(self.runtime, update, self.run.window)
+
+    def _drop_gradients(self) -> None:
+        """Take what watches over the optimizer's steps off it."""
+        if self._gradients is not None:
+            self._gradients.close()
+            self._gradients = None
+
+    # Data
 
     def prepare_loaders(self) -> None:
         """Wrap the interface's loaders: from here on the order of samples is a function of seed and
         epoch."""
         interface = self.interface
         if interface._train_dataloader is not None:
-            interface._train_dataloader = prepared(
-                self, interface._train_dataloader, TrainingLoader
-            )
-            self.run.train_stream = self._stream_of(interface._train_dataloader, is_training=True)
+            loader = prepared(self, interface._train_dataloader, is_training=True)
+            interface._train_dataloader = loader
+            self.run.train_stream = self.stream(loader, is_training=True)
         if interface._eval_dataloader is not None:
-            interface._eval_dataloader = prepared(
-                self, interface._eval_dataloader, EvaluationLoader
+            loader = prepared(self, interface._eval_dataloader, is_training=False)
+            interface._eval_dataloader = loader
+            self.run.eval_stream = self.stream(loader, is_training=False)
+
+    def stream(self, loader: Any, *, is_training: bool) -> Stream:
+        """The stream over a loader, opened at its first use and adapted by the callbacks."""
+        loader = _given_loader(loader)
+        if id(loader) not in self._streams:
+            self._streams[id(loader)] = (loader, self._open(loader, None, shuffle=is_training))
+        stream = self._streams[id(loader)][1]
+        for callback in self.interface.callback_handler.callbacks:
+            stream = callback.adapt_stream(
+                stream, is_training=is_training, is_intermediate=self.is_intermediate
             )
-            self.run.eval_stream = self._stream_of(interface._eval_dataloader, is_training=False)
+        return stream
+
+    def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
+        """Batch sizes are those of each process, as the document has them."""
+        shard = self.runtime.shard
+        shard = None if shard is None else replace(shard, is_per_process=True)
+        seed = self.runtime.broadcast_object(self.order_seed)
+        return open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=shard)
+
+    def close_stream(self, loader: Any) -> None:
+        _, stream = self._streams.pop(id(_given_loader(loader)), (None, None))
+        if stream is not None:
+            stream.close()
+
+    def close_streams(self) -> None:
+        for _, stream in self._streams.values():
+            stream.close()
+        self._streams = {}
 
     # A training epoch
 
@@ -101,17 +356,17 @@ class Core(Components):
         is_new = not progress.in_epoch
         if is_new:
             self._num_passes += 1
-            self.run.train_stream = self._stream_of(loader, is_training=True)
+            self.run.train_stream = self.stream(loader, is_training=True)
         loop.begin_epoch(self.run)
         self._has_begun = True
         self.stage = "steps"
         return is_new
 
-    def training_batches(self, loader: TrainingLoader) -> Iterator[Any]:
+    def training_batches(self, loader: PreparedLoader) -> Iterator[Any]:
         """The batches of an epoch, or the rest of them, each of which is a step of the run."""
         if self._is_looking:
             return self._look_at(loader)
-        if self._batches is not None and self._step is not None:
+        if self._step is not None:
             self.leave_steps()
         if not self._has_begun:
             self.begin_epoch(loader)
@@ -127,7 +382,7 @@ class Core(Components):
         finally:
             self._is_looking = False
 
-    def _look_at(self, loader: TrainingLoader) -> Iterator[Any]:
+    def _look_at(self, loader: PreparedLoader) -> Iterator[Any]:
         stream = self._open(loader.loader, None, shuffle=True)
         try:
             stream.begin(0)
@@ -149,7 +404,13 @@ class Core(Components):
             else:
                 yield step.batch
             self.gradients.close_step()
-        self._end_steps()
+        self._forget_steps()
+        loop.end_steps(self.run)
+        # after the last update: a resumed run finds the end of the data again
+        if self.run.is_interrupted:
+            self.progress.is_exhausted = False
+        self.leave_if_interrupted()
+        self.stage = "eval"
 
     @contextmanager
     def steps(self) -> Iterator[None]:
@@ -178,10 +439,13 @@ class Core(Components):
     def drop_steps(self) -> None:
         """Forget the step under way, which an exception ended."""
         batches = self._batches
-        self._batches = None
-        self._step = None
+        self._forget_steps()
         if batches is not None:
             batches.close()  # type: ignore[attr-defined]  # a generator
+
+    def _forget_steps(self) -> None:
+        self._batches = None
+        self._step = None
         self._has_begun = False
         self.is_in_window = False
         self._after_update.clear()
@@ -190,20 +454,7 @@ class Core(Components):
         """End the run: drop its steps, streams and hooks."""
         self.drop_steps()
         self.close_streams()
-        self.drop_gradients()
-
-    def _end_steps(self) -> None:
-        self._batches = None
-        self._step = None
-        self._has_begun = False
-        self.is_in_window = False
-        self._after_update.clear()
-        loop.end_steps(self.run)
-        # after the last update: a resumed run finds the end of the data again
-        if self.run.is_interrupted:
-            self.progress.is_exhausted = False
-        self.leave_if_interrupted()
-        self.stage = "eval"
+        self._drop_gradients()
 
     def end_train_epoch(self) -> None:
         """`_run_train_epoch` is over; one that took no batch of the run's loader counts as an epoch
@@ -213,100 +464,21 @@ class Core(Components):
             self.progress.is_exhausted = True
             self.stage = "eval"
 
-    def report(self, loss: Any, size: int) -> None:
-        """The loss of the step under way, and the samples that it is the mean of."""
-        if self._step is not None:
-            self._step.result = StepResult(loss, size)
-
     @property
     def is_in_step(self) -> bool:
         """Whether a step of the run is under way."""
         return self._step is not None
 
-    def mean_loss(self) -> float:
-        """The mean loss of a sample in this epoch, over all processes."""
-        return self._add_up(self.run.meter).get("loss", nan)
+    def report(self, loss: Tensor, size: int) -> None:
+        """The loss of the step under way, and the samples that it is the mean of."""
+        if self._step is not None:
+            self._step.result = StepResult(loss, size)
 
-    def _add_up(self, meter: Meter) -> dict[str, float]:
-        return meter.compute(self.runtime.sum_table, gather=self.runtime.gather_samples)
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Handle signals in the epochs of this block, on all processes at the same update."""
-        with self.run.handling_signals(), workers_explained():
-            yield
-            self.runtime.finish_exchange()
-
-    def end_epoch(self) -> None:
-        """Record the epoch, unless a limit cut it short; further passes over the data in it do not
-        count.
-
-        Each pass is an epoch of the loop, since the order of samples follows its number, while
-        `num_epochs` counts epochs of the interface, of which one may have several passes: so the
-        limit moves by the passes beyond the first.
-        """
-        self.stage = "steps"
-        extra = max(self._num_passes - 1, 0)
-        self._num_passes = 0
-        if extra:
-            self.run.leave_out_epochs(extra)
-        if self.epoch_metrics is not None:
-            self.log(self.epoch_metrics.take(self.interface.run_history))
-        is_over = self.progress.is_exhausted
-        loop.record_epoch(self.run, {})
-        if is_over:
-            self.interface.run_history._increment_epoch()
-
-    def _load_users_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
-        """Nothing: the state of the user's trainer is loaded with those of the callbacks, once the
-        run has started."""
-        return []
-
-    def load_callbacks(self) -> None:
-        """Let the callbacks of a resumed run, which have started by now, go on where they were."""
-        state = self.waiting_state
-        self.waiting_state = None
-        if state is not None:
-            saving.load_callbacks(self.interface, state)
-
-    @property
-    def _defers_signals(self) -> bool:
-        """Whether an evaluation is under way that a resumed run would not repeat; signals wait for
-        its end."""
-        return bool(self.run.phases) and (
-            self.stage != "eval" or self.eval_metric != "eval_loss_epoch"
-        )
-
-    def leave_if_interrupted(self) -> None:
-        """After a signal: save the state, from which a run can continue, and end the program.
-
-        The core saves at the end of its loop; a run of this interface is saved by its callbacks, in
-        the stage it is in.
-        """
-        if not self.run.is_interrupted:
-            return
-        self.interface.print(f"{self.run.signals.name} after update {self.progress.update}")
-        self.run.signals.is_saving = True
-        self.interface.callback_handler.call_event("save_interrupted_run", self.interface)
-        raise interruption(
-            self.run.signals.exit_code, f"Interrupted after update {self.progress.update}."
-        )
-
-    def _check_trained(self) -> None:
-        """Nothing: `WeightsWatch` looks at the weights, and knows which of the user's methods is to
-        blame."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether there are steps to take, or the end of an epoch, which a run that was killed may
-        have left."""
-        return self.stage != "steps" or self.progress.is_unrecorded or not self.run.is_done()
-
-    @property
-    def has_reached_max_steps(self) -> bool:
-        return (
-            self.run.limits.updates is not None and self.progress.update >= self.run.limits.updates
-        )
+    def mean_loss(self, meter: Meter | None = None) -> float:
+        """The mean loss of a sample over all processes: in this epoch, or of another meter."""
+        meter = self.run.meter if meter is None else meter
+        runtime = self.runtime
+        return meter.compute(runtime.sum_table, gather=runtime.gather_samples).get("loss", nan)
 
     def on_update_end(self) -> None:
         self.is_in_window = False
@@ -326,6 +498,80 @@ class Core(Components):
         else:
             action()
 
+    # Epochs of a run
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Handle signals in the epochs of this block, on all processes at the same update."""
+        with self.run.handling_signals(), workers_explained():
+            yield
+            self.runtime.finish_exchange()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there are steps to take, or the end of an epoch, which a run that was killed may
+        have left."""
+        return self.stage != "steps" or self.progress.is_unrecorded or not self.run.is_done()
+
+    def end_epoch(self) -> None:
+        """Record the epoch, unless a limit cut it short; further passes over the data in it do not
+        count.
+
+        Each pass is an epoch of the loop, since the order of samples follows its number, while
+        `num_epochs` counts epochs of the interface, of which one may have several passes: so the
+        limit moves by the passes beyond the first.
+        """
+        self.stage = "steps"
+        if self._num_passes > 1:
+            self.run.leave_out_epochs(self._num_passes - 1)
+        self._num_passes = 0
+        history = self.interface.run_history
+        if self.num_logged is not None:
+            self.log(only_numbers(values_since(history, self.num_logged)))
+            self.num_logged = num_recorded(history)
+        is_over = self.progress.is_exhausted
+        loop.record_epoch(self.run, {})
+        if is_over:
+            history._increment_epoch()
+
+    def leave_if_interrupted(self) -> None:
+        """After a signal: save the state, from which a run can continue, and end the program.
+
+        The core saves at the end of its loop; a run of this interface is saved by its callbacks, in
+        the stage it is in.
+        """
+        if not self.run.is_interrupted:
+            return
+        signals = self.run.signals
+        self.interface.print(f"{signals.name} after update {self.progress.update}")
+        signals.is_saving = True
+        self.interface.callback_handler.call_event("save_interrupted_run", self.interface)
+        line = f"Interrupted after update {self.progress.update}."
+        raise interruption(signals.exit_code, line)
+
+    @property
+    def _defers_signals(self) -> bool:
+        """Whether an evaluation is under way that a resumed run would not repeat; signals wait for
+        its end."""
+        is_repeated = self.stage == "eval" and self.eval_metric == "eval_loss_epoch"
+        return bool(self.run.phases) and not is_repeated
+
+    def _check_trained(self) -> None:
+        """Nothing: `WeightsWatch` looks at the weights, and knows which of the user's methods is to
+        blame."""
+
+    def _load_users_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
+        """Nothing: the state of the user's trainer is loaded with those of the callbacks, once the
+        run has started."""
+        return []
+
+    def load_callbacks(self) -> None:
+        """Let the callbacks of a resumed run, which have started by now, go on where they were."""
+        state = self.waiting_state
+        self.waiting_state = None
+        if state is not None:
+            saving.load_callbacks(self.interface, state)
+
     def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
         super()._map_hooks(function)
         self.interface.callback_handler.map_hooks(function)
@@ -335,23 +581,33 @@ class Core(Components):
     def run_evaluation(self, loader: Any, metric: str) -> None:
         """Evaluate, also inside an epoch; the loss is recorded under the name of the metric."""
         self.load_callbacks()
-        before = (self.eval_metric, self.run.eval_stream)
-        self.eval_metric, self.run.eval_stream = metric, self._stream_of(loader, is_training=False)
+        metric_before = self.eval_metric
+        stream_before = self.run.eval_stream
+        self.eval_metric = metric
+        self.run.eval_stream = self.stream(loader, is_training=False)
         try:
             evaluate(self.run, self.run.eval_stream)
         finally:
-            self.eval_metric, self.run.eval_stream = before
+            self.eval_metric = metric_before
+            self.run.eval_stream = stream_before
         if self.stage == "eval" and not self.is_in_window:
             self.leave_if_interrupted()
+
+    @contextmanager
+    def intermediate(self) -> Iterator[None]:
+        """Evaluations in here are extra ones, inside a training epoch."""
+        self.is_intermediate = True
+        try:
+            yield
+        finally:
+            self.is_intermediate = False
 
     @contextmanager
     def _eval_mode(self) -> Iterator[None]:
         """Eval mode for the models that the interface has now, and everything as it was
         afterwards."""
-        modules = {
-            id(module): module
-            for module in (*self.modules.values(), *self._current_models().values())
-        }
+        models = (*self.modules.values(), *self._current_models().values())
+        modules = {id(module): module for module in models}
         with evaluating(modules.values(), self.optimizers.values()):
             yield
         self.runtime.reshard()
@@ -370,19 +626,11 @@ class Core(Components):
         if self.interface.optimizer is not None:
             start_training_mode([self.interface.model], [self.interface.optimizer])
 
-    @contextmanager
-    def intermediate(self) -> Iterator[None]:
-        """Evaluations in here are extra ones, inside a training epoch."""
-        self.is_intermediate = True
-        try:
-            yield
-        finally:
-            self.is_intermediate = False
-
     def on_eval_start(self, data: Stream) -> None:
         self.interface.eval_epoch_start()
-        call = self.interface.callback_handler.call_event
-        call("on_eval_epoch_start", self.interface, is_intermediate=self.is_intermediate)
+        self.interface.callback_handler.call_event(
+            "on_eval_epoch_start", self.interface, is_intermediate=self.is_intermediate
+        )
 
     def eval_step(self, batch: Any) -> StepResult:
         """An evaluation step on samples of this process; other processes may have none in it."""
@@ -399,19 +647,17 @@ class Core(Components):
 
     def _is_uneven(self) -> bool:
         assert self.run.eval_stream is not None
-        return self.gathering.is_uneven(
-            self.run.eval_stream, self.run.window.size, self.run.window.total
-        )
+        window = self.run.window
+        return self.gathering.is_uneven(self.run.eval_stream, window.size, window.total)
 
     def _take_eval_step(self, batch: Any) -> StepResult:
         interface = self.interface
         call = interface.callback_handler.call_event
         call("on_eval_step_start", interface)
-        output = checked_output(
-            interface.calculate_eval_batch_loss(batch), "calculate_eval_batch_loss"
-        )
+        output = interface.calculate_eval_batch_loss(batch)
+        loss = loss_in(output, "calculate_eval_batch_loss")
         call("on_eval_step_end", interface, batch=batch, batch_output=output)
-        return StepResult(output["loss"], output.get("batch_size", self.run.window.size))
+        return StepResult(loss, output.get("batch_size", self.run.window.size))
 
     @contextmanager
     def _standing_in(self) -> Iterator[None]:
@@ -427,9 +673,9 @@ class Core(Components):
         with measuring_nothing(held), self.gathering.standing_in():
             yield
 
-    def evaluation_batches(self, loader: EvaluationLoader) -> Iterator[Any]:
+    def evaluation_batches(self, loader: PreparedLoader) -> Iterator[Any]:
         """The batches of an evaluation epoch of the user's own."""
-        stream = self._stream_of(loader, is_training=False)
+        stream = self.stream(loader, is_training=False)
         gathering = self.gathering
         with self._eval_mode(), torch.no_grad(), preserved_rng():
             stream.begin(0)
@@ -446,10 +692,68 @@ class Core(Components):
 
     def on_eval_end(self, data: Stream) -> None:
         self.gathering.end()
-        measured = self._add_up(self.run.phases[-1])
+        loss = self.mean_loss(self.run.phases[-1])
         if self.stage == "eval" and self.eval_metric == "eval_loss_epoch":
             self.stage = "end"
-        self.interface.run_history.update_metric(self.eval_metric, measured["loss"])
+        self.interface.run_history.update_metric(self.eval_metric, loss)
         self.interface.eval_epoch_end()
-        call = self.interface.callback_handler.call_event
-        call("on_eval_epoch_end", self.interface, is_intermediate=self.is_intermediate)
+        self.interface.callback_handler.call_event(
+            "on_eval_epoch_end", self.interface, is_intermediate=self.is_intermediate
+        )
+
+
+def loss_in(output: Any, method: str) -> Tensor:
+    """The loss in what a `calculate_..._batch_loss` of the user's returned."""
+    is_mapping = type(output) is dict or isinstance(output, Mapping)  # most are plain dicts
+    loss = output.get("loss") if is_mapping else None
+    if isinstance(loss, Tensor):
+        return loss
+    raise ConfigurationError(
+        "no-loss-tensor",
+        f"`{method}` returned {output!r:.60} ({type(output).__name__}), in which no tensor is the "
+        '"loss": return {"loss": loss, "model_outputs": outputs, "batch_size": len(targets)}.',
+    )
+
+
+def _given_loader(loader: Any) -> Any:
+    """The loader that a prepared one was made from; another one itself."""
+    inner = inner_of(loader)
+    return loader if inner is None else inner.loader
+
+
+class WeightsWatch:
+    """Looks at the optimizer's parameters from here on: whether a step with gradients, or anybody
+    else, changes one."""
+
+    def __init__(self, core: LifecycleCore) -> None:
+        self.core = core
+        self._updates = core.progress.update
+        self._versions = self._current_versions()
+
+    def check(self, method: str, remedy: str) -> None:
+        """Refuse default epochs without a single step; of a method of the user's own, which may
+        mean it, say so."""
+        core = self.core
+        trainer = core.interface
+        if core.gradients.has_stepped or self._current_versions() != self._versions:
+            return
+        num_updates = core.progress.update - self._updates
+        if num_updates and not trainer._overrides("_run_train_epoch"):
+            raise ConfigurationError(
+                "nothing-trained",
+                f"Nothing was trained: in {num_updates} updates, no optimizer step had gradients, "
+                "so the weights have not changed. Call `self.optimizer.step()` in "
+                "`optimizer_step` and `self.optimizer_step()` in `_update_weights` if you replace "
+                "them, and zero the gradients after that step, as `optimizer_zero_grad` does, not "
+                "before it.",
+            )
+        if trainer._overrides(method) and trainer.run_config.num_epochs:
+            trainer.print(
+                f"`{method}` trained nothing: it ended without an optimizer step that had "
+                f"gradients, so the weights have not changed. To train, {remedy} in it, or remove "
+                f"`{method}`."
+            )
+
+    def _current_versions(self) -> list[tuple[int, int]]:
+        params = self.core.optimizer_update.params
+        return [(id(param), version_of(param)) for param in params]

@@ -46,7 +46,8 @@ class ModelFreezer:
         self.num_groups = len(self._groups)
         if not self._groups:
             raise ConfigurationError(
-                f"ModelFreezer: {type(model).__name__} has no layers that can be frozen."
+                "nothing-to-freeze",
+                f"ModelFreezer: {type(model).__name__} has no layers that can be frozen.",
             )
         model.requires_grad_(True)
 
@@ -114,7 +115,8 @@ class ModelFreezer:
         for index in (from_idx, to_idx):
             if not -count <= index < count:
                 raise ConfigurationError(
-                    f"There is no layer group {index}: the model has {count} of them."
+                    "unknown-layer-group",
+                    f"There is no layer group {index}: the model has {count} of them.",
                 )
         low, high = sorted((from_idx % count, to_idx % count))
         return low, high

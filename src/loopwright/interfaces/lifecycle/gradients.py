@@ -18,6 +18,7 @@ from ...training.update import OptimizerUpdate, Window
 
 if TYPE_CHECKING:
     from ...runtime import Runtime
+    from .run_config import TrainerRunConfig
 
 
 class Gradients:
@@ -92,10 +93,11 @@ class Gradients:
             for param, grad, version in left
         ):
             raise ConfigurationError(
+                "gradients-lost",
                 "Gradients were changed by `zero_grad()` or clipping before their update was "
                 "complete, which takes several batches with gradient_accumulation_steps: leave "
                 "zeroing to `optimizer_zero_grad` and clipping to `optimizer_step` or "
-                "`_clip_gradients`, which are called once per update."
+                "`_clip_gradients`, which are called once per update.",
             )
         self._left = [] if is_over else left
 
@@ -111,14 +113,16 @@ class Gradients:
         """Add the gradients of a loss that is this step's share of the update already."""
         if loss.dim() and loss.numel() != 1:
             raise ConfigurationError(
+                "loss-not-a-number",
                 f'The loss has shape {tuple(loss.shape)}: return one number as "loss" from '
-                "`calculate_train_batch_loss`, such as `loss.mean()`."
+                "`calculate_train_batch_loss`, such as `loss.mean()`.",
             )
         if not loss.requires_grad:
             raise ConfigurationError(
+                "loss-without-gradients",
                 'The "loss" of `calculate_train_batch_loss` has no gradients: it was detached, computed under '
                 "`torch.no_grad()`, created from a number, or computed only from frozen layers. Return the loss as it "
-                "was computed."
+                "was computed.",
             )
         self._check_left()
         self._left = []
@@ -144,18 +148,20 @@ class Gradients:
         self._drop_stand_in()
         if self.update.scaler is not None and not self._is_scaled:
             raise ConfigurationError(
+                "unscaled-loss",
                 "mixed_precision='fp16' needs scaled losses, but the gradients were computed by "
                 "`loss.backward()`: call `super().backward_step(loss)` (or "
                 "`self.backward_step(loss)`), or use mixed_precision='bf16', which needs no "
-                "scaling."
+                "scaling.",
             )
         self.update.complete()
         self._is_complete = True
         if not self._has_trained and all(param.grad is None for param in self.update.params):
             raise ConfigurationError(
+                "no-gradients",
                 "There are no gradients to update the weights with: `backward_step` computed none "
                 "for the parameters of the optimizer. Call `loss.backward()` or "
-                "`super().backward_step(loss)` in it, with a loss of the trainer's model."
+                "`super().backward_step(loss)` in it, with a loss of the trainer's model.",
             )
         self._has_trained = True
 
@@ -203,11 +209,11 @@ class Gradients:
     # `optimizer.step()` called by the user
 
     @contextmanager
-    def own_backward(self, obstacle: str | None) -> Iterator[None]:
+    def own_backward(self, config: TrainerRunConfig) -> Iterator[None]:
         """A `backward_step` of the user's; a step in it is that of the update, unless there is an
         obstacle to it."""
         self._is_in_backward = True
-        self._obstacle = obstacle
+        self._obstacle = _step_obstacle(config)
         self._check_left()
         try:
             yield
@@ -219,14 +225,16 @@ class Gradients:
         """Refuse a step in `backward_step` that would be a wrong one, and a second one after it."""
         if self._is_in_backward and self._obstacle is not None:
             raise ConfigurationError(
+                "step-in-backward",
                 f"`backward_step` called `optimizer.step()`, which {self._obstacle}: leave only "
-                "`loss.backward()` in `backward_step` and move the step to `optimizer_step`."
+                "`loss.backward()` in `backward_step` and move the step to `optimizer_step`.",
             )
         if self._is_taken and not self._is_in_backward:
             raise ConfigurationError(
+                "stepped-twice",
                 "`backward_step` called `optimizer.step()`, which is called again in the same "
                 "update: leave only `loss.backward()` in `backward_step` and keep the step in "
-                "`optimizer_step`."
+                "`optimizer_step`.",
             )
 
     def _note_gradients(self) -> None:
@@ -284,3 +292,18 @@ class Gradients:
         clipping hides that."""
         scaler = self.update.scaler
         return scaler is not None and any(flag.item() for flag in overflow_flags(scaler, optimizer))
+
+
+def _step_obstacle(config: TrainerRunConfig) -> str | None:
+    """Why `backward_step` cannot step the optimizer itself in this run, or None."""
+    if (count := config.gradient_accumulation_steps) > 1:
+        return (
+            f"would happen after every batch, not after every {count} batches as "
+            f"gradient_accumulation_steps={count} requires"
+        )
+    if config.gradient_clip_value is not None:
+        return (
+            f"would skip the clipping that gradient_clip_value={config.gradient_clip_value} "
+            "requires"
+        )
+    return None

@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ...data.open import Stream
 from ...data.sharding import ShardedBatches
 from ...errors import ConfigurationError
 from ...runtime import Runtime
+from ...trees import map_leaves
 
 if TYPE_CHECKING:
-    from .core import Core
+    from .core import LifecycleCore
 
-
+# what a process did, as the others are told of it
 GATHER = "called gather"
 FIRST = "called gather for the first time in an evaluation step"
 OVER = "went through an evaluation step without calling gather"
@@ -43,20 +44,21 @@ class Gathering:
     def gather(self, value: Any, padding_value: float | None = None) -> Any:
         """The rows of all processes, in tensors and containers of them; of one process, the value
         itself."""
-        structure = describe(value)
+        structure = str(map_leaves(_described, value))
         if self.runtime.world == 1:
             return value
         if self._is_uneven and not self.is_stand_in:
             self._say(FIRST)
             self._is_uneven = False
-        structures = self._say(GATHER, structure)
+        structures = [content for _, content in self._say(GATHER, structure)]
         if len(set(structures)) > 1:
             raise ConfigurationError(
+                "gather-differs",
                 "gather was given different values on different processes: "
                 f"{_by_process(structures)}. Pass the same kind of tensor or container on all of "
-                "them."
+                "them.",
             )
-        return map_tensors(value, lambda tensor: self._rows(tensor, padding_value))
+        return map_leaves(lambda tensor: self._rows(tensor, padding_value), value)
 
     def _rows(self, tensor: Tensor, padding_value: float | None) -> Tensor:
         rows = tensor if tensor.dim() else tensor.reshape(1)
@@ -84,7 +86,7 @@ class Gathering:
     def is_needed(self) -> bool:
         """Whether a process without a sample has to take the step, since the others gather in
         it."""
-        return FIRST in self._kinds(WAITING)
+        return FIRST in (kind for kind, _ in self._say(WAITING))
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
@@ -99,60 +101,33 @@ class Gathering:
         if self.runtime.world > 1:
             self._say(END)
 
-    # Messages
-
-    def _kinds(self, kind: str) -> list[str]:
-        kinds = [kind for kind, _ in self.runtime.gather_objects((kind, None))]
-        _check(kinds)
-        return kinds
-
-    def _say(self, kind: str, content: str | None = None) -> list[str | None]:
+    def _say(self, kind: str, content: str | None = None) -> list[tuple[str, str | None]]:
+        """Exchange what each process does; all of them raise where they took different paths."""
         messages = self.runtime.gather_objects((kind, content))
-        _check([kind for kind, _ in messages])
-        return [content for _, content in messages]
-
-
-def _check(kinds: list[str]) -> None:
-    """Every process gets the same messages, so that all of them raise."""
-    others = set(kinds) - {WAITING}
-    if len(others) < 2 and (others <= {FIRST, OVER} or WAITING not in kinds):
-        return
-    raise ConfigurationError(
-        f"The processes took different paths: {_by_process(kinds)}. `gather` waits for all "
-        "processes: call it on every process, equally often and in the same order, and not under "
-        "a condition such as `if self.run_config.is_world_process_zero`."
-    )
+        kinds = [kind for kind, _ in messages]
+        others = set(kinds) - {WAITING}
+        if len(others) < 2 and (others <= {FIRST, OVER} or WAITING not in kinds):
+            return messages
+        raise ConfigurationError(
+            "gather-on-some-processes",
+            f"The processes took different paths: {_by_process(kinds)}. `gather` waits for all "
+            "processes: call it on every process, equally often and in the same order, and not "
+            "under a condition such as `if self.run_config.is_world_process_zero`.",
+        )
 
 
 def _by_process(values: list[Any]) -> str:
     return ", ".join(f"process {rank} {value}" for rank, value in enumerate(values))
 
 
-def describe(value: Any) -> str:
-    """The containers and the number of dimensions of what is gathered, the same on all
-    processes."""
+def _described(value: Any) -> str:
     if isinstance(value, Tensor):
         return "tensor"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {describe(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"({', '.join(map(describe, value))})"
     raise ConfigurationError(
+        "gather-no-tensor",
         f"gather was given a {type(value).__name__}: it takes tensors, and lists, tuples and "
-        "dicts of tensors. Convert the value, as in `torch.tensor(value, device=self.device)`."
+        "dicts of tensors. Convert the value, as in `torch.tensor(value, device=self.device)`.",
     )
-
-
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same containers with each tensor in them replaced."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {key: map_tensors(item, function) for key, item in value.items()}
-    items = [map_tensors(item, function) for item in value]
-    if hasattr(value, "_fields"):
-        return type(value)(*items)
-    return type(value)(items)
 
 
 def _has_ready_batches(stream: Any) -> bool:
@@ -168,17 +143,22 @@ def _has_ready_batches(stream: Any) -> bool:
 class PreparedLoader:
     """Another loader's batches, on the device, in the order that the seed and the epoch say.
 
-    All other attributes are the other loader's.
+    Each batch that is taken from a training loader is a step of the run. Batches of an evaluation
+    loader come in eval mode and without gradients until they are through. All other attributes are
+    the other loader's.
     """
 
-    is_training: bool
-
-    def __init__(self, core: Core, loader: Any) -> None:
+    def __init__(self, core: LifecycleCore, loader: Any, is_training: bool) -> None:
         self.core = core
         self.loader = loader
+        self.is_training = is_training
+
+    def __iter__(self) -> Iterator[Any]:
+        core = self.core
+        return core.training_batches(self) if self.is_training else core.evaluation_batches(self)
 
     def __len__(self) -> int:
-        length = self.core.stream(self.loader, is_training=self.is_training).num_batches
+        length = self.core.stream(self, is_training=self.is_training).num_batches
         if length is None:
             raise TypeError(
                 f"{type(self.loader).__name__} over data without a length has no length."
@@ -191,33 +171,14 @@ class PreparedLoader:
         return getattr(self.loader, name)
 
 
-class TrainingLoader(PreparedLoader):
-    """Each batch that is taken from it is a step of the training run."""
-
-    is_training = True
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.core.training_batches(self)
-
-
-class EvaluationLoader(PreparedLoader):
-    """Batches for an evaluation of one's own: in eval mode and without gradients until they are
-    through."""
-
-    is_training = False
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.core.evaluation_batches(self)
-
-
-def prepared(core: Core, loader: Any, kind: type[PreparedLoader]) -> Any:
+def prepared(core: LifecycleCore, loader: Any, *, is_training: bool) -> Any:
     """The loader with the run's accounting around it, unless it has that already, perhaps
     inside."""
     own = inner_of(loader)
     if own is None:
-        return kind(core, loader)
+        return PreparedLoader(core, loader, is_training)
     if own is loader and own.core is not core:
-        return kind(core, own.loader)
+        return PreparedLoader(core, own.loader, is_training)
     return loader
 
 
@@ -237,3 +198,33 @@ def length_of(loader: Iterable[Any] | None) -> int | None:
         return None if loader is None else len(loader)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def build_loader(dataset: Any, options: Mapping[str, Any]) -> DataLoader[Any]:
+    if isinstance(dataset, tuple) and all(isinstance(part, Tensor) for part in dataset):
+        raise ConfigurationError(
+            "tuple-as-dataset",
+            f"The data set is a tuple of {len(dataset)} tensors, of which each would be a sample: "
+            "make one data set from them, as in `TensorDataset(inputs, targets)`.",
+        )
+    return DataLoader(dataset, **options)
+
+
+def loader_options(
+    dataset: Any,
+    defaults: Mapping[str, Any],
+    given: Mapping[str, Any] | None,
+    collate_fn: Callable[[Any], Any] | None,
+) -> dict[str, Any]:
+    """Arguments for a DataLoader: the user's options, and the defaults that do not contradict
+    them."""
+    given = dict(given or {})
+    excluded: tuple[str, ...] = ()
+    if isinstance(dataset, IterableDataset) or "sampler" in given:
+        excluded = ("shuffle",)
+    if "batch_sampler" in given:
+        excluded = ("shuffle", "batch_size", "drop_last", "sampler")
+    options = {name: value for name, value in defaults.items() if name not in excluded}
+    if collate_fn is not None:
+        options["collate_fn"] = collate_fn
+    return options | given

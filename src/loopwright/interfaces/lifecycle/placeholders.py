@@ -1,5 +1,5 @@
-"""Values of a run that are not known when a scheduler is described: names for them, and arithmetic
-on the names."""
+"""Names for values of a run that are not known when a scheduler is described, and arithmetic on
+them."""
 
 from __future__ import annotations
 
@@ -13,63 +13,37 @@ from ...errors import ConfigurationError
 from .loaders import length_of
 
 
+def _deferred(operation: Callable[..., Any]) -> tuple[Any, Any]:
+    """An operator of a placeholder, and its reflection: both wait until the value is known."""
+
+    def method(self: Any, *others: Any) -> Expression:
+        return Expression(operation, self, *others)
+
+    def reflected(self: Any, other: Any) -> Expression:
+        return Expression(operation, other, self)
+
+    return method, reflected
+
+
 class _Arithmetic:
-    """What makes a placeholder usable like the number it stands for: every operation is put off
-    until it is known."""
+    """Makes a placeholder usable like the number that it stands for."""
 
-    def __add__(self, other: Any) -> Expression:
-        return Expression(operator.add, self, other)
-
-    def __radd__(self, other: Any) -> Expression:
-        return Expression(operator.add, other, self)
-
-    def __sub__(self, other: Any) -> Expression:
-        return Expression(operator.sub, self, other)
-
-    def __rsub__(self, other: Any) -> Expression:
-        return Expression(operator.sub, other, self)
-
-    def __mul__(self, other: Any) -> Expression:
-        return Expression(operator.mul, self, other)
-
-    def __rmul__(self, other: Any) -> Expression:
-        return Expression(operator.mul, other, self)
-
-    def __truediv__(self, other: Any) -> Expression:
-        return Expression(operator.truediv, self, other)
-
-    def __rtruediv__(self, other: Any) -> Expression:
-        return Expression(operator.truediv, other, self)
-
-    def __floordiv__(self, other: Any) -> Expression:
-        return Expression(operator.floordiv, self, other)
-
-    def __rfloordiv__(self, other: Any) -> Expression:
-        return Expression(operator.floordiv, other, self)
-
-    def __mod__(self, other: Any) -> Expression:
-        return Expression(operator.mod, self, other)
-
-    def __rmod__(self, other: Any) -> Expression:
-        return Expression(operator.mod, other, self)
-
-    def __pow__(self, other: Any) -> Expression:
-        return Expression(operator.pow, self, other)
-
-    def __rpow__(self, other: Any) -> Expression:
-        return Expression(operator.pow, other, self)
-
-    def __neg__(self) -> Expression:
-        return Expression(operator.neg, self)
-
-    def __round__(self, digits: int | None = None) -> Expression:
-        return Expression(round, self) if digits is None else Expression(round, self, digits)
+    __add__, __radd__ = _deferred(operator.add)
+    __sub__, __rsub__ = _deferred(operator.sub)
+    __mul__, __rmul__ = _deferred(operator.mul)
+    __truediv__, __rtruediv__ = _deferred(operator.truediv)
+    __floordiv__, __rfloordiv__ = _deferred(operator.floordiv)
+    __mod__, __rmod__ = _deferred(operator.mod)
+    __pow__, __rpow__ = _deferred(operator.pow)
+    __neg__ = _deferred(operator.neg)[0]
+    __round__ = _deferred(round)[0]
 
     def __int__(self) -> NoReturn:
         raise ConfigurationError(
+            "placeholder-as-number",
             f"{self!r} is not known before training starts, so it cannot be converted to a whole "
             "number yet: use `//` or `round(...)`, which are evaluated later, or override "
-            "`create_scheduler`."
+            "`create_scheduler`.",
         )
 
     __float__ = __index__ = __int__
@@ -84,12 +58,8 @@ class Expression(_Arithmetic):
         self.operation = operation
         self.operands = operands
 
-    def resolve(self, values: Mapping[TrainerPlaceholderValues, int | None]) -> Any:
-        return self.operation(*(resolve(operand, values) for operand in self.operands))
-
     def __repr__(self) -> str:
-        name = getattr(self.operation, "__name__", "round")
-        return f"{name}({', '.join(map(str, self.operands))})"
+        return f"{self.operation.__name__}({', '.join(map(str, self.operands))})"
 
 
 class TrainerPlaceholderValues(_Arithmetic, Enum):
@@ -118,22 +88,19 @@ class TrainerPlaceholderValues(_Arithmetic, Enum):
 TrainerPlaceHolderValues = TrainerPlaceholderValues  # as the document spells it in a heading
 
 
-def placeholder_values(trainer: Any) -> dict[TrainerPlaceholderValues, int | None]:
-    """What the placeholders stand for in a trainer's run; None where it cannot be known."""
-    config = trainer.run_config
-    return {
-        TrainerPlaceholderValues.NUM_EPOCHS: config.num_epochs,
-        TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: config.num_update_steps_per_epoch,
-        TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: config.num_local_update_steps_per_epoch,
-        TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: length_of(trainer._train_dataloader),
-        TrainerPlaceholderValues.EVAL_DATALOADER_LEN: length_of(trainer._eval_dataloader),
-    }
-
-
 def replace_trainer_placeholder_values(trainer: Any, instance: Any) -> Any:
     """A factory, such as a `functools.partial`, with the placeholders in it filled in from a
     trainer's run."""
-    return resolve(instance, placeholder_values(trainer))
+    config = trainer.run_config
+    known = TrainerPlaceholderValues
+    values = {
+        known.NUM_EPOCHS: config.num_epochs,
+        known.NUM_UPDATE_STEPS_PER_EPOCH: config.num_update_steps_per_epoch,
+        known.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: config.num_local_update_steps_per_epoch,
+        known.TRAIN_DATALOADER_LEN: length_of(trainer._train_dataloader),
+        known.EVAL_DATALOADER_LEN: length_of(trainer._eval_dataloader),
+    }
+    return resolve(instance, values)
 
 
 def resolve(given: Any, values: Mapping[TrainerPlaceholderValues, int | None]) -> Any:
@@ -143,17 +110,17 @@ def resolve(given: Any, values: Mapping[TrainerPlaceholderValues, int | None]) -
         value = values.get(given)
         if value is None:
             raise ConfigurationError(
+                "unknown-placeholder",
                 f"TrainerPlaceholderValues.{given.name} is not known in this run: {given.value} "
                 "cannot be determined from the data. Pass data that has a length (and "
-                "`eval_dataset=`, if the value depends on it), or the number."
+                "`eval_dataset=`, if the value depends on it), or the number.",
             )
         return value
     if isinstance(given, Expression):
-        return given.resolve(values)
+        return given.operation(*resolve(given.operands, values))
     if isinstance(given, partial):
-        args = [resolve(arg, values) for arg in given.args]
-        keywords = {name: resolve(value, values) for name, value in given.keywords.items()}
-        return partial(resolve(given.func, values), *args, **keywords)
+        function = resolve(given.func, values)
+        return partial(function, *resolve(given.args, values), **resolve(given.keywords, values))
     if type(given) in (list, tuple):
         return type(given)(resolve(item, values) for item in given)
     if type(given) is dict:

@@ -1,12 +1,14 @@
-"""Checkpoints (a model, its optimizer and scheduler) and training states (a whole run), in the
-core's files."""
+"""The files of a run, in the core's formats: checkpoints (a model, its optimizer and scheduler),
+training states (a whole run), and the record of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...callbacks.recorder import RunRecorder
 from ...checkpoint import read_checkpoint
 from ...checkpoint.components import Parts, read_parts, write_parts
 from ...checkpoint.migrations import complete_state, explained
@@ -14,14 +16,20 @@ from ...errors import CheckpointError
 from ...training.held_schedulers import HeldSchedulers, schedulers_of, set_hyperparameters, state_of
 from ...training.restore import load_parts, own_rng, return_to
 from ...training.state import capture, write_together
-from ...training.state_mismatch import differing_kinds, listed
+from ...training.train_call import emit_exception, finish
+from .callbacks import RecordRunCallback
+from .tracking import num_recorded
 
 if TYPE_CHECKING:
-    from .core import Core
+    from .core import LifecycleCore
     from .trainer import Trainer
 
 OWN = "lifecycle"  # the part of a training state that is the interface's
+FIELDS = ("stage", "event", "seed", "history", "callbacks", "extra")  # of that part
 RESUMABLE = ("on_train_epoch_end", "on_eval_epoch_end", "on_training_run_epoch_end")
+
+
+# Checkpoints
 
 
 def write_checkpoint_of(
@@ -35,15 +43,13 @@ def write_checkpoint_of(
     process alone can."""
     core = type(interface._core)(interface, interface._runtime)
     core.configure_models()
+    has_optimizer = save_optimizer and interface.optimizer is not None
+    has_scheduler = save_scheduler and interface.scheduler is not None
     write_parts(
         path,
         core.models,
-        {"optimizer": interface.optimizer}
-        if save_optimizer and interface.optimizer is not None
-        else {},
-        {"scheduler": interface.scheduler}
-        if save_scheduler and interface.scheduler is not None
-        else {},
+        {"optimizer": interface.optimizer} if has_optimizer else {},
+        {"scheduler": interface.scheduler} if has_scheduler else {},
         rest={OWN: {"extra": dict(extra or {})}},
         meta=interface._core.run.checkpoint_meta(),
     )
@@ -65,6 +71,18 @@ def load_checkpoint_into(
     return content | dict(parts.rest if own is None else own["extra"])
 
 
+def _core_of(interface: Trainer) -> LifecycleCore:
+    """A core trainer of the components that the interface has now, which may have changed since its
+    run began."""
+    core = type(interface._core)(interface, interface._runtime)
+    core.setup()
+    core.use_scheduler(interface.scheduler)
+    return core
+
+
+# Training states
+
+
 def save_run(interface: Trainer, directory: str | Path, extra: Mapping[str, Any] | None) -> None:
     """Write everything that the run under way, or the last one, needs in order to go on."""
     core = interface._core
@@ -77,7 +95,7 @@ def save_run(interface: Trainer, directory: str | Path, extra: Mapping[str, Any]
         "seed": core.order_seed,
         "history": interface.run_history.state_dict(),
         "callbacks": {name: state_of(callback) for name, callback in handler.named().items()},
-        "counts": None if core.epoch_metrics is None else core.epoch_metrics.counts,
+        "counts": core.num_logged,
         "was_ended_by_callback": handler.why_over() is not None,
         "extra": dict(extra or {}),
     }
@@ -111,16 +129,14 @@ def load_callbacks(interface: Trainer, tree: Mapping[str, Any]) -> None:
         for line in interface._restore_own_state(tree.get("trainer"), "The training state"):
             interface.print(line)
     saved = tree[OWN]["callbacks"]
-    for name, callback in interface.callback_handler.named().items():
+    callbacks = interface.callback_handler.named()
+    for name, callback in callbacks.items():
         if name in saved:
             with explained(f"{OWN}: callbacks: {name} cannot load its part of the training state"):
                 HeldSchedulers().load(callback, saved[name])
-    if any(schedulers_of(callback) for callback in interface.callback_handler.named().values()):
+    if any(schedulers_of(callback) for callback in callbacks.values()):
         # whose rates a new scheduler has set anew
-        for (
-            name,
-            optimizer,
-        ) in interface._core.optimizers.items():
+        for name, optimizer in interface._core.optimizers.items():
             set_hyperparameters(optimizer, tree["optimizers"][name]["param_groups"])
     interface._core.run.generators.restore(own_rng(tree["rng"], interface._core.run))
 
@@ -139,35 +155,59 @@ def load_state_into(interface: Trainer, directory: str | Path) -> dict[str, Any]
     return dict(tree[OWN]["extra"])
 
 
-def _core_of(interface: Trainer) -> Core:
-    """A core trainer of the components that the interface has now, which may have changed since its
-    run began."""
-    core = type(interface._core)(interface, interface._runtime)
-    core.setup()
-    core.use_scheduler(interface.scheduler)
-    return core
-
-
 def _read_state(directory: str | Path) -> dict[str, Any]:
-    if not Path(directory).exists():
+    tree: Any = read_checkpoint(directory).tree if Path(directory).exists() else {}
+    own = tree.get(OWN, {}) if isinstance(tree, Mapping) else {}
+    if "stage" not in own:
         raise CheckpointError(
+            "not-a-training-state",
             f"There is no training state at {directory}: pass a directory that "
-            "`save_training_state` wrote."
+            "`save_training_state` wrote. (For a checkpoint of a model, use `load_checkpoint`.)",
         )
-    tree: Any = read_checkpoint(directory).tree
-    own = tree.get(OWN) if isinstance(tree, Mapping) else None
-    if not isinstance(own, Mapping) or "stage" not in own:
+    missing = [name for name in FIELDS if name not in own]
+    if missing:
         raise CheckpointError(
-            f"{directory} is not a training state: pass a directory that `save_training_state` "
-            "wrote. (For a checkpoint of a model, use `load_checkpoint`.)"
+            "incomplete-training-state",
+            f"The part {OWN!r} of {directory} has no {', '.join(missing)}; nothing was loaded.",
         )
-    form = {"stage": "", "event": (), "seed": 0, "history": {}, "callbacks": {}, "extra": {}}
-    missing = [f"{OWN}: {name} is not in it" for name in form if name not in own]
-    # not in states of earlier versions
-    later: dict[str, Any] = {
-        "counts": {},
-        "was_ended_by_callback": False,
-    }
-    if problems := missing + list(differing_kinds(form | later, own, OWN)):
-        raise CheckpointError(f"{directory} is damaged; nothing was loaded:{listed(problems)}")
     return dict(tree)
+
+
+# The record of a run, which `loopwright runs`, `show` and `ui` read
+
+
+@contextmanager
+def recorded(interface: Trainer) -> Iterator[None]:
+    """Record the training run in this block, if a callback or the environment says so."""
+    core = interface._core
+    run = core.run
+    recording = [c for c in interface.callback_handler if isinstance(c, RecordRunCallback)]
+    if recording and core.runtime.is_main:
+        others = [callback for callback in run.callbacks if not isinstance(callback, RunRecorder)]
+        run_dir = recording[0].run_dir
+        run.bind([*others, RunRecorder("warn", directory=run_dir, existing="continue")])
+    if any(isinstance(callback, RunRecorder) for callback in run.callbacks):
+        core.describe()
+        core.num_logged = _num_before_epoch(interface, core.waiting_state)
+    run.emit("on_train_start")
+    run.media.begin(run)
+    try:
+        yield
+    except BaseException as error:
+        emit_exception(run, error)
+        raise
+    finish(run)
+
+
+def _num_before_epoch(interface: Trainer, resumed: Mapping[str, Any] | None) -> Mapping[str, int]:
+    """How many values the history had when the epoch under way began; a resumed run may have values
+    of this epoch already."""
+    history = interface.run_history
+    counts = num_recorded(history)
+    if resumed is None:
+        return counts
+    if (saved := resumed[OWN].get("counts")) is not None:
+        return dict(saved)
+    # the state is of a run that was not recorded, or of an earlier version
+    ended = history.current_epoch - 1
+    return {name: min(count, ended) for name, count in counts.items()}

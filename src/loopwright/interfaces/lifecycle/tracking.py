@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
 from ...errors import ConfigurationError
+from ...text import nearest
 
 
 class RunHistory(ABC):
@@ -36,8 +37,9 @@ class RunHistory(ABC):
     def delete_metric(self, metric_name: str) -> None:
         """Delete a metric with all its values."""
         raise ConfigurationError(
+            "undeletable-metric",
             f"{type(self).__name__} cannot delete a metric: add the method "
-            "`delete_metric(metric_name)`."
+            "`delete_metric(metric_name)`.",
         )
 
     @property
@@ -49,9 +51,10 @@ class RunHistory(ABC):
         """Change the prefix; without an argument there is none."""
         if prefix:
             raise ConfigurationError(
+                "no-metric-prefix",
                 f"{type(self).__name__} does not support a prefix for metric names, so metrics "
                 f"with the prefix {prefix!r} would be mixed up with others: add "
-                "`set_metric_name_prefix(prefix)` and `metric_name_prefix`."
+                "`set_metric_name_prefix(prefix)` and `metric_name_prefix`.",
             )
 
     @property
@@ -142,12 +145,32 @@ class InMemoryRunHistory(RunHistory):
     def _series(self, name: str) -> list[Any]:
         if name in self._metrics:
             return self._metrics[name]
-        near = difflib.get_close_matches(name, self._metrics, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        known = ", ".join(sorted(self._metrics)) or "nothing yet"
         raise ConfigurationError(
-            f"No values have been recorded for the metric {name!r}; available: {known}.{hint}"
+            "unknown-run-metric",
+            f"No values have been recorded for the metric {name!r}; {nearest(name, self._metrics)}",
         )
+
+
+def num_recorded(history: RunHistory) -> dict[str, int]:
+    """How many values of each metric a history has: the position of one who reads it."""
+    return {name: len(list(history.get_metric_values(name))) for name in history.get_metric_names()}
+
+
+def values_since(history: RunHistory, before: Mapping[str, int]) -> dict[str, Any]:
+    """The latest values of the metrics that were recorded since a position, by name."""
+    counts = sorted(num_recorded(history).items())
+    new = [name for name, count in counts if count != before.get(name, 0)]
+    return {name: history.get_latest_metric(name) for name in new}
+
+
+def only_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers, as trackers and records of runs take them."""
+    return {name: float(value) for name, value in metrics.items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    is_scalar = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    return is_scalar or isinstance(value, Real)
 
 
 class LossTracker:

@@ -1,11 +1,10 @@
-"""The trainer of document 002: `train` and `evaluate`, and what they set up before the stages
-run."""
+"""`Trainer`: `train`, `evaluate` and every stage of a run, in the order of document 002."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -14,37 +13,32 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...data.random import all_preserved
-from ...errors import ConfigurationError
+from ...data.stream import batch_size_of
+from ...errors import ConfigurationError, check_number
+from ...metrics.progress import Limits
 from ...runtime import resolve_runtime
-from .._shared import check_method_names, is_overridden
-from . import run_config, saving
-from .accelerator import PRECISIONS, Accelerator, checked_accelerator, checked_precision, unwrapped
+from ...training.run import TrainingRun
+from ...training.step_checks import check_clipping, scheduler_position
+from ...training.supervised import call_loss
+from ...training.update import Window
+from .._shared import LoggingTrainer, is_overridden
+from . import run_config as processes
+from . import saving
 from .callbacks import (
     CallbackHandler,
     CallbackLike,
     LimitBatchesCallback,
-    TrainerCallback,
+    StopTrainingError,
     get_default_callbacks,
 )
-from .checks import (
-    call_by_name,
-    check_components,
-    check_limits,
-    check_scheduler,
-    check_start,
-    checked_config,
-    checked_loader,
-)
-from .core import Core
-from .epochs import Epochs
-from .loaders import length_of
+from .core import NAMES, LifecycleCore, WeightsWatch, loss_in
+from .loaders import build_loader, length_of, loader_options, prepared
 from .placeholders import (
     TrainerPlaceHolderValues,
     TrainerPlaceholderValues,
     replace_trainer_placeholder_values,
 )
-from .run_config import TrainerRunConfig
-from .stages import DlKwargs, planned_updates, smaller_limit
+from .run_config import PRECISIONS, Accelerator, TrainerRunConfig, checked_precision
 from .tracking import InMemoryRunHistory, LossTracker, RunHistory
 
 __all__ = [
@@ -52,15 +46,31 @@ __all__ = [
     "Trainer",
     "TrainerPlaceHolderValues",
     "TrainerPlaceholderValues",
+    "TrainerWithTimmScheduler",
     "replace_trainer_placeholder_values",
 ]
 
 DEFAULT_CALLBACKS = get_default_callbacks()
+DlKwargs = Mapping[str, Any] | None
+# attributes that an evaluation changes for as long as it takes
+EVALUATED = (
+    "_core",
+    "eval_dataset",
+    "collate_fn",
+    "_train_dataloader",
+    "_eval_dataloader",
+    "_eval_dl_kwargs",
+)
 
 
-class Trainer(Epochs):
+class Trainer(LoggingTrainer):
     """Trains and evaluates a model on data sets. Every stage of a run is a method that you may
     override.
+
+    Methods that begin with *create*, *calculate* or *get* return something, all others act. A
+    callback's `on_<stage>` runs right after the method of the same name. A loop of your own takes
+    its batches from the loader that it is given: each of them is a step of the run, so limits,
+    progress and training states stay right.
 
     Args:
         model: The module to train.
@@ -93,33 +103,37 @@ class Trainer(Epochs):
         *,
         mixed_precision: str | None = None,
     ) -> None:
-        check_method_names(self)
-        check_components(model, loss_func, optimizer)
-        if isinstance(run_history, type):
-            raise ConfigurationError(
-                f"run_history is the class {run_history.__name__}: pass `{run_history.__name__}()`."
-            )
+        NAMES.check_trainer(self)
         self.model = model
         self.loss_func = loss_func
         self.optimizer = optimizer
-        self.scheduler = None
-        self.run_history = InMemoryRunHistory() if run_history is None else run_history
+        self.scheduler: Any = None
+        self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
         self.run_config = TrainerRunConfig()
-        self.train_dataset = None
-        self.eval_dataset = None
-        self.collate_fn = None
-        self.create_scheduler_fn = None
+        self.train_dataset: Any = None
+        self.eval_dataset: Any = None
+        self.collate_fn: Callable[[Any], Any] | None = None
+        self.create_scheduler_fn: Callable[[Optimizer], Any] | None = None
         self._train_dataloader: Any = None
         self._eval_dataloader: Any = None
-        self._train_dl_kwargs = {}
-        self._eval_dl_kwargs = {}
+        self._train_dl_kwargs: dict[str, Any] = {}
+        self._eval_dl_kwargs: dict[str, Any] = {}
         self._loss_tracker = LossTracker()
         self._mixed_precision = checked_precision(mixed_precision)
         self._runtime = resolve_runtime(None, PRECISIONS[self._mixed_precision])
-        self._accelerator = checked_accelerator(self._create_accelerator())
-        self._core = Core(self, self._runtime)
+        self._accelerator: Accelerator = self._create_accelerator()
+        if not isinstance(self._accelerator, Accelerator):
+            raise ConfigurationError(
+                "own-accelerator",
+                f"`_create_accelerator` returned a {type(self._accelerator).__name__}, but its "
+                "settings would not be used: remove the method and pass `Trainer(..., "
+                "mixed_precision='bf16')`; start several processes with torchrun.",
+            )
+        self._core = LifecycleCore(self, self._runtime)
         self._is_training = False
-        self.callback_handler = CallbackHandler([*_limits_of_environment(), *_listed(callbacks)])
+        has_limit = os.environ.get(LimitBatchesCallback.ENVIRONMENT, "none").lower() != "none"
+        limits = [LimitBatchesCallback.from_environment()] if has_limit else []
+        self.callback_handler = CallbackHandler([*limits, *(callbacks or ())])
         self.callback_handler.call_event("on_init_end", self)
 
     # Running
@@ -161,34 +175,55 @@ class Trainer(Epochs):
             resume_from: A directory that `save_training_state` wrote. The run continues exactly
                 there, and the limits count from its beginning.
         """
-        check_start(self, per_device_batch_size)
-        check_limits(
-            num_epochs, max_num_train_steps, gradient_accumulation_steps, gradient_clip_value
-        )
+        check_number("num_epochs", num_epochs, least=0)
+        check_number("gradient_accumulation_steps", gradient_accumulation_steps, least=1)
+        if max_num_train_steps is not None:
+            check_number("max_num_train_steps", max_num_train_steps, least=0)
+        if gradient_clip_value is not None:
+            check_number("gradient_clip_value", gradient_clip_value, above=0, is_whole=False)
         self._start_core()
+        core = self._core
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.create_scheduler_fn = create_scheduler_fn
         self.collate_fn = collate_fn
         if reset_run_history:
             self.run_history.reset()
-        with self._core.run.own_generators(), self._closing_core():
-            self._core.order_seed = torch.initial_seed()  # that of the run's own generators
-            self._create_dataloaders(
-                per_device_batch_size, train_dataloader_kwargs, eval_dataloader_kwargs
-            )
-            self._set_up(
-                num_epochs=num_epochs,
-                gradient_accumulation_steps=gradient_accumulation_steps,
-                max_num_train_steps=max_num_train_steps,
-                per_device_batch_size=per_device_batch_size,
-                gradient_clip_value=gradient_clip_value,
-            )
-            self._core.use_config(self.run_config)
-            self._create_scheduler()
-            self._say_what_is_not_called()
-            with self._runtime.supervised(), self._reporting_errors():
-                self._execute_run(resume_from)
+        try:
+            with core.run.own_generators():
+                core.order_seed = torch.initial_seed()  # that of the run's own generators
+                self._train_dataloader = _created(
+                    self.create_train_dataloader(
+                        batch_size=per_device_batch_size, train_dl_kwargs=train_dataloader_kwargs
+                    ),
+                    "create_train_dataloader",
+                )
+                self._eval_dataloader = None
+                self._eval_dl_kwargs = {}
+                if eval_dataset is not None:
+                    self._create_eval_dataloader(per_device_batch_size, eval_dataloader_kwargs)
+                self._set_up(
+                    num_epochs=num_epochs,
+                    gradient_accumulation_steps=gradient_accumulation_steps,
+                    max_num_train_steps=max_num_train_steps,
+                    per_device_batch_size=per_device_batch_size,
+                    gradient_clip_value=gradient_clip_value,
+                )
+                core.use_config(self.run_config)
+                self._use_scheduler()
+                if (
+                    self._overrides("_clip_gradients")
+                    and self.run_config.gradient_clip_value is None
+                ):
+                    self.print(
+                        "`_clip_gradients` would not be called in this run: it is only for runs "
+                        "with `train(gradient_clip_value=...)`."
+                    )
+                with self._runtime.supervised():
+                    self._execute_run(resume_from)
+        finally:
+            self._is_training = False
+            core.close()
 
     def evaluate(
         self,
@@ -205,12 +240,12 @@ class Trainer(Epochs):
             dataloader_kwargs: Options for the `DataLoader`, over the defaults.
             collate_fn: Makes a batch of samples.
         """
-        check_start(self, per_device_batch_size)
         if dataset is None and self.eval_dataset is None:
             raise ConfigurationError(
-                "evaluate() has no data: pass `dataset=`, or train with `eval_dataset=` first."
+                "no-evaluation-data",
+                "evaluate() has no data: pass `dataset=`, or train with `eval_dataset=` first.",
             )
-        before = self._evaluated_state()
+        before = {name: getattr(self, name) for name in EVALUATED}
         self.eval_dataset = self.eval_dataset if dataset is None else dataset
         self.collate_fn = collate_fn or self.collate_fn
         try:
@@ -219,7 +254,7 @@ class Trainer(Epochs):
                 self._core.prepare_loaders()
                 self._run_evaluation()
                 return
-            self._core = Core(self, self._runtime)
+            self._core = LifecycleCore(self, self._runtime)
             self._train_dataloader = None
             with self._runtime.supervised(), all_preserved():
                 self._create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
@@ -235,144 +270,6 @@ class Trainer(Epochs):
             self._core.close_stream(self._eval_dataloader)
             vars(self).update(before)
 
-    def _evaluated_state(self) -> dict[str, Any]:
-        """What an evaluation changes for as long as it takes."""
-        names = (
-            "_core",
-            "eval_dataset",
-            "collate_fn",
-            "_train_dataloader",
-            "_eval_dataloader",
-            "_eval_dl_kwargs",
-        )
-        return {name: getattr(self, name) for name in names}
-
-    # Internal: setting up
-
-    def _start_core(self) -> None:
-        """Begin a run of its own, so that nothing of an earlier one takes part in it."""
-        if self._is_training:
-            raise ConfigurationError(
-                "train() was called while this trainer is training: call it after training ends."
-            )
-        before = self._core.run
-        self._core = Core(self, self._runtime, trains=True)
-        self._core.run.media.take_over(before.media)
-        # a second run goes on with the random numbers of the first
-        self._core.run.generators = before.generators
-        earlier = before.progress
-        # the order of samples goes on changing
-        self._core.progress.go_to_epoch(earlier.epoch + earlier.in_epoch)
-        self._core.progress.next_call()
-        self._is_training = True
-
-    @contextmanager
-    def _closing_core(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._is_training = False
-            self._core.close()
-
-    def _create_dataloaders(
-        self, batch_size: int, train_kwargs: DlKwargs, eval_kwargs: DlKwargs
-    ) -> None:
-        loader = call_by_name(
-            self.create_train_dataloader, batch_size=batch_size, train_dl_kwargs=train_kwargs
-        )
-        self._train_dataloader = checked_loader(loader, "create_train_dataloader")
-        self._eval_dataloader = None
-        self._eval_dl_kwargs = {}
-        if self.eval_dataset is not None:
-            self._create_eval_dataloader(batch_size, eval_kwargs)
-
-    def _create_eval_dataloader(self, batch_size: int, eval_kwargs: DlKwargs) -> None:
-        loader = call_by_name(
-            self.create_eval_dataloader, batch_size=batch_size, eval_dl_kwargs=eval_kwargs
-        )
-        self._eval_dataloader = checked_loader(loader, "create_eval_dataloader")
-
-    def _set_up(self, **settings: Any) -> None:
-        """Prepare what a run needs, also where the user's methods leave that out, and work out its
-        config."""
-        self._prepare_model_optimizer_and_dataloaders()
-        self._core.prepare()
-        self._core.prepare_loaders()
-        self.run_config = checked_config(call_by_name(self._create_run_config, **settings))
-
-    def _create_accelerator(self) -> Any:
-        """Create the object by which methods written for the published system get device, processes
-        and gradients."""
-        return Accelerator(self)
-
-    def _prepare_model_optimizer_and_dataloaders(self) -> None:
-        """Call the two methods that prepare the parts of a run."""
-        self._prepare_model_and_optimizer()
-        self._prepare_dataloaders()
-
-    def _prepare_model_and_optimizer(self) -> None:
-        """Put the model on the device and get ready to update it."""
-        self._core.prepare()
-
-    def _prepare_dataloaders(self) -> None:
-        """Prepare the loaders: from here on, seed and epoch alone decide the order of samples."""
-        self._core.prepare_loaders()
-
-    def _create_run_config(
-        self,
-        per_device_batch_size: int,
-        num_epochs: int,
-        gradient_accumulation_steps: int = 1,
-        max_num_train_steps: int | None = None,
-        gradient_clip_value: float | None = None,
-    ) -> TrainerRunConfig:
-        """Return the settings of this run, which uses the epochs, updates, accumulation and
-        clipping returned here."""
-        check_limits(
-            num_epochs, max_num_train_steps, gradient_accumulation_steps, gradient_clip_value
-        )
-        updates = planned_updates(length_of(self._train_dataloader), gradient_accumulation_steps)
-        train_size = self._train_dl_kwargs.get("batch_size", per_device_batch_size)
-        eval_size = self._eval_dl_kwargs.get("batch_size", per_device_batch_size)
-        num_processes = run_config.num_processes()
-        return TrainerRunConfig(
-            num_epochs=smaller_limit(num_epochs, max_num_train_steps, updates),
-            train_per_device_batch_size=train_size,
-            train_dl_kwargs=dict(self._train_dl_kwargs),
-            eval_per_device_batch_size=eval_size,
-            eval_dl_kwargs=dict(self._eval_dl_kwargs),
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            gradient_clip_value=gradient_clip_value,
-            train_total_batch_size=train_size * gradient_accumulation_steps * num_processes,
-            eval_total_batch_size=eval_size * num_processes,
-            num_update_steps_per_epoch=updates,
-            num_local_update_steps_per_epoch=updates,
-            max_num_train_steps=max_num_train_steps,
-            is_local_process_zero=run_config.is_local_process_zero(),
-            is_world_process_zero=run_config.is_world_process_zero(),
-            is_distributed=run_config.is_distributed(),
-            mixed_precision=self._mixed_precision,
-            num_processes=num_processes,
-        )
-
-    def _create_scheduler(self) -> None:
-        """Take the scheduler of this run, returned or assigned by `create_scheduler`."""
-        before = self.scheduler
-        scheduler = self.create_scheduler()
-        if scheduler is None and self.scheduler is not before:
-            scheduler = self.scheduler
-        check_scheduler(self, scheduler)
-        self.scheduler = scheduler
-        self._core.use_scheduler(scheduler)
-
-    def _say_what_is_not_called(self) -> None:
-        """Print a line about an overridden method that this run does not call."""
-        if self._overrides("_clip_gradients") and self.run_config.gradient_clip_value is None:
-            self.print(
-                "`_clip_gradients` would not be called in this run: it is only for runs with "
-                "`train(gradient_clip_value=...)`."
-            )
-
     # Files
 
     def save_checkpoint(
@@ -387,11 +284,10 @@ class Trainer(Epochs):
 
         `checkpoint_kwargs` are kept beside them and come back from `load_checkpoint`.
         """
-        if (
-            run_config.is_local_process_zero()
-            if save_per_node
-            else run_config.is_world_process_zero()
-        ):
+        is_first = (
+            processes.is_local_process_zero if save_per_node else processes.is_world_process_zero
+        )
+        if is_first():
             saving.write_checkpoint_of(
                 self, save_path, checkpoint_kwargs, save_optimizer, save_scheduler
             )
@@ -425,7 +321,7 @@ class Trainer(Epochs):
         """
         return saving.load_state_into(self, input_dir)
 
-    # Helpers
+    # Utility methods
 
     def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
         """Return the rows of all processes, one after another, of a tensor or of tensors in lists,
@@ -440,27 +336,515 @@ class Trainer(Epochs):
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
         """Return the model itself; with `keep_torch_compile=False`, also without what
         `torch.compile` put around it."""
-        return unwrapped(self.model, keep_torch_compile)
+        return self._accelerator.unwrap_model(self.model, keep_torch_compile)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model and the batches."""
+        return self._runtime.device
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once per machine, however many processes it runs."""
+        if processes.is_local_process_zero():
+            print(*args, **kwargs)
+
+    @property
+    def _logged_run(self) -> TrainingRun:
+        return self._core.run
 
     def _overrides(self, name: str) -> bool:
         """Whether a subclass, or an assignment to this object, replaced a method of `Trainer`."""
         return is_overridden(self, name, Trainer)
 
+    # Setup
 
-def _limits_of_environment() -> list[TrainerCallback]:
-    given = os.environ.get(LimitBatchesCallback.ENVIRONMENT, "none")
-    return [] if given.lower() == "none" else [LimitBatchesCallback.from_environment()]
-
-
-def _listed(callbacks: Any) -> Iterable[CallbackLike]:
-    if isinstance(callbacks, TrainerCallback) or (
-        isinstance(callbacks, type) and issubclass(callbacks, TrainerCallback)
-    ):
-        name = callbacks.__name__ if isinstance(callbacks, type) else type(callbacks).__name__
-        raise ConfigurationError(
-            f"callbacks={name}: pass a list of callbacks, as in `callbacks=[{name}]`."
+    def create_train_dataloader(self, batch_size: int, train_dl_kwargs: DlKwargs = None) -> Any:
+        """Return the training loader: a `DataLoader` with the default options and yours over
+        them."""
+        self._train_dl_kwargs = loader_options(
+            self.train_dataset,
+            self.get_default_train_dl_kwargs(batch_size),
+            train_dl_kwargs,
+            self.collate_fn,
         )
-    return callbacks if callbacks is not None else ()
+        return build_loader(self.train_dataset, self._train_dl_kwargs)
+
+    def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
+        """Return the default options of the training loader: shuffled, no worker processes."""
+        return {
+            "shuffle": True,
+            "pin_memory": self.device.type == "cuda",
+            "batch_size": batch_size,
+            "num_workers": 0,
+        }
+
+    def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: DlKwargs = None) -> Any:
+        """Return the evaluation loader: a `DataLoader` with the default options and yours over
+        them."""
+        self._eval_dl_kwargs = loader_options(
+            self.eval_dataset,
+            self.get_default_eval_dl_kwargs(batch_size),
+            eval_dl_kwargs,
+            self.collate_fn,
+        )
+        return build_loader(self.eval_dataset, self._eval_dl_kwargs)
+
+    def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
+        """Return the default options of the evaluation loader: in order, no worker processes."""
+        return {
+            "shuffle": False,
+            "pin_memory": self.device.type == "cuda",
+            "batch_size": batch_size,
+            "num_workers": 0,
+        }
+
+    def create_scheduler(self) -> Any:
+        """Return the scheduler of this run, or None. Default: what `create_scheduler_fn` makes."""
+        if self.create_scheduler_fn is None:
+            return None
+        return replace_trainer_placeholder_values(self, self.create_scheduler_fn)(self.optimizer)
+
+    # Training run
+
+    def training_run_start(self) -> None:
+        """Called when a training run begins: loaders, run config and scheduler exist. Default:
+        nothing."""
+
+    def training_run_epoch_end(self) -> None:
+        """Called after each epoch and its evaluation. Default: nothing."""
+
+    def training_run_end(self) -> None:
+        """Called when the training run is over, also if it was stopped. Default: nothing."""
+
+    # Training epoch
+
+    def train_epoch_start(self) -> None:
+        """Called when a training epoch begins. Default: train mode; frozen parts stay in eval
+        mode."""
+        self._core.set_train_mode()
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        """Return `{"loss", "model_outputs", "batch_size"}` of a training batch; the loss is the
+        mean of its samples."""
+        return self._calculate_loss(batch)
+
+    def backward_step(self, loss: Tensor) -> None:
+        """Compute the gradients of a loss, which is already divided for accumulation. Default:
+        scaled for fp16."""
+        self._core.gradients.backward(loss)
+
+    def optimizer_step(self) -> None:
+        """Step the optimizer, once per update. Default: `optimizer.step()`, unless the fp16 scaler
+        skips it."""
+        self._core.gradients.step()
+
+    def scheduler_step(self) -> None:
+        """Step the scheduler, after every update that was not left out. Default: `scheduler.step()`
+        if there is one."""
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def optimizer_zero_grad(self) -> None:
+        """Reset the gradients after an update."""
+        self._core.gradients.zero()
+
+    def train_epoch_end(self) -> None:
+        """Called after the last batch of a training epoch; `train_loss_epoch` is recorded. Default:
+        nothing."""
+
+    # Evaluation epoch
+
+    def eval_epoch_start(self) -> None:
+        """Called when an evaluation epoch begins. Default: eval mode."""
+        self._core.set_eval_mode()
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        """Return the same dict for an evaluation batch, in eval mode without gradients."""
+        return self._calculate_loss(batch)
+
+    def eval_epoch_end(self) -> None:
+        """Called after the last batch of an evaluation epoch; its loss is recorded. Default:
+        nothing."""
+
+    # Evaluation run
+
+    def evaluation_run_start(self) -> None:
+        """Called when `evaluate` begins. Default: nothing."""
+
+    def evaluation_run_end(self) -> None:
+        """Called when `evaluate` is over. Default: nothing."""
+
+    def _calculate_loss(self, batch: Any) -> dict[str, Any]:
+        if self.loss_func is None:
+            raise ConfigurationError(
+                "trainer-without-loss",
+                "Trainer has no loss function: pass `loss_func=`, or override "
+                "`calculate_train_batch_loss` and `calculate_eval_batch_loss`.",
+            )
+        if not isinstance(batch, list | tuple) or len(batch) < 2:
+            raise ConfigurationError(
+                "not-a-pair",
+                f"A batch is a {type(batch).__name__} without (inputs, targets), which the "
+                "default `calculate_train_batch_loss` and `calculate_eval_batch_loss` expect. "
+                "Return such pairs from the data set or `collate_fn`, or override both methods.",
+            )
+        inputs, targets = batch[0], batch[1]
+        outputs = self.model(inputs)
+        loss = call_loss(self.loss_func, outputs, targets)
+        return {"loss": loss, "model_outputs": outputs, "batch_size": batch_size_of(targets)}
+
+    # Internal: setting up
+
+    def _start_core(self) -> None:
+        """Begin a run of its own, so that nothing of an earlier one takes part in it."""
+        if self._is_training:
+            raise ConfigurationError(
+                "already-training",
+                "train() was called while this trainer is training: call it after training ends.",
+            )
+        before = self._core.run
+        self._core = LifecycleCore(self, self._runtime, trains=True)
+        self._core.run.media.take_over(before.media)
+        # a second run goes on with the random numbers of the first, and with its order of samples
+        self._core.run.generators = before.generators
+        self._core.progress.go_to_epoch(before.progress.epoch + before.progress.in_epoch)
+        self._core.progress.next_call()
+        self._is_training = True
+
+    def _create_eval_dataloader(self, batch_size: int, eval_kwargs: DlKwargs) -> None:
+        loader = self.create_eval_dataloader(batch_size=batch_size, eval_dl_kwargs=eval_kwargs)
+        self._eval_dataloader = _created(loader, "create_eval_dataloader")
+
+    def _set_up(self, **settings: Any) -> None:
+        """Prepare what a run needs, also where the user's methods leave that out, and work out its
+        config."""
+        self._prepare_model_optimizer_and_dataloaders()
+        self._core.prepare()
+        self._core.prepare_loaders()
+        self.run_config = self._create_run_config(**settings)
+
+    def _create_accelerator(self) -> Any:
+        """Create the object by which methods written for the published system get device, processes
+        and gradients."""
+        return Accelerator(self)
+
+    def _prepare_model_optimizer_and_dataloaders(self) -> None:
+        """Call the two methods that prepare the parts of a run."""
+        self._prepare_model_and_optimizer()
+        self._prepare_dataloaders()
+
+    def _prepare_model_and_optimizer(self) -> None:
+        """Put the model on the device and get ready to update it."""
+        self._core.prepare()
+
+    def _prepare_dataloaders(self) -> None:
+        """Prepare the loaders: from here on, seed and epoch alone decide the order of samples."""
+        self._core.prepare_loaders()
+
+    def _create_run_config(
+        self,
+        per_device_batch_size: int,
+        num_epochs: int,
+        gradient_accumulation_steps: int = 1,
+        max_num_train_steps: int | None = None,
+        gradient_clip_value: float | None = None,
+    ) -> TrainerRunConfig:
+        """Return the settings of this run, which uses the epochs, updates, accumulation and
+        clipping returned here."""
+        num_batches = length_of(self._train_dataloader)
+        updates = None  # in an epoch: one for each full window of batches, and one for the rest
+        if num_batches is not None:
+            updates = -(-num_batches // gradient_accumulation_steps)
+        if max_num_train_steps is not None and updates:  # the last epoch is perhaps not whole
+            num_epochs = min(num_epochs, -(-max_num_train_steps // updates))
+        train_size = self._train_dl_kwargs.get("batch_size", per_device_batch_size)
+        eval_size = self._eval_dl_kwargs.get("batch_size", per_device_batch_size)
+        num_processes = processes.num_processes()
+        return TrainerRunConfig(
+            num_epochs=num_epochs,
+            train_per_device_batch_size=train_size,
+            train_dl_kwargs=dict(self._train_dl_kwargs),
+            eval_per_device_batch_size=eval_size,
+            eval_dl_kwargs=dict(self._eval_dl_kwargs),
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_clip_value=gradient_clip_value,
+            train_total_batch_size=train_size * gradient_accumulation_steps * num_processes,
+            eval_total_batch_size=eval_size * num_processes,
+            num_update_steps_per_epoch=updates,
+            num_local_update_steps_per_epoch=updates,
+            max_num_train_steps=max_num_train_steps,
+            is_local_process_zero=processes.is_local_process_zero(),
+            is_world_process_zero=processes.is_world_process_zero(),
+            is_distributed=num_processes > 1,
+            mixed_precision=self._mixed_precision,
+            num_processes=num_processes,
+        )
+
+    def _use_scheduler(self) -> None:
+        """Take the scheduler of this run, returned or assigned by `create_scheduler`."""
+        before = self.scheduler
+        scheduler = self.create_scheduler()
+        if scheduler is None and self.scheduler is not before:
+            scheduler = self.scheduler
+        if scheduler is None and self.create_scheduler_fn is not None:
+            raise ConfigurationError(
+                "no-scheduler-returned",
+                "`create_scheduler`, or the create_scheduler_fn of `train`, returned None, so the "
+                "run would have no scheduler: end the function with `return scheduler`, or leave "
+                "out create_scheduler_fn.",
+            )
+        target = getattr(scheduler, "optimizer", None)
+        if isinstance(target, Optimizer) and target is not self.optimizer:
+            raise ConfigurationError(
+                "scheduler-of-another-optimizer",
+                "The scheduler belongs to an optimizer that this trainer does not have, so it "
+                "would have no effect: create it with `self.optimizer` in `create_scheduler`, or "
+                "with the argument of create_scheduler_fn.",
+            )
+        self.scheduler = scheduler
+        self._core.use_scheduler(scheduler)
+
+    # Internal: a training run
+
+    def _execute_run(self, resume_from: str | Path | None) -> None:
+        """Run the epochs, record them, and report an exception to callbacks with a method
+        `run_failed`."""
+        core = self._core
+        try:
+            if resume_from is not None:
+                core.waiting_state = saving.load_run(self, resume_from)
+            limits = Limits(self.run_config.num_epochs, self.run_config.max_num_train_steps)
+            core.run.set_limits(limits)
+            with saving.recorded(self):
+                if self._overrides("_run_training"):
+                    self._execute_own_training(is_resumed=resume_from is not None)
+                else:
+                    self._run_training()
+        except BaseException as error:
+            self.callback_handler.call_event("run_failed", self, error)
+            raise
+
+    def _execute_own_training(self, *, is_resumed: bool) -> None:
+        core = self._core
+        if is_resumed:
+            if core.stage != "steps":
+                core.end_epoch()
+            self.print(
+                f"Resumed in epoch {self.run_history.current_epoch} with your own "
+                "`_run_training`: its epochs must be range(self.run_history.current_epoch - 1, "
+                "self.run_config.num_epochs)."
+            )
+        watch = WeightsWatch(core)
+        with core.together():
+            self._run_training()
+            core.drop_steps()
+        watch.check("_run_training", "call `self._run_train_epoch(self._train_dataloader)`")
+
+    def _run_training(self) -> None:
+        """Run the start of a training run, its epochs up to a limit or a stop, and its end."""
+        core = self._core
+        with core.looking():
+            self.training_run_start()
+            self.callback_handler.call_event("on_training_run_start", self)
+        is_resumed = core.waiting_state is not None
+        core.load_callbacks()
+        is_over = False
+        with core.together():
+            try:
+                if is_resumed:
+                    self._check_resumed()
+                if core.resumed_event is not None:
+                    self.callback_handler.finish_event(*core.resumed_event, self)
+                while core.has_work and not is_over:
+                    is_over = self._run_epoch()
+            except StopTrainingError as error:
+                # first, for states that are saved from here on
+                core.run.stop(str(error) or type(error).__name__)
+                self._stop(error)
+        self.training_run_end()
+        self.callback_handler.call_event("on_training_run_end", self)
+
+    def _check_resumed(self) -> None:
+        """End a run that is resumed after it was stopped, before anything of it is trained.
+
+        A callback that had ended the run decides again: its settings may be others now.
+        """
+        run = self._core.run
+        reason = self.callback_handler.why_over()
+        if reason is not None:
+            raise StopTrainingError(reason)
+        if self._core.was_ended_by_callback:
+            run.train_on()
+        elif run.stop_reason is not None:
+            raise StopTrainingError(
+                f"Nothing to train: the resumed run was stopped ({run.stop_reason}). To train on, "
+                "pass an earlier training state to `resume_from`, or load this one with "
+                "`load_training_state` and train a new run."
+            )
+
+    def _stop(self, error: StopTrainingError) -> None:
+        self._core.drop_steps()
+        self.print(error)
+        self.callback_handler.call_event("on_stop_training_error", self)
+
+    def _run_epoch(self) -> bool:
+        """An epoch with its evaluation, or what a resumed run has left of it; True when it was the
+        last."""
+        core = self._core
+        is_last = False
+        if core.stage == "steps":
+            watch = None if core.is_checked else WeightsWatch(core)
+            is_last = bool(self._run_train_epoch(self._train_dataloader))
+            core.end_train_epoch()
+            if watch is not None:
+                remedy = "take batches from `train_dl` and step `self.optimizer` after `backward()`"
+                watch.check("_run_train_epoch", remedy)
+                core.is_checked = True
+        if core.stage == "eval" and self._eval_dataloader is not None:
+            self._run_eval_epoch(self._eval_dataloader)
+        if core.stage != "over":
+            core.stage = "over"
+            self.training_run_epoch_end()
+            self.callback_handler.call_event("on_training_run_epoch_end", self)
+        core.end_epoch()
+        core.leave_if_interrupted()
+        return is_last
+
+    def _run_train_epoch(self, train_dl: Any) -> bool | None:
+        """Run a training epoch and record `train_loss_epoch`. Returns whether `max_num_train_steps`
+        is reached."""
+        core = self._core
+        call = self.callback_handler.call_event
+        train_dl = prepared(core, train_dl, is_training=True)
+        if core.begin_epoch(train_dl):
+            self.train_epoch_start()
+            self._loss_tracker.reset()
+            call("on_train_epoch_start", self)
+        with core.steps():
+            for step, batch in enumerate(train_dl, start=core.progress.epoch_step):
+                call("on_train_step_start", self)
+                self._perform_forward_and_backward_passes(batch, step)
+                if core.run.window.is_last:
+                    self._update_weights()
+        self.run_history.update_metric("train_loss_epoch", core.mean_loss())
+        self.train_epoch_end()
+        self.callback_handler.call_event("on_train_epoch_end", self)
+        limit = core.run.limits.updates
+        return limit is not None and core.progress.update >= limit
+
+    def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
+        """Compute the loss of a batch, call `on_train_step_end`, then `backward_step` with the
+        divided loss."""
+        core = self._core
+        run = core.run
+        calculate = self.calculate_train_batch_loss
+        output = calculate(batch) if run.progress.step else check_clipping(run, calculate, batch)
+        loss = loss_in(output, "calculate_train_batch_loss")
+        self.callback_handler.call_event(
+            "on_train_step_end", self, batch=batch, batch_output=output, step=step
+        )
+        loss = output["loss"]  # a callback may have put another one in
+        core.report(loss, output.get("batch_size", run.window.size))
+        self._loss_tracker.is_reported = True
+        share = self._share_of_update(loss, "num_items_in_batch" in output)
+        if not core.is_in_step or not self._overrides("backward_step"):
+            self.backward_step(share)
+            return
+        gradients = core.gradients
+        gradients.note(loss)
+        core.scheduler_position = scheduler_position(self.scheduler)
+        with gradients.own_backward(self.run_config):
+            self.backward_step(share)
+
+    def _share_of_update(self, loss: Tensor, is_token_mean: bool) -> Tensor:
+        """The loss divided so that the gradients of a whole update are those of one big batch.
+
+        It is divided here and not in the update's `backward`, since `backward_step` gets the
+        divided loss.
+        """
+        config = self.run_config
+        window = self._core.run.window
+        if not self._core.is_in_step:
+            window = Window(divisor=float(config.gradient_accumulation_steps))
+        if is_token_mean and config.is_distributed and config.gradient_accumulation_steps > 1:
+            # it is a part of all processes' mean, of which an average is taken
+            loss = loss * config.num_processes
+        return window.share_of(loss)
+
+    def _update_weights(self) -> None:
+        """The end of a window of batches: one update of the weights."""
+        core = self._core
+        gradients = core.gradients
+        gradients.complete()
+        if self.run_config.gradient_clip_value is not None:
+            self._clip_gradients()
+        if not self._overrides("backward_step"):
+            core.scheduler_position = scheduler_position(self.scheduler)
+        self.optimizer_step()
+        # a `backward_step` or `optimizer_step` of the user's may have stepped the scheduler
+        is_scheduled = scheduler_position(self.scheduler) != core.scheduler_position
+        if not gradients.was_skipped and (not is_scheduled or self._overrides("scheduler_step")):
+            self.scheduler_step()
+        self.optimizer_zero_grad()
+
+    def _clip_gradients(self) -> None:
+        """Clip the complete gradients, once before each step; only called in runs with a
+        `gradient_clip_value`."""
+        self._core.gradients.clip()
+
+    # Internal: an evaluation
+
+    def _run_evaluation(self) -> None:
+        """Run the start of an evaluation run, one epoch, and its end."""
+        self.evaluation_run_start()
+        self.callback_handler.call_event("on_evaluation_run_start", self)
+        try:
+            self._run_eval_epoch(self._eval_dataloader, is_training=False)
+        except StopTrainingError as error:
+            self._stop(error)
+        self.evaluation_run_end()
+        self.callback_handler.call_event("on_evaluation_run_end", self)
+
+    def _run_eval_epoch(
+        self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False
+    ) -> None:
+        """Run an evaluation epoch; afterwards modes and random generators are what they were
+        before."""
+        core = self._core
+        if is_intermediate and not core.is_intermediate:
+            with core.intermediate():
+                self._run_eval_epoch(valid_dl, is_training)
+            return
+        name = "eval_loss_epoch" if is_training else "evaluation_loss"
+        core.run_evaluation(valid_dl, "intermediate_eval_loss" if core.is_intermediate else name)
+
+    # Losses, for epochs of the user's own
+
+    def _update_loss_tracker(self, batch_loss: Tensor, batch_size: int) -> None:
+        """Add the loss of a batch to the mean of the epoch, in an epoch of your own."""
+        if not self._core.gathering.is_stand_in:
+            self._loss_tracker.update(batch_loss.detach().mean().item(), batch_size)
+
+    def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
+        """Record the mean loss of the epoch over all processes, in an epoch of your own."""
+        tracker = self._loss_tracker
+        if tracker.is_reported:
+            self.run_history.update_metric(metric_name, self._core.mean_loss())
+            return
+        total, count = self._runtime.sum_table(
+            {"loss": (tracker.total_loss, tracker.running_count)}
+        )["loss"]
+        self.run_history.update_metric(metric_name, total / count if count else nan)
+
+
+def _created(loader: Any, method: str) -> Any:
+    """Refuse a loader that was not returned: without one, nothing would be evaluated."""
+    if loader is None:
+        raise ConfigurationError(
+            "no-loader-returned",
+            f"`{method}` returned None: return a DataLoader, or another iterable of batches.",
+        )
+    return loader
 
 
 class TrainerWithTimmScheduler(Trainer):

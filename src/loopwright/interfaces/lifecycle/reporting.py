@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from numbers import Real
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..._shared import tracked
 from .events import TrainerCallback
+from .tracking import num_recorded, values_since
 
 if TYPE_CHECKING:
-    from ....trackers import Track
-    from ..trainer import Trainer
+    from .trainer import Trainer
 
 BAR_WIDTH = 30
 REDRAW_SECONDS = 0.1
@@ -31,10 +28,10 @@ class LogMetricsCallback(TrainerCallback):
     _num_logged: Mapping[str, int] = MappingProxyType({})
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._num_logged = self._recorded(trainer)
+        self._num_logged = num_recorded(trainer.run_history)
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._num_logged = self._recorded(trainer)
+        self._num_logged = num_recorded(trainer.run_history)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         self._log_new(trainer)
@@ -51,7 +48,11 @@ class LogMetricsCallback(TrainerCallback):
     def log_metrics(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
         """Take the latest values. Default: print them, a line each."""
         for name, value in metrics.items():
-            trainer.print(f"{name}: {_text(value)}")
+            is_scalar = isinstance(value, Tensor) and value.numel() == 1
+            number = value.item() if is_scalar else value
+            trainer.print(
+                f"{name}: {number:.6g}" if isinstance(number, float) else f"{name}: {number}"
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._num_logged = dict(state["num_logged"])
@@ -60,91 +61,14 @@ class LogMetricsCallback(TrainerCallback):
         return {"num_logged": dict(self._num_logged)}
 
     def _log_new(self, trainer: Trainer) -> None:
-        recorded = self._recorded(trainer)
-        new = [
-            name
-            for name, count in sorted(recorded.items())
-            if count != self._num_logged.get(name, 0)
-        ]
-        self._num_logged = recorded
-        if new and not self._is_printed_elsewhere(trainer):
-            self.log_metrics(
-                trainer, {name: trainer.run_history.get_latest_metric(name) for name in new}
-            )
-
-    def _is_printed_elsewhere(self, trainer: Trainer) -> bool:
-        """Whether this would print the lines of a `PrintMetricsCallback` that was added to the
-        defaults once more."""
-        is_default = type(self) is LogMetricsCallback
-        return is_default and any(
+        new = values_since(trainer.run_history, self._num_logged)
+        self._num_logged = num_recorded(trainer.run_history)
+        # added to the defaults, `PrintMetricsCallback` prints the same lines
+        is_printed_elsewhere = type(self) is LogMetricsCallback and any(
             isinstance(one, PrintMetricsCallback) for one in trainer.callback_handler
         )
-
-    def _recorded(self, trainer: Trainer) -> dict[str, int]:
-        history = trainer.run_history
-        return {
-            name: _length(history.get_metric_values(name)) for name in history.get_metric_names()
-        }
-
-
-class TrackerCallback(LogMetricsCallback):
-    """Lets a tracker of `loopwright.trackers` follow the runs: the losses of steps, and the metrics
-    of the history.
-
-    A tracker among the callbacks is wrapped in one. Metrics of an epoch are sent together at its
-    end, and those of an evaluation inside an epoch when it ends.
-    """
-
-    def __init__(self, tracker: Track) -> None:
-        self.tracker = tracker
-        self._following: AbstractContextManager[None] = nullcontext()
-        self._is_stopped = False
-
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        super().on_training_run_start(trainer)
-        core = trainer._core
-        self._is_stopped = False
-        self._following = tracked(core.run, [self.tracker])
-        self._following.__enter__()
-        event, called = core.resumed_event or ("", [])
-        own = next(
-            name for name, callback in trainer.callback_handler.named().items() if callback is self
-        )
-        # the row of the epoch that is not over yet
-        is_sent = event == "on_training_run_epoch_end" and own in called
-        self.tracker.begin(core, core.progress.epoch + is_sent)
-
-    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Nothing: the epoch's evaluation may follow."""
-
-    def on_eval_epoch_end(
-        self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any
-    ) -> None:
-        if is_intermediate:
-            trainer._core.run.flush()  # trackers want steps in their order
-            self._log_new(trainer)
-
-    def log_metrics(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
-        numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
-        self.tracker.log_epoch(trainer._core, trainer.run_history.current_epoch, numbers)
-
-    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._is_stopped = True
-
-    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._log_new(trainer)
-        self.tracker.finish("stopped" if self._is_stopped else "finished")
-        self._leave()
-
-    def run_failed(self, trainer: Trainer, error: BaseException) -> None:
-        """Called when an exception, or a signal, ends the run."""
-        self.tracker.on_exception(trainer._core, error)
-        self._leave()
-
-    def _leave(self) -> None:
-        following = self._following
-        self._following = nullcontext()
-        following.__exit__(None, None, None)
+        if new and not is_printed_elsewhere:
+            self.log_metrics(trainer, new)
 
 
 class PrintMetricsCallback(LogMetricsCallback):
@@ -241,17 +165,3 @@ class _Bar:
     def clear(self) -> None:
         sys.stdout.write("\r\x1b[K")
         sys.stdout.flush()
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
-
-
-def _length(values: Iterable[Any]) -> int:
-    return sum(1 for _ in values)

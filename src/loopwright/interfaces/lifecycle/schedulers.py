@@ -1,0 +1,303 @@
+"""Schedulers that set a field of every parameter group after each optimizer update."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ...errors import ConfigurationError, check_number
+from ...schedules import warmup_cosine, warmup_stable_decay
+from ...text import nearest
+from .placeholders import TrainerPlaceholderValues
+
+
+class SchedulerBase(ABC):
+    """Sets a field of every parameter group from a number of updates."""
+
+    def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
+        self.optimizer = optimizer
+        self.param_group_field = param_group_field
+        for group in optimizer.param_groups:
+            if param_group_field not in group:
+                raise ConfigurationError(
+                    "unknown-group-field",
+                    f"{type(self).__name__} schedules {param_group_field!r}, which this optimizer "
+                    f"does not have; {nearest(param_group_field, group)}",
+                )
+            group.setdefault(f"initial_{param_group_field}", group[param_group_field])
+
+    @property
+    def base_values(self) -> list[Any]:
+        """The value that each parameter group began with, before any scheduler changed it."""
+        return [group[f"initial_{self.param_group_field}"] for group in self.optimizer.param_groups]
+
+    @property
+    def base_lr_values(self) -> list[Any]:
+        """The same by the name of the published system."""
+        return self.base_values
+
+    @abstractmethod
+    def get_updated_values(self, num_updates: int) -> Any:
+        """The values after `num_updates` updates: one for all groups, one for each, or None to
+        change nothing."""
+
+    def step_update(self, num_updates: int) -> None:
+        """Set the values that belong to this number of updates."""
+        values = self.get_updated_values(num_updates)
+        if values is not None:
+            self.update_param_groups(values)
+
+    def update_param_groups(self, values: Any) -> None:
+        groups = self.optimizer.param_groups
+        listed = list(values) if isinstance(values, (list, tuple)) else [values] * len(groups)
+        for group, value in zip(groups, listed, strict=True):
+            group[self.param_group_field] = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "optimizer"}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        vars(self).update(state_dict)
+
+
+class StatefulSchedulerBase(SchedulerBase):
+    """Counts the updates itself: `step()` once after each of them.
+
+    The first update takes the values of 0 updates, so a scheduler sets those when it is made.
+    """
+
+    def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
+        super().__init__(optimizer, param_group_field)
+        self._num_updates = 0
+
+    def step(self) -> None:
+        self._num_updates += 1
+        self.step_update(self._num_updates)
+
+
+class CosineLrScheduler(StatefulSchedulerBase):
+    """Linear warm-up, half a cosine down to a minimum, and a cool-down at the minimum.
+
+    `total_num_epochs` includes warm-up and cool-down, which may be parts of epochs. The ratios,
+    where given, are minimum and first learning rate as parts of each group's own, and take the
+    place of `lr_min` and `warmup_starting_lr`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        total_num_epochs: int,
+        num_update_steps_per_epoch: int,
+        k_decay: float = 1.0,
+        lr_min: float = 1e-6,
+        min_lr_ratio: float | None = None,
+        num_warmup_epochs: float = 0,
+        warmup_starting_lr: float = 1e-6,
+        warmup_starting_lr_ratio: float | None = None,
+        num_cooldown_epochs: float = 0,
+    ) -> None:
+        super().__init__(optimizer)
+        self.total = total_num_epochs * num_update_steps_per_epoch
+        self.warmup = round(num_warmup_epochs * num_update_steps_per_epoch)
+        self.cooldown = round(num_cooldown_epochs * num_update_steps_per_epoch)
+        if self.warmup + self.cooldown > self.total:
+            raise ConfigurationError(
+                "warmup-longer-than-run",
+                f"CosineLrScheduler: {num_warmup_epochs} epochs of warm-up and "
+                f"{num_cooldown_epochs} of cool-down are more than the {total_num_epochs} epochs "
+                "of the run.",
+            )
+        self.k_decay = k_decay
+        self.lr_min = lr_min
+        self.min_lr_ratio = min_lr_ratio
+        self.warmup_starting_lr = warmup_starting_lr
+        self.warmup_starting_lr_ratio = warmup_starting_lr_ratio
+        self.step_update(0)
+
+    @classmethod
+    def create_scheduler_fn(
+        cls,
+        total_num_epochs: Any = TrainerPlaceholderValues.NUM_EPOCHS,
+        num_update_steps_per_epoch: Any = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+        **options: Any,
+    ) -> Callable[[Optimizer], CosineLrScheduler]:
+        """For `train(create_scheduler_fn=...)`: over the whole run, whatever its length turns out
+        to be."""
+        return partial(
+            cls,
+            total_num_epochs=total_num_epochs,
+            num_update_steps_per_epoch=num_update_steps_per_epoch,
+            **options,
+        )
+
+    def get_updated_values(self, num_updates: int) -> list[float]:
+        return [
+            warmup_cosine(
+                num_updates,
+                self.total,
+                peak=peak,
+                floor=self.lr_min if self.min_lr_ratio is None else peak * self.min_lr_ratio,
+                warmup=self.warmup,
+                start=self.warmup_starting_lr
+                if self.warmup_starting_lr_ratio is None
+                else peak * self.warmup_starting_lr_ratio,
+                cooldown=self.cooldown,
+                k_decay=self.k_decay,
+            )
+            for peak in self.base_values
+        ]
+
+
+class WSDLrScheduler(StatefulSchedulerBase):
+    """Warm-up, a long stable phase, and a quick decay at the end.
+
+    With `num_checkpoints` above 1 the learning rate also decays before earlier points, each at half
+    the updates of the next, and is back at its peak after them: models saved there are as good as
+    those of a shorter run. `lr_min` is a part of each group's own rate. `num_warmup_steps=None`
+    warms up for a hundredth of the updates; a run that continues from a checkpoint
+    (`is_continuation_from_checkpoint`) does not warm up.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        num_epochs: int | None = None,
+        num_update_steps_per_epoch: int | None = None,
+        total_steps: int | None = None,
+        num_warmup_steps: int | None = 0,
+        decay_phase_ratio: float = 0.1,
+        lr_min: float = 1e-6,
+        warmup_starting_lr: float = 1e-6,
+        use_inverse_sqrt_decay: bool = True,
+        num_checkpoints: int = 1,
+        is_continuation_from_checkpoint: bool = False,
+    ) -> None:
+        super().__init__(optimizer)
+        if (total_steps is None) == (num_epochs is None or num_update_steps_per_epoch is None):
+            raise ConfigurationError(
+                "schedule-length",
+                "WSDLrScheduler: pass either `total_steps`, or `num_epochs` and "
+                "`num_update_steps_per_epoch`.",
+            )
+        if total_steps is None:
+            assert num_epochs is not None
+            assert num_update_steps_per_epoch is not None
+            total_steps = num_epochs * num_update_steps_per_epoch
+        self.total_steps = total_steps
+        check_number("WSDLrScheduler(total_steps", total_steps, least=1)
+        check_number("WSDLrScheduler(num_checkpoints", num_checkpoints, least=1)
+        check_number(
+            "WSDLrScheduler(decay_phase_ratio", decay_phase_ratio, above=0, most=1, is_whole=False
+        )
+        check_number("WSDLrScheduler(lr_min", lr_min, above=0, is_whole=False)
+        self.num_warmup_steps = (
+            self.total_steps // 100 if num_warmup_steps is None else num_warmup_steps
+        )
+        self.decay_phase_ratio = decay_phase_ratio
+        self.lr_min = lr_min
+        self.warmup_starting_lr = warmup_starting_lr
+        self.use_inverse_sqrt_decay = use_inverse_sqrt_decay
+        self.num_checkpoints = num_checkpoints
+        self.is_continuation_from_checkpoint = is_continuation_from_checkpoint
+        self.step_update(0)
+
+    @classmethod
+    def create_scheduler_fn(
+        cls,
+        total_num_epochs: Any = TrainerPlaceholderValues.NUM_EPOCHS,
+        num_update_steps_per_epoch: Any = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+        num_warmup_epochs: float | None = None,
+        **options: Any,
+    ) -> Callable[[Optimizer], WSDLrScheduler]:
+        """For `train(create_scheduler_fn=...)`: over the whole run, whatever its length turns out
+        to be."""
+        if num_warmup_epochs is not None:
+            options["num_warmup_steps"] = round(num_update_steps_per_epoch * num_warmup_epochs)
+        options.setdefault("num_warmup_steps", None)
+        return partial(
+            cls,
+            num_epochs=total_num_epochs,
+            num_update_steps_per_epoch=num_update_steps_per_epoch,
+            **options,
+        )
+
+    def get_updated_values(self, num_updates: int) -> list[float]:
+        return [
+            warmup_stable_decay(
+                num_updates,
+                self.get_checkpoint_steps(),
+                peak=peak,
+                floor=peak * self.lr_min,
+                warmup=0 if self.is_continuation_from_checkpoint else self.num_warmup_steps,
+                start=self.warmup_starting_lr,
+                decay_ratio=self.decay_phase_ratio,
+                shape="sqrt" if self.use_inverse_sqrt_decay else "inverse",
+            )
+            for peak in self.base_values
+        ]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where the state was; a continuation begins anew, over its own updates, with the
+        state's settings."""
+        is_continuation = self.is_continuation_from_checkpoint
+        total = self.total_steps
+        is_same_run = (
+            state_dict.get("is_continuation_from_checkpoint")
+            and state_dict.get("total_steps") == total
+        )
+        vars(self).update(state_dict)
+        self.is_continuation_from_checkpoint = is_continuation
+        if is_continuation and not is_same_run:
+            self.total_steps = total
+            self._num_updates = 0
+
+    # Positions in the schedule, for callbacks
+
+    def get_checkpoint_steps(self) -> list[int]:
+        """Where the decays end: the last at the end of training, each other one at half of the
+        next."""
+        return [self.total_steps // 2**power for power in reversed(range(self.num_checkpoints))]
+
+    def get_decay_info(self) -> list[dict[str, int]]:
+        """Each period from the end of one decay to that of the next, in updates."""
+        ends = self.get_checkpoint_steps()
+        periods = []
+        for start, end in zip([0, *ends], ends, strict=False):
+            decay = max(round(self.decay_phase_ratio * (end - start)), 1)
+            periods.append(
+                {
+                    "period_start": start,
+                    "period_end": end,
+                    "decay_steps": decay,
+                    "pre_decay_step": end - decay,
+                }
+            )
+        return periods
+
+    def get_phase_info(self, num_updates: int) -> dict[str, int]:
+        """The period that contains this number of updates, or ends with it."""
+        periods = self.get_decay_info()
+        return next(
+            (period for period in periods if period["period_end"] >= num_updates), periods[-1]
+        )
+
+    def get_current_phase_info(self) -> dict[str, int]:
+        return self.get_phase_info(self.get_current_step())
+
+    @property
+    def previous_checkpoint_step(self) -> int | None:
+        """The last update before the decay that was reached last."""
+        begun = [
+            info["pre_decay_step"]
+            for info in self.get_decay_info()
+            if info["pre_decay_step"] <= self._num_updates
+        ]
+        return begun[-1] if begun else None
+
+    def get_current_step(self) -> int:
+        """The number of the last update, counted from 0; -1 before the first."""
+        return self._num_updates - 1
