@@ -105,7 +105,8 @@ def read_parts(path: str | Path) -> Parts:
 def _table(tree: Any, source: Path) -> dict[str, Any]:
     if not isinstance(tree, Mapping):
         raise CheckpointError(
-            f"{source} holds {type(tree).__name__} instead of the state of models and optimizers."
+            "not-a-trainer-state",
+            f"{source} holds {type(tree).__name__} instead of the state of models and optimizers.",
         )
     return dict(tree)
 

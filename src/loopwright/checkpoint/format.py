@@ -159,8 +159,9 @@ def _explained(destination: Path, group: Group) -> Iterator[None]:
     except OSError as error:
         what = "Checkpoint" if group.is_main else f"The part of rank {group.rank} of checkpoint"
         raise CheckpointError(
+            "checkpoint-not-written",
             f"{what} {destination} could not be written: {error}. Earlier data is unchanged; "
-            "check the free disk space and the permissions, then save again."
+            "check the free disk space and the permissions, then save again.",
         ) from error
 
 
@@ -207,7 +208,9 @@ def read_checkpoint(
     try:
         structure = parse_json((directory / STATE).read_bytes(), str(directory / STATE))
     except OSError as error:
-        raise CheckpointError(f"{directory / STATE} cannot be read: {error}") from error
+        raise CheckpointError(
+            "unreadable-file", f"{directory / STATE} cannot be read: {error}"
+        ) from error
     if lazy:
         tree = decode(structure, dict(_all_stored(directory, manifest)))
     else:
@@ -222,8 +225,9 @@ def check_listed(directory: Path, manifest: Manifest, names: list[str]) -> None:
     """Raise for a file that the state names and the manifest does not vouch for."""
     if unknown := [name for name in names if name not in manifest.files]:
         raise CheckpointError(
+            "unlisted-file",
             f"Checkpoint {directory} does not list {', '.join(unknown)}, although its state "
-            "refers to it."
+            "refers to it.",
         )
 
 
@@ -231,7 +235,9 @@ def check_files(directory: Path, manifest: Manifest, names: list[str], *, deep: 
     """Raise for the first of these files that is not what the manifest says."""
     for name in names:
         if problem := find_problem(directory, name, manifest.files[name], deep=deep):
-            raise CheckpointError(f"Checkpoint {directory} is damaged: {problem}; {REMEDY}.")
+            raise CheckpointError(
+                "damaged-checkpoint", f"Checkpoint {directory} is damaged: {problem}; {REMEDY}."
+            )
 
 
 def _all_tensors(directory: Path, manifest: Manifest, copies: bool) -> Iterator[tuple[str, Tensor]]:
@@ -264,8 +270,9 @@ def _model_files(tree: Tree, taken: set[str]) -> dict[str, str]:
     for model, state in models.items() if isinstance(models, dict) else ():
         if not isinstance(model, str) or not isinstance(state, dict):
             raise CheckpointError(
+                "models-not-by-name",
                 f'The state\'s "{MODELS}" holds {model!r}; expected one state dict per name, as in {{name: '
-                "model.state_dict()}."
+                "model.state_dict()}.",
             )
         names[model] = _free_name(model, taken)
         taken.add(names[model].lower())

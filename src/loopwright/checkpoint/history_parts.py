@@ -149,7 +149,7 @@ def read_history(directory: Path, names: list[str]) -> dict[str, Any]:
             history.extend(_decoded(read_tensors(directory / name), f"{directory / name}"))
         except (KeyError, ValueError, TypeError, IndexError) as error:
             raise CheckpointError(
-                f"{directory / name} is not a part of this history: {error!r}."
+                "foreign-history", f"{directory / name} is not a part of this history: {error!r}."
             ) from error
     return history.state_dict()
 

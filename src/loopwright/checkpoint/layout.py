@@ -37,8 +37,9 @@ def read_limited(path: Path, largest: int = LARGEST_TEXT) -> bytes:
         data = b"" if size > largest else file.read(largest + 1)  # a device has no size
     if size > largest or len(data) > largest:
         raise CheckpointError(
+            "file-too-large",
             f"{path} has {max(size, len(data)):,} bytes and is not read: Loopwright writes no "
-            f"such file of more than {largest:,} bytes. Restore it from a copy, or move it away."
+            f"such file of more than {largest:,} bytes. Restore it from a copy, or move it away.",
         )
     return data
 
@@ -50,7 +51,8 @@ def read_json(path: Path, largest: int = LARGEST_TEXT) -> Json:
     value = parse_json(data, str(path))
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value):
         raise CheckpointError(
-            f"{path} is nested more than {MAX_DEPTH} levels deep: restore it from a copy."
+            "file-too-deep",
+            f"{path} is nested more than {MAX_DEPTH} levels deep: restore it from a copy.",
         )
     return value
 
@@ -77,7 +79,7 @@ def parse_json(data: bytes, name: str) -> Json:
         )
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{name} is not valid JSON ({error or type(error).__name__})."
+            "invalid-json", f"{name} is not valid JSON ({error or type(error).__name__})."
         ) from None
     return value
 
@@ -154,13 +156,16 @@ def _header(path: Path) -> dict[str, Json]:
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(available, LARGEST_HEADER):
                 raise CheckpointError(
-                    f"{path} is not a safetensors file: its header does not fit into it."
+                    "not-safetensors",
+                    f"{path} is not a safetensors file: its header does not fit into it.",
                 )
             header = parse_json(file.read(length), str(path))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError("unreadable-file", f"{path} cannot be read: {error}") from error
     if not isinstance(header, dict):
-        raise CheckpointError(f"{path} is not a safetensors file: its header is not a table.")
+        raise CheckpointError(
+            "not-safetensors", f"{path} is not a safetensors file: its header is not a table."
+        )
     return header
 
 
@@ -172,7 +177,8 @@ def _tensor(path: Path, name: str, entry: Json) -> TensorInfo:
         if isinstance(dtype, str) and shape is not None and span is not None and len(span) == 2:
             return TensorInfo(name, dtype, tuple(shape), span[1] - span[0])
     raise CheckpointError(
-        f"{path} has a malformed header: the entry {name!r:.80} describes no tensor."
+        "not-safetensors",
+        f"{path} has a malformed header: the entry {name!r:.80} describes no tensor.",
     )
 
 
@@ -302,13 +308,15 @@ def read_layouts(directory: Path, files: Iterable[str]) -> dict[str, Layout]:
             name: _layout(entry) for name, entry in table_of(table_of(content)["tensors"]).items()
         }
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError("unreadable-file", f"{path} cannot be read: {error}") from error
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is malformed ({error!r}).") from None
+        raise CheckpointError("malformed-shards", f"{path} is malformed ({error!r}).") from None
     headers = {name: _entries(directory / name) for name in set(files) & _files_of(layouts)}
     for name, layout in layouts.items():
         if problem := next(_misfits(layout, headers), None) or layout.find_problem():
-            raise CheckpointError(f"{path} does not describe {name!r} correctly: {problem}.")
+            raise CheckpointError(
+                "malformed-shards", f"{path} does not describe {name!r} correctly: {problem}."
+            )
     return layouts
 
 

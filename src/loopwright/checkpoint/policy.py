@@ -105,7 +105,9 @@ class KeepPolicy:
 
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
-            raise ConfigurationError(f"KeepPolicy(mode={self.mode!r}): use 'min' or 'max'.")
+            raise ConfigurationError(
+                "unknown-mode", f"KeepPolicy(mode={self.mode!r}): use 'min' or 'max'."
+            )
         _check_keep("BestModel", self.keep)
 
     def better(self, first: float, second: float) -> bool:

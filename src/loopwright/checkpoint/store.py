@@ -255,7 +255,8 @@ def checked_path(directory: Path, name: str) -> Path:
     """The place of a checkpoint, after refusing a name that is not one plain component."""
     if not FILE_NAME.fullmatch(name):
         raise CheckpointError(
-            f"{name!r} cannot be the name of a checkpoint: use letters, digits, '.', '_' and '-'."
+            "checkpoint-name",
+            f"{name!r} cannot be the name of a checkpoint: use letters, digits, '.', '_' and '-'.",
         )
     return directory / name
 

@@ -70,11 +70,13 @@ def _from_file(source: Path) -> dict[str, Tensor]:
 def is_safetensors(path: Path) -> bool:
     """Whether a file holds safetensors, or at least claims to by its name."""
     if not path.is_file():
-        raise CheckpointError(f"There is neither a checkpoint nor a file of weights at {path}.")
+        raise CheckpointError(
+            "no-weights", f"There is neither a checkpoint nor a file of weights at {path}."
+        )
     try:
         return path.suffix == SAFE or weights_format(path) == SAFE
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError("unreadable-file", f"{path} cannot be read: {error}") from error
 
 
 def save_weights(
@@ -114,9 +116,10 @@ def save_weights(
     if destination.suffix not in (SAFE, *PICKLED):
         onnx = " (For ONNX, use `loopwright.checkpoint.onnx.export_module(model, inputs, path)`.)"
         raise CheckpointError(
+            "weights-ending",
             f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, but {destination} ends in none "
             "of these: use "
-            f"{destination.stem + SAFE!r}.{onnx if destination.suffix == '.onnx' else ''}"
+            f"{destination.stem + SAFE!r}.{onnx if destination.suffix == '.onnx' else ''}",
         )
     tensors = {name: _checked(name, tensor) for name, tensor in state_dict.items()}
     check_file(destination, force=force)
@@ -127,18 +130,22 @@ def save_weights(
             else:
                 _write_pickle(staging, tensors)
     except OSError as error:
-        raise CheckpointError(f"Weights could not be written to {destination}: {error}.") from error
+        raise CheckpointError(
+            "weights-not-written", f"Weights could not be written to {destination}: {error}."
+        ) from error
 
 
 def _checked(name: str, tensor: Tensor) -> Tensor:
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
         raise CheckpointError(
+            "weights-not-tensors",
             f"Entry {name!r} of the state dict is {type(tensor).__name__}, not a tensor: remove "
-            "it, or save a complete checkpoint."
+            "it, or save a complete checkpoint.",
         )
     if tensor.dtype not in DTYPES:
         raise CheckpointError(
-            f"Entry {name!r} is {tensor.dtype}, which safetensors does not support: cast it."
+            "weights-dtype",
+            f"Entry {name!r} is {tensor.dtype}, which safetensors does not support: cast it.",
         )
     return plain_tensor(tensor, name)
 
@@ -154,10 +161,12 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     manifest = read_manifest(directory)
     names = sorted(manifest.models)
     if model is None and len(names) != 1:
-        raise CheckpointError(f"{directory} holds the models {names}: choose one with `model=`.")
+        raise CheckpointError(
+            "which-model", f"{directory} holds the models {names}: choose one with `model=`."
+        )
     name = names[0] if model is None else model
     if name not in manifest.models:
-        raise CheckpointError(f"{directory} holds no model {name!r}, only {names}.")
+        raise CheckpointError("which-model", f"{directory} holds no model {name!r}, only {names}.")
     file = manifest.models[name]
     sharded = [
         name
@@ -179,18 +188,21 @@ def _from_published(file: Path) -> dict[str, Tensor]:
     index = parse_json(file.read_bytes(), str(file))
     table = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(table, dict) or not table:
-        raise CheckpointError(f"{file} has no table `weight_map` of tensors and their files.")
+        raise CheckpointError(
+            "weights-index", f"{file} has no table `weight_map` of tensors and their files."
+        )
     parts = sorted({str(part) for part in table.values()})
     if outside := next((part for part in parts if Path(part).name != part), None):
         raise CheckpointError(
-            f"{file} names the file {outside!r}, which is not in the same folder."
+            "weights-index", f"{file} names the file {outside!r}, which is not in the same folder."
         )
     weights = {
         name: tensor for part in parts for name, tensor in _from_file(file.with_name(part)).items()
     }
     if missing := sorted(table.keys() - weights.keys()):
         raise CheckpointError(
-            f"{file} names {missing[0]!r}, which is not in {table[missing[0]]}: download it again."
+            "weights-index",
+            f"{file} names {missing[0]!r}, which is not in {table[missing[0]]}: download it again.",
         )
     return weights
 
@@ -201,10 +213,11 @@ def read_pickle(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an untrusted file fails in any way it likes; none of them is ours
         raise CheckpointError(
+            "unsafe-pickle",
             f"{path} was refused: it is damaged, or it contains more than plain tensors, and "
             "loading anything else could run code from the file. If you trust it, convert it "
             "with `safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')`. "
-            f"({error})"
+            f"({error})",
         ) from error
 
 
@@ -221,7 +234,8 @@ def state_dict_in(content: Any, path: Path) -> tuple[dict[str, Tensor], dict[str
                 }
     keys = sorted(map(str, content))[:8] if isinstance(content, Mapping) else type(content).__name__
     raise CheckpointError(
-        f"{path} contains no state dict, only {keys}: save only `model.state_dict()`."
+        "no-state-dict",
+        f"{path} contains no state dict, only {keys}: save only `model.state_dict()`.",
     )
 
 

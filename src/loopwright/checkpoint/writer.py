@@ -285,7 +285,7 @@ class Write:
             self.thread.join()
         if self.error is not None:
             raise CheckpointError(
-                f"{self.path} must be saved first, but was not: {self.error}"
+                "earlier-save-failed", f"{self.path} must be saved first, but was not: {self.error}"
             ) from self.error
 
 
@@ -323,7 +323,9 @@ class AsyncWriter:
         check: FiniteCheck | None = None,
     ) -> None:
         if on_error not in ("raise", "warn"):
-            raise ConfigurationError(f"on_error={on_error!r}: use 'raise' or 'warn'.")
+            raise ConfigurationError(
+                "unknown-on-error", f"on_error={on_error!r}: use 'raise' or 'warn'."
+            )
         self.on_error = on_error
         self.group = group
         self._finite = check
@@ -426,11 +428,12 @@ class AsyncWriter:
                 and (problem := self._finite.problem(write.state)) is not None
             ):
                 raise CheckpointError(
+                    "not-finite-state",
                     f"{write.path.name} was not saved, since {problem}, and no run can go on from "
                     "such a state. Checkpoints that were saved before it are unchanged: start "
                     "the program again to continue from the newest. Values that are not finite "
                     "come from steps with a closure or of your own code, or from weights that "
-                    "overflow: lower the learning rate."
+                    "overflow: lower the learning rate.",
                 )
             write.run(self.group)
         except BaseException as error:

@@ -77,9 +77,10 @@ class BatchTransform(Dataset[Any]):
         self.data: Any = from_columns(data) if is_columns else data
         if not hasattr(self.data, "__getitem__") or not hasattr(self.data, "__len__"):
             raise DataError(
+                "samples-without-index",
                 f"BatchTransform was given a {type(data).__name__}, whose samples have no index: "
                 "pass tensors, arrays or a data set with `__getitem__` and `__len__`. To use a "
-                "DataLoader, put it around the transform: `DataLoader(BatchTransform(...))`."
+                "DataLoader, put it around the transform: `DataLoader(BatchTransform(...))`.",
             )
         self.transform = transform
 
@@ -112,15 +113,17 @@ def from_columns(data: Any) -> Any:
     if not isinstance(data, tuple):
         if data.ndim == 1:
             raise DataError(
+                "one-dimension",
                 f"Data is a {type(data).__name__} of one dimension, whose rows are single "
                 "numbers: for one sample write `x[None]`, for samples of one number each `x[:, "
-                "None]`, for inputs and targets `(x, y)`."
+                "None]`, for inputs and targets `(x, y)`.",
             )
         return TensorDataset(*_columns([data], f"a {type(data).__name__}", [""]))
     if any(isinstance(part, (Dataset, DataLoader)) for part in data):
         raise DataError(
+            "train-and-eval-in-one",
             f"Data is a tuple of {_kinds(data)}: pass the training data alone, and the evaluation "
-            "data as `eval_data=`."
+            "data as `eval_data=`.",
         )
     if data and all(_is_column(part) for part in data):
         return TensorDataset(*_columns(data, "a tuple", [f"entry {n}" for n in range(len(data))]))
@@ -128,8 +131,9 @@ def from_columns(data: Any) -> Any:
         return StackDataset(*_stacked(data))
     if any(_is_column(part) or is_frame(part) for part in data):
         raise DataError(
+            "tuple-of-no-arrays",
             f"Data is a tuple of {_kinds(data)}: for inputs and targets, make all of them tensors "
-            f"or arrays with one row per sample{_frame_hint(data)}; for batches, pass a list."
+            f"or arrays with one row per sample{_frame_hint(data)}; for batches, pass a list.",
         )
     if (
         len(data) > 1
@@ -137,8 +141,9 @@ def from_columns(data: Any) -> Any:
         and len({len(part) for part in data}) == 1
     ):
         raise DataError(
+            "tuple-of-numbers",
             f"Data is a tuple of {_kinds(data)} of numbers: make tensors of them, as in "
-            "`(torch.tensor(x), torch.tensor(y))`."
+            "`(torch.tensor(x), torch.tensor(y))`.",
         )
     return data
 
@@ -173,15 +178,17 @@ def check_list(data: list[Any]) -> None:
         is_column and len(data) <= 3 and len({_row_of(part) for part in data}) > 1
     ):
         raise DataError(
+            "list-is-batches",
             f"Data is a list of {_kinds(data[:8])}, and a list means a list of batches: for "
-            "inputs and targets pass a tuple, `(x, y)`."
+            "inputs and targets pass a tuple, `(x, y)`.",
         )
     is_sample = isinstance(first, (tuple, list)) and any(map(_is_single, first))
     if is_sample and any(isinstance(part, Tensor) and part.ndim for part in first):
         raise DataError(
+            "list-is-batches",
             "Data is a list, which means a list of batches, but its first entry is a "
             f"{type(first).__name__} of {_kinds(first)}, which looks like a sample: pass "
-            "`batch_size=` to combine samples into batches."
+            "`batch_size=` to combine samples into batches.",
         )
 
 
@@ -224,8 +231,9 @@ def refuse(data: Any) -> None:
     else:
         hint = ACCEPTED
     raise DataError(
+        "not-iterable",
         f"Data is {'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}, which cannot be iterated "
-        f"in batches: {hint}."
+        f"in batches: {hint}.",
     )
 
 
@@ -234,10 +242,11 @@ def _check_names(data: Mapping[Any, Any]) -> None:
     if not data or others:
         names = ", ".join(f"{name!r}: {kind}" for name, kind in others.items()) or "nothing"
         raise DataError(
+            "dict-of-data-sets",
             f"Data is a dict of {names}. A dict is one data set of tensors, with one row per "
             "sample. If these are several data sets, pass one of them, and evaluate the others "
             "with `callbacks=[loopwright.callbacks.OfflineLoss('test', datasets={'test': "
-            "data})]`."
+            "data})]`.",
         )
 
 
@@ -248,16 +257,18 @@ def _columns(parts: Any, what: str, names: list[str]) -> list[Tensor]:
     ]
     if any(tensor.dim() == 0 for tensor in tensors):
         raise DataError(
+            "no-sample-dimension",
             f"Data is {what} with a tensor that has no dimensions: the first dimension must count "
-            "the samples."
+            "the samples.",
         )
     if len({len(tensor) for tensor in tensors}) > 1:
         lengths = ", ".join(
             f"{name}: {len(tensor)}" for name, tensor in zip(names, tensors, strict=True)
         )
         raise DataError(
+            "different-lengths",
             f"Data is {what} of tensors of different lengths ({lengths}): each needs one row per "
-            "sample. If they are separate batches, pass a list."
+            "sample. If they are separate batches, pass a list.",
         )
     return tensors
 
@@ -272,8 +283,9 @@ def _tensor(array: Any, name: str) -> Tensor:
         return as_tensor(array)
     except TypeError as error:
         raise DataError(
+            "array-dtype",
             f"The array {name or 'given as data'} is of {array.dtype}, a dtype that torch does "
-            f"not have: {error}"
+            f"not have: {error}",
         ) from None
 
 
@@ -286,15 +298,16 @@ def _mapped_tensor(array: Any, name: str) -> Tensor:
             else "a view from its end"
         )
         raise DataError(
+            "array-layout",
             f"{what} is {kind}, which torch cannot read in place: copy it into memory with "
             "`np.array(...)`, in this machine's byte order, or pass a data set that converts "
-            "each sample in `__getitem__`."
+            "each sample in `__getitem__`.",
         )
     try:
         return as_tensor(array)
     except TypeError as error:
         raise DataError(
-            f"{what} is of {array.dtype}, a dtype that torch does not have: {error}"
+            "array-dtype", f"{what} is of {array.dtype}, a dtype that torch does not have: {error}"
         ) from None
 
 
@@ -351,13 +364,15 @@ def as_indices(values: Any) -> Tensor:
     indices = torch.as_tensor(values)
     if len(indices) and indices.dtype is torch.bool:
         raise DataError(
+            "mask-as-indices",
             "A Subset or a sampler has a mask of True and False, where indices of samples are "
             "expected: pass the positions of True, such as "
-            "`torch.as_tensor(mask).nonzero().flatten()`."
+            "`torch.as_tensor(mask).nonzero().flatten()`.",
         )
     if len(indices) and indices.dtype.is_floating_point:
         raise DataError(
-            f"A Subset or a sampler has indices of samples of {indices.dtype}: pass integers."
+            "indices-not-integers",
+            f"A Subset or a sampler has indices of samples of {indices.dtype}: pass integers.",
         )
     return indices.to(torch.int64)
 

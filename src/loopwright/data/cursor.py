@@ -102,8 +102,9 @@ class Cursor:
             self._restore(state, is_inside=is_inside)
         elif is_inside:
             raise DataError(
+                "position-without-state",
                 f"The saved position has no state of {type(self.source).__name__}, which had no "
-                "state when it was saved: start a new run."
+                "state when it was saved: start a new run.",
             )
         self.is_exhausted, self._first = state["is_exhausted"], state.get("first")
         self._may_be_exhausted = self.is_exhausted or not position
@@ -140,9 +141,10 @@ class Cursor:
         saved = state["source"]
         if found is None:
             raise DataError(
+                "position-without-state",
                 f"The saved position is the state of an iterator of {type(self.source).__name__}, "
                 "but its iterators now have no state: resume with the same data, or start a new "
-                "run."
+                "run.",
             )
         found.write(deepcopy(saved))
         self._is_placed = True
@@ -164,15 +166,17 @@ class Cursor:
         position = state["position"]
         if state["order"] != order_of_buffers(self.source):
             raise DataError(
+                "order-differs",
                 f"{name} is shuffled in a different order than when the position was saved: pass "
-                "a seed to `shuffle`, `.shuffle(seed=0, buffer_size=...)`, and start a new run."
+                "a seed to `shuffle`, `.shuffle(seed=0, buffer_size=...)`, and start a new run.",
             )
         with self.preserved_generators():
             for number in range(position):
                 if not self._next(number):
                     raise DataError(
+                        "data-got-shorter",
                         f"{name} gave only {number} of the {position} items that come before the "
-                        "saved position: resume with the same data, or start a new run."
+                        "saved position: resume with the same data, or start a new run.",
                     )
         self.remark = (
             f"{position} items of {name} were read again to return to the saved position, because "
@@ -197,9 +201,10 @@ class Cursor:
             self._first = now
         elif now == self._first != self._loaded:
             raise DataError(
+                "position-not-restored",
                 f"{found.owner}.{found.set.__name__}() did not restore the position: after item "
                 f"{number + 1} the state is the same as after the first item. Make it continue "
-                "from the state that it receives, or start a new run."
+                "from the state that it receives, or start a new run.",
             )
 
     def _next(self, number: int) -> list[Any]:

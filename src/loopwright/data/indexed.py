@@ -97,23 +97,26 @@ class Position:
     def check_resumable(self) -> None:
         if name := self.batch_plan.order.hidden_state():
             raise DataError(
+                "order-not-resumable",
                 f"A run with {name} cannot be resumed exactly: its order may depend on state that "
                 "is not saved. Add `set_epoch(epoch)` and let the order depend only on the "
-                "epoch, or add `state_dict` and `load_state_dict`, or use shuffle=True."
+                "epoch, or add `state_dict` and `load_state_dict`, or use shuffle=True.",
             )
 
     def _check_same_order(self, state: dict[str, Any]) -> None:
         if state["seed"] != self._seed:
             raise DataError(
+                "seed-differs",
                 f"The position to continue from was saved with seed {state['seed']}, but the seed "
                 f"is now {self._seed}, which gives another order: use seed={state['seed']}, or "
-                "start a new run."
+                "start a new run.",
             )
         if state["num_samples"] != self.epoch_plan.num_samples:
             raise DataError(
+                "data-size-differs",
                 f"The data position was saved in an epoch of {state['num_samples']} samples, but "
                 f"the data now has {self.epoch_plan.num_samples}: resume with the same data, or "
-                "start a new run."
+                "start a new run.",
             )
 
 
@@ -189,8 +192,9 @@ class IndexedStream(Stream):
         self._position.check_resumable()
         if not self._in_order:
             raise DataError(
+                "order-not-resumable",
                 "A run whose DataLoader has in_order=False cannot be resumed exactly: it is not "
-                "known which batches have been used. Keep in_order=True."
+                "known which batches have been used. Keep in_order=True.",
             )
 
     def describe(self) -> dict[str, Any]:

@@ -98,8 +98,9 @@ def refuse_shuffled(data: Any) -> None:
     order of the data."""
     if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
         raise ConfigurationError(
+            "predict-shuffled",
             "predict was given a DataLoader that shuffles, so the outputs could not be matched "
-            "with the samples: pass the data set itself, or a DataLoader without `shuffle=True`."
+            "with the samples: pass the data set itself, or a DataLoader without `shuffle=True`.",
         )
 
 
@@ -152,8 +153,9 @@ def _open_dataset(
 ) -> Stream:
     if not isinstance(dataset, Sized):
         raise DataError(
+            "no-length",
             f"{type(dataset).__name__} has no length: give it `__len__`, or make it an "
-            "IterableDataset."
+            "IterableDataset.",
         )
     order: Order = ShuffledOrder(dataset, seed) if shuffle else SequentialOrder(dataset)
     batch_plan = BatchPlan(order, batch_size or DEFAULT_BATCH_SIZE, drop_last=False)
@@ -183,10 +185,13 @@ def _check_batch_size(batch_size: int | None) -> None:
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         if isinstance(batch_size, Iterable):
             raise ConfigurationError(
+                "batch-size",
                 f"batch_size is a {type(batch_size).__name__}: use a positive whole number. Data "
-                "is the first argument of `train`, and evaluation data is `eval_data=`."
+                "is the first argument of `train`, and evaluation data is `eval_data=`.",
             )
-        raise ConfigurationError(f"batch_size is {batch_size!r}: use a positive whole number.")
+        raise ConfigurationError(
+            "batch-size", f"batch_size is {batch_size!r}: use a positive whole number."
+        )
 
 
 def _check_accepted(data: Any) -> None:
@@ -202,8 +207,9 @@ def _check_no_batching(data: Any, batch_size: int | None, collate_fn: object) ->
     name = "batch_size" if batch_size is not None else "collate_fn"
     if batch_size is not None or collate_fn is not None:
         raise ConfigurationError(
+            "batches-ready-made",
             f"{name} was given together with a {type(data).__name__}, which makes its own "
-            f"batches: leave out {name}, or pass the data set itself."
+            f"batches: leave out {name}, or pass the data set itself.",
         )
 
 

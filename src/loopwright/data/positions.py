@@ -82,9 +82,10 @@ class Accessors(NamedTuple):
             return self.get()
         except Exception as error:
             raise DataError(
+                "position-not-saved",
                 f"{self.owner}.{self.get.__name__}() failed ({type(error).__name__}: {error}), so "
                 "the position in the data cannot be saved. It must work after every item, and "
-                f"return {STORABLE}."
+                f"return {STORABLE}.",
             ) from error
 
     def read_storable(self) -> Any:
@@ -92,8 +93,9 @@ class Accessors(NamedTuple):
         state = self.read()
         if (problem := unstorable(state)) is not None:
             raise DataError(
+                "position-not-saved",
                 f"{self.owner}.{self.get.__name__}() returned a state that cannot be saved: "
-                f"{problem}. Return {STORABLE}."
+                f"{problem}. Return {STORABLE}.",
             )
         return state
 
@@ -103,9 +105,10 @@ class Accessors(NamedTuple):
             self.set(state)
         except Exception as error:
             raise DataError(
+                "position-refused",
                 f"{self.owner}.{self.set.__name__}() refused the saved position, a "
                 f"{type(state).__name__} ({type(error).__name__}: {error}): resume with the same "
-                "data, or start a new run."
+                "data, or start a new run.",
             ) from error
 
 

@@ -252,8 +252,9 @@ def check_kind(state: dict[str, Any], kind: str) -> None:
     """Raise a `DataError` if a saved position belongs to another kind of data."""
     if state["kind"] != kind:
         raise DataError(
+            "other-kind-of-data",
             f"The saved position is in {state['kind']}, but the data is now {kind}: resume with "
-            "the same data, or start a new run."
+            "the same data, or start a new run.",
         )
 
 

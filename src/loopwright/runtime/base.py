@@ -78,7 +78,8 @@ class Runtime:
     ) -> None:
         if precision not in _DTYPES:
             raise ConfigurationError(
-                f"Unknown precision {precision!r}: {_precision_hint(precision)}"
+                "unknown-precision",
+                f"Unknown precision {precision!r}: {_precision_hint(precision)}",
             )
         if compile not in (None, "model", "blocks"):
             at = (
@@ -86,7 +87,9 @@ class Runtime:
                 if compile == "step"
                 else ""
             )
-            raise ConfigurationError(f"compile={compile!r}: use 'model', 'blocks' or None{at}.")
+            raise ConfigurationError(
+                "unknown-compile", f"compile={compile!r}: use 'model', 'blocks' or None{at}."
+            )
         self.device = checked_device(device) if device is not None else detect_device()
         self.precision = precision
         self.activation_checkpointing = activation_checkpointing
@@ -294,8 +297,9 @@ def checked_device(given: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError):
         near = " ('cuda' means NVIDIA and AMD GPUs)" if "gpu" in str(given).lower() else ""
         raise ConfigurationError(
+            "unknown-device",
             f"{given!r} is not a device that torch knows: write 'cpu', 'cuda'{near}, 'cuda:1' or "
-            "'mps', or leave it out to use the best available device."
+            "'mps', or leave it out to use the best available device.",
         ) from None
     best = f"Leave it out to use the best available device (here {detect_device().type!r})."
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -304,19 +308,23 @@ def checked_device(given: str | torch.device) -> torch.device:
             if torch.version.cuda is None
             else "torch finds no GPU"
         )
-        raise ConfigurationError(f"The device {str(given)!r} is not available: {why}. {best}")
+        raise ConfigurationError(
+            "device-not-available", f"The device {str(given)!r} is not available: {why}. {best}"
+        )
     if (
         device.type == "cuda"
         and device.index is not None
         and device.index >= torch.cuda.device_count()
     ):
         raise ConfigurationError(
+            "device-not-available",
             f"The device {str(given)!r} is not available: torch finds "
-            f"{torch.cuda.device_count()}. {best}"
+            f"{torch.cuda.device_count()}. {best}",
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigurationError(
-            f"The device {str(given)!r} is not available: torch finds no Apple GPU. {best}"
+            "device-not-available",
+            f"The device {str(given)!r} is not available: torch finds no Apple GPU. {best}",
         )
     return device
 
@@ -360,7 +368,9 @@ def resolve_runtime(
     does itself.
     """
     if compile not in (None, "step", "model", "blocks"):
-        raise ConfigurationError(f"compile={compile!r}: use 'step', 'model', 'blocks' or None.")
+        raise ConfigurationError(
+            "unknown-compile", f"compile={compile!r}: use 'step', 'model', 'blocks' or None."
+        )
     if dry_run.current is not None:
         device = None  # a dry run is on the CPU
     runtime = _resolve(
@@ -368,8 +378,9 @@ def resolve_runtime(
     )
     if device is not None and not _is_same(checked_device(device), runtime.device):
         raise ConfigurationError(
+            "given-twice",
             f"device={str(device)!r} was given together with a runtime on "
-            f"{str(runtime.device)!r}: set it in only one place."
+            f"{str(runtime.device)!r}: set it in only one place.",
         )
     return runtime
 
@@ -385,8 +396,9 @@ def _device_of_each(device: torch.device | None) -> torch.device | None:
     """The device of one of several processes; None where each takes the one of its local rank."""
     if device is not None and device.index is not None and device.type != "cpu":
         raise ConfigurationError(
+            "one-device-for-all",
             f"device={str(device)!r} was given to several processes, but each process has its own "
-            f"device: write {device.type!r}."
+            f"device: write {device.type!r}.",
         )
     return device if device is None or device.type == "cpu" else None
 
@@ -401,14 +413,16 @@ def _resolve(
     if isinstance(given, Runtime):
         if precision not in ("fp32", given.precision):
             raise ConfigurationError(
+                "given-twice",
                 f"precision={precision!r} was given together with a runtime of precision "
                 f"{given.precision!r}: set it in only one place, as in "
-                f"Runtime({given.device.type!r}, {precision!r})."
+                f"Runtime({given.device.type!r}, {precision!r}).",
             )
         if compiled not in (None, given.compile) and (
             given.compile is not None or compiled != "step"
         ):
             raise ConfigurationError(
+                "given-twice",
                 f"compile={compiled!r} was given together with a runtime that was built with "
                 f"compile={given.compile!r}: set it in only one place, in Trainer(..., "
                 f"compile={compiled!r})"
@@ -416,7 +430,7 @@ def _resolve(
                     f" or as in Runtime({given.device.type!r}, compile={compiled!r})."
                     if compiled != "step"
                     else "."
-                )
+                ),
             )
         return given
     compiled = None if compiled == "step" else compiled

@@ -59,20 +59,23 @@ def _common_shape(
     dtypes = [dtype for _, dtype in shapes]
     if len(set(dtypes)) > 1:
         raise DataError(
-            f"gather: dtypes differ between ranks: {_by_rank(dtypes)}. Convert them to one dtype."
+            "gather-mismatch",
+            f"gather: dtypes differ between ranks: {_by_rank(dtypes)}. Convert them to one dtype.",
         )
     rests = [shape[1:] for shape, _ in shapes]
     if len({len(shape) for shape, _ in shapes}) > 1:
         raise DataError(
+            "gather-mismatch",
             "gather: the number of dimensions differs between ranks: "
             f"{_by_rank([shape for shape, _ in shapes])}. Reshape them to the same number of "
-            "dimensions."
+            "dimensions.",
         )
     if len(set(rests)) > 1 and padding_value is None:
         raise DataError(
+            "gather-mismatch",
             "gather: only the first dimension may differ between ranks, but the shapes are "
             f"{_by_rank([shape for shape, _ in shapes])}. Pass padding_value= to fill up to the "
-            "largest."
+            "largest.",
         )
     return tuple(max(sizes) for sizes in zip(*rests, strict=True))
 

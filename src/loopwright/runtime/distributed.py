@@ -236,7 +236,7 @@ class DistributedRuntime(Runtime):
             if problem is not None
         ]
         if problems:
-            raise ConfigurationError(problems[0])
+            raise ConfigurationError("ranks-differ", problems[0])
 
     def adapt_optimizer(self, optimizer: Optimizer) -> None:
         if self.mesh.is_sharded:

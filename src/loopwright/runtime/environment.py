@@ -60,12 +60,14 @@ class Launch:
         _check_below(local_rank, self.local_rank, local_world, self.local_world)
         if self.local_world > self.world:
             raise ConfigurationError(
+                "launcher-environment",
                 f"{local_world} is {self.local_world}, more than {world}, which is {self.world}: "
-                f"variables of another job seem to be mixed in. {_advice(self.source)}"
+                f"variables of another job seem to be mixed in. {_advice(self.source)}",
             )
         if not 0 < self.master_port < 65536:
             raise ConfigurationError(
-                f"{port} is {self.master_port}: use a free port between 1 and 65535."
+                "launcher-environment",
+                f"{port} is {self.master_port}: use a free port between 1 and 65535.",
             )
 
 
@@ -73,8 +75,9 @@ def _check_below(name: str, value: int, limit_name: str, limit: int) -> None:
     if not 0 <= value < limit:
         source = "slurm" if name.startswith("SLURM") else "torchrun"
         raise ConfigurationError(
+            "launcher-environment",
             f"{name} is {value}, but {limit_name} is {limit}: it must be from 0 to {limit - 1}. "
-            f"{_advice(source)}"
+            f"{_advice(source)}",
         )
 
 
@@ -92,9 +95,10 @@ def _from_torchrun(variables: Mapping[str, str]) -> Launch:
     if missing:
         present = [name for name in _TORCHRUN if variables.get(name)]
         raise ConfigurationError(
+            "launcher-environment",
             f"{', '.join(present)} {'is' if len(present) == 1 else 'are'} set, as for several "
             f"processes, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not. "
-            f"{_advice('torchrun')}"
+            f"{_advice('torchrun')}",
         )
     return Launch(
         rank=_integer(variables, "RANK"),
@@ -122,16 +126,18 @@ def _num_tasks(variables: Mapping[str, str]) -> int:
         if name in variables:
             return _integer(variables, name)
     raise ConfigurationError(
+        "launcher-environment",
         "SLURM_PROCID and SLURM_STEP_ID are set, as by srun, but SLURM_NTASKS is not, which says "
-        f"how many processes there are. {_advice('slurm')}"
+        f"how many processes there are. {_advice('slurm')}",
     )
 
 
 def _from_slurm(variables: Mapping[str, str]) -> Launch:
     if "SLURM_LOCALID" not in variables:
         raise ConfigurationError(
+            "launcher-environment",
             "SLURM_PROCID is set, as by srun, but SLURM_LOCALID, this process's number on its "
-            f"node, is not. {_advice('slurm')}"
+            f"node, is not. {_advice('slurm')}",
         )
     world = _num_tasks(variables)
     return Launch(
@@ -152,8 +158,9 @@ def _first_slurm_host(variables: Mapping[str, str]) -> str:
         if variables.get(name):
             return first_host(variables[name])
     raise ConfigurationError(
+        "launcher-environment",
         "SLURM started several processes, but neither SLURM_STEP_NODELIST nor SLURM_NODELIST says "
-        "on which nodes: set MASTER_ADDR to the host of rank 0."
+        "on which nodes: set MASTER_ADDR to the host of rank 0.",
     )
 
 
@@ -162,7 +169,8 @@ def first_host(nodes: str) -> str:
     first = re.match(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes.strip())
     if first is None:
         raise ConfigurationError(
-            f"Cannot read the node list {nodes!r}: set MASTER_ADDR to the host of rank 0."
+            "launcher-environment",
+            f"Cannot read the node list {nodes!r}: set MASTER_ADDR to the host of rank 0.",
         )
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first.group())
 
@@ -177,14 +185,16 @@ def _tasks_on_node(variables: Mapping[str, str], world: int) -> int:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip())
         if match is None:
             raise ConfigurationError(
-                f"Cannot read SLURM_STEP_TASKS_PER_NODE={listed!r}: expected e.g. '2(x3),1'."
+                "launcher-environment",
+                f"Cannot read SLURM_STEP_TASKS_PER_NODE={listed!r}: expected e.g. '2(x3),1'.",
             )
         counts += [int(match[1])] * int(match[2] or 1)
     node = _integer(variables, "SLURM_NODEID") if "SLURM_NODEID" in variables else 0
     if node >= len(counts):
         raise ConfigurationError(
+            "launcher-environment",
             f"SLURM_NODEID is {node}, but SLURM_STEP_TASKS_PER_NODE={listed!r} lists "
-            f"{len(counts)} nodes. {_advice('slurm')}"
+            f"{len(counts)} nodes. {_advice('slurm')}",
         )
     return counts[node]
 
@@ -202,5 +212,6 @@ def _integer(variables: Mapping[str, str], name: str) -> int:
         return int(variables[name])
     except ValueError:
         raise ConfigurationError(
-            f"{name}={variables[name]!r} is not a whole number. {_advice('torchrun')}"
+            "launcher-environment",
+            f"{name}={variables[name]!r} is not a whole number. {_advice('torchrun')}",
         ) from None

@@ -51,9 +51,10 @@ def rendezvous_store(launch: Launch, timeout: float) -> Store:
         name = _open(store, launch, end) if launch.rank == 0 else _join(store, launch, end)
     except RuntimeError as error:
         raise CommunicationError(
+            "no-connection",
             f"Rank {launch.rank} of {launch.world} could not connect to the other processes at "
             f"{where} within {timeout:g} s: are all {launch.world} running, and can this host "
-            f"reach {launch.master_addr}? ({error})"
+            f"reach {launch.master_addr}? ({error})",
         ) from error
     return PrefixStore(name, store)
 
@@ -284,9 +285,10 @@ class Group:
             str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         )
         return CommunicationError(
+            "communication-failed",
             f"Rank {self.rank} of {self.world}, at {place}: {what}.{more} Look for the first "
             "error in the output of the other ranks. If they were only slow, raise `timeout` "
-            f"({self.timeout:g} s). (torch: {first_line})"
+            f"({self.timeout:g} s). (torch: {first_line})",
         )
 
     def close(self) -> None:
@@ -309,9 +311,10 @@ def current_group() -> Group | None:
 def _initialize(device: torch.device, timeout: float, launch: Launch | None) -> None:
     if launch is None:
         raise ConfigurationError(
+            "one-process",
             "The program asks for several processes, but only one was started: start the program "
             "with `torchrun --nproc-per-node 2 program.py`, with `srun`, or call "
-            "`loopwright.launch(fn, processes=2)`."
+            "`loopwright.launch(fn, processes=2)`.",
         )
     if device.type == "cuda":
         torch.cuda.set_device(launch.local_rank if device.index is None else device.index)
@@ -333,17 +336,19 @@ def _explained(launch: Launch) -> Iterator[None]:
         if isinstance(error, CommunicationError) or not is_communication(error):
             raise
         raise CommunicationError(
+            "no-connection",
             f"Rank {launch.rank} of {launch.world} joined the group, but cannot connect to all "
             "ranks: can their hosts reach each other (GLOO_SOCKET_IFNAME names the network "
-            f"interface to use)? (torch: {error})"
+            f"interface to use)? (torch: {error})",
         ) from error
 
 
 def _check_backend(device: torch.device) -> None:
     if device.type == "cuda" and "nccl" not in str(dist.get_backend_config()):
         raise ConfigurationError(
+            "wrong-backend",
             f"torch.distributed was initialised with {dist.get_backend_config()}, which cannot train on {device}: use "
-            'backend="cpu:gloo,cuda:nccl", or leave the initialisation to Loopwright.'
+            'backend="cpu:gloo,cuda:nccl", or leave the initialisation to Loopwright.',
         )
 
 

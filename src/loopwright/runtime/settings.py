@@ -45,9 +45,10 @@ class Sharding:
                 )
         if self.reshard_after_forward is False and self.backward_prefetch is not None:
             raise ConfigurationError(
+                "fsdp-settings",
                 f"backward_prefetch={self.backward_prefetch} and reshard_after_forward=False "
                 "contradict each other: parameters that are kept after the forward pass are not "
-                "gathered again in the backward pass. Leave one of them out."
+                "gathered again in the backward pass. Leave one of them out.",
             )
 
     def check_size(self, shard: int) -> None:
@@ -57,9 +58,10 @@ class Sharding:
             return
         if not isinstance(reshard, int) or not 1 < reshard < shard or shard % reshard:
             raise ConfigurationError(
+                "fsdp-settings",
                 f"reshard_after_forward={reshard!r}: use True (free parameters after the forward "
                 "pass), False (keep them), or a number of ranks to keep them among, above 1 and "
-                f"below {shard}, that divides {shard}."
+                f"below {shard}, that divides {shard}.",
             )
 
     def arguments(self, is_host: bool) -> dict[str, Any]:
@@ -84,24 +86,28 @@ def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]
     models."""
     if not isinstance(strategy, Mesh) and strategy not in STRATEGIES:
         raise ConfigurationError(
-            f"runtime={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh."
+            "unknown-runtime",
+            f"runtime={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh.",
         )
     is_sharded = strategy.is_sharded if isinstance(strategy, Mesh) else strategy == "fsdp"
     if is_sharded and precision == "fp16":
         raise ConfigurationError(
+            "fp16-sharded",
             "precision='fp16' does not work with a sharded model: each process would scale the "
-            "loss by its own part of the gradients. Use precision='bf16', or runtime='ddp'."
+            "loss by its own part of the gradients. Use precision='bf16', or runtime='ddp'.",
         )
     if precision != "fp32" and "param_dtype" in sharding:
         raise ConfigurationError(
+            "given-twice",
             f"precision={precision!r} and param_dtype= are two ways to compute in lower "
-            "precision: leave one out."
+            "precision: leave one out.",
         )
     if sharding and not (strategy.shard > 1 if isinstance(strategy, Mesh) else is_sharded):
         raise ConfigurationError(
+            "not-sharded",
             f"{', '.join(sharding)}: only for a sharded model. Use runtime='fsdp' or a Mesh with "
             "shard > 1, or leave it out (with runtime='ddp', precision='bf16' gives mixed "
-            "precision, and unused parameters need no setting)."
+            "precision, and unused parameters need no setting).",
         )
 
 
@@ -116,6 +122,7 @@ def check_bucket_size(strategy: str | Mesh, bucket_mb: float | None) -> None:
         )
     if strategy == "fsdp" or (isinstance(strategy, Mesh) and strategy.shard > 1):
         raise ConfigurationError(
+            "not-sharded",
             f"bucket_mb={bucket_mb!r}: only for runtime='ddp'. FSDP2 reduces the gradients of a "
-            "sharded model block by block: leave it out."
+            "sharded model block by block: leave it out.",
         )
