@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .optim.build import LossFunction, OptimizerLike, Schedule, SchedulerLike
     from .run.manifest import RunFacts
     from .runtime import Mesh
-    from .runtime.feed import DeviceFeed
+    from .runtime.base import DeviceFeed
     from .training.update import OptimizerUpdate
     from .tuning import Tuning
 

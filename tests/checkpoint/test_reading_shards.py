@@ -24,7 +24,7 @@ from loopwright.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
-from loopwright.checkpoint.layout import Box, Layout, StoredShard, whole
+from loopwright.checkpoint.layout import Box, StoredShard, TensorLayout, whole
 from loopwright.errors import CheckpointError
 from tests.checkpoint.helpers import resign, same
 from tests.checkpoint.shards import (
@@ -236,7 +236,7 @@ def test_a_grid_of_boxes_covers_a_tensor_and_no_fewer_or_more_of_them_do(data):
     boxes = data.draw(st.permutations(boxes))
 
     def problem(chosen):
-        return Layout(
+        return TensorLayout(
             "F32", shape, tuple(StoredShard("a", "b", box) for box in chosen)
         ).find_problem()
 

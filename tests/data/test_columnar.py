@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from loopwright.data import BatchTransform, derive_seed, open_stream
-from loopwright.data.collate import collate_samples
+from loopwright.data.columnar import collate_samples
 from loopwright.data.columns import from_columns
 from loopwright.data.indexed import IndexedStream, TensorStream
 from loopwright.data.order import derive_seeds

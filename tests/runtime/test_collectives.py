@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from loopwright.errors import DataError
-from loopwright.runtime.collectives import SHORT
-from loopwright.runtime.process_group import Group
+from loopwright.runtime.process_group import SHORT, Group
 from tests.distributed.ranks import run_ranks
 
 

@@ -35,15 +35,15 @@ from torch import Tensor
 from ..errors import CheckpointError
 from .atomic import FileRecord, shared_staging, staged_directory, write_bytes
 from .encoding import decode, encode_with_shards
-from .history_parts import Part, files_in, read_history
-from .layout import HEADER_KEY, Json, parse_json
+from .history_parts import HistoryPart, files_in, read_history
+from .layout import HEADER_KEY, Json, parse_json, unreadable
 from .manifest import (
     MANIFEST,
-    REMEDY,
     STATE,
     TENSORS,
     Manifest,
     check_directory,
+    damaged,
     find_problem,
     manifest_bytes,
     read_manifest,
@@ -82,7 +82,7 @@ def write_checkpoint(
     group: Group = SINGLE,
     token: str = "",
     stop: threading.Event | None = None,
-    parts: Sequence[Part] = (),
+    parts: Sequence[HistoryPart] = (),
     beside: Mapping[str, bytes] | None = None,
     ready: Callable[[], object] | None = None,
 ) -> None:
@@ -208,9 +208,7 @@ def read_checkpoint(
     try:
         structure = parse_json((directory / STATE).read_bytes(), str(directory / STATE))
     except OSError as error:
-        raise CheckpointError(
-            "unreadable-file", f"{directory / STATE} cannot be read: {error}"
-        ) from error
+        raise unreadable(directory / STATE, error) from error
     if lazy:
         tree = decode(structure, dict(_all_stored(directory, manifest)))
     else:
@@ -235,9 +233,7 @@ def check_files(directory: Path, manifest: Manifest, names: list[str], *, deep: 
     """Raise for the first of these files that is not what the manifest says."""
     for name in names:
         if problem := find_problem(directory, name, manifest.files[name], deep=deep):
-            raise CheckpointError(
-                "damaged-checkpoint", f"Checkpoint {directory} is damaged: {problem}; {REMEDY}."
-            )
+            raise damaged(directory, problem)
 
 
 def _all_tensors(directory: Path, manifest: Manifest, copies: bool) -> Iterator[tuple[str, Tensor]]:

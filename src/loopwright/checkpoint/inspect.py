@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from ..errors import CheckpointError
 from ..metrics.best import Mode
-from .layout import TensorInfo, read_header
+from .layout import TensorInfo, read_header, unreadable
 from .manifest import (
     MANIFEST,
-    REMEDY,
     STATE,
     TENSORS,
     Manifest,
+    damaged,
     find_problem,
     read_manifest,
     verify_checkpoint,
@@ -178,10 +178,7 @@ def find_checkpoint(path: str | os.PathLike[str], *, verify: bool = True) -> Pat
     source = Path(path)
     if is_checkpoint(source):
         if verify and (problems := verify_checkpoint(source)):
-            raise CheckpointError(
-                "damaged-checkpoint",
-                f"Checkpoint {source} is damaged: {'; '.join(problems)}; {REMEDY}.",
-            )
+            raise damaged(source, "; ".join(problems))
         return source
     points = [info for info in list_checkpoints(source) if info.kind == "resume"]
     for info in reversed(points):
@@ -255,7 +252,7 @@ def _folders(directory: Path) -> list[Path]:
             if not path.name.startswith(".") and path.is_dir()
         ]
     except OSError as error:
-        raise CheckpointError("unreadable-file", f"{directory} cannot be read: {error}") from error
+        raise unreadable(directory, error) from error
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from .._version import __version__
 from ..errors import CheckpointError, ConfigurationError
 from .atomic import CHUNK, FileRecord
-from .layout import SHARDS, Json, read_json, read_layouts, table_of, text_of
+from .layout import SHARDS, Json, read_json, read_layouts, table_of, text_of, unreadable
 
 # The format of the files, of which the lowest that suffices is written: 2, where the history is in
 # files of its own; 3,
@@ -167,6 +167,13 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     return _parse(content, number, name)
 
 
+def damaged(source: object, problem: str) -> CheckpointError:
+    """The error for a checkpoint whose files are not what its manifest says."""
+    return CheckpointError(
+        "damaged-checkpoint", f"Checkpoint {source} is damaged: {problem}; {REMEDY}."
+    )
+
+
 def verify_checkpoint(path: str | os.PathLike[str]) -> list[str]:
     """List everything that is wrong with a checkpoint, hashes included.
 
@@ -253,7 +260,7 @@ def _read(path: Path) -> Json:
     try:
         return read_json(path, LARGEST_MANIFEST)
     except OSError as error:
-        raise CheckpointError("unreadable-file", f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error
 
 
 def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:

@@ -30,9 +30,9 @@ from .layout import (
     SHARDS,
     Box,
     Json,
-    Layout,
     Numbers,
     StoredShard,
+    TensorLayout,
     layouts_bytes,
     numbers_of,
     parse_json,
@@ -125,7 +125,8 @@ def gather_parts(
             _check_entry(part.rank, entry, shards)
             found[entry.tensor].append(StoredShard(part_name(part.rank), entry.name, entry.box))
     layouts = {
-        key: Layout(DTYPES[p.local.dtype], p.shape, tuple(found[key])) for key, p in shards.items()
+        key: TensorLayout(DTYPES[p.local.dtype], p.shape, tuple(found[key]))
+        for key, p in shards.items()
     }
     for key, layout in layouts.items():
         if problem := layout.find_problem():

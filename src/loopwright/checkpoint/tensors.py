@@ -22,8 +22,8 @@ from .layout import (
     TIED,
     Box,
     Json,
-    Layout,
     StoredShard,
+    TensorLayout,
     parse_json,
     read_header,
     read_layouts,
@@ -289,7 +289,7 @@ class StoredTensor:
     """
 
     def __init__(
-        self, files: StoredFiles, layout: Layout, dtype: torch.dtype | None = None
+        self, files: StoredFiles, layout: TensorLayout, dtype: torch.dtype | None = None
     ) -> None:
         self.layout = layout
         self.stored_dtype = _dtype(layout.dtype)
@@ -353,7 +353,7 @@ def stored_tensors(
     """The tensors of a file that holds them whole."""
     for info in read_header(directory / file):
         shard = StoredShard(file, info.tied_to or info.name, whole(info.shape))
-        yield info.name, StoredTensor(files, Layout(info.dtype, info.shape, (shard,)))
+        yield info.name, StoredTensor(files, TensorLayout(info.dtype, info.shape, (shard,)))
 
 
 def stored_shards(
@@ -372,7 +372,7 @@ def read_shards(
     """Those tensors in memory, put together; tied ones, whose shards are the same, as one
     tensor."""
     tensors: dict[str, Tensor] = {}
-    read: dict[Layout, Tensor] = {}
+    read: dict[TensorLayout, Tensor] = {}
     for name, stored in stored_shards(directory, records, StoredFiles(directory)).items():
         if not name.startswith(prefix):
             continue

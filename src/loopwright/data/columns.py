@@ -4,11 +4,8 @@ types."""
 from __future__ import annotations
 
 import mmap
-import os
 import warnings
 from collections.abc import Callable, Mapping
-from inspect import isgeneratorfunction
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -133,38 +130,10 @@ def from_columns(data: Any) -> Any:
         raise DataError(
             "tuple-of-no-arrays",
             f"Data is a tuple of {_kinds(data)}: for inputs and targets, make all of them tensors "
-            f"or arrays with one row per sample{_frame_hint(data)}; for batches, pass a list.",
-        )
-    if (
-        len(data) > 1
-        and all(_is_nested_numbers(part) for part in data)
-        and len({len(part) for part in data}) == 1
-    ):
-        raise DataError(
-            "tuple-of-numbers",
-            f"Data is a tuple of {_kinds(data)} of numbers: make tensors of them, as in "
-            "`(torch.tensor(x), torch.tensor(y))`.",
+            "or arrays with one row per sample, such as `frame.to_numpy('float32')`. Write several "
+            "inputs as `(x1, x2, y)`; for batches, pass a list.",
         )
     return data
-
-
-def _frame_hint(data: tuple[Any, ...]) -> str:
-    if any(is_frame(part) for part in data):
-        return ", such as `frame.to_numpy('float32')`"
-    if any(isinstance(part, tuple) for part in data):
-        return (
-            ". Write several inputs as `(x1, x2, y)`: the last entry is the target. For several "
-            "targets, override `split_batch`, which says what of a batch is input"
-        )
-    return ""
-
-
-def _is_nested_numbers(part: Any) -> bool:
-    """Whether this is a list of numbers, or of lists of numbers; a batch has tensors in it."""
-    if not isinstance(part, list) or not part:
-        return False
-    first = part[0]
-    return isinstance(first, Real) or _is_nested_numbers(first)
 
 
 def check_list(data: list[Any]) -> None:
@@ -193,47 +162,24 @@ def check_list(data: list[Any]) -> None:
 
 
 def refuse(data: Any) -> None:
-    """Raise a `DataError` with the type of an object that is no data, and with what to pass
-    instead."""
+    """Raise a `DataError` with the type of an object that is no data, and what to pass instead."""
     kind = type(data).__name__
     if is_frame(data):
         hint = (
             "choose the columns for inputs and targets, as in `(torch.tensor(frame[['a', "
             "'b']].to_numpy(), dtype=torch.float32), torch.tensor(frame['y'].to_numpy()))`"
         )
-    elif isinstance(data, nn.Module):
-        hint = (
-            "pass the model to the constructor, `Trainer(model, optimizer, loss_fn)`; here the "
-            "first argument is the data"
-        )
-    elif isinstance(data, Optimizer):
-        hint = (
-            "pass the optimizer to the constructor, `Trainer(model, optimizer, loss_fn)`; here "
-            "the first argument is the data"
-        )
-    elif isinstance(data, (str, bytes, os.PathLike)):
-        hint = f"data is not read from a path; {ACCEPTED}"
+    elif isinstance(data, nn.Module | Optimizer):
+        hint = f"the constructor takes the {kind}; here the first argument is the data"
     elif hasattr(data, "train_dataloader"):
         hint = (
             "pass the loaders of a data module: `data.train_dataloader()`, and "
             "`eval_data=data.val_dataloader()`"
         )
-    elif isinstance(data, type):
-        kind = f"class {data.__name__}"
-        hint = f"create an instance, `{data.__name__}(...)`"
-    elif isgeneratorfunction(data):
-        hint = (
-            f"call it, `{data.__name__}()`; a generator gives one epoch only, so for several "
-            "epochs pass an object whose `__iter__` starts a new one"
-        )
-    elif hasattr(data, "__getitem__") and not hasattr(data, "__len__"):
-        hint = "add `__len__` to make it a data set"
     else:
         hint = ACCEPTED
     raise DataError(
-        "not-iterable",
-        f"Data is {'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}, which cannot be iterated "
-        f"in batches: {hint}.",
+        "not-iterable", f"Data of the type {kind} cannot be iterated in batches: {hint}."
     )
 
 
@@ -274,35 +220,19 @@ def _columns(parts: Any, what: str, names: list[str]) -> list[Tensor]:
 
 
 def _tensor(array: Any, name: str) -> Tensor:
+    what = f"The array {name or 'given as data'}"
     if is_mapped_array(array):  # stays in its file: only the rows of a batch are read
-        return _mapped_tensor(array, name)
-    array = np.ascontiguousarray(array)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    try:
-        return as_tensor(array)
-    except TypeError as error:
-        raise DataError(
-            "array-dtype",
-            f"The array {name or 'given as data'} is of {array.dtype}, a dtype that torch does "
-            f"not have: {error}",
-        ) from None
-
-
-def _mapped_tensor(array: Any, name: str) -> Tensor:
-    what = f"The memory-mapped array {name or 'given as data'}"
-    if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
-        kind = (
-            f"of {array.dtype} with the bytes in another order"
-            if not array.dtype.isnative
-            else "a view from its end"
-        )
-        raise DataError(
-            "array-layout",
-            f"{what} is {kind}, which torch cannot read in place: copy it into memory with "
-            "`np.array(...)`, in this machine's byte order, or pass a data set that converts "
-            "each sample in `__getitem__`.",
-        )
+        if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+            raise DataError(
+                "array-layout",
+                f"{what} is memory-mapped, of {array.dtype} and strides {array.strides}, which "
+                "torch cannot read in place: copy it into memory with `np.array(...)`, in this "
+                "machine's byte order, or pass a data set that converts each sample.",
+            )
+    else:
+        array = np.ascontiguousarray(array)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
     try:
         return as_tensor(array)
     except TypeError as error:
@@ -341,15 +271,6 @@ def is_read_only(data: Any) -> bool:
     if isinstance(data, NamedColumns):
         return any(map(is_read_only, data.columns.values()))
     return isinstance(data, Tensor) and hasattr(data, _READ_ONLY)
-
-
-def copied(samples: Any) -> Any:
-    """Return samples, or one of them, with copies of their tensors."""
-    if isinstance(samples, Tensor):
-        return samples.clone()
-    if type(samples) is dict:
-        return {name: copied(part) for name, part in samples.items()}
-    return type(samples)(map(copied, samples)) if type(samples) in (list, tuple) else samples
 
 
 def as_indices(values: Any) -> Tensor:

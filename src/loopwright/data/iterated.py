@@ -102,7 +102,7 @@ class IteratedStream(Stream):
         return self._cursor.remark
 
     def check_resumable(self) -> None:
-        from .positions import lacks_half
+        from .cursor import lacks_half
 
         if not self._cursor.has_position():
             raise DataError("position-unknown", self._refusal + lacks_half(self._cursor.source))

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from .._torch_compat import iterates_as_torch
-from ..errors import ConfigurationError, DataError
+from ..errors import ConfigurationError, DataError, check_number
 from .columns import is_frame
 from .fetch import Collate, Fetcher, LocalSource, is_deterministic
 from .indexed import IndexedStream, Position, TensorStream, is_tensor_data
@@ -85,7 +85,8 @@ def open_stream(
     >>> [batch.size for batch in stream]
     [2, 1]
     """
-    _check_batch_size(batch_size)
+    if batch_size is not None:
+        check_number("batch_size", batch_size, least=1, of="samples")
     data = as_dataset(data)
     stream = _open(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
     if isinstance(data, DataLoader):
@@ -179,19 +180,6 @@ def is_samples(data: Any, batch_size: int | None) -> bool:
         or isinstance(data, _FetchesBatches)
         or not isinstance(data, Iterable)
     )
-
-
-def _check_batch_size(batch_size: int | None) -> None:
-    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        if isinstance(batch_size, Iterable):
-            raise ConfigurationError(
-                "batch-size",
-                f"batch_size is a {type(batch_size).__name__}: use a positive whole number. Data "
-                "is the first argument of `train`, and evaluation data is `eval_data=`.",
-            )
-        raise ConfigurationError(
-            "batch-size", f"batch_size is {batch_size!r}: use a positive whole number."
-        )
 
 
 def _check_accepted(data: Any) -> None:

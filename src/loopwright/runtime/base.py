@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._torch_compat import foreach_div_
+from ..data.containers import map_tensors, tensors_in
 from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
+from ..text import counted
 from . import dry_run
 from .dtensor import Mesh
-
-if TYPE_CHECKING:
-    from .feed import DeviceFeed
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -82,13 +81,10 @@ class Runtime:
                 f"Unknown precision {precision!r}: {_precision_hint(precision)}",
             )
         if compile not in (None, "model", "blocks"):
-            at = (
-                " here; the whole step is compiled by Trainer(..., compile='step')"
-                if compile == "step"
-                else ""
-            )
             raise ConfigurationError(
-                "unknown-compile", f"compile={compile!r}: use 'model', 'blocks' or None{at}."
+                "unknown-compile",
+                f"compile={compile!r}: a runtime takes 'model', 'blocks' or None; the whole step "
+                "is compiled by Trainer(..., compile='step').",
             )
         self.device = checked_device(device) if device is not None else detect_device()
         self.precision = precision
@@ -157,7 +153,6 @@ class Runtime:
         """
         if self.is_host:
             return None
-        from .feed import CudaFeed, DeviceFeed
 
         return (
             CudaFeed(self.move, self.device, pins=pins)
@@ -301,30 +296,18 @@ def checked_device(given: str | torch.device) -> torch.device:
             f"{given!r} is not a device that torch knows: write 'cpu', 'cuda'{near}, 'cuda:1' or "
             "'mps', or leave it out to use the best available device.",
         ) from None
-    best = f"Leave it out to use the best available device (here {detect_device().type!r})."
-    if device.type == "cuda" and not torch.cuda.is_available():
-        why = (
-            "this torch was built without it"
-            if torch.version.cuda is None
-            else "torch finds no GPU"
-        )
-        raise ConfigurationError(
-            "device-not-available", f"The device {str(given)!r} is not available: {why}. {best}"
-        )
-    if (
-        device.type == "cuda"
-        and device.index is not None
-        and device.index >= torch.cuda.device_count()
-    ):
+    problem = ""
+    if device.type == "cuda" and torch.version.cuda is None:
+        problem = "this torch was built without it"
+    elif device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        problem = f"torch finds {counted(torch.cuda.device_count(), 'GPU')}"
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        problem = "torch finds no Apple GPU"
+    if problem:
         raise ConfigurationError(
             "device-not-available",
-            f"The device {str(given)!r} is not available: torch finds "
-            f"{torch.cuda.device_count()}. {best}",
-        )
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigurationError(
-            "device-not-available",
-            f"The device {str(given)!r} is not available: torch finds no Apple GPU. {best}",
+            f"The device {str(given)!r} is not available: {problem}. Leave it out to use the best "
+            f"available device (here {detect_device().type!r}).",
         )
     return device
 
@@ -444,3 +427,72 @@ def _resolve(
     if isinstance(given, Mesh):
         given.check(1)
     return Runtime(device if is_strategy or given is None else given, precision, compile=compiled)
+
+
+Move = Callable[[Any], Any]
+
+
+class DeviceFeed:
+    """Moves batches to the device, at most one of them before it is needed.
+
+    A batch is recognised by identity: one that was moved in advance and is not asked for next is
+    dropped. So a feed can be wrong about the next batch without any effect on what is trained.
+    """
+
+    def __init__(self, move: Move) -> None:
+        self._move = move
+        self._value: Any = None
+        self._moved: Any = None
+
+    def start(self, value: Any) -> None:
+        """Begin to move the batch that will probably be asked for next; None if there is none."""
+        self._value, self._moved = value, None if value is None else self._move(value)
+
+    def get(self, value: Any) -> Any:
+        """Return a batch on the device; it is moved now unless that has begun."""
+        if value is not self._value:
+            self.start(value)
+        moved = self._moved
+        self._value = None
+        self._moved = None
+        return moved
+
+
+class CudaFeed(DeviceFeed):
+    """A feed whose copies are on a CUDA stream of their own, so that they overlap with the
+    computation.
+
+    Args:
+        move: Moves a batch, without waiting for copies from pinned memory.
+        device: The device.
+        pins: Whether to copy tensors to pinned memory first; a copy from other memory makes the
+            host wait.
+    """
+
+    def __init__(self, move: Move, device: torch.device, *, pins: bool) -> None:
+        super().__init__(move)
+        self._device = device
+        self._pins = pins
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def start(self, value: Any) -> None:
+        if not all(tensor.device.type == "cpu" for tensor in tensors_in(value)):
+            super().start(value)  # it may depend on kernels of the current stream
+            return
+        with torch.cuda.stream(self._copies):
+            super().start(pinned(value) if self._pins else value)
+        self._value = value
+
+    def get(self, value: Any) -> Any:
+        moved = super().get(value)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._copies)
+        for tensor in tensors_in(moved):
+            if tensor.is_cuda:
+                tensor.record_stream(current)  # its memory belongs to the stream of copies
+        return moved
+
+
+def pinned(value: Any) -> Any:
+    """Copy the tensors of a batch to pinned memory, except those that are there."""
+    return map_tensors(lambda tensor: tensor if tensor.is_pinned() else tensor.pin_memory(), value)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch_compat.distributed import local_shape_and_offset
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
 
 T = TypeVar("T", bound=Tensor)
 
@@ -109,10 +109,7 @@ class Mesh:
 
     def __post_init__(self) -> None:
         for name in ("replicate", "shard", "tensor"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ConfigurationError(
-                    f"Mesh({name}={getattr(self, name)!r}): use a number of processes, 1 or more."
-                )
+            check_number(f"Mesh({name}", getattr(self, name), least=1, of="processes")
         if self.tensor > 1 and not self.plan:
             raise ConfigurationError(
                 "mesh-plan",

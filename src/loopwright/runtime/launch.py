@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..errors import ConfigurationError, LoopwrightError
+from ..errors import ConfigurationError, LoopwrightError, check_number
 from . import dry_run
 
 _LAUNCHER = "LOOPWRIGHT_LAUNCHER"
@@ -211,16 +211,8 @@ def _check(fn: Callable[..., Any], processes: int, max_restarts: int) -> None:
             "launch was called in a process that launch started: put the call under `if __name__ "
             "== '__main__':`, because the new processes import your program to find the function.",
         )
-    if not callable(fn):
-        raise ConfigurationError(
-            "launch-function", f"launch({fn!r}): pass a function, and its arguments after it."
-        )
-    if not isinstance(processes, int) or processes < 1:
-        raise ConfigurationError(
-            f"processes={processes!r}: use the number of processes, 1 or more."
-        )
-    if not isinstance(max_restarts, int) or max_restarts < 0:
-        raise ConfigurationError(f"max_restarts={max_restarts!r}: use a whole number, 0 or more.")
+    check_number("processes", processes, least=1)
+    check_number("max_restarts", max_restarts, least=0)
 
 
 def _is_importable(fn: Callable[..., Any]) -> bool:

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from .._torch_compat import mark_stepped
 from ..callback import named_by_class
-from ..checkpoint.components import load_model, load_optimizer
 from ..checkpoint.format import read_checkpoint, write_checkpoint
 from ..checkpoint.migrations import complete_state, migrate_callbacks, unused_states
 from ..checkpoint.sharded import load_stored
 from ..checkpoint.tree import Tree, is_dtensor
-from ..checkpoint.weights import save_weights
+from ..checkpoint.weights import load_model, load_optimizer, save_weights
 from ..data.iterated import KIND as ITERATED
 from ..data.order import derive_seed
 from ..data.random import all_preserved, rng_state, seed_generators, set_rng_state
@@ -304,7 +303,7 @@ def each_position(run: TrainingRun, state: dict[str, Any] | None) -> dict[str, A
     gather = run.runtime.gather_samples
     if gather is None or state is None or not _is_iterated(state):
         return state
-    from ..data.positions import digest
+    from ..data.cursor import digest
 
     states = gather(state)
     return state if len(set(map(digest, states))) == 1 else {"ranks": states}

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from .._torch_compat import LOADING_METHODS, has_load_hooks
 from ..callback import has_users_state
-from ..checkpoint.components import Parts, load_optimizer
+from ..checkpoint.weights import Parts, load_optimizer
 from ..checkpoint.writer import snapshot
 from ..errors import CheckpointError
 from ..metrics.metric_objects import (
