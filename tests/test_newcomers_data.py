@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from loopwright import ConfigurationError, DataError, Trainer
+from tests.mistakes import raises
 
 from .loops import assert_same_model, build_linear
 
@@ -86,70 +87,65 @@ def samples(points: TensorDataset) -> list[Any]:
 DATA: dict[str, tuple[Callable[[TensorDataset], Any], str]] = {
     "`(x, y)` of different lengths": (
         lambda d: (d.tensors[0], d.tensors[1][:30]),
-        "entry 0: 37, entry 1: 30",
+        "different-lengths",
     ),
     "`[x, y]` instead of `(x, y)`": (
         lambda d: list(d.tensors),
-        r"a list means a list of batches: .*`\(x, y\)`",
+        "list-is-batches",
     ),
-    "a list of numpy's arrays": (lambda d: [t.numpy() for t in d.tensors], "list of batches"),
-    "a list of samples without `batch_size`": (samples, "looks like a sample: pass `batch_size=`"),
+    "a list of numpy's arrays": (lambda d: [t.numpy() for t in d.tensors], "list-is-batches"),
+    "a list of samples without `batch_size`": (samples, "list-is-batches"),
     "`(train_set, test_set)`": (
         lambda d: (d, d),
-        "pass the training data alone, and the evaluation data as `eval_data=`",
+        "train-and-eval-in-one",
     ),
     "`{'train': loader, 'test': loader}`": (
         lambda d: {"train": DataLoader(d), "test": DataLoader(d)},
-        "OfflineLoss",
+        "dict-of-data-sets",
     ),
     "a DataFrame": (
         lambda d: pd.DataFrame({"a": [1.0]}),
-        "choose the columns for inputs and targets",
+        "not-iterable",
     ),
     "`(frame, series)`": (
         lambda d: (pd.DataFrame({"a": [1.0]}), pd.Series([1])),
-        "make all of them tensors or arrays",
+        "tuple-of-no-arrays",
     ),
-    "`train(model, loader)`": (lambda d: build_linear(), "pass the model to the constructor"),
+    "`train(model, loader)`": (lambda d: build_linear(), "not-iterable"),
     "`train(optimizer)`": (
         lambda d: sgd(build_linear().parameters()),
-        "pass the optimizer to the constructor",
+        "not-iterable",
     ),
-    "`train('data/train.csv')`": (lambda d: "data/train.csv", "data is not read from a path"),
-    "`train(Path('data'))`": (lambda d: Path("data"), "data is not read from a path"),
+    "`train('data/train.csv')`": (lambda d: "data/train.csv", "not-iterable"),
+    "`train(Path('data'))`": (lambda d: Path("data"), "not-iterable"),
     "`train(TensorDataset)`, the class": (
         lambda d: TensorDataset,
-        r"create an instance, `TensorDataset\(...\)`",
+        "not-iterable",
     ),
-    "`train(3, loader)`": (lambda d: 3, "Data is an int, which cannot be iterated"),
-    "an array of texts": (lambda d: np.array([["a"], ["b"]]), "a dtype that torch does not have"),
-    "a tensor of one dimension": (lambda d: d.tensors[0][0], r"for one sample write `x\[None\]`"),
+    "`train(3, loader)`": (lambda d: 3, "not-iterable"),
+    "an array of texts": (lambda d: np.array([["a"], ["b"]]), "array-dtype"),
+    "a tensor of one dimension": (lambda d: d.tensors[0][0], "one-dimension"),
     "`list(zip(x, y))` without `batch_size`": (
         lambda d: list(zip(*d.tensors, strict=True)),
-        "pass `batch_size=`",
+        "list-is-batches",
     ),
-    "a data set without `__len__`": (lambda d: Unsized(), "add `__len__` to make it a data set"),
+    "a data set without `__len__`": (lambda d: Unsized(), "not-iterable"),
     "a tensor that has no dimensions": (
         lambda d: torch.tensor(1.0),
-        "the first dimension must count the samples",
+        "no-sample-dimension",
     ),
 }
 
 
 @pytest.mark.parametrize("what", DATA)
-def test_data_that_is_none_is_told_what_to_write(mistake, points, what):
+def test_data_that_is_none_is_told_what_to_write(points, what):
     make, match = DATA[what]
-    with mistake("Data", what, DataError, match=match):
+    with raises(match):
         build().train(make(points), 1)
 
 
-def test_several_evaluation_sets_are_told_how_to_be_measured(mistake, points):
-    with mistake(
-        "Data",
-        "`eval_data={'val': data, 'test': data}`",
-        DataError,
-        match=r"OfflineLoss\('test', datasets=",
-    ):
+def test_several_evaluation_sets_are_told_how_to_be_measured(points):
+    with raises("dict-of-data-sets"):
         build().train(points, 1, {"val": points, "test": points})
 
 
@@ -163,11 +159,8 @@ def test_data_without_targets_for_a_loss_that_wants_them(mistake, points):
         build().train(points.tensors[0], 1)
 
 
-def test_a_batch_size_beside_a_loader(mistake, points):
-    what = "`train(DataLoader(...), batch_size=4)`"
-    with mistake(
-        "Data", what, ConfigurationError, match="leave out batch_size, or pass the data set"
-    ):
+def test_a_batch_size_beside_a_loader(points):
+    with raises("batches-ready-made", "batch_size"):
         build().train(DataLoader(points, 8), 1, batch_size=4)
 
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .optim.build import LossFunction, OptimizerLike, Schedule, SchedulerLike
     from .run.manifest import RunFacts
     from .runtime import Mesh
-    from .runtime.feed import DeviceFeed
+    from .runtime.base import DeviceFeed
     from .tuning import Tuning
 
 

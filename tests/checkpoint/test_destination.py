@@ -22,9 +22,9 @@ from loopwright.checkpoint import (
     read_checkpoint,
 )
 from loopwright.checkpoint.store import update_name
-from loopwright.errors import ConfigurationError
 from loopwright.interfaces import lifecycle
 from loopwright.interfaces.simple import Trainer as Simple
+from tests.mistakes import raises
 
 DATA = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64, torch.arange(16.0).reshape(16, 1))
 
@@ -53,12 +53,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_saving_refuses_a_folder_of_somebody_s_work(tmp_path: Path, mistake: Any) -> None:
     folder = thesis(tmp_path / "results")
-    with mistake(
-        "Files",
-        '`trainer.save("results")` where that is a folder of other files',
-        ConfigurationError,
-        match="tex",
-    ):
+    with raises("foreign-files", "tex"):
         build().save(folder)
     assert content(tmp_path) == {"results/thesis.tex": b"chapter one"}
 
@@ -69,24 +64,14 @@ def test_saving_refuses_a_checkpoint_to_which_something_was_added(
     build().save(tmp_path / "saved")
     (tmp_path / "saved" / "notes.txt").write_text("the good one")
     before = content(tmp_path)
-    with mistake(
-        "Files",
-        "`trainer.save` onto a checkpoint with a file of your own in it",
-        ConfigurationError,
-        match="notes",
-    ):
+    with raises("foreign-files", "notes"):
         build().save(tmp_path / "saved")
     assert content(tmp_path) == before
 
 
 def test_saving_refuses_a_file_and_suggests_a_name(tmp_path: Path, mistake: Any) -> None:
     (tmp_path / "best_model.pt").write_text("weights of another library")
-    with mistake(
-        "Files",
-        '`trainer.save("best_model.pt")` where that is a file',
-        ConfigurationError,
-        match="best_model'",
-    ):
+    with raises("path-is-a-file", "best_model'"):
         build().save(tmp_path / "best_model.pt")
     assert content(tmp_path) == {"best_model.pt": b"weights of another library"}
 
@@ -97,7 +82,7 @@ def test_saving_refuses_the_folder_that_the_program_runs_in(
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(ConfigurationError, match="is the current folder"):
+    with raises("path-is-current-folder"):
         build().save(path)
     assert content(tmp_path) == {}
 
@@ -140,19 +125,14 @@ def test_weights_are_exported_again_over_weights_and_over_nothing_else(
         trainer.export(tmp_path / name)
         assert torch.equal(load_weights(tmp_path / name)["weight"], trainer.model.weight)
     (tmp_path / name).write_text("my notes")
-    with pytest.raises(ConfigurationError, match="exists and is not a file of weights"):
+    with raises("not-a-weights-file"):
         trainer.export(tmp_path / name)
     assert content(tmp_path) == {name: b"my notes"}
 
 
 def test_weights_are_not_exported_over_a_folder(tmp_path: Path, mistake: Any) -> None:
     thesis(tmp_path / "m.pt")
-    with mistake(
-        "Files",
-        '`trainer.export("m.pt")` where that is a folder',
-        ConfigurationError,
-        match="a directory",
-    ):
+    with raises("path-is-a-folder"):
         build().export(tmp_path / "m.pt")
     assert content(tmp_path) == {"m.pt/thesis.tex": b"chapter one"}
 
@@ -173,20 +153,13 @@ def test_an_address_is_refused_wherever_files_are_written(
         lambda: build().export(f"{address}.pt"),
         lambda: simple.train(DataLoader(DATA, batch_size=4), 1, save_dir=address),
     ):
-        with pytest.raises(
-            ConfigurationError, match="is a URL, but files can be written only to local paths"
-        ):
+        with raises("remote-path"):
             attempt()
     assert os.listdir(tmp_path) == []
 
 
 def test_a_run_directory_in_a_bucket_is_refused(mistake: Any) -> None:
-    with mistake(
-        "Files",
-        '`Trainer(..., run_dir="s3://bucket/run")`',
-        ConfigurationError,
-        match="only to local paths",
-    ):
+    with raises("remote-path"):
         build(run_dir="s3://bucket/run")
 
 
@@ -205,7 +178,7 @@ def test_the_simple_interface_looks_at_its_paths_before_the_first_step(
     thesis(tmp_path / "out" / name)
     trainer, before = simple_trainer(), content(tmp_path)
     weight = trainer.model.weight.detach().clone()
-    with pytest.raises(ConfigurationError, match=r"'thesis.tex', which Loopwright did not write"):
+    with raises("foreign-files", "'thesis.tex'"):
         trainer.train(DataLoader(DATA, batch_size=4), 2, save_dir=tmp_path / "out")
     assert torch.equal(trainer.model.weight, weight)
     assert content(tmp_path) == before
@@ -213,12 +186,7 @@ def test_the_simple_interface_looks_at_its_paths_before_the_first_step(
 
 def test_the_simple_interface_refuses_a_file_as_its_folder(tmp_path: Path, mistake: Any) -> None:
     (tmp_path / "out").write_text("")
-    with mistake(
-        "Interface: simple",
-        '`train(..., save_dir="out")` where that is a file',
-        ConfigurationError,
-        match="is a file",
-    ):
+    with raises("path-is-a-file"):
         simple_trainer().train(DataLoader(DATA, batch_size=4), 1, save_dir=tmp_path / "out")
 
 
@@ -293,16 +261,10 @@ def test_the_best_model_s_path_is_looked_at_before_the_first_step(
 ) -> None:
     path = tmp_path / "best_model.pt"
     path.write_text("weights of another library")
-    what = "`SaveBestModelCallback()` where `best_model.pt` is a file of another library"
-    with mistake(
-        "Interface: lifecycle",
-        what,
-        ConfigurationError,
-        match="is a file, but a checkpoint is a directory",
-    ):
+    with raises("path-is-a-file"):
         run_lifecycle(lifecycle.SaveBestModelCallback(path))
     thesis(tmp_path / "out")
-    with pytest.raises(ConfigurationError, match=r"thesis\.tex"):
+    with raises("foreign-files", "thesis.tex"):
         run_lifecycle(lifecycle.SaveBestModelCallback(tmp_path / "out"))
     assert content(tmp_path) == {
         "best_model.pt": b"weights of another library",
@@ -312,11 +274,11 @@ def test_the_best_model_s_path_is_looked_at_before_the_first_step(
 
 def test_training_states_do_not_replace_what_is_not_theirs(tmp_path: Path) -> None:
     thesis(tmp_path / "states" / "final")
-    with pytest.raises(ConfigurationError, match=r"thesis\.tex"):
+    with raises("foreign-files", "thesis.tex"):
         run_lifecycle(lifecycle.SaveTrainingStateCallback(tmp_path / "states"))
     trainer = run_lifecycle(lifecycle.SaveBestModelCallback(tmp_path / "best"))
     for save in (trainer.save_checkpoint, trainer.save_training_state):
-        with pytest.raises(ConfigurationError, match=r"thesis\.tex"):
+        with raises("foreign-files", "thesis.tex"):
             save(tmp_path / "states" / "final")
     assert (tmp_path / "states" / "final" / "thesis.tex").read_text() == "chapter one"
 

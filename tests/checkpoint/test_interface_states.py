@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from loopwright.checkpoint import read_checkpoint, read_manifest, write_checkpoint
-from loopwright.errors import CheckpointError, LoopwrightError
+from loopwright.errors import LoopwrightError
 from tests.checkpoint.helpers import resign
+from tests.mistakes import raises
 from tests.stored import make
 from tests.training.test_state_mismatch import without
 
@@ -134,5 +135,5 @@ def test_a_stored_checkpoint_has_no_versions_and_is_saved_again_with_them(folder
     assert "versions" not in json.loads((path / "manifest.json").read_text())
     write_checkpoint("again", read_checkpoint(path).tree)
     assert read_manifest("again").versions["simple"] == 1
-    with pytest.raises(CheckpointError, match="does not exist"):
+    with raises("no-checkpoint"):
         read_manifest("nowhere")

@@ -77,12 +77,8 @@ def test_a_newer_version_is_refused_by_part_and_number(
     part: str, trainer: Trainer, copied: Path
 ) -> None:
     said = refusal_of(trainer, with_version(copied, part, 7))
-    state = f"The state of {part!r} in {copied}"
-    assert (
-        said
-        == f"{state} has version 7; this Loopwright knows versions up to {VERSIONS[part]}: upgrade "
-        "Loopwright."
-    )
+    assert "[newer-state]" in said
+    assert f"The state of {part!r} in {copied} has version 7" in said
 
 
 def test_a_newer_version_in_a_run_is_an_error_and_no_reason_to_go_back(

@@ -6,8 +6,9 @@ import os
 import pytest
 
 from loopwright.checkpoint import CheckpointStore, atomic, update_name, verify_checkpoint
-from loopwright.errors import CheckpointError, ConfigurationError
+from loopwright.errors import ConfigurationError
 from tests.checkpoint.helpers import die_while_writing, numbered_state, start, write_numbered
+from tests.mistakes import raises
 
 
 def save(store, *updates):
@@ -140,7 +141,7 @@ def test_a_checkpoint_set_aside_by_a_killed_replacement_is_put_back(tmp_path):
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "", ".hidden", "a\n"])
 def test_a_name_that_is_no_plain_name_is_refused(tmp_path, name):
-    with pytest.raises(CheckpointError, match="cannot be the name of a checkpoint"):
+    with raises("checkpoint-name"):
         CheckpointStore(tmp_path, 1).save(name, {})
 
 

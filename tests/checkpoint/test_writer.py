@@ -18,7 +18,6 @@ from loopwright.checkpoint import (
     update_name,
     verify_checkpoint,
 )
-from loopwright.errors import CheckpointError, ConfigurationError
 from tests.checkpoint.helpers import (
     numbered_state,
     same,
@@ -27,6 +26,7 @@ from tests.checkpoint.helpers import (
     training_state,
 )
 from tests.forked import call_forked
+from tests.mistakes import raises
 
 
 def pointers(tree):
@@ -101,7 +101,7 @@ def test_reserved_memory_is_what_the_first_snapshot_uses():
 
 
 def test_what_cannot_be_saved_is_refused_at_the_call_with_its_place():
-    with pytest.raises(CheckpointError, match="callbacks/mine"):
+    with raises("cannot-be-saved", "callbacks/mine"):
         AsyncWriter().save("anywhere", {"callbacks": {"mine": object()}})
 
 
@@ -128,7 +128,7 @@ def test_a_failed_write_is_raised_at_the_next_check_once(tmp_path):
     (tmp_path / "run").write_text("a file where the directory should be")
     store.save("a", numbered_state(1, 10))
     store.writer._thread.join()
-    with pytest.raises(CheckpointError, match="could not be written"):
+    with raises("checkpoint-not-written"):
         store.check()
     store.check()
 
@@ -137,7 +137,7 @@ def test_a_failed_write_is_raised_at_the_next_save(tmp_path):
     store = CheckpointStore(tmp_path / "run", 1)
     (tmp_path / "run").write_text("a file where the directory should be")
     store.save("a", {})
-    with pytest.raises(CheckpointError, match="could not be written"):
+    with raises("checkpoint-not-written"):
         store.save("b", {})
 
 
@@ -153,7 +153,7 @@ def test_a_failed_write_is_only_logged_where_asked_for(tmp_path, caplog):
 
 
 def test_an_unknown_way_to_treat_errors_is_refused():
-    with pytest.raises(ConfigurationError, match="'raise' or 'warn'"):
+    with raises("unknown-on-error"):
         AsyncWriter(on_error="ignore")
 
 
@@ -182,7 +182,7 @@ def test_a_full_disk_fails_the_save_and_the_one_before_stays(small_disk):
     store = CheckpointStore(small_disk, 1)
     store.save(update_name(1), numbered_state(1), {"update": 1}, wait=True)
     store.save(update_name(2), numbered_state(2, 200_000), {"update": 2})
-    with pytest.raises(CheckpointError, match="No space left"):
+    with raises("checkpoint-not-written", "No space left"):
         store.wait()
     assert os.listdir(small_disk) == [update_name(1)]
     assert store.newest().tree["update"] == 1

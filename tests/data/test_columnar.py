@@ -22,12 +22,12 @@ from torch.utils.data import (
 )
 
 from loopwright.data import BatchTransform, derive_seed, open_stream
-from loopwright.data.collate import collate_samples
+from loopwright.data.columnar import collate_samples
 from loopwright.data.columns import from_columns
 from loopwright.data.indexed import IndexedStream, TensorStream
 from loopwright.data.order import derive_seeds
-from loopwright.errors import DataError
 from tests.data.example_data import Numbers, same, values
+from tests.mistakes import raises
 
 Pair = namedtuple("Pair", "x y")
 LENGTH = 12
@@ -339,15 +339,13 @@ def test_a_collate_function_may_write_into_samples_of_read_only_memory(tmp_path,
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda rows: rows[::-1], "a view from its end"),
-        (lambda rows: rows.view(">f4"), "bytes in another order"),
+        (lambda rows: rows[::-1], "array-layout"),
+        (lambda rows: rows.view(">f4"), "array-layout"),
     ],
 )
-def test_a_memory_mapped_array_that_torch_cannot_read_in_place_is_an_error(
-    tmp_path, make, what, mistake
-):
+def test_a_memory_mapped_array_that_torch_cannot_read_in_place_is_an_error(tmp_path, make, what):
     rows = np.memmap(tmp_path / "rows", dtype=np.float32, mode="w+", shape=(12, 2))
-    with mistake("Data", f"a memory-mapped array that is {what}", DataError, match=what):
+    with raises(what):
         open_stream(make(rows), seed=0, shuffle=False)
 
 
@@ -383,10 +381,8 @@ def test_a_transform_of_batches_has_samples_too():
     assert len(data) == 12
 
 
-def test_a_transform_of_what_has_no_samples_is_an_error(mistake):
-    with mistake(
-        "Data", "`BatchTransform` of an iterator", DataError, match="whose samples have no index"
-    ):
+def test_a_transform_of_what_has_no_samples_is_an_error():
+    with raises("samples-without-index"):
         BatchTransform(iter([1]), flip)
 
 

@@ -17,8 +17,8 @@ from torch.utils.data import (
 
 from loopwright.data import open_stream
 from loopwright.data.indexed import IndexedStream, TensorStream
-from loopwright.errors import DataError
 from tests.data.example_data import mark_dataset, same, sizes, tensors, values
+from tests.mistakes import raises
 
 
 def general_collate(samples):
@@ -71,17 +71,17 @@ MASKED = {
 
 @pytest.mark.parametrize("kind", MASKED)
 def test_a_mask_is_not_read_as_the_indices_0_and_1(kind):
-    with pytest.raises(DataError, match="has a mask of True and False"):
+    with raises("mask-as-indices"):
         values(open_stream(MASKED[kind](), seed=0, shuffle=False))
 
 
-def test_a_mask_in_place_of_indices_is_an_error(mistake):
-    with mistake("Data", "`Subset(data, mask)`", DataError, match=r"nonzero\(\)"):
+def test_a_mask_in_place_of_indices_is_an_error():
+    with raises("mask-as-indices"):
         values(open_stream(Subset(tensors(20), torch.tensor(MASK)), seed=0, shuffle=False))
 
 
 def test_fractions_in_place_of_indices_are_an_error():
-    with pytest.raises(DataError, match=r"indices of samples of torch.float32: pass integers"):
+    with raises("indices-not-integers", "torch.float32"):
         values(open_stream(Subset(tensors(20), [0.5, 1.5]), seed=0, shuffle=False))
 
 

@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from loopwright import Callback, DataError, Trainer
+from loopwright import Callback, Trainer
 from loopwright.callbacks import RunRecorder
 from loopwright.run import RunView
+from tests.mistakes import raises
 
 from ..loops import build_net
 from ..runs import adam, cross_entropy
@@ -102,9 +103,7 @@ def build(*callbacks: Callback, **options: Any) -> Trainer:
     ],
 )
 def test_a_killed_worker_is_named_with_the_usual_reason(loader, call):
-    with pytest.raises(
-        DataError, match=r"process \d+\) was killed by SIGKILL.*out of memory.*dmesg.*Use fewer"
-    ) as caught:
+    with raises("worker-ended") as caught:
         CALLS[call](build(), LOADERS[loader])
     assert isinstance(caught.value.__cause__, RuntimeError | ConnectionError | EOFError)  # of torch
 
@@ -127,7 +126,7 @@ class Kills(Callback):
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_worker_that_is_killed_while_a_step_runs_is_named_as_well(tmp_path, loader):
-    with pytest.raises(DataError, match="was killed by SIGKILL") as caught:
+    with raises("worker-ended") as caught:
         build(Kills(), RunRecorder(directory=tmp_path / "run")).train(LOADERS[loader](False), 1)
     assert "is killed by signal" in str(caught.value.__cause__)
     assert "was killed by SIGKILL" in (RunView(tmp_path / "run").reason or "")

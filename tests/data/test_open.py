@@ -15,7 +15,6 @@ from torch.utils.data import (
 )
 
 from loopwright.data import batch_size_of, open_stream
-from loopwright.errors import ConfigurationError, DataError
 from tests.data.example_data import (
     Counting,
     EpochOrder,
@@ -31,6 +30,7 @@ from tests.data.example_data import (
     tensors,
     values,
 )
+from tests.mistakes import raises
 
 DATASETS = {
     "tensors": tensors(50),
@@ -176,16 +176,15 @@ def opened(data, **options):
 
 @pytest.mark.parametrize("data", [None, 3, "text"], ids=["none", "number", "text"])
 def test_data_that_cannot_be_iterated_is_refused_with_what_is_accepted(data):
-    with pytest.raises(
-        DataError,
-        match=r"pass a Dataset, a DataLoader, inputs and targets as `\(x, y\)`, or a list",
+    with raises(
+        "not-iterable", "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a list"
     ):
         opened(data)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5])
 def test_an_impossible_batch_size_is_refused(batch_size):
-    with pytest.raises(ConfigurationError, match="positive whole number"):
+    with raises("number", "whole "):
         opened(Numbers(), batch_size=batch_size)
 
 
@@ -195,14 +194,12 @@ def test_an_impossible_batch_size_is_refused(batch_size):
     ids=["loader", "stateful", "iterator"],
 )
 def test_a_batch_size_for_ready_batches_is_refused(data):
-    with pytest.raises(
-        ConfigurationError, match="leave out batch_size, or pass the data set itself"
-    ):
+    with raises("batches-ready-made", "batch_size"):
         opened(data, batch_size=4)
 
 
 def test_a_collate_function_for_a_loader_is_refused():
-    with pytest.raises(ConfigurationError, match="leave out collate_fn"):
+    with raises("batches-ready-made", "collate_fn"):
         opened(DataLoader(Numbers()), collate_fn=list)
 
 
@@ -211,45 +208,45 @@ def test_a_data_set_without_a_length_is_refused():
         def __getitem__(self, index):
             return index
 
-    with pytest.raises(DataError, match=r"Unsized has no length: give it `__len__`"):
+    with raises("no-length", "Unsized"):
         opened(Unsized())
 
 
 def test_an_empty_batch_of_a_batch_sampler_is_refused():
-    with pytest.raises(DataError, match="without indices"):
+    with raises("empty-batch"):
         opened(DataLoader(Numbers(), batch_sampler=[[1], []])).begin(0)
 
 
 REFUSED = {
-    "sampler": (DataLoader(Numbers(), sampler=RandomOrder()), "RandomOrder .* `set_epoch"),
+    "sampler": (DataLoader(Numbers(), sampler=RandomOrder()), "order-not-resumable"),
     "batch sampler": (
         DataLoader(Numbers(), batch_sampler=RaggedBatches()),
-        "RaggedBatches .* `state_dict`",
+        "order-not-resumable",
     ),
     "iterable data set": (
         Counting(),
-        "Counting .* `state_dict` and `load_state_dict`, or use a map-style",
+        "position-unknown",
     ),
     "iterable in workers": (
         DataLoader(Resumable(), num_workers=2),
-        "num_workers=0 .* StatefulDataLoader",
+        "position-unknown",
     ),
-    "iterator": (iter([torch.ones(2)]), "list_iterator .* a plain DataLoader"),
-    "own iteration": (OwnIteration(Numbers()), "OwnIteration .* a plain DataLoader"),
-    "in any order": (DataLoader(Numbers(), num_workers=2, in_order=False), "Keep in_order=True"),
+    "iterator": (iter([torch.ones(2)]), "position-unknown"),
+    "own iteration": (OwnIteration(Numbers()), "position-unknown"),
+    "in any order": (DataLoader(Numbers(), num_workers=2, in_order=False), "order-not-resumable"),
 }
 
 
 @pytest.mark.parametrize(("data", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_resumed_is_refused_with_what_to_do_instead(data, message):
-    with pytest.raises(DataError, match=message):
+    with raises(message):
         opened(data).check_resumable()
 
 
 def test_a_position_that_cannot_be_reached_is_refused():
     stream = opened(Counting(100))
     stream.take(1)
-    with pytest.raises(DataError, match="cannot be resumed exactly"):
+    with raises("position-unknown"):
         opened(Counting(100)).load_state_dict(stream.state_dict())
 
 
@@ -265,25 +262,25 @@ def test_a_position_under_another_seed_is_refused():
     stream = open_stream(tensors(), batch_size=4, seed=1, shuffle=True)
     stream.take(1)
     other = open_stream(tensors(), batch_size=4, seed=2, shuffle=True)
-    with pytest.raises(DataError, match="use seed=1, or start a new run"):
+    with raises("seed-differs", "1"):
         other.load_state_dict(stream.state_dict())
 
 
 def test_a_position_in_a_data_set_of_another_length_is_refused():
     stream = opened(tensors(50))
     stream.take(1)
-    with pytest.raises(DataError, match="50 samples, but the data now has 40"):
+    with raises("data-size-differs", "50", "40"):
         opened(tensors(40)).load_state_dict(stream.state_dict())
 
 
 def test_a_position_beyond_the_end_of_a_list_is_refused():
     stream = opened([torch.ones(2)] * 5)
     stream.take(4)
-    with pytest.raises(DataError, match="only 3 batches now"):
+    with raises("data-got-shorter", "3"):
         opened([torch.ones(2)] * 3).load_state_dict(stream.state_dict())
 
 
 @pytest.mark.parametrize("data", [[torch.ones(2)], Resumable()], ids=["list", "iterable"])
 def test_a_position_in_another_kind_of_data_is_refused(data):
-    with pytest.raises(DataError, match="is in a map-style data set, but the data is now"):
+    with raises("other-kind-of-data", "a map-style data set"):
         opened(data).load_state_dict(opened(Numbers()).state_dict())

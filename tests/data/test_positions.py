@@ -28,6 +28,7 @@ from tests.data.sources import (
     hugging_face,
     stateful_loader,
 )
+from tests.mistakes import raises
 
 ALL = SOURCES | INSTALLED
 # by torchdata's StatefulDataLoader
@@ -157,7 +158,7 @@ def test_a_shuffle_buffer_is_filled_again_by_reading_the_epoch_again(taken: int)
         assert f"{taken * SIZE} items of IterableDataset were read again" in resumed.remark
 
 
-def test_a_shuffle_buffer_without_a_seed_is_not_the_same_again(mistake: Any) -> None:
+def test_a_shuffle_buffer_without_a_seed_is_not_the_same_again() -> None:
     pytest.importorskip("datasets")
     stream = opened(lambda: hugging_face(buffer_size=4, seed=None))
     stream.take(2)
@@ -229,82 +230,54 @@ class Shrunk(IterableDataset[Any]):
         return ByStateDict(Source())
 
 
-def test_a_state_that_cannot_be_read_is_found_with_the_first_batch(mistake: Any) -> None:
+def test_a_state_that_cannot_be_read_is_found_with_the_first_batch() -> None:
     stream = opened(lambda: Opening(Failing))
     stream.check_resumable()
-    what = "A source whose `state_dict` raises an error"
-    with mistake(
-        "Data",
-        what,
-        DataError,
-        match=r"Failing.state_dict\(\) failed \(NotImplementedError: later\)",
-    ):
+    with raises("position-not-saved", "Failing", "state_dict", "NotImplementedError", "later"):
         stream.take(1)
 
 
-def test_a_state_that_cannot_be_stored_is_found_with_the_first_batch(mistake: Any) -> None:
+def test_a_state_that_cannot_be_stored_is_found_with_the_first_batch() -> None:
     stream = opened(lambda: Opening(Unsaved))
     stream.check_resumable()
-    what = "A source whose `state_dict` returns a `set`"
-    with mistake("Data", what, DataError, match=r"cannot be saved: it\['files'\]\[0\] is a set"):
+    with raises("position-not-saved", "it['files'][0] is a set"):
         stream.take(1)
 
 
-def test_a_source_that_does_not_take_over_its_state_is_found_with_the_next_batch(
-    mistake: Any,
-) -> None:
+def test_a_source_that_does_not_take_over_its_state_is_found_with_the_next_batch() -> None:
     stream = opened(lambda: Opening(Ignoring))
     stream.check_resumable()
     stream.take(3)
     resumed = opened(lambda: Opening(Ignoring))
     resumed.load_state_dict(stored(stream.state_dict()))
-    what = "A source whose `load_state_dict` does nothing"
-    with mistake(
-        "Data", what, DataError, match=r"Ignoring.load_state_dict\(\) did not restore the position"
-    ):
+    with raises("position-not-restored", "Ignoring", "load_state_dict"):
         resumed.take(1)
 
 
-def test_a_source_that_refuses_its_state_is_named(mistake: Any) -> None:
+def test_a_source_that_refuses_its_state_is_named() -> None:
     stream = opened(lambda: Opening(ByStateDict))
     stream.take(3)
     resumed = opened(lambda: Opening(Other))
-    what = "A source with another kind of state than the one that was saved"
-    with mistake(
-        "Data",
-        what,
-        DataError,
-        match=r"Other.load_state_dict\(\) refused .* \(KeyError: 'offset'\)",
-    ):
+    with raises("position-refused", "Other", "load_state_dict", "dict", "KeyError", "'offset'"):
         resumed.load_state_dict(stored(stream.state_dict()))
 
 
 def test_a_source_that_has_no_state_any_more_is_refused() -> None:
     stream = opened(lambda: Opening(ByStateDict))
     stream.take(3)
-    with pytest.raises(DataError, match="Opening cannot be resumed exactly"):
+    with raises("position-unknown"):
         opened(lambda: Opening(Counter)).load_state_dict(stored(stream.state_dict()))
 
 
-def test_half_of_the_methods_is_not_enough(mistake: Any) -> None:
-    with mistake(
-        "Data",
-        "A source with `state_dict` and no `load_state_dict`",
-        DataError,
-        match="It lacks `load_sta",
-    ):
+def test_half_of_the_methods_is_not_enough() -> None:
+    with raises("position-unknown"):
         opened(Half).check_resumable()
 
 
-def test_a_source_that_is_shorter_than_the_position_is_refused(mistake: Any) -> None:
+def test_a_source_that_is_shorter_than_the_position_is_refused() -> None:
     stream = opened(lambda: DataLoader(Shrunk(6), batch_size=None))
     stream.take(5)
-    with mistake(
-        "Data",
-        "An iterable data set that is shorter when a run continues",
-        DataError,
-        match="only 4 items",
-    ):
+    with raises("data-got-shorter", "4"):
         opened(lambda: DataLoader(Shrunk(4), batch_size=None)).load_state_dict(
             stored(stream.state_dict())
         )

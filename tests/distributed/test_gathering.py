@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loopwright import ConfigurationError, DistributedRuntime, Mesh, Trainer
-from loopwright.runtime.settings import Sharding, check_bucket_size, check_settings
+from loopwright.runtime.distributed import Sharding, check_bucket_size, check_settings
 from tests.distributed.ranks import RunRanks
 from tests.distributed.scenarios import assert_same, build_data, weights_of
 from tests.mistakes import Mistakes

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError, DistributedRuntime, Mesh, Runtime, Trainer
 from loopwright.runtime.base import _device_of_each
-from loopwright.runtime.settings import check_settings
+from loopwright.runtime.distributed import check_settings
 from tests.distributed.ranks import RunRanks, run_ranks
 from tests.distributed.scenarios import assert_same, build_data, weights_of
 from tests.distributed.test_mesh import PLAN, Net, build

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 
-import pytest
 import torch
 from torch import nn
 
-from loopwright import ConfigurationError, Runtime, Trainer
+from loopwright import Runtime, Trainer
 from loopwright.runtime.base import move_to, resolve_runtime
+from tests.mistakes import raises
 
 
 def test_a_device_may_be_given_by_name_as_an_object_or_not_at_all():
@@ -21,24 +21,17 @@ def test_a_device_may_be_given_by_name_as_an_object_or_not_at_all():
 
 
 def test_an_unknown_device_is_refused_by_name():
-    with pytest.raises(
-        ConfigurationError, match="'gpu' is not a device that torch knows: write 'cpu', 'cuda'"
-    ):
+    with raises("unknown-device", "'gpu'"):
         Trainer(nn.Linear(1, 1), runtime="gpu")
 
 
 def test_an_unknown_precision_is_refused_with_the_known_ones():
-    with pytest.raises(
-        ConfigurationError, match="Unknown precision 'half': use one of fp32, bf16, fp16"
-    ):
+    with raises("unknown-precision", "'half'"):
         Trainer(nn.Linear(1, 1), precision="half")
 
 
 def test_two_precisions_are_refused_rather_than_one_of_them_ignored():
-    with pytest.raises(
-        ConfigurationError,
-        match=r"precision='bf16'.*runtime of precision 'fp32': set it in only one place",
-    ):
+    with raises("given-twice", "'bf16'", "'fp32'"):
         Trainer(nn.Linear(1, 1), runtime=Runtime("cpu"), precision="bf16")
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopwright.errors import DataError
-from loopwright.runtime.collectives import SHORT
-from loopwright.runtime.process_group import Group
+from loopwright.runtime.process_group import SHORT, Group
 from tests.distributed.ranks import run_ranks
+from tests.mistakes import raises
 
 
 def share_long_objects(rank: int) -> list[list[int]]:
@@ -61,7 +60,7 @@ def test_gather_of_scalars_has_one_for_each_rank() -> None:
 
 def gather_unlike(rank: int, shapes: list[tuple[int, ...]], dtypes: list[torch.dtype]) -> str:
     group = Group.join()
-    with pytest.raises(DataError) as raised:
+    with raises("gather-mismatch") as raised:
         group.gather(torch.zeros(shapes[rank], dtype=dtypes[rank]))
     group.barrier("after it")  # all ranks raised, so the group still works
     return str(raised.value)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from loopwright import Callback, Runtime, Trainer
 from loopwright.callbacks import Checkpoints, Profile, Rewind
-from loopwright.runtime.feed import CudaFeed, DeviceFeed
+from loopwright.runtime.base import CudaFeed, DeviceFeed
 
 from ..forked import call_forked
 from ..loops import assert_same_model

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..checkpoint.policy import KeepPolicy
+from ..checkpoint.kept import KeepPolicy
 from ..errors import ConfigurationError, check_number, public
 from ..metrics.best import BestSoFar
 from .checkpoints import MIN_SECONDS, finish_writing, no_run_dir
@@ -343,7 +343,7 @@ class BestModel(ModelKeeper):
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Wait for the writer, and with `restore` load the best weights into the models."""
-        from ..checkpoint.components import load_model
+        from ..checkpoint.weights import load_model
 
         super().on_train_end(trainer)
         if not self.restore:

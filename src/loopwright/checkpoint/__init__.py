@@ -22,12 +22,11 @@ if TYPE_CHECKING:
         find_checkpoint,
         list_checkpoints,
     )
-    from .kept import KeptModel, KeptModels
+    from .kept import Candidate, KeepPolicy, KeptModel, KeptModels
     from .layout import TensorInfo, read_header
     from .manifest import Manifest, read_manifest, verify_checkpoint
-    from .policy import Candidate, KeepPolicy, ResumePolicy
     from .sharded import load_stored, place_like, restore_into
-    from .store import CheckpointStore, Entry, update_name
+    from .store import CheckpointStore, Entry, ResumePolicy, update_name
     from .tensors import StoredTensor
     from .tree import Group, Piece, TensorShard, Tree
     from .weights import load_weights, save_weights
@@ -78,7 +77,7 @@ __all__ = [
 
 _HOMES = {
     "AsyncWriter": "writer",
-    "Candidate": "policy",
+    "Candidate": "kept",
     "Checkpoint": "format",
     "CheckpointContent": "inspect",
     "CheckpointDiff": "compare",
@@ -87,12 +86,12 @@ _HOMES = {
     "Difference": "compare",
     "Entry": "store",
     "Group": "tree",
-    "KeepPolicy": "policy",
+    "KeepPolicy": "kept",
     "KeptModel": "kept",
     "KeptModels": "kept",
     "Manifest": "manifest",
     "Piece": "tree",
-    "ResumePolicy": "policy",
+    "ResumePolicy": "store",
     "SnapshotBuffers": "writer",
     "StoredTensor": "tensors",
     "TensorInfo": "layout",

@@ -94,7 +94,9 @@ def compare_trees(first: Tree, second: Tree) -> tuple[Difference, ...]:
     try:
         walk.compare(first, second, "")
     except RecursionError:
-        raise CheckpointError("The states are nested too deeply to be compared.") from None
+        raise CheckpointError(
+            "state-too-deep", "The states are nested too deeply to be compared."
+        ) from None
     return tuple(walk.found)
 
 

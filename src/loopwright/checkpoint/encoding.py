@@ -67,7 +67,8 @@ def encode_with_shards(tree: Tree) -> tuple[Json, dict[str, Tensor], dict[str, T
         return encoder.encode(tree, ""), encoder.tensors, encoder.shards
     except RecursionError:
         raise CheckpointError(
-            "The state is nested too deeply, or contains itself: return plain, finite containers."
+            "state-too-deep",
+            "The state is nested too deeply, or contains itself: return plain, finite containers.",
         ) from None
 
 
@@ -76,8 +77,9 @@ def encode_plain(tree: Tree, what: str) -> Json:
     structure, tensors = encode(tree)
     if tensors:
         raise CheckpointError(
+            "tensor-in-metadata",
             f"{what} contains a tensor or an array at {next(iter(tensors))!r}: store a number "
-            "instead (`float(x)`)."
+            "instead (`float(x)`).",
         )
     return structure
 
@@ -273,7 +275,7 @@ def decode(structure: Json, tensors: Mapping[str, Tensor | StoredTensor]) -> Tre
         return _Decoder(tensors).decode(structure)
     except RecursionError:
         raise CheckpointError(
-            "The saved state is nested too deeply to be read: it is damaged."
+            "state-too-deep", "The saved state is nested too deeply to be read: it is damaged."
         ) from None
 
 
@@ -295,8 +297,9 @@ class _Decoder:
         rebuild, keys = _BY_MARKER.get(marker, (None, ()))
         if rebuild is None or not {marker} <= set(value) <= {marker, *keys}:
             raise CheckpointError(
+                "unknown-state-marker",
                 f"The saved state holds {sorted(value)[:4]}, which this version cannot read: "
-                "upgrade Loopwright, or use another checkpoint."
+                "upgrade Loopwright, or use another checkpoint.",
             )
         try:
             return rebuild(self, value)
@@ -304,13 +307,14 @@ class _Decoder:
             raise
         except MALFORMED as error:
             raise CheckpointError(
-                f"The saved state holds a malformed {marker}: {error!r}."
+                "malformed-state", f"The saved state holds a malformed {marker}: {error!r}."
             ) from None
 
     def stored(self, key: Json) -> Tensor | StoredTensor:
         if not isinstance(key, str) or key not in self.tensors:
             raise CheckpointError(
-                f"The saved state refers to tensor {key!r}, which is not in its files."
+                "missing-tensor",
+                f"The saved state refers to tensor {key!r}, which is not in its files.",
             )
         return self.tensors[key]
 

@@ -35,15 +35,15 @@ from torch import Tensor
 from ..errors import CheckpointError
 from .atomic import FileRecord, shared_staging, staged_directory, write_bytes
 from .encoding import decode, encode_with_shards
-from .history_parts import Part, files_in, read_history
-from .layout import HEADER_KEY, Json, parse_json
+from .history_parts import HistoryPart, files_in, read_history
+from .layout import HEADER_KEY, Json, parse_json, unreadable
 from .manifest import (
     MANIFEST,
-    REMEDY,
     STATE,
     TENSORS,
     Manifest,
     check_directory,
+    damaged,
     find_problem,
     manifest_bytes,
     read_manifest,
@@ -82,7 +82,7 @@ def write_checkpoint(
     group: Group = SINGLE,
     token: str = "",
     stop: threading.Event | None = None,
-    parts: Sequence[Part] = (),
+    parts: Sequence[HistoryPart] = (),
     beside: Mapping[str, bytes] | None = None,
     ready: Callable[[], object] | None = None,
 ) -> None:
@@ -159,8 +159,9 @@ def _explained(destination: Path, group: Group) -> Iterator[None]:
     except OSError as error:
         what = "Checkpoint" if group.is_main else f"The part of rank {group.rank} of checkpoint"
         raise CheckpointError(
+            "checkpoint-not-written",
             f"{what} {destination} could not be written: {error}. Earlier data is unchanged; "
-            "check the free disk space and the permissions, then save again."
+            "check the free disk space and the permissions, then save again.",
         ) from error
 
 
@@ -207,7 +208,7 @@ def read_checkpoint(
     try:
         structure = parse_json((directory / STATE).read_bytes(), str(directory / STATE))
     except OSError as error:
-        raise CheckpointError(f"{directory / STATE} cannot be read: {error}") from error
+        raise unreadable(directory / STATE, error) from error
     if lazy:
         tree = decode(structure, dict(_all_stored(directory, manifest)))
     else:
@@ -222,8 +223,9 @@ def check_listed(directory: Path, manifest: Manifest, names: list[str]) -> None:
     """Raise for a file that the state names and the manifest does not vouch for."""
     if unknown := [name for name in names if name not in manifest.files]:
         raise CheckpointError(
+            "unlisted-file",
             f"Checkpoint {directory} does not list {', '.join(unknown)}, although its state "
-            "refers to it."
+            "refers to it.",
         )
 
 
@@ -231,7 +233,7 @@ def check_files(directory: Path, manifest: Manifest, names: list[str], *, deep: 
     """Raise for the first of these files that is not what the manifest says."""
     for name in names:
         if problem := find_problem(directory, name, manifest.files[name], deep=deep):
-            raise CheckpointError(f"Checkpoint {directory} is damaged: {problem}; {REMEDY}.")
+            raise damaged(directory, problem)
 
 
 def _all_tensors(directory: Path, manifest: Manifest, copies: bool) -> Iterator[tuple[str, Tensor]]:
@@ -264,8 +266,9 @@ def _model_files(tree: Tree, taken: set[str]) -> dict[str, str]:
     for model, state in models.items() if isinstance(models, dict) else ():
         if not isinstance(model, str) or not isinstance(state, dict):
             raise CheckpointError(
+                "models-not-by-name",
                 f'The state\'s "{MODELS}" holds {model!r}; expected one state dict per name, as in {{name: '
-                "model.state_dict()}."
+                "model.state_dict()}.",
             )
         names[model] = _free_name(model, taken)
         taken.add(names[model].lower())

@@ -33,7 +33,7 @@ FILES = "files"  # in the state, `{"history": {"files": [...]}}` says that the h
 
 
 @dataclass(slots=True)
-class Part:
+class HistoryPart:
     """What a history has between two extents: to be written, or in a file of the resume point
     `directory`."""
 
@@ -66,12 +66,12 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class HistoryPlan:
     """The parts that a resume point will hold, the last of them new, and which history they are
     of."""
 
     directory: Path
-    parts: list[Part]
+    parts: list[HistoryPart]
     identity: tuple[object, object]  # of the history
 
     @property
@@ -88,10 +88,10 @@ class SharedHistory:
     """
 
     def __init__(self, keep: int) -> None:
-        self._settled: deque[Plan | None] = deque([None] * min(keep, 2))  # the latest first
+        self._settled: deque[HistoryPlan | None] = deque([None] * min(keep, 2))  # the latest first
         self._num_written = 0
 
-    def plan(self, history: History, directory: Path) -> Plan:
+    def plan(self, history: History, directory: Path) -> HistoryPlan:
         """Say what a resume point in this directory consists of; parts that are needed must be
         there until then."""
         parts = self._usable(directory, history)
@@ -103,12 +103,12 @@ class SharedHistory:
             size = size + merged.size
         self._num_written += 1
         content = history.since(start)
-        new = Part(
+        new = HistoryPart(
             f"history-{self._num_written}.safetensors", start, history.extent, content, content.size
         )
-        return Plan(directory, [*parts, new], history.identity)
+        return HistoryPlan(directory, [*parts, new], history.identity)
 
-    def settle(self, plan: Plan) -> None:
+    def settle(self, plan: HistoryPlan) -> None:
         """The resume point is complete."""
         for part in plan.parts:
             part.settle(plan.directory)
@@ -116,7 +116,7 @@ class SharedHistory:
             self._settled.rotate()
         self._settled[0] = plan
 
-    def _usable(self, directory: Path, history: History) -> list[Part]:
+    def _usable(self, directory: Path, history: History) -> list[HistoryPart]:
         """Parts on disk that can be shared, if they are of this very history: one loaded anew is
         written as a whole."""
         earlier = self._settled[0 if self._replaces_latest(directory) else -1]
@@ -149,7 +149,7 @@ def read_history(directory: Path, names: list[str]) -> dict[str, Any]:
             history.extend(_decoded(read_tensors(directory / name), f"{directory / name}"))
         except (KeyError, ValueError, TypeError, IndexError) as error:
             raise CheckpointError(
-                f"{directory / name} is not a part of this history: {error!r}."
+                "foreign-history", f"{directory / name} is not a part of this history: {error!r}."
             ) from error
     return history.state_dict()
 

@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from ..errors import CheckpointError
 from ..metrics.best import Mode
-from .layout import TensorInfo, read_header
+from .layout import TensorInfo, read_header, unreadable
 from .manifest import (
     MANIFEST,
-    REMEDY,
     STATE,
     TENSORS,
     Manifest,
+    damaged,
     find_problem,
     read_manifest,
     verify_checkpoint,
@@ -178,9 +178,7 @@ def find_checkpoint(path: str | os.PathLike[str], *, verify: bool = True) -> Pat
     source = Path(path)
     if is_checkpoint(source):
         if verify and (problems := verify_checkpoint(source)):
-            raise CheckpointError(
-                f"Checkpoint {source} is damaged: {'; '.join(problems)}; {REMEDY}."
-            )
+            raise damaged(source, "; ".join(problems))
         return source
     points = [info for info in list_checkpoints(source) if info.kind == "resume"]
     for info in reversed(points):
@@ -189,7 +187,8 @@ def find_checkpoint(path: str | os.PathLike[str], *, verify: bool = True) -> Pat
             return info.path
         logger.warning("Checkpoint %s is skipped: %s", info.name, "; ".join(problems))
     raise CheckpointError(
-        f"{source} has no intact resume point: name a checkpoint or a kept model instead."
+        "no-resume-point",
+        f"{source} has no intact resume point: name a checkpoint or a kept model instead.",
     )
 
 
@@ -215,14 +214,17 @@ def _checkpoint_folders(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         what = "is not a directory" if path.exists() else "does not exist"
-        raise CheckpointError(f"{path} {what}: name a run directory or a checkpoint.")
+        raise CheckpointError(
+            "no-run-or-checkpoint", f"{path} {what}: name a run directory or a checkpoint."
+        )
     parts = [path / RESUME_POINTS, path / KEPT_MODELS]
     if (path / "run.json").is_file() or any(part.is_dir() for part in parts):
         return [folder for part in parts if part.is_dir() for folder in _folders(part)]
     if found := [folder for folder in _folders(path) if is_checkpoint(folder)]:
         return found
     raise CheckpointError(
-        f"{path} is neither a run directory nor a checkpoint: name a run directory or a checkpoint."
+        "no-run-or-checkpoint",
+        f"{path} is neither a run directory nor a checkpoint: name a run directory or a checkpoint.",
     )
 
 
@@ -250,7 +252,7 @@ def _folders(directory: Path) -> list[Path]:
             if not path.name.startswith(".") and path.is_dir()
         ]
     except OSError as error:
-        raise CheckpointError(f"{directory} cannot be read: {error}") from error
+        raise unreadable(directory, error) from error
 
 
 def is_checkpoint(path: Path) -> bool:

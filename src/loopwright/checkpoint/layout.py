@@ -25,6 +25,11 @@ MAX_DEPTH = 100  # of JSON in JSON
 LARGEST_TEXT = 32 << 20
 
 
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """The error for a file that the system does not let us read."""
+    return CheckpointError("unreadable-file", f"{path} cannot be read: {error}")
+
+
 def read_limited(path: Path, largest: int = LARGEST_TEXT) -> bytes:
     """The content of a file of a run, which may hold anything: a file that is too large is not
     read.
@@ -37,8 +42,9 @@ def read_limited(path: Path, largest: int = LARGEST_TEXT) -> bytes:
         data = b"" if size > largest else file.read(largest + 1)  # a device has no size
     if size > largest or len(data) > largest:
         raise CheckpointError(
+            "file-too-large",
             f"{path} has {max(size, len(data)):,} bytes and is not read: Loopwright writes no "
-            f"such file of more than {largest:,} bytes. Restore it from a copy, or move it away."
+            f"such file of more than {largest:,} bytes. Restore it from a copy, or move it away.",
         )
     return data
 
@@ -50,7 +56,8 @@ def read_json(path: Path, largest: int = LARGEST_TEXT) -> Json:
     value = parse_json(data, str(path))
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value):
         raise CheckpointError(
-            f"{path} is nested more than {MAX_DEPTH} levels deep: restore it from a copy."
+            "file-too-deep",
+            f"{path} is nested more than {MAX_DEPTH} levels deep: restore it from a copy.",
         )
     return value
 
@@ -77,7 +84,7 @@ def parse_json(data: bytes, name: str) -> Json:
         )
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{name} is not valid JSON ({error or type(error).__name__})."
+            "invalid-json", f"{name} is not valid JSON ({error or type(error).__name__})."
         ) from None
     return value
 
@@ -154,13 +161,16 @@ def _header(path: Path) -> dict[str, Json]:
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(available, LARGEST_HEADER):
                 raise CheckpointError(
-                    f"{path} is not a safetensors file: its header does not fit into it."
+                    "not-safetensors",
+                    f"{path} is not a safetensors file: its header does not fit into it.",
                 )
             header = parse_json(file.read(length), str(path))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error
     if not isinstance(header, dict):
-        raise CheckpointError(f"{path} is not a safetensors file: its header is not a table.")
+        raise CheckpointError(
+            "not-safetensors", f"{path} is not a safetensors file: its header is not a table."
+        )
     return header
 
 
@@ -172,7 +182,8 @@ def _tensor(path: Path, name: str, entry: Json) -> TensorInfo:
         if isinstance(dtype, str) and shape is not None and span is not None and len(span) == 2:
             return TensorInfo(name, dtype, tuple(shape), span[1] - span[0])
     raise CheckpointError(
-        f"{path} has a malformed header: the entry {name!r:.80} describes no tensor."
+        "not-safetensors",
+        f"{path} has a malformed header: the entry {name!r:.80} describes no tensor.",
     )
 
 
@@ -259,7 +270,7 @@ class StoredShard:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """A tensor in a checkpoint: its type as stored, its shape, and the shards it consists of."""
 
     dtype: str
@@ -276,13 +287,13 @@ def whole(shape: Numbers) -> Box:
     return Box((0,) * len(shape), shape)
 
 
-def layouts_bytes(layouts: Mapping[str, Layout]) -> bytes:
+def layouts_bytes(layouts: Mapping[str, TensorLayout]) -> bytes:
     """The table of shards, as it is written."""
     content = {"tensors": {name: _entry_of(layout) for name, layout in layouts.items()}}
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def _entry_of(layout: Layout) -> dict[str, object]:
+def _entry_of(layout: TensorLayout) -> dict[str, object]:
     shards = [asdict(shard) for shard in layout.shards]
     # the name that the format has for them
     return {
@@ -292,7 +303,7 @@ def _entry_of(layout: Layout) -> dict[str, object]:
     }
 
 
-def read_layouts(directory: Path, files: Iterable[str]) -> dict[str, Layout]:
+def read_layouts(directory: Path, files: Iterable[str]) -> dict[str, TensorLayout]:
     """The tensors of a checkpoint that are in shards, once the shards are known to be there and to
     make them up."""
     path = directory / SHARDS
@@ -302,13 +313,15 @@ def read_layouts(directory: Path, files: Iterable[str]) -> dict[str, Layout]:
             name: _layout(entry) for name, entry in table_of(table_of(content)["tensors"]).items()
         }
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is malformed ({error!r}).") from None
+        raise CheckpointError("malformed-shards", f"{path} is malformed ({error!r}).") from None
     headers = {name: _entries(directory / name) for name in set(files) & _files_of(layouts)}
     for name, layout in layouts.items():
         if problem := next(_misfits(layout, headers), None) or layout.find_problem():
-            raise CheckpointError(f"{path} does not describe {name!r} correctly: {problem}.")
+            raise CheckpointError(
+                "malformed-shards", f"{path} does not describe {name!r} correctly: {problem}."
+            )
     return layouts
 
 
@@ -341,7 +354,7 @@ def numbers_of(value: Json) -> Numbers:
     return tuple(item for item in value if isinstance(item, int))
 
 
-def _layout(value: Json) -> Layout:
+def _layout(value: Json) -> TensorLayout:
     entry = table_of(value)
     shards = tuple(
         StoredShard(
@@ -349,10 +362,10 @@ def _layout(value: Json) -> Layout:
         )
         for shard in tables_of(entry["pieces"])
     )
-    return Layout(text_of(entry["dtype"]), numbers_of(entry["shape"]), shards)
+    return TensorLayout(text_of(entry["dtype"]), numbers_of(entry["shape"]), shards)
 
 
-def _files_of(layouts: Mapping[str, Layout]) -> set[str]:
+def _files_of(layouts: Mapping[str, TensorLayout]) -> set[str]:
     return {shard.file for layout in layouts.values() for shard in layout.shards}
 
 
@@ -360,7 +373,9 @@ def _entries(path: str | os.PathLike[str]) -> dict[str, TensorInfo]:
     return {info.name: info for info in read_header(path)}
 
 
-def _misfits(layout: Layout, headers: Mapping[str, Mapping[str, TensorInfo]]) -> Iterator[str]:
+def _misfits(
+    layout: TensorLayout, headers: Mapping[str, Mapping[str, TensorInfo]]
+) -> Iterator[str]:
     """What the files hold otherwise than the table says."""
     for shard in layout.shards:
         info = headers.get(shard.file, {}).get(shard.name)

@@ -16,7 +16,7 @@ from typing import Any
 from .._version import __version__
 from ..errors import CheckpointError, ConfigurationError
 from .atomic import CHUNK, FileRecord
-from .layout import SHARDS, Json, read_json, read_layouts, table_of, text_of
+from .layout import SHARDS, Json, read_json, read_layouts, table_of, text_of, unreadable
 
 # The format of the files, of which the lowest that suffices is written: 2, where the history is in
 # files of its own; 3,
@@ -130,17 +130,25 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     name = directory / MANIFEST
     if directory.is_file():
         raise CheckpointError(
+            "checkpoint-is-a-file",
             f"{directory} is a file, but a checkpoint is a directory: for a file of weights use "
-            "`trainer.load_weights(path)`."
+            "`trainer.load_weights(path)`.",
         )
     if not os.path.lexists(directory):
-        raise CheckpointError(f"There is no checkpoint at {directory}: the path does not exist.")
+        raise CheckpointError(
+            "no-checkpoint", f"There is no checkpoint at {directory}: the path does not exist."
+        )
     if problem := _unreadable(directory, MANIFEST):
-        raise CheckpointError(f"{directory} is not a complete checkpoint: {problem}; {REMEDY}.")
+        raise CheckpointError(
+            "incomplete-checkpoint",
+            f"{directory} is not a complete checkpoint: {problem}; {REMEDY}.",
+        )
     content = _read(name)
     number = content.get("format") if isinstance(content, dict) else None
     if not isinstance(content, dict) or not isinstance(number, int):
-        raise CheckpointError(f"{name} is not a manifest: it has no format version; {REMEDY}.")
+        raise CheckpointError(
+            "malformed-manifest", f"{name} is not a manifest: it has no format version; {REMEDY}."
+        )
     is_damaged = content.pop("sha256", None) != _digest(content)
     if number > FORMAT:
         raise (CheckpointError if is_damaged else VersionError)(
@@ -149,11 +157,21 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
         )
     if number < 1:
         raise CheckpointError(
-            f"{name} has format {number}, which no version of Loopwright writes; {REMEDY}."
+            "malformed-manifest",
+            f"{name} has format {number}, which no version of Loopwright writes; {REMEDY}.",
         )
     if is_damaged:
-        raise CheckpointError(f"{name} does not match its own hash: it is damaged; {REMEDY}.")
+        raise CheckpointError(
+            "damaged-manifest", f"{name} does not match its own hash: it is damaged; {REMEDY}."
+        )
     return _parse(content, number, name)
+
+
+def damaged(source: object, problem: str) -> CheckpointError:
+    """The error for a checkpoint whose files are not what its manifest says."""
+    return CheckpointError(
+        "damaged-checkpoint", f"Checkpoint {source} is damaged: {problem}; {REMEDY}."
+    )
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> list[str]:
@@ -242,7 +260,7 @@ def _read(path: Path) -> Json:
     try:
         return read_json(path, LARGEST_MANIFEST)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error
 
 
 def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:
@@ -257,14 +275,19 @@ def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:
             part: _version(number) for part, number in table_of(content.get("versions", {})).items()
         }
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{name} is malformed ({error!r}); {REMEDY}.") from None
+        raise CheckpointError(
+            "malformed-manifest", f"{name} is malformed ({error!r}); {REMEDY}."
+        ) from None
     for file in (*files, *models.values()):
         if not FILE_NAME.fullmatch(file):
             raise CheckpointError(
-                f"{name} was refused: {file!r} is not a plain file name inside {name.parent}."
+                "unsafe-file-name",
+                f"{name} was refused: {file!r} is not a plain file name inside {name.parent}.",
             )
     if not isinstance(meta, dict) or {STATE, TENSORS, *models.values()} - set(files):
-        raise CheckpointError(f"{name} does not list every file of a checkpoint; {REMEDY}.")
+        raise CheckpointError(
+            "malformed-manifest", f"{name} does not list every file of a checkpoint; {REMEDY}."
+        )
     return Manifest(meta, files, models, created, version, number, noted, versions)
 
 
@@ -311,13 +334,16 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
     """The path, unless it is the address of something that is not on this machine; `what` is the
     argument."""
     if not isinstance(path, str | os.PathLike):
-        raise ConfigurationError(f"{what}={path!r}: pass a path, as a string or a pathlib.Path.")
+        raise ConfigurationError(
+            "not-a-path", f"{what}={path!r}: pass a path, as a string or a pathlib.Path."
+        )
     text = os.fspath(path)
     if ADDRESS.match(text):
         raise ConfigurationError(
+            "remote-path",
             f"{what}={text!r} is a URL, but files can be written only to local paths: pass a path "
             "on this machine (a mounted bucket or network folder works) and copy the files "
-            "afterwards."
+            "afterwards.",
         )
     return Path(path)
 
@@ -330,18 +356,21 @@ def check_directory(path: str | os.PathLike[str], what: str = "path") -> None:
         return
     if not destination.is_dir():
         raise ConfigurationError(
+            "path-is-a-file",
             f"{destination} is a file, but a checkpoint is a directory: move the file, or choose "
             f"another {what}, such as "
-            f"{str(destination.with_suffix('')) if destination.suffix else f'{destination}_checkpoint'!r}."
+            f"{str(destination.with_suffix('')) if destination.suffix else f'{destination}_checkpoint'!r}.",
         )
     if destination.samefile(Path.cwd()):
         raise ConfigurationError(
-            f"{what}={str(path)!r} is the current folder: name a folder inside it."
+            "path-is-current-folder",
+            f"{what}={str(path)!r} is the current folder: name a folder inside it.",
         )
     if foreign := foreign_names(destination):
         raise ConfigurationError(
+            "foreign-files",
             f"{destination} holds {_listed(foreign)}, which Loopwright did not write, so nothing "
-            f"was changed: choose another {what}, or move these files."
+            f"was changed: choose another {what}, or move these files.",
         )
 
 
@@ -356,7 +385,8 @@ def check_inside(folder: str | os.PathLike[str], names: re.Pattern[str] | None, 
     blocking = next((place for place in (home, *home.absolute().parents) if place.exists()), home)
     if blocking.exists() and not blocking.is_dir():
         raise ConfigurationError(
-            f"{blocking} is a file, so {what}={str(folder)!r} cannot be a folder: choose another."
+            "path-is-a-file",
+            f"{blocking} is a file, so {what}={str(folder)!r} cannot be a folder: choose another.",
         )
     for path in sorted(home.iterdir()) if home.is_dir() and names is not None else ():
         if names is not None and names.fullmatch(path.name):
@@ -369,7 +399,8 @@ def check_file(path: str | os.PathLike[str], what: str = "path", *, force: bool 
     destination = local_path(path, what)
     if destination.is_dir():
         raise ConfigurationError(
-            f"{destination} is a directory, but weights are written to a file: name a file in it."
+            "path-is-a-folder",
+            f"{destination} is a directory, but weights are written to a file: name a file in it.",
         )
     if (
         not force
@@ -378,8 +409,9 @@ def check_file(path: str | os.PathLike[str], what: str = "path", *, force: bool 
         and weights_format(destination) is None
     ):
         raise ConfigurationError(
+            "not-a-weights-file",
             f"{destination} exists and is not a file of weights, so it was not changed: choose "
-            f"another {what}, or move the file."
+            f"another {what}, or move the file.",
         )
 
 

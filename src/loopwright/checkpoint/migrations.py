@@ -109,7 +109,8 @@ def upgrade(tree: Any, versions: Mapping[str, int], source: str) -> Any:
         return tree
     if missing := [part for part in versions if part not in tree]:
         raise CheckpointError(
-            f"Checkpoint {source} is damaged: it holds no state of {_listed(missing)}."
+            "missing-state",
+            f"Checkpoint {source} is damaged: it holds no state of {_listed(missing)}.",
         )
     known = {part: versions.get(part, 1) for part in tree if part in VERSIONS}
     for part, version in known.items():  # before anything is migrated
@@ -128,9 +129,10 @@ def migrate(part: str, state: Any, version: int, source: str) -> Any:
         step = MIGRATIONS.get((part, number))
         if step is None:
             raise VersionError(
+                "state-too-old",
                 f"The state of {part!r} in {source} has version {number}, but this version of "
                 f"Loopwright reads version {_oldest(part)} and later: load it with an earlier "
-                "version of Loopwright, and save it again with each version in between."
+                "version of Loopwright, and save it again with each version in between.",
             )
         with explained(
             f"The state of {part!r} in {source} cannot be migrated from version {number}"
@@ -149,22 +151,25 @@ def complete_state(tree: Any, source: str) -> dict[str, Any]:
     tree = tree if isinstance(tree, Mapping) else {}
     if missing := [part for part in REQUIRED if part not in tree]:
         raise CheckpointError(
+            "incomplete-state",
             f"Checkpoint {source} is not a complete state of a trainer: it has no "
             f"{', '.join(missing)}. To load only the weights, for example of a kept model, use "
-            "`trainer.load_weights(path)`."
+            "`trainer.load_weights(path)`.",
         )
     if unknown := [str(part) for part in tree if part not in VERSIONS]:
         raise VersionError(
+            "unknown-state",
             f"Checkpoint {source} holds state of {_listed(unknown)}, which this version of "
             "Loopwright does not know and would lose in the next save: upgrade Loopwright. To "
-            "load only the weights, use `trainer.load_weights(path)`."
+            "load only the weights, use `trainer.load_weights(path)`.",
         )
     for part in NAMED:
         if not isinstance(tree[part], Mapping):
             raise CheckpointError(
+                "state-mismatch",
                 f"Checkpoint {source} does not match this trainer; nothing was loaded:\n"
                 f"  - {part}: the checkpoint has {tree[part]!r:.40} ({type(tree[part]).__name__}) "
-                "instead of a state for each of them"
+                "instead of a state for each of them",
             )
     added = {part: migrate(part, None, 0, source) for part in ADDED if part not in tree}
     if "trainer" in added:
@@ -185,7 +190,8 @@ def migrate_callbacks(
     versions = tree["callback_versions"]
     if not isinstance(versions, Mapping):
         raise CheckpointError(
-            f"Checkpoint {source} is damaged: callback_versions is {versions!r:.40}, not a table."
+            "malformed-state",
+            f"Checkpoint {source} is damaged: callback_versions is {versions!r:.40}, not a table.",
         )
     for name, callback in callbacks.items():
         version = versions.get(name, 1)
@@ -193,7 +199,8 @@ def migrate_callbacks(
             continue
         if type(version) is not int or version < 1:
             raise CheckpointError(
-                f"Checkpoint {source} is damaged: callbacks: {name} has version {version!r:.40}."
+                "malformed-state",
+                f"Checkpoint {source} is damaged: callbacks: {name} has version {version!r:.40}.",
             )
         check_version(
             f"callback {name!r}",
@@ -218,8 +225,9 @@ def check_version(
     if version > known:
         reader = f"this {owner}" if owner == "Loopwright" else "this program"
         raise VersionError(
+            "newer-state",
             f"The state of {what} in {source} has version {version}; {reader} knows versions up "
-            f"to {known}: upgrade {owner}."
+            f"to {known}: upgrade {owner}.",
         )
 
 
@@ -257,14 +265,18 @@ def explained(what: str) -> Iterator[None]:
     except (
         Exception
     ) as error:  # the state is untrusted, and what a user's own callback raises is not known
-        raise VersionError(f"{what}: {type(error).__name__}: {error}") from error
+        raise VersionError(
+            "migration-failed", f"{what}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def entry_at(tree: Any, path: tuple[str, ...], source: str) -> Any:
     """The entry of a state at a path, or a `CheckpointError` that names it."""
     for key in path:
         if not isinstance(tree, Mapping) or key not in tree:
-            raise CheckpointError(f"Checkpoint {source} is damaged: it holds no {'/'.join(path)}.")
+            raise CheckpointError(
+                "missing-state", f"Checkpoint {source} is damaged: it holds no {'/'.join(path)}."
+            )
         tree = tree[key]
     return tree
 

@@ -53,8 +53,9 @@ def check_onnx_packages() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
+            "missing-extra",
             f"Export to ONNX needs {error.name}: pip install 'loopwright[onnx]'. (safetensors "
-            "needs no extra package.)"
+            "needs no extra package.)",
         ) from error
 
 
@@ -91,14 +92,15 @@ def export_module(
                 _program(module, args, kwargs, opset, names, is_dynamic=False).save(staging)
             except Exception as second:
                 raise ConfigurationError(
-                    f"This model cannot be exported to ONNX: {_cause(second)}"
+                    "onnx-export-failed", f"This model cannot be exported to ONNX: {_cause(second)}"
                 ) from second
         difference, largest = _compare(module, staging, args, kwargs, is_dynamic=not why_fixed)
         if tolerance is not None and not difference <= tolerance:
             raise ExportError(
+                "onnx-outputs-differ",
                 f"The outputs of the ONNX export to {path} differ from those of torch by "
                 f"{difference:.3g}, more than {tolerance:g}; no file was written. Try another "
-                "ONNX opset version, or raise `tolerance`."
+                "ONNX opset version, or raise `tolerance`.",
             )
         size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
         # the weights of a very large model are a file of their own
@@ -206,7 +208,8 @@ def _compare(
         names = [entry.name for entry in session.get_inputs()]
         if len(names) != len(fed):
             raise ConfigurationError(
-                f"The ONNX file takes {len(names)} inputs, the model {len(fed)}: one is not used."
+                "onnx-unused-input",
+                f"The ONNX file takes {len(names)} inputs, the model {len(fed)}: one is not used.",
             )
         outputs = session.run(
             None, {name: leaf.cpu().numpy() for name, leaf in zip(names, fed, strict=True)}
@@ -220,7 +223,8 @@ def _compare(
 def _distance(own: Tensor, other: Tensor) -> float:
     if own.shape != other.shape:
         raise ConfigurationError(
-            f"The ONNX output has shape {list(other.shape)}, torch's {list(own.shape)}."
+            "onnx-outputs-differ",
+            f"The ONNX output has shape {list(other.shape)}, torch's {list(own.shape)}.",
         )
     apart = (own.double() - other.double()).abs()
     apart[own == other] = 0.0  # infinities

@@ -30,9 +30,9 @@ from .layout import (
     SHARDS,
     Box,
     Json,
-    Layout,
     Numbers,
     StoredShard,
+    TensorLayout,
     layouts_bytes,
     numbers_of,
     parse_json,
@@ -82,9 +82,10 @@ def check_token(group: Group, token: str) -> None:
     different places."""
     if group.world > 1 and not TOKEN.fullmatch(token):
         raise ConfigurationError(
+            "no-writing-token",
             f"{group.world} processes cannot write a checkpoint together with token={token!r}: "
             "create a token with `new_token()` on rank 0, send it to the other ranks, and pass "
-            "it on all of them."
+            "it on all of them.",
         )
 
 
@@ -124,12 +125,14 @@ def gather_parts(
             _check_entry(part.rank, entry, shards)
             found[entry.tensor].append(StoredShard(part_name(part.rank), entry.name, entry.box))
     layouts = {
-        key: Layout(DTYPES[p.local.dtype], p.shape, tuple(found[key])) for key, p in shards.items()
+        key: TensorLayout(DTYPES[p.local.dtype], p.shape, tuple(found[key]))
+        for key, p in shards.items()
     }
     for key, layout in layouts.items():
         if problem := layout.find_problem():
             raise CheckpointError(
-                f"The parts that the processes wrote do not make up {key!r}: {problem}."
+                "shards-incomplete",
+                f"The parts that the processes wrote do not make up {key!r}: {problem}.",
             )
     for part in parts:
         os.unlink(staging / _record_name(part.rank))  # all they say is in the table now
@@ -151,9 +154,10 @@ def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[
         if end := waiting.pause():
             ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             raise CheckpointError(
+                "rank-wrote-nothing",
                 f"The checkpoint is not complete: {ranks} of {group.world} did not write a part "
                 f"{end}. Find out what happened to that process; earlier checkpoints are "
-                "unchanged."
+                "unchanged.",
             )
 
 
@@ -188,7 +192,8 @@ def _check_size(staging: Path, part: _Part) -> None:
     size = (staging / name).stat().st_size
     if size != part.file.size:
         raise CheckpointError(
-            f"{name} has {size} bytes, rank {part.rank} wrote {part.file.size}: check the storage."
+            "shard-size",
+            f"{name} has {size} bytes, rank {part.rank} wrote {part.file.size}: check the storage.",
         )
 
 
@@ -201,8 +206,9 @@ def _check_entry(rank: int, entry: _Entry, shards: Mapping[str, TensorShard]) ->
             else f"{DTYPES[own.local.dtype]} {list(own.shape)}"
         )
         raise CheckpointError(
+            "ranks-save-differently",
             f"Rank {rank} saves {entry.tensor!r} as part of {entry.dtype} {list(entry.shape)}, "
-            f"rank 0 has {stated}: all processes must save the same state at the same update."
+            f"rank 0 has {stated}: all processes must save the same state at the same update.",
         )
 
 
@@ -228,12 +234,15 @@ def _read_record(path: Path, rank: int) -> _Part:
         content = table_of(parse_json(path.read_bytes(), str(path)))
         if "error" in content:
             raise CheckpointError(
-                f"Rank {rank} could not write its part of the checkpoint: {content['error']}"
+                "rank-could-not-write",
+                f"Rank {rank} could not write its part of the checkpoint: {content['error']}",
             )
         entries = tuple(_entry(entry) for entry in tables_of(content["entries"]))
         file = None if content["file"] is None else record_of(content["file"])
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is malformed ({error!r}): check the storage.") from None
+        raise CheckpointError(
+            "malformed-shards", f"{path} is malformed ({error!r}): check the storage."
+        ) from None
     return _Part(rank, file, entries)
 
 
@@ -269,7 +278,8 @@ def restore_into(target: Tensor, source: Source) -> None:
     """
     if target.is_meta:
         raise CheckpointError(
-            "A tensor on the meta device has no memory to restore into: materialise it first."
+            "meta-tensor",
+            "A tensor on the meta device has no memory to restore into: materialise it first.",
         )
     _check_shape(target, source)
     local, box = region_of(target)
@@ -338,9 +348,10 @@ def _read(source: Source, box: Box) -> Tensor:
         return source.detach()[box.slices]
     if source.box != box:
         raise CheckpointError(
+            "snapshot-mismatch",
             f"A snapshot holds the part at {list(source.box.offsets)} of "
             f"{list(source.box.shape)}, but the part at {list(box.offsets)} of {list(box.shape)} "
-            "is needed: restore the snapshot into the tensors that it was taken from."
+            "is needed: restore the snapshot into the tensors that it was taken from.",
         )
     return source.local
 
@@ -348,6 +359,7 @@ def _read(source: Source, box: Box) -> Tensor:
 def _check_shape(target: Tensor, source: Source) -> None:
     if tuple(target.shape) != tuple(source.shape):
         raise CheckpointError(
+            "tensor-shape",
             f"A tensor of {list(source.shape)} cannot be restored into one of "
-            f"{list(target.shape)}: build the same model as the run that wrote it."
+            f"{list(target.shape)}: build the same model as the run that wrote it.",
         )

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, ConfigurationError
+from ..errors import CheckpointError, check_number
 from ..metrics.history import History
 from .atomic import clean_leftovers, remove_directory
-from .finite import FiniteCheck
 from .format import Checkpoint, read_checkpoint
 from .history_parts import SharedHistory
 from .manifest import (
@@ -28,7 +27,7 @@ from .manifest import (
     verify_checkpoint,
 )
 from .tree import Tree
-from .writer import AsyncWriter
+from .writer import AsyncWriter, FiniteCheck
 
 logger = logging.getLogger("loopwright")
 
@@ -71,6 +70,63 @@ def update_name(update: int) -> str:
     return f"update-{update:08d}"
 
 
+@dataclass(frozen=True, slots=True)
+class ResumePolicy:
+    """When to save resume points: every n updates, epochs or minutes, whichever comes first.
+
+    Args:
+        every_updates: Save after every n updates; None for never.
+        every_epochs: Save after every n epochs; None for never.
+        every_minutes: Save when this many minutes have passed since the last one; None for never.
+        keep: The number of newest resume points to keep.
+        min_seconds_updates: The least time since the last resume point, for `every_updates`.
+        min_seconds_epochs: The least time since the last resume point, for `every_epochs`.
+
+    >>> from loopwright.checkpoint import ResumePolicy
+    >>> ResumePolicy(every_updates=100).is_due(update=200)
+    True
+    """
+
+    every_updates: int | None = None
+    every_epochs: int | None = None
+    every_minutes: float | None = None
+    keep: int = 2
+    min_seconds_updates: float = 0.0
+    min_seconds_epochs: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("every_updates", "every_epochs", "every_minutes"):
+            if (value := getattr(self, name)) is not None:
+                label = f"Checkpoints({name}"
+                check_number(label, value, above=0, is_whole=False, otherwise="None")
+        for seconds in (self.min_seconds_updates, self.min_seconds_epochs):
+            check_number("Checkpoints(min_seconds", seconds, least=0, is_whole=False, of="seconds")
+        check_number("Checkpoints(keep", self.keep, least=1)
+
+    def is_due(
+        self, *, update: int, epoch_end: int | None = None, minutes_since_last: float = 0.0
+    ) -> bool:
+        """Whether to save now; `epoch_end` is the number of epochs completed, where one has just
+        ended.
+
+        The end of an epoch is asked about apart from its last update, so updates do not count
+        there.
+        """
+        if self.is_late(minutes_since_last):
+            return True
+        if epoch_end is not None:
+            return (
+                self.every_epochs is not None
+                and epoch_end > 0
+                and epoch_end % self.every_epochs == 0
+            )
+        return self.every_updates is not None and update > 0 and update % self.every_updates == 0
+
+    def is_late(self, minutes_since_last: float) -> bool:
+        """Whether so much time has passed that it is time in any case."""
+        return self.every_minutes is not None and minutes_since_last >= self.every_minutes
+
+
 class CheckpointStore:
     """A directory of checkpoints: saves to it, keeps the last few, and finds the newest that
     verifies.
@@ -98,8 +154,7 @@ class CheckpointStore:
     def __init__(
         self, directory: str | os.PathLike[str], keep: int = 2, *, writer: AsyncWriter | None = None
     ) -> None:
-        if keep < 1:
-            raise ConfigurationError(f"CheckpointStore(keep={keep}): keep at least 1.")
+        check_number("CheckpointStore(keep", keep, least=1)
         self.directory = Path(directory)
         self.keep = keep
         self.writer = writer or AsyncWriter()
@@ -255,7 +310,8 @@ def checked_path(directory: Path, name: str) -> Path:
     """The place of a checkpoint, after refusing a name that is not one plain component."""
     if not FILE_NAME.fullmatch(name):
         raise CheckpointError(
-            f"{name!r} cannot be the name of a checkpoint: use letters, digits, '.', '_' and '-'."
+            "checkpoint-name",
+            f"{name!r} cannot be the name of a checkpoint: use letters, digits, '.', '_' and '-'.",
         )
     return directory / name
 

@@ -22,8 +22,8 @@ from .layout import (
     TIED,
     Box,
     Json,
-    Layout,
     StoredShard,
+    TensorLayout,
     parse_json,
     read_header,
     read_layouts,
@@ -120,7 +120,9 @@ def _read_without_signals(path: Path, read: Callable[[], T]) -> T:
         raise
     result, error = outcome[0]
     if error is not None:
-        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+        raise CheckpointError(
+            "not-safetensors", f"{path} cannot be read as safetensors: {error}"
+        ) from error
     return cast(T, result)
 
 
@@ -178,7 +180,8 @@ def _tied_in(
         isinstance(k, str) and k in tensors for k in tied.values()
     ):
         raise CheckpointError(
-            f"{path} has tied names for tensors that it does not contain: it is damaged."
+            "not-safetensors",
+            f"{path} has tied names for tensors that it does not contain: it is damaged.",
         )
     return {name: str(kept) for name, kept in tied.items() if name not in tensors}
 
@@ -286,7 +289,7 @@ class StoredTensor:
     """
 
     def __init__(
-        self, files: StoredFiles, layout: Layout, dtype: torch.dtype | None = None
+        self, files: StoredFiles, layout: TensorLayout, dtype: torch.dtype | None = None
     ) -> None:
         self.layout = layout
         self.stored_dtype = _dtype(layout.dtype)
@@ -316,8 +319,9 @@ class StoredTensor:
         box = Box(tuple(offsets), tuple(shape))
         if not box.fits(tuple(self.shape)):
             raise CheckpointError(
+                "region-outside-tensor",
                 f"The region at {list(box.offsets)} of {list(box.shape)} is not inside a tensor "
-                f"of {list(self.shape)}."
+                f"of {list(self.shape)}.",
             )
         return self._read(box)
 
@@ -328,7 +332,8 @@ class StoredTensor:
             values = torch.empty(box.shape, dtype=self.stored_dtype)
         except (RuntimeError, TypeError, OverflowError) as error:
             raise CheckpointError(
-                f"There is not enough memory for a tensor of {list(box.shape)}: {error}"
+                "no-memory-for-tensor",
+                f"There is not enough memory for a tensor of {list(box.shape)}: {error}",
             ) from error
         for shard in self.layout.shards:
             if (shared := shard.box.overlap(box)) is not None:
@@ -348,7 +353,7 @@ def stored_tensors(
     """The tensors of a file that holds them whole."""
     for info in read_header(directory / file):
         shard = StoredShard(file, info.tied_to or info.name, whole(info.shape))
-        yield info.name, StoredTensor(files, Layout(info.dtype, info.shape, (shard,)))
+        yield info.name, StoredTensor(files, TensorLayout(info.dtype, info.shape, (shard,)))
 
 
 def stored_shards(
@@ -367,7 +372,7 @@ def read_shards(
     """Those tensors in memory, put together; tied ones, whose shards are the same, as one
     tensor."""
     tensors: dict[str, Tensor] = {}
-    read: dict[Layout, Tensor] = {}
+    read: dict[TensorLayout, Tensor] = {}
     for name, stored in stored_shards(directory, records, StoredFiles(directory)).items():
         if not name.startswith(prefix):
             continue
@@ -382,6 +387,7 @@ def read_shards(
 def _dtype(name: str) -> torch.dtype:
     if name not in DTYPE_NAMES:
         raise CheckpointError(
-            f"The checkpoint holds a tensor of type {name!r:.40}, which this version cannot read."
+            "unknown-tensor-type",
+            f"The checkpoint holds a tensor of type {name!r:.40}, which this version cannot read.",
         )
     return DTYPE_NAMES[name]

@@ -62,7 +62,8 @@ def refusal(path: str, value: object, remedy: str, what: str | None = None) -> C
     """The error for a value that cannot be saved, naming where it is and what to return instead."""
     kind = what or f"an object of type {type(value).__module__}.{type(value).__qualname__}"
     return CheckpointError(
-        f"The state at {path or 'the top'!r} is {kind}, which cannot be saved: {remedy}."
+        "cannot-be-saved",
+        f"The state at {path or 'the top'!r} is {kind}, which cannot be saved: {remedy}.",
     )
 
 
@@ -110,7 +111,8 @@ class Group:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
             raise ConfigurationError(
-                f"Group(rank={self.rank}, world={self.world}): the rank is below the world."
+                "rank-outside-world",
+                f"Group(rank={self.rank}, world={self.world}): the rank is below the world.",
             )
 
     @property

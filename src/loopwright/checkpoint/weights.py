@@ -4,21 +4,28 @@ either."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..errors import CheckpointError
 from .atomic import staged_file
-from .format import check_files, weight_path
+from .format import check_files, read_checkpoint, weight_path, write_checkpoint
 from .inspect import is_checkpoint, published_file
-from .layout import SHARDS, parse_json
+from .layout import SHARDS, parse_json, unreadable
 from .manifest import SAFE, check_file, read_manifest, weights_format
-from .tensors import DTYPES, read_shards, read_tensors, write_tensors
-from .tree import plain_tensor, unescape
+from .sharded import place_like
+from .tensors import DTYPES, StoredTensor, read_shards, read_tensors, write_tensors
+from .tree import is_dtensor, plain_tensor, unescape
+
+if TYPE_CHECKING:
+    pass
+
 
 PICKLED = (".pt", ".pth", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
@@ -70,11 +77,13 @@ def _from_file(source: Path) -> dict[str, Tensor]:
 def is_safetensors(path: Path) -> bool:
     """Whether a file holds safetensors, or at least claims to by its name."""
     if not path.is_file():
-        raise CheckpointError(f"There is neither a checkpoint nor a file of weights at {path}.")
+        raise CheckpointError(
+            "no-weights", f"There is neither a checkpoint nor a file of weights at {path}."
+        )
     try:
         return path.suffix == SAFE or weights_format(path) == SAFE
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error
 
 
 def save_weights(
@@ -114,9 +123,10 @@ def save_weights(
     if destination.suffix not in (SAFE, *PICKLED):
         onnx = " (For ONNX, use `loopwright.checkpoint.onnx.export_module(model, inputs, path)`.)"
         raise CheckpointError(
+            "weights-ending",
             f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, but {destination} ends in none "
             "of these: use "
-            f"{destination.stem + SAFE!r}.{onnx if destination.suffix == '.onnx' else ''}"
+            f"{destination.stem + SAFE!r}.{onnx if destination.suffix == '.onnx' else ''}",
         )
     tensors = {name: _checked(name, tensor) for name, tensor in state_dict.items()}
     check_file(destination, force=force)
@@ -127,18 +137,22 @@ def save_weights(
             else:
                 _write_pickle(staging, tensors)
     except OSError as error:
-        raise CheckpointError(f"Weights could not be written to {destination}: {error}.") from error
+        raise CheckpointError(
+            "weights-not-written", f"Weights could not be written to {destination}: {error}."
+        ) from error
 
 
 def _checked(name: str, tensor: Tensor) -> Tensor:
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
         raise CheckpointError(
+            "weights-not-tensors",
             f"Entry {name!r} of the state dict is {type(tensor).__name__}, not a tensor: remove "
-            "it, or save a complete checkpoint."
+            "it, or save a complete checkpoint.",
         )
     if tensor.dtype not in DTYPES:
         raise CheckpointError(
-            f"Entry {name!r} is {tensor.dtype}, which safetensors does not support: cast it."
+            "weights-dtype",
+            f"Entry {name!r} is {tensor.dtype}, which safetensors does not support: cast it.",
         )
     return plain_tensor(tensor, name)
 
@@ -154,10 +168,12 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     manifest = read_manifest(directory)
     names = sorted(manifest.models)
     if model is None and len(names) != 1:
-        raise CheckpointError(f"{directory} holds the models {names}: choose one with `model=`.")
+        raise CheckpointError(
+            "which-model", f"{directory} holds the models {names}: choose one with `model=`."
+        )
     name = names[0] if model is None else model
     if name not in manifest.models:
-        raise CheckpointError(f"{directory} holds no model {name!r}, only {names}.")
+        raise CheckpointError("which-model", f"{directory} holds no model {name!r}, only {names}.")
     file = manifest.models[name]
     sharded = [
         name
@@ -179,18 +195,21 @@ def _from_published(file: Path) -> dict[str, Tensor]:
     index = parse_json(file.read_bytes(), str(file))
     table = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(table, dict) or not table:
-        raise CheckpointError(f"{file} has no table `weight_map` of tensors and their files.")
+        raise CheckpointError(
+            "weights-index", f"{file} has no table `weight_map` of tensors and their files."
+        )
     parts = sorted({str(part) for part in table.values()})
     if outside := next((part for part in parts if Path(part).name != part), None):
         raise CheckpointError(
-            f"{file} names the file {outside!r}, which is not in the same folder."
+            "weights-index", f"{file} names the file {outside!r}, which is not in the same folder."
         )
     weights = {
         name: tensor for part in parts for name, tensor in _from_file(file.with_name(part)).items()
     }
     if missing := sorted(table.keys() - weights.keys()):
         raise CheckpointError(
-            f"{file} names {missing[0]!r}, which is not in {table[missing[0]]}: download it again."
+            "weights-index",
+            f"{file} names {missing[0]!r}, which is not in {table[missing[0]]}: download it again.",
         )
     return weights
 
@@ -201,10 +220,11 @@ def read_pickle(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an untrusted file fails in any way it likes; none of them is ours
         raise CheckpointError(
+            "unsafe-pickle",
             f"{path} was refused: it is damaged, or it contains more than plain tensors, and "
             "loading anything else could run code from the file. If you trust it, convert it "
             "with `safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')`. "
-            f"({error})"
+            f"({error})",
         ) from error
 
 
@@ -221,7 +241,8 @@ def state_dict_in(content: Any, path: Path) -> tuple[dict[str, Tensor], dict[str
                 }
     keys = sorted(map(str, content))[:8] if isinstance(content, Mapping) else type(content).__name__
     raise CheckpointError(
-        f"{path} contains no state dict, only {keys}: save only `model.state_dict()`."
+        "no-state-dict",
+        f"{path} contains no state dict, only {keys}: save only `model.state_dict()`.",
     )
 
 
@@ -229,3 +250,143 @@ def _is_state_dict(content: Mapping[object, object]) -> bool:
     return bool(content) and all(
         isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()
     )
+
+
+# What people call these entries of a file that they write with `torch.save`.
+OPTIMIZER = ("optimizer_state_dict", "optimizer")
+SCHEDULER = ("scheduler_state_dict", "lr_scheduler_state_dict", "scheduler", "lr_scheduler")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """State dicts by the names of the components they belong to, and what else the file holds."""
+
+    path: Path
+    models: Mapping[str, Any]
+    optimizers: Mapping[str, Any] = field(default_factory=dict)
+    schedules: Mapping[str, Any] = field(default_factory=dict)
+    rest: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """All of it, as a checkpoint holds it."""
+        return {
+            "models": self.models,
+            "optimizers": self.optimizers,
+            "schedules": self.schedules,
+            **self.rest,
+        }
+
+
+def write_parts(
+    path: str | Path,
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, Any],
+    schedules: Mapping[str, Any] | None = None,
+    *,
+    rest: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> None:
+    """Write components alone to a checkpoint directory, for `read_parts`; one process can do it.
+
+    Args:
+        path: the directory.
+        models: the models by name.
+        optimizers: the optimizers by name.
+        schedules: the schedulers by name.
+        rest: further entries of the checkpoint.
+        meta: what a listing shows without reading the checkpoint.
+    """
+    tree = {
+        "models": _states(models),
+        "optimizers": _states(optimizers),
+        "schedules": _states(schedules or {}),
+    }
+    write_checkpoint(path, {**tree, **(rest or {})}, dict(meta or {}))
+
+
+def _states(components: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: component.state_dict() for name, component in components.items()}
+
+
+def read_parts(path: str | Path) -> Parts:
+    """Read a checkpoint directory, or a file of weights with or without `optimizer_state_dict` and
+    the like."""
+    source = Path(path)
+    if source.is_dir():
+        rest = _table(read_checkpoint(source).tree, source)
+        models, optimizers, schedules = (
+            rest.pop(part, {}) for part in ("models", "optimizers", "schedules")
+        )
+        return Parts(source, models, optimizers, schedules, rest)
+    if is_safetensors(source):
+        return Parts(source, {"model": load_weights(source)})
+    weights, rest = state_dict_in(read_pickle(source), source)
+    optimizer, scheduler = (_first(rest, names) for names in (OPTIMIZER, SCHEDULER))
+    return Parts(
+        source,
+        {"model": weights},
+        {} if optimizer is None else {"optimizer": optimizer},
+        {} if scheduler is None else {"scheduler": scheduler},
+        rest,
+    )
+
+
+def _table(tree: Any, source: Path) -> dict[str, Any]:
+    if not isinstance(tree, Mapping):
+        raise CheckpointError(
+            "not-a-trainer-state",
+            f"{source} holds {type(tree).__name__} instead of the state of models and optimizers.",
+        )
+    return dict(tree)
+
+
+def _first(entries: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """Take the entry out that has the first of these names; None where there is none."""
+    found = [name for name in names if entries.get(name) is not None]
+    return entries.pop(found[0]) if found else None
+
+
+def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Load weights into a model, of which this process may hold a part only."""
+    own = model.state_dict()
+    if any(isinstance(v, StoredTensor) for v in saved.values()) or any(
+        map(is_dtensor, own.values())
+    ):
+        placed = {
+            k: place_like(v, own[k]) if isinstance(own[k], Tensor) else v for k, v in saved.items()
+        }
+        model.load_state_dict(placed)
+    else:
+        model.load_state_dict(saved)
+
+
+def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load the state; torch casts it to the parameters' type, which is undone where the optimizer
+    keeps another."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    state = _placed(state, params)
+    optimizer.load_state_dict(state)
+    for index, saved in state["state"].items():
+        own = optimizer.state[params[index]]
+        for key, value in saved.items():
+            if (
+                isinstance(value, Tensor)
+                and isinstance(own.get(key), Tensor)
+                and own[key].dtype != value.dtype
+            ):
+                own[key] = value.to(own[key].device)
+
+
+def _placed(state: dict[str, Any], params: Sequence[Tensor]) -> dict[str, Any]:
+    """The state with its tensors sharded as the parameters are that they belong to."""
+    placed = {}
+    for index, saved in state["state"].items():
+        param = params[index]
+        placed[index] = {
+            key: place_like(value, param)
+            if isinstance(value, StoredTensor) or (isinstance(value, Tensor) and is_dtensor(param))
+            else value
+            for key, value in saved.items()
+        }
+    return {**state, "state": placed}

@@ -4,11 +4,8 @@ types."""
 from __future__ import annotations
 
 import mmap
-import os
 import warnings
 from collections.abc import Callable, Mapping
-from inspect import isgeneratorfunction
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -77,9 +74,10 @@ class BatchTransform(Dataset[Any]):
         self.data: Any = from_columns(data) if is_columns else data
         if not hasattr(self.data, "__getitem__") or not hasattr(self.data, "__len__"):
             raise DataError(
+                "samples-without-index",
                 f"BatchTransform was given a {type(data).__name__}, whose samples have no index: "
                 "pass tensors, arrays or a data set with `__getitem__` and `__len__`. To use a "
-                "DataLoader, put it around the transform: `DataLoader(BatchTransform(...))`."
+                "DataLoader, put it around the transform: `DataLoader(BatchTransform(...))`.",
             )
         self.transform = transform
 
@@ -112,15 +110,17 @@ def from_columns(data: Any) -> Any:
     if not isinstance(data, tuple):
         if data.ndim == 1:
             raise DataError(
+                "one-dimension",
                 f"Data is a {type(data).__name__} of one dimension, whose rows are single "
                 "numbers: for one sample write `x[None]`, for samples of one number each `x[:, "
-                "None]`, for inputs and targets `(x, y)`."
+                "None]`, for inputs and targets `(x, y)`.",
             )
         return TensorDataset(*_columns([data], f"a {type(data).__name__}", [""]))
     if any(isinstance(part, (Dataset, DataLoader)) for part in data):
         raise DataError(
+            "train-and-eval-in-one",
             f"Data is a tuple of {_kinds(data)}: pass the training data alone, and the evaluation "
-            "data as `eval_data=`."
+            "data as `eval_data=`.",
         )
     if data and all(_is_column(part) for part in data):
         return TensorDataset(*_columns(data, "a tuple", [f"entry {n}" for n in range(len(data))]))
@@ -128,38 +128,12 @@ def from_columns(data: Any) -> Any:
         return StackDataset(*_stacked(data))
     if any(_is_column(part) or is_frame(part) for part in data):
         raise DataError(
+            "tuple-of-no-arrays",
             f"Data is a tuple of {_kinds(data)}: for inputs and targets, make all of them tensors "
-            f"or arrays with one row per sample{_frame_hint(data)}; for batches, pass a list."
-        )
-    if (
-        len(data) > 1
-        and all(_is_nested_numbers(part) for part in data)
-        and len({len(part) for part in data}) == 1
-    ):
-        raise DataError(
-            f"Data is a tuple of {_kinds(data)} of numbers: make tensors of them, as in "
-            "`(torch.tensor(x), torch.tensor(y))`."
+            "or arrays with one row per sample, such as `frame.to_numpy('float32')`. Write several "
+            "inputs as `(x1, x2, y)`; for batches, pass a list.",
         )
     return data
-
-
-def _frame_hint(data: tuple[Any, ...]) -> str:
-    if any(is_frame(part) for part in data):
-        return ", such as `frame.to_numpy('float32')`"
-    if any(isinstance(part, tuple) for part in data):
-        return (
-            ". Write several inputs as `(x1, x2, y)`: the last entry is the target. For several "
-            "targets, override `split_batch`, which says what of a batch is input"
-        )
-    return ""
-
-
-def _is_nested_numbers(part: Any) -> bool:
-    """Whether this is a list of numbers, or of lists of numbers; a batch has tensors in it."""
-    if not isinstance(part, list) or not part:
-        return False
-    first = part[0]
-    return isinstance(first, Real) or _is_nested_numbers(first)
 
 
 def check_list(data: list[Any]) -> None:
@@ -173,59 +147,39 @@ def check_list(data: list[Any]) -> None:
         is_column and len(data) <= 3 and len({_row_of(part) for part in data}) > 1
     ):
         raise DataError(
+            "list-is-batches",
             f"Data is a list of {_kinds(data[:8])}, and a list means a list of batches: for "
-            "inputs and targets pass a tuple, `(x, y)`."
+            "inputs and targets pass a tuple, `(x, y)`.",
         )
     is_sample = isinstance(first, (tuple, list)) and any(map(_is_single, first))
     if is_sample and any(isinstance(part, Tensor) and part.ndim for part in first):
         raise DataError(
+            "list-is-batches",
             "Data is a list, which means a list of batches, but its first entry is a "
             f"{type(first).__name__} of {_kinds(first)}, which looks like a sample: pass "
-            "`batch_size=` to combine samples into batches."
+            "`batch_size=` to combine samples into batches.",
         )
 
 
 def refuse(data: Any) -> None:
-    """Raise a `DataError` with the type of an object that is no data, and with what to pass
-    instead."""
+    """Raise a `DataError` with the type of an object that is no data, and what to pass instead."""
     kind = type(data).__name__
     if is_frame(data):
         hint = (
             "choose the columns for inputs and targets, as in `(torch.tensor(frame[['a', "
             "'b']].to_numpy(), dtype=torch.float32), torch.tensor(frame['y'].to_numpy()))`"
         )
-    elif isinstance(data, nn.Module):
-        hint = (
-            "pass the model to the constructor, `Trainer(model, optimizer, loss_fn)`; here the "
-            "first argument is the data"
-        )
-    elif isinstance(data, Optimizer):
-        hint = (
-            "pass the optimizer to the constructor, `Trainer(model, optimizer, loss_fn)`; here "
-            "the first argument is the data"
-        )
-    elif isinstance(data, (str, bytes, os.PathLike)):
-        hint = f"data is not read from a path; {ACCEPTED}"
+    elif isinstance(data, nn.Module | Optimizer):
+        hint = f"the constructor takes the {kind}; here the first argument is the data"
     elif hasattr(data, "train_dataloader"):
         hint = (
             "pass the loaders of a data module: `data.train_dataloader()`, and "
             "`eval_data=data.val_dataloader()`"
         )
-    elif isinstance(data, type):
-        kind = f"class {data.__name__}"
-        hint = f"create an instance, `{data.__name__}(...)`"
-    elif isgeneratorfunction(data):
-        hint = (
-            f"call it, `{data.__name__}()`; a generator gives one epoch only, so for several "
-            "epochs pass an object whose `__iter__` starts a new one"
-        )
-    elif hasattr(data, "__getitem__") and not hasattr(data, "__len__"):
-        hint = "add `__len__` to make it a data set"
     else:
         hint = ACCEPTED
     raise DataError(
-        f"Data is {'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}, which cannot be iterated "
-        f"in batches: {hint}."
+        "not-iterable", f"Data of the type {kind} cannot be iterated in batches: {hint}."
     )
 
 
@@ -234,10 +188,11 @@ def _check_names(data: Mapping[Any, Any]) -> None:
     if not data or others:
         names = ", ".join(f"{name!r}: {kind}" for name, kind in others.items()) or "nothing"
         raise DataError(
+            "dict-of-data-sets",
             f"Data is a dict of {names}. A dict is one data set of tensors, with one row per "
             "sample. If these are several data sets, pass one of them, and evaluate the others "
             "with `callbacks=[loopwright.callbacks.OfflineLoss('test', datasets={'test': "
-            "data})]`."
+            "data})]`.",
         )
 
 
@@ -248,53 +203,41 @@ def _columns(parts: Any, what: str, names: list[str]) -> list[Tensor]:
     ]
     if any(tensor.dim() == 0 for tensor in tensors):
         raise DataError(
+            "no-sample-dimension",
             f"Data is {what} with a tensor that has no dimensions: the first dimension must count "
-            "the samples."
+            "the samples.",
         )
     if len({len(tensor) for tensor in tensors}) > 1:
         lengths = ", ".join(
             f"{name}: {len(tensor)}" for name, tensor in zip(names, tensors, strict=True)
         )
         raise DataError(
+            "different-lengths",
             f"Data is {what} of tensors of different lengths ({lengths}): each needs one row per "
-            "sample. If they are separate batches, pass a list."
+            "sample. If they are separate batches, pass a list.",
         )
     return tensors
 
 
 def _tensor(array: Any, name: str) -> Tensor:
+    what = f"The array {name or 'given as data'}"
     if is_mapped_array(array):  # stays in its file: only the rows of a batch are read
-        return _mapped_tensor(array, name)
-    array = np.ascontiguousarray(array)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
+        if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+            raise DataError(
+                "array-layout",
+                f"{what} is memory-mapped, of {array.dtype} and strides {array.strides}, which "
+                "torch cannot read in place: copy it into memory with `np.array(...)`, in this "
+                "machine's byte order, or pass a data set that converts each sample.",
+            )
+    else:
+        array = np.ascontiguousarray(array)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
     try:
         return as_tensor(array)
     except TypeError as error:
         raise DataError(
-            f"The array {name or 'given as data'} is of {array.dtype}, a dtype that torch does "
-            f"not have: {error}"
-        ) from None
-
-
-def _mapped_tensor(array: Any, name: str) -> Tensor:
-    what = f"The memory-mapped array {name or 'given as data'}"
-    if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
-        kind = (
-            f"of {array.dtype} with the bytes in another order"
-            if not array.dtype.isnative
-            else "a view from its end"
-        )
-        raise DataError(
-            f"{what} is {kind}, which torch cannot read in place: copy it into memory with "
-            "`np.array(...)`, in this machine's byte order, or pass a data set that converts "
-            "each sample in `__getitem__`."
-        )
-    try:
-        return as_tensor(array)
-    except TypeError as error:
-        raise DataError(
-            f"{what} is of {array.dtype}, a dtype that torch does not have: {error}"
+            "array-dtype", f"{what} is of {array.dtype}, a dtype that torch does not have: {error}"
         ) from None
 
 
@@ -330,15 +273,6 @@ def is_read_only(data: Any) -> bool:
     return isinstance(data, Tensor) and hasattr(data, _READ_ONLY)
 
 
-def copied(samples: Any) -> Any:
-    """Return samples, or one of them, with copies of their tensors."""
-    if isinstance(samples, Tensor):
-        return samples.clone()
-    if type(samples) is dict:
-        return {name: copied(part) for name, part in samples.items()}
-    return type(samples)(map(copied, samples)) if type(samples) in (list, tuple) else samples
-
-
 def as_indices(values: Any) -> Tensor:
     """Return indices of samples as a tensor of int64.
 
@@ -351,13 +285,15 @@ def as_indices(values: Any) -> Tensor:
     indices = torch.as_tensor(values)
     if len(indices) and indices.dtype is torch.bool:
         raise DataError(
+            "mask-as-indices",
             "A Subset or a sampler has a mask of True and False, where indices of samples are "
             "expected: pass the positions of True, such as "
-            "`torch.as_tensor(mask).nonzero().flatten()`."
+            "`torch.as_tensor(mask).nonzero().flatten()`.",
         )
     if len(indices) and indices.dtype.is_floating_point:
         raise DataError(
-            f"A Subset or a sampler has indices of samples of {indices.dtype}: pass integers."
+            "indices-not-integers",
+            f"A Subset or a sampler has indices of samples of {indices.dtype}: pass integers.",
         )
     return indices.to(torch.int64)
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
     Dataset,
@@ -32,7 +33,8 @@ from torch.utils.data import (
 
 from .._torch_compat import collates_as_torch, pin_memory
 from ..errors import WaitInterrupted
-from .columns import BatchTransform, NamedColumns, copied, is_read_only
+from .columns import BatchTransform, NamedColumns, is_read_only
+from .containers import map_tensors
 from .order import COLLATE, SAMPLE, derive_seed, derive_seeds
 from .random import RngTracker, numpy_random
 from .stream import Batch, Wait, batch_size_of
@@ -114,7 +116,7 @@ class Fetcher:
                 self._rng.run(self._fetch, request) if self._is_random else self._fetch(request)
             )
             put_together = self._put_together
-            samples = copied(samples) if self._copies else samples
+            samples = map_tensors(Tensor.clone, samples) if self._copies else samples
         if self._collate_rng:
             self._collate_rng.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
         batch = put_together(samples)
@@ -290,7 +292,7 @@ def _fast_collate(collate: Collate) -> Collate:
     """Return a function with the results of `collate`: torch's default has a faster one."""
     if collate is not default_collate or not collates_as_torch():
         return collate
-    from .collate import collate_samples
+    from .columnar import collate_samples
 
     return collate_samples
 

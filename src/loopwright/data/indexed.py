@@ -18,7 +18,6 @@ from ..errors import DataError
 from .columns import as_indices, is_plain_tensor
 from .fetch import BatchSource, Request, can_pin, pin
 from .order import BatchPlan, EpochPlan, EvenBatches, spans_from
-from .rows import copies, rows, selections
 from .sharding import Shard
 from .stream import Batch, ReadAhead, Stateful, Stream, Wait, check_kind
 
@@ -97,23 +96,26 @@ class Position:
     def check_resumable(self) -> None:
         if name := self.batch_plan.order.hidden_state():
             raise DataError(
+                "order-not-resumable",
                 f"A run with {name} cannot be resumed exactly: its order may depend on state that "
                 "is not saved. Add `set_epoch(epoch)` and let the order depend only on the "
-                "epoch, or add `state_dict` and `load_state_dict`, or use shuffle=True."
+                "epoch, or add `state_dict` and `load_state_dict`, or use shuffle=True.",
             )
 
     def _check_same_order(self, state: dict[str, Any]) -> None:
         if state["seed"] != self._seed:
             raise DataError(
+                "seed-differs",
                 f"The position to continue from was saved with seed {state['seed']}, but the seed "
                 f"is now {self._seed}, which gives another order: use seed={state['seed']}, or "
-                "start a new run."
+                "start a new run.",
             )
         if state["num_samples"] != self.epoch_plan.num_samples:
             raise DataError(
+                "data-size-differs",
                 f"The data position was saved in an epoch of {state['num_samples']} samples, but "
                 f"the data now has {self.epoch_plan.num_samples}: resume with the same data, or "
-                "start a new run."
+                "start a new run.",
             )
 
 
@@ -189,8 +191,9 @@ class IndexedStream(Stream):
         self._position.check_resumable()
         if not self._in_order:
             raise DataError(
+                "order-not-resumable",
                 "A run whose DataLoader has in_order=False cannot be resumed exactly: it is not "
-                "known which batches have been used. Keep in_order=True."
+                "known which batches have been used. Keep in_order=True.",
             )
 
     def describe(self) -> dict[str, Any]:
@@ -422,3 +425,57 @@ def _not_negative(order: Any, length: int) -> Tensor:
 
 def _pinned(batch: Batch) -> Batch:
     return Batch(pin(batch.value), batch.size, batch.total)
+
+
+def rows(
+    tensors: tuple[Tensor, ...],
+    order: Tensor,
+    span: tuple[int, int],
+    batch_size: int,
+    shard: Shard | None,
+) -> Iterator[Batch]:
+    """Yield the batches of some rows of tensors, selected by index."""
+    select = [tensor.index_select for tensor in tensors]
+    if shard is not None:
+        yield from selections(
+            lambda indices: [of(0, indices) for of in select], order, span, batch_size, shard
+        )
+        return
+    for indices in _split(order, span, batch_size):
+        yield Batch([of(0, indices) for of in select], indices.shape[0])
+
+
+def selections(
+    select: Callable[[Tensor], Any],
+    order: Tensor,
+    span: tuple[int, int],
+    batch_size: int,
+    shard: Shard | None,
+) -> Iterator[Batch]:
+    """Yield the batches that `select` returns for the indices of each."""
+    for indices in _split(order, span, batch_size):
+        if shard is None:
+            yield Batch(select(indices), indices.shape[0])
+        else:
+            total = indices.shape[0]
+            first, last = shard.part(0, total)
+            yield Batch(select(indices[first:last]), shard.size(total), total)
+
+
+def copies(
+    tensors: tuple[Tensor, ...], span: tuple[int, int], batch_size: int, shard: Shard | None
+) -> Iterator[Batch]:
+    """Yield the batches of consecutive rows of tensors, as copies."""
+    parts = [_split(tensor, span, batch_size) for tensor in tensors]
+    for views in zip(*parts, strict=True):  # views of the data set's memory: batches are copies
+        if shard is None:
+            yield Batch([view.clone() for view in views], views[0].shape[0])
+        else:
+            total = views[0].shape[0]
+            first, last = shard.part(0, total)
+            yield Batch([view[first:last].clone() for view in views], shard.size(total), total)
+
+
+def _split(tensor: Tensor, span: tuple[int, int], size: int) -> tuple[Tensor, ...]:
+    views: tuple[Tensor, ...] = tensor[span[0] : span[1]].split(size)  # type: ignore[no-untyped-call]
+    return views

@@ -84,9 +84,10 @@ class IteratedStream(Stream):
             self.check_resumable()
         if self._length is not None and state["position"] > self._length:
             raise DataError(
+                "data-got-shorter",
                 f"The saved position is item {state['position']}, but "
                 f"{type(self._cursor.source).__name__} has only {self._length} items now: resume "
-                "with the same data, or start a new run."
+                "with the same data, or start a new run.",
             )
         self.begin(state["epoch"])
         self._cursor.load_state_dict(state)
@@ -101,10 +102,10 @@ class IteratedStream(Stream):
         return self._cursor.remark
 
     def check_resumable(self) -> None:
-        from .positions import lacks_half
+        from .cursor import lacks_half
 
         if not self._cursor.has_position():
-            raise DataError(self._refusal + lacks_half(self._cursor.source))
+            raise DataError("position-unknown", self._refusal + lacks_half(self._cursor.source))
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -193,8 +194,9 @@ class SequenceStream(Stream):
         check_kind(state, _SEQUENCE_KIND)
         if state["position"] > len(self._batches):
             raise DataError(
+                "data-got-shorter",
                 f"The saved position is batch {state['position']}, but there are only "
-                f"{len(self._batches)} batches now: resume with the same data, or start a new run."
+                f"{len(self._batches)} batches now: resume with the same data, or start a new run.",
             )
         self._epoch = state["epoch"]
         self._position = state["position"]

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from .._torch_compat import iterates_as_torch
-from ..errors import ConfigurationError, DataError
+from ..errors import ConfigurationError, DataError, check_number
 from .columns import is_frame
 from .fetch import Collate, Fetcher, LocalSource, is_deterministic
 from .indexed import IndexedStream, Position, TensorStream, is_tensor_data
@@ -85,7 +85,8 @@ def open_stream(
     >>> [batch.size for batch in stream]
     [2, 1]
     """
-    _check_batch_size(batch_size)
+    if batch_size is not None:
+        check_number("batch_size", batch_size, least=1, of="samples")
     data = as_dataset(data)
     stream = _open(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
     if isinstance(data, DataLoader):
@@ -98,8 +99,9 @@ def refuse_shuffled(data: Any) -> None:
     order of the data."""
     if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
         raise ConfigurationError(
+            "predict-shuffled",
             "predict was given a DataLoader that shuffles, so the outputs could not be matched "
-            "with the samples: pass the data set itself, or a DataLoader without `shuffle=True`."
+            "with the samples: pass the data set itself, or a DataLoader without `shuffle=True`.",
         )
 
 
@@ -152,8 +154,9 @@ def _open_dataset(
 ) -> Stream:
     if not isinstance(dataset, Sized):
         raise DataError(
+            "no-length",
             f"{type(dataset).__name__} has no length: give it `__len__`, or make it an "
-            "IterableDataset."
+            "IterableDataset.",
         )
     order: Order = ShuffledOrder(dataset, seed) if shuffle else SequentialOrder(dataset)
     batch_plan = BatchPlan(order, batch_size or DEFAULT_BATCH_SIZE, drop_last=False)
@@ -179,16 +182,6 @@ def is_samples(data: Any, batch_size: int | None) -> bool:
     )
 
 
-def _check_batch_size(batch_size: int | None) -> None:
-    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        if isinstance(batch_size, Iterable):
-            raise ConfigurationError(
-                f"batch_size is a {type(batch_size).__name__}: use a positive whole number. Data "
-                "is the first argument of `train`, and evaluation data is `eval_data=`."
-            )
-        raise ConfigurationError(f"batch_size is {batch_size!r}: use a positive whole number.")
-
-
 def _check_accepted(data: Any) -> None:
     from .columns import check_list, refuse
 
@@ -202,8 +195,9 @@ def _check_no_batching(data: Any, batch_size: int | None, collate_fn: object) ->
     name = "batch_size" if batch_size is not None else "collate_fn"
     if batch_size is not None or collate_fn is not None:
         raise ConfigurationError(
+            "batches-ready-made",
             f"{name} was given together with a {type(data).__name__}, which makes its own "
-            f"batches: leave out {name}, or pass the data set itself."
+            f"batches: leave out {name}, or pass the data set itself.",
         )
 
 

@@ -327,7 +327,8 @@ class GivenBatches:
         ]
         if not all(self._batches):
             raise DataError(
-                "The batch sampler returned a batch without indices: skip empty batches."
+                "empty-batch",
+                "The batch sampler returned a batch without indices: skip empty batches.",
             )
         self._ends = list(accumulate(map(len, self._batches)))
         self.num_batches = len(self._batches)

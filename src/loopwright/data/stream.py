@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from torch import Tensor
-
-from ..errors import DataError, WaitInterrupted
+from ..errors import DataError, WaitInterrupted, check_number
+from .containers import tensors_in
 
 # bytes of a tensor that workers send by value: at 1 MB shared memory is as fast, at 3 MB faster
 MAX_BY_VALUE = 1 << 19
@@ -252,26 +251,17 @@ def check_kind(state: dict[str, Any], kind: str) -> None:
     """Raise a `DataError` if a saved position belongs to another kind of data."""
     if state["kind"] != kind:
         raise DataError(
+            "other-kind-of-data",
             f"The saved position is in {state['kind']}, but the data is now {kind}: resume with "
-            "the same data, or start a new run."
+            "the same data, or start a new run.",
         )
 
 
 def batch_size_of(batch: Any) -> int:
     """Return the number of samples in a batch: the length of the first tensor found in it,
     otherwise 1."""
-    tensor = _first_tensor(batch)
+    tensor = next(tensors_in(batch), None)
     return tensor.shape[0] if tensor is not None and tensor.ndim else 1
-
-
-def _first_tensor(batch: Any) -> Tensor | None:
-    if isinstance(batch, Tensor):
-        return batch
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        return next((found for part in batch if (found := _first_tensor(part)) is not None), None)
-    return None
 
 
 _KIND = "the first batches of each epoch"
@@ -281,8 +271,7 @@ class LimitedStream(StreamWrapper):
     """The first `limit` batches of each epoch; no more are read from the wrapped stream."""
 
     def __init__(self, stream: Stream, limit: int) -> None:
-        if limit < 1:
-            raise DataError(f"LimitedStream(limit={limit}): use a number of batches, 1 or more.")
+        check_number("LimitedStream(limit", limit, least=1, of="batches")
         self._limit = limit
         self._taken = 0
         super().__init__(stream)

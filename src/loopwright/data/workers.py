@@ -225,7 +225,7 @@ def check_worker(error: BaseException) -> None:
     found = ended_worker(error) if isinstance(error, RuntimeError) else _wait_for_end()
     if found is not None:
         _reap()
-        raise DataError(_end_of_worker(*found)) from error
+        raise DataError("worker-ended", _end_of_worker(*found)) from error
 
 
 @contextmanager

@@ -21,8 +21,8 @@ import yaml
 from torch.utils.data import IterableDataset, default_collate
 
 from ..callback import Callback
-from ..checkpoint.components import read_parts
 from ..checkpoint.inspect import find_checkpoint, list_checkpoints
+from ..checkpoint.weights import read_parts
 from ..config import Config, ConfigError, Problem, beside, load_config
 from ..config.tree import Node
 from ..data.fetch import Fetcher, peek_samples

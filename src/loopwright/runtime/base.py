@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._torch_compat import foreach_div_
+from ..data.containers import map_tensors, tensors_in
 from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
+from ..text import counted
 from . import dry_run
 from .dtensor import Mesh
-
-if TYPE_CHECKING:
-    from .feed import DeviceFeed
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -81,15 +80,15 @@ class Runtime:
     ) -> None:
         if precision not in _DTYPES:
             raise ConfigurationError(
-                f"Unknown precision {precision!r}: {_precision_hint(precision)}"
+                "unknown-precision",
+                f"Unknown precision {precision!r}: {_precision_hint(precision)}",
             )
         if compile not in (None, "model", "blocks"):
-            at = (
-                " here; the whole step is compiled by Trainer(..., compile='step')"
-                if compile == "step"
-                else ""
+            raise ConfigurationError(
+                "unknown-compile",
+                f"compile={compile!r}: a runtime takes 'model', 'blocks' or None; the whole step "
+                "is compiled by Trainer(..., compile='step').",
             )
-            raise ConfigurationError(f"compile={compile!r}: use 'model', 'blocks' or None{at}.")
         self.device = checked_device(device) if device is not None else detect_device()
         self.precision = precision
         self.activation_checkpointing = activation_checkpointing
@@ -157,7 +156,6 @@ class Runtime:
         """
         if self.is_host:
             return None
-        from .feed import CudaFeed, DeviceFeed
 
         return (
             CudaFeed(self.move, self.device, pins=pins)
@@ -297,29 +295,22 @@ def checked_device(given: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError):
         near = " ('cuda' means NVIDIA and AMD GPUs)" if "gpu" in str(given).lower() else ""
         raise ConfigurationError(
+            "unknown-device",
             f"{given!r} is not a device that torch knows: write 'cpu', 'cuda'{near}, 'cuda:1' or "
-            "'mps', or leave it out to use the best available device."
+            "'mps', or leave it out to use the best available device.",
         ) from None
-    best = f"Leave it out to use the best available device (here {detect_device().type!r})."
-    if device.type == "cuda" and not torch.cuda.is_available():
-        why = (
-            "this torch was built without it"
-            if torch.version.cuda is None
-            else "torch finds no GPU"
-        )
-        raise ConfigurationError(f"The device {str(given)!r} is not available: {why}. {best}")
-    if (
-        device.type == "cuda"
-        and device.index is not None
-        and device.index >= torch.cuda.device_count()
-    ):
+    problem = ""
+    if device.type == "cuda" and torch.version.cuda is None:
+        problem = "this torch was built without it"
+    elif device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        problem = f"torch finds {counted(torch.cuda.device_count(), 'GPU')}"
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        problem = "torch finds no Apple GPU"
+    if problem:
         raise ConfigurationError(
-            f"The device {str(given)!r} is not available: torch finds "
-            f"{torch.cuda.device_count()}. {best}"
-        )
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigurationError(
-            f"The device {str(given)!r} is not available: torch finds no Apple GPU. {best}"
+            "device-not-available",
+            f"The device {str(given)!r} is not available: {problem}. Leave it out to use the best "
+            f"available device (here {detect_device().type!r}).",
         )
     return device
 
@@ -363,7 +354,9 @@ def resolve_runtime(
     does itself.
     """
     if compile not in (None, "step", "model", "blocks"):
-        raise ConfigurationError(f"compile={compile!r}: use 'step', 'model', 'blocks' or None.")
+        raise ConfigurationError(
+            "unknown-compile", f"compile={compile!r}: use 'step', 'model', 'blocks' or None."
+        )
     if dry_run.current is not None:
         device = None  # a dry run is on the CPU
     runtime = _resolve(
@@ -371,8 +364,9 @@ def resolve_runtime(
     )
     if device is not None and not _is_same(checked_device(device), runtime.device):
         raise ConfigurationError(
+            "given-twice",
             f"device={str(device)!r} was given together with a runtime on "
-            f"{str(runtime.device)!r}: set it in only one place."
+            f"{str(runtime.device)!r}: set it in only one place.",
         )
     return runtime
 
@@ -388,8 +382,9 @@ def _device_of_each(device: torch.device | None) -> torch.device | None:
     """The device of one of several processes; None where each takes the one of its local rank."""
     if device is not None and device.index is not None and device.type != "cpu":
         raise ConfigurationError(
+            "one-device-for-all",
             f"device={str(device)!r} was given to several processes, but each process has its own "
-            f"device: write {device.type!r}."
+            f"device: write {device.type!r}.",
         )
     return device if device is None or device.type == "cpu" else None
 
@@ -404,14 +399,16 @@ def _resolve(
     if isinstance(given, Runtime):
         if precision not in ("fp32", given.precision):
             raise ConfigurationError(
+                "given-twice",
                 f"precision={precision!r} was given together with a runtime of precision "
                 f"{given.precision!r}: set it in only one place, as in "
-                f"Runtime({given.device.type!r}, {precision!r})."
+                f"Runtime({given.device.type!r}, {precision!r}).",
             )
         if compiled not in (None, given.compile) and (
             given.compile is not None or compiled != "step"
         ):
             raise ConfigurationError(
+                "given-twice",
                 f"compile={compiled!r} was given together with a runtime that was built with "
                 f"compile={given.compile!r}: set it in only one place, in Trainer(..., "
                 f"compile={compiled!r})"
@@ -419,7 +416,7 @@ def _resolve(
                     f" or as in Runtime({given.device.type!r}, compile={compiled!r})."
                     if compiled != "step"
                     else "."
-                )
+                ),
             )
         return given
     compiled = None if compiled == "step" else compiled
@@ -433,3 +430,72 @@ def _resolve(
     if isinstance(given, Mesh):
         given.check(1)
     return Runtime(device if is_strategy or given is None else given, precision, compile=compiled)
+
+
+Move = Callable[[Any], Any]
+
+
+class DeviceFeed:
+    """Moves batches to the device, at most one of them before it is needed.
+
+    A batch is recognised by identity: one that was moved in advance and is not asked for next is
+    dropped. So a feed can be wrong about the next batch without any effect on what is trained.
+    """
+
+    def __init__(self, move: Move) -> None:
+        self._move = move
+        self._value: Any = None
+        self._moved: Any = None
+
+    def start(self, value: Any) -> None:
+        """Begin to move the batch that will probably be asked for next; None if there is none."""
+        self._value, self._moved = value, None if value is None else self._move(value)
+
+    def get(self, value: Any) -> Any:
+        """Return a batch on the device; it is moved now unless that has begun."""
+        if value is not self._value:
+            self.start(value)
+        moved = self._moved
+        self._value = None
+        self._moved = None
+        return moved
+
+
+class CudaFeed(DeviceFeed):
+    """A feed whose copies are on a CUDA stream of their own, so that they overlap with the
+    computation.
+
+    Args:
+        move: Moves a batch, without waiting for copies from pinned memory.
+        device: The device.
+        pins: Whether to copy tensors to pinned memory first; a copy from other memory makes the
+            host wait.
+    """
+
+    def __init__(self, move: Move, device: torch.device, *, pins: bool) -> None:
+        super().__init__(move)
+        self._device = device
+        self._pins = pins
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def start(self, value: Any) -> None:
+        if not all(tensor.device.type == "cpu" for tensor in tensors_in(value)):
+            super().start(value)  # it may depend on kernels of the current stream
+            return
+        with torch.cuda.stream(self._copies):
+            super().start(pinned(value) if self._pins else value)
+        self._value = value
+
+    def get(self, value: Any) -> Any:
+        moved = super().get(value)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._copies)
+        for tensor in tensors_in(moved):
+            if tensor.is_cuda:
+                tensor.record_stream(current)  # its memory belongs to the stream of copies
+        return moved
+
+
+def pinned(value: Any) -> Any:
+    """Copy the tensors of a batch to pinned memory, except those that are there."""
+    return map_tensors(lambda tensor: tensor if tensor.is_pinned() else tensor.pin_memory(), value)

@@ -136,8 +136,9 @@ def _refuse_sparse(grads: Iterable[Tensor]) -> None:
     for grad in grads:
         if grad.layout is not torch.strided:
             raise ConfigurationError(
+                "sparse-gradient",
                 f"The gradient of a parameter of shape {tuple(grad.shape)} is sparse, and several "
-                "processes average dense gradients only: build the embedding with sparse=False."
+                "processes average dense gradients only: build the embedding with sparse=False.",
             ) from None
 
 

@@ -168,13 +168,14 @@ class HostConsensus(RequestConsensus):
         stamps, values[1] = divmod(values[1], self._scale)
         if stamps != self._world * self._stamp(stamp):
             raise ConfigurationError(
+                "ranks-update-differently",
                 f"The processes do not make the same updates: in update {self._num_updates + 1} "
                 "of this `train` call, one of them updated another optimizer, or updated more or "
                 "less often than the others, so that gradients of different parameters or "
                 "batches would be averaged. No weights were changed by it. Every process has to "
                 "update the same optimizers in the same order: a condition must not depend on "
                 "the loss or the random numbers of one process. Use `self.progress`, which is "
-                "the same on all, or gather the value that decides."
+                "the same on all, or gather the value that decides.",
             )
         return float(values[0] > 0)
 

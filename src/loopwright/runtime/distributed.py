@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from .._torch_compat import foreach_div_
 from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
 from .base import Runtime, is_meta, move_to
 from .batch_norm import Part, convert, own_buffers
 from .consensus import HostConsensus, RequestConsensus, Stamps
@@ -36,7 +37,6 @@ from .fsdp import (
 )
 from .process_group import Group
 from .reduce_scatter import HostReduceScatter, Message
-from .settings import Sharding, check_bucket_size, check_settings
 from .watchdog import Heartbeat, watched
 
 
@@ -236,7 +236,7 @@ class DistributedRuntime(Runtime):
             if problem is not None
         ]
         if problems:
-            raise ConfigurationError(problems[0])
+            raise ConfigurationError("ranks-differ", problems[0])
 
     def adapt_optimizer(self, optimizer: Optimizer) -> None:
         if self.mesh.is_sharded:
@@ -440,3 +440,109 @@ def _own_device() -> torch.device:
         return torch.device("cpu")
     launch = Launch.from_environment()
     return torch.device("cuda", launch.local_rank if launch is not None else 0)
+
+
+STRATEGIES = ("ddp", "fsdp")
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """The settings of a model that FSDP2 shards; torch's own hold where nothing is given."""
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    cpu_offload: bool = False
+    reshard_after_forward: bool | int | None = None
+    forward_prefetch: int | None = None
+    backward_prefetch: int | None = None
+    find_unused_parameters: bool = False
+
+    def given(self) -> list[str]:
+        """The names of the settings that were given."""
+        return [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+
+    def check(self) -> None:
+        """Refuse numbers of blocks that are none, and a backward pass that has nothing to
+        gather."""
+        for name in ("forward_prefetch", "backward_prefetch"):
+            if (number := getattr(self, name)) is not None:
+                check_number(name, number, least=1, of="blocks", otherwise="None for torch's own")
+        if self.reshard_after_forward is False and self.backward_prefetch is not None:
+            raise ConfigurationError(
+                "fsdp-settings",
+                f"backward_prefetch={self.backward_prefetch} and reshard_after_forward=False "
+                "contradict each other: parameters that are kept after the forward pass are not "
+                "gathered again in the backward pass. Leave one of them out.",
+            )
+
+    def check_size(self, shard: int) -> None:
+        """Refuse a number of ranks that does not divide the shards."""
+        reshard = self.reshard_after_forward
+        if reshard is None or isinstance(reshard, bool):
+            return
+        if not isinstance(reshard, int) or not 1 < reshard < shard or shard % reshard:
+            raise ConfigurationError(
+                "fsdp-settings",
+                f"reshard_after_forward={reshard!r}: use True (free parameters after the forward "
+                "pass), False (keep them), or a number of ranks to keep them among, above 1 and "
+                f"below {shard}, that divides {shard}.",
+            )
+
+    def arguments(self, is_host: bool) -> dict[str, Any]:
+        """The settings as `shard_module` takes them."""
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+        names = ("reshard_after_forward", "forward_prefetch", "backward_prefetch")
+        given: dict[str, Any] = {
+            name: getattr(self, name) for name in names if getattr(self, name) is not None
+        }
+        if self.param_dtype is not None or self.reduce_dtype is not None:
+            given["mp_policy"] = MixedPrecisionPolicy(
+                param_dtype=self.param_dtype, reduce_dtype=self.reduce_dtype
+            )
+        if self.cpu_offload:
+            given["offload_policy"] = CPUOffloadPolicy(pin_memory=not is_host)
+        return given
+
+
+def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]) -> None:
+    """Refuse settings that contradict each other; `sharding` lists the given settings of sharded
+    models."""
+    if not isinstance(strategy, Mesh) and strategy not in STRATEGIES:
+        raise ConfigurationError(
+            "unknown-runtime",
+            f"runtime={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh.",
+        )
+    is_sharded = strategy.is_sharded if isinstance(strategy, Mesh) else strategy == "fsdp"
+    if is_sharded and precision == "fp16":
+        raise ConfigurationError(
+            "fp16-sharded",
+            "precision='fp16' does not work with a sharded model: each process would scale the "
+            "loss by its own part of the gradients. Use precision='bf16', or runtime='ddp'.",
+        )
+    if precision != "fp32" and "param_dtype" in sharding:
+        raise ConfigurationError(
+            "given-twice",
+            f"precision={precision!r} and param_dtype= are two ways to compute in lower "
+            "precision: leave one out.",
+        )
+    if sharding and not (strategy.shard > 1 if isinstance(strategy, Mesh) else is_sharded):
+        raise ConfigurationError(
+            "not-sharded",
+            f"{', '.join(sharding)}: only for a sharded model. Use runtime='fsdp' or a Mesh with "
+            "shard > 1, or leave it out (with runtime='ddp', precision='bf16' gives mixed "
+            "precision, and unused parameters need no setting).",
+        )
+
+
+def check_bucket_size(strategy: str | Mesh, bucket_mb: float | None) -> None:
+    """Refuse a size that is none, or that is given where FSDP2 reduces the gradients."""
+    if bucket_mb is None:
+        return
+    check_number("bucket_mb", bucket_mb, above=0, is_whole=False, of="MiB")
+    if strategy == "fsdp" or (isinstance(strategy, Mesh) and strategy.shard > 1):
+        raise ConfigurationError(
+            "not-sharded",
+            f"bucket_mb={bucket_mb!r}: only for runtime='ddp'. FSDP2 reduces the gradients of a "
+            "sharded model block by block: leave it out.",
+        )

@@ -51,7 +51,9 @@ class DryRun:
             else (prod(strategy.values()) if isinstance(strategy, Mapping) else 2)
         )
         if self.world < 2:
-            raise ConfigurationError(f"{self.world} process: a dry run needs 2 or more processes.")
+            raise ConfigurationError(
+                "dry-run-of-one", f"{self.world} process: a dry run needs 2 or more processes."
+            )
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -77,9 +79,10 @@ class DryRun:
             return given
         if is_built:  # a Runtime, not a name or a Mesh
             raise ConfigurationError(
+                "own-runtime",
                 f"The program makes its own {type(given).__name__}, which --runtime and --mesh "
                 "cannot replace: leave these options out, or pass the trainer a runtime name or "
-                "a Mesh."
+                "a Mesh.",
             )
         if isinstance(self._strategy, str):
             return self._strategy

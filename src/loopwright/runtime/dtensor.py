@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch_compat.distributed import local_shape_and_offset
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
 
 T = TypeVar("T", bound=Tensor)
 
@@ -109,21 +109,20 @@ class Mesh:
 
     def __post_init__(self) -> None:
         for name in ("replicate", "shard", "tensor"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ConfigurationError(
-                    f"Mesh({name}={getattr(self, name)!r}): use a number of processes, 1 or more."
-                )
+            check_number(f"Mesh({name}", getattr(self, name), least=1, of="processes")
         if self.tensor > 1 and not self.plan:
             raise ConfigurationError(
+                "mesh-plan",
                 f"Mesh(tensor={self.tensor}) needs a plan that says which layers are split: "
-                "Mesh(tensor=2, plan={'up': ColwiseParallel(), 'down': RowwiseParallel()})."
+                "Mesh(tensor=2, plan={'up': ColwiseParallel(), 'down': RowwiseParallel()}).",
             )
 
         if self.plan and self.tensor == 1:
             raise ConfigurationError(
+                "mesh-plan",
                 "Mesh(plan=...): a plan= is given, but tensor=1, so no layer would be split. Set "
                 "how many processes share a layer, as in Mesh(tensor=2, plan=...), or leave out "
-                "the plan."
+                "the plan.",
             )
 
     @property
@@ -143,7 +142,8 @@ class Mesh:
         """Refuse a number of processes that the mesh is not for."""
         if self.size != world:
             raise ConfigurationError(
+                "mesh-size",
                 f"Mesh(replicate={self.replicate}, shard={self.shard}, tensor={self.tensor}) is "
                 f"for {self.size} processes, but there are {world}: start {self.size}, or change "
-                "the mesh."
+                "the mesh.",
             )

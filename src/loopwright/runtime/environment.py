@@ -59,23 +59,28 @@ class Launch:
         _check_below(rank, self.rank, world, self.world)
         _check_below(local_rank, self.local_rank, local_world, self.local_world)
         if self.local_world > self.world:
-            raise ConfigurationError(
+            raise _refusal(
                 f"{local_world} is {self.local_world}, more than {world}, which is {self.world}: "
-                f"variables of another job seem to be mixed in. {_advice(self.source)}"
+                f"variables of another job seem to be mixed in. {_advice(self.source)}",
             )
         if not 0 < self.master_port < 65536:
-            raise ConfigurationError(
-                f"{port} is {self.master_port}: use a free port between 1 and 65535."
+            raise _refusal(
+                f"{port} is {self.master_port}: use a free port between 1 and 65535.",
             )
 
 
 def _check_below(name: str, value: int, limit_name: str, limit: int) -> None:
     if not 0 <= value < limit:
         source = "slurm" if name.startswith("SLURM") else "torchrun"
-        raise ConfigurationError(
+        raise _refusal(
             f"{name} is {value}, but {limit_name} is {limit}: it must be from 0 to {limit - 1}. "
-            f"{_advice(source)}"
+            f"{_advice(source)}",
         )
+
+
+def _refusal(problem: str) -> ConfigurationError:
+    """The error for variables of a launcher that contradict each other, or of which one lacks."""
+    return ConfigurationError("launcher-environment", problem)
 
 
 def _advice(source: str) -> str:
@@ -91,10 +96,10 @@ def _from_torchrun(variables: Mapping[str, str]) -> Launch:
     missing = [name for name in _TORCHRUN if not variables.get(name)]
     if missing:
         present = [name for name in _TORCHRUN if variables.get(name)]
-        raise ConfigurationError(
+        raise _refusal(
             f"{', '.join(present)} {'is' if len(present) == 1 else 'are'} set, as for several "
             f"processes, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not. "
-            f"{_advice('torchrun')}"
+            f"{_advice('torchrun')}",
         )
     return Launch(
         rank=_integer(variables, "RANK"),
@@ -121,17 +126,17 @@ def _num_tasks(variables: Mapping[str, str]) -> int:
     for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"):
         if name in variables:
             return _integer(variables, name)
-    raise ConfigurationError(
+    raise _refusal(
         "SLURM_PROCID and SLURM_STEP_ID are set, as by srun, but SLURM_NTASKS is not, which says "
-        f"how many processes there are. {_advice('slurm')}"
+        f"how many processes there are. {_advice('slurm')}",
     )
 
 
 def _from_slurm(variables: Mapping[str, str]) -> Launch:
     if "SLURM_LOCALID" not in variables:
-        raise ConfigurationError(
+        raise _refusal(
             "SLURM_PROCID is set, as by srun, but SLURM_LOCALID, this process's number on its "
-            f"node, is not. {_advice('slurm')}"
+            f"node, is not. {_advice('slurm')}",
         )
     world = _num_tasks(variables)
     return Launch(
@@ -151,9 +156,9 @@ def _first_slurm_host(variables: Mapping[str, str]) -> str:
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         if variables.get(name):
             return first_host(variables[name])
-    raise ConfigurationError(
+    raise _refusal(
         "SLURM started several processes, but neither SLURM_STEP_NODELIST nor SLURM_NODELIST says "
-        "on which nodes: set MASTER_ADDR to the host of rank 0."
+        "on which nodes: set MASTER_ADDR to the host of rank 0.",
     )
 
 
@@ -161,8 +166,8 @@ def first_host(nodes: str) -> str:
     """The first host of a list as SLURM writes it: `node[01-04,7]` is node01, `a3,b[1-2]` is a3."""
     first = re.match(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes.strip())
     if first is None:
-        raise ConfigurationError(
-            f"Cannot read the node list {nodes!r}: set MASTER_ADDR to the host of rank 0."
+        raise _refusal(
+            f"Cannot read the node list {nodes!r}: set MASTER_ADDR to the host of rank 0.",
         )
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first.group())
 
@@ -176,15 +181,15 @@ def _tasks_on_node(variables: Mapping[str, str], world: int) -> int:
     for entry in listed.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip())
         if match is None:
-            raise ConfigurationError(
-                f"Cannot read SLURM_STEP_TASKS_PER_NODE={listed!r}: expected e.g. '2(x3),1'."
+            raise _refusal(
+                f"Cannot read SLURM_STEP_TASKS_PER_NODE={listed!r}: expected e.g. '2(x3),1'.",
             )
         counts += [int(match[1])] * int(match[2] or 1)
     node = _integer(variables, "SLURM_NODEID") if "SLURM_NODEID" in variables else 0
     if node >= len(counts):
-        raise ConfigurationError(
+        raise _refusal(
             f"SLURM_NODEID is {node}, but SLURM_STEP_TASKS_PER_NODE={listed!r} lists "
-            f"{len(counts)} nodes. {_advice('slurm')}"
+            f"{len(counts)} nodes. {_advice('slurm')}",
         )
     return counts[node]
 
@@ -201,6 +206,6 @@ def _integer(variables: Mapping[str, str], name: str) -> int:
     try:
         return int(variables[name])
     except ValueError:
-        raise ConfigurationError(
-            f"{name}={variables[name]!r} is not a whole number. {_advice('torchrun')}"
+        raise _refusal(
+            f"{name}={variables[name]!r} is not a whole number. {_advice('torchrun')}",
         ) from None

@@ -42,9 +42,10 @@ def materialise(module: nn.Module, device: torch.device) -> None:
             missing.append(f"{name or 'the model'} ({type(part).__name__})")
     if missing:
         raise ConfigurationError(
+            "meta-model",
             f"A model on the meta device cannot be initialised: {', '.join(missing)} has its own "
             "tensors but no `reset_parameters()` to initialise them. Add that method, or build "
-            "the model on a real device."
+            "the model on a real device.",
         )
 
 
@@ -103,7 +104,7 @@ def find_bad_value(module: nn.Module) -> str | None:
 def check_values(module: nn.Module) -> None:
     """Refuse a model with a tensor that has no memory or no finite values."""
     if (problem := find_bad_value(module)) is not None:
-        raise ConfigurationError(problem)
+        raise ConfigurationError("ranks-differ", problem)
 
 
 def broadcast_module(module: nn.Module, group: dist.ProcessGroup | None) -> None:
@@ -138,8 +139,9 @@ def parallelize_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
     ]
     if unknown:
         raise ConfigurationError(
+            "mesh-plan",
             f"Mesh(plan=...) names {', '.join(unknown)}, which the model does not have; it has: "
-            f"{', '.join(sorted(name for name in names if name))}."
+            f"{', '.join(sorted(name for name in names if name))}.",
         )
     parallelize_module(module, device_mesh["tensor"], dict(mesh.plan or {}))
 
@@ -160,9 +162,10 @@ def shard_module(
     blocks = blocks_of(module)
     if not blocks and (forward_prefetch or backward_prefetch):
         raise ConfigurationError(
+            "no-blocks",
             "forward_prefetch= and backward_prefetch= found no repeated blocks in the model "
             "(modules of the same class in a ModuleList or Sequential), so there is nothing to "
-            "prefetch: leave them out."
+            "prefetch: leave them out.",
         )
     for block in blocks:
         fully_shard(block, mesh=device_mesh, **settings)
@@ -187,9 +190,10 @@ def checkpoint_activations(module: nn.Module) -> None:
     blocks = blocks_of(module)
     if not blocks:
         raise ConfigurationError(
+            "no-blocks",
             "activation_checkpointing=True found no repeated blocks in the model (modules of the "
             "same class in a ModuleList or Sequential): leave it off, or apply "
-            "torch.utils.checkpoint in the model's forward."
+            "torch.utils.checkpoint in the model's forward.",
         )
     for block in blocks:
         make_checkpointed(block)
@@ -200,8 +204,9 @@ def compile_parts(module: nn.Module, what: str) -> None:
     blocks = blocks_of(module)
     if what == "blocks" and not blocks:
         raise ConfigurationError(
+            "no-blocks",
             "compile='blocks' found no repeated blocks in the model (modules of the same class in "
-            "a ModuleList or Sequential): use compile='model'."
+            "a ModuleList or Sequential): use compile='model'.",
         )
     for part in [module] if what == "model" else blocks:
         compile_in_place(part)
@@ -311,7 +316,7 @@ class ShardedModels:
         unused = [self._name(p) for p, is_used in zip(trained, used, strict=True) if not is_used]
         others = [names for names in self._gather(unused) if names is not None]
         if any(names != unused for names in others):
-            raise ConfigurationError(_explanation(others))
+            raise ConfigurationError("forward-outside-model", _explanation(others))
 
     def _fill(self, params: Sequence[nn.Parameter], used: Sequence[bool]) -> None:
         """Zeros for gradients that only other ranks have; a parameter that no rank uses keeps

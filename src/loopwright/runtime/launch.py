@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..errors import ConfigurationError, LoopwrightError
+from ..errors import ConfigurationError, LoopwrightError, check_number
 from . import dry_run
 
 _LAUNCHER = "LOOPWRIGHT_LAUNCHER"
@@ -148,8 +148,9 @@ def _sendable(result: Any) -> bytes:
         return pickle.dumps(result)
     except Exception as error:
         raise ConfigurationError(
+            "launch-result",
             f"launch: a {type(result).__name__} cannot be sent back from its process ({error}): "
-            "return numbers, containers and tensors, and save the rest to files."
+            "return numbers, containers and tensors, and save the rest to files.",
         ) from None
 
 
@@ -180,7 +181,7 @@ def _note(folder: Path, error: Exception) -> None:
         content = pickle.dumps(error)
         pickle.loads(content)  # some exceptions are written well and cannot be read
     except Exception:
-        content = pickle.dumps(LaunchError(f"{type(error).__name__}: {error}"))
+        content = pickle.dumps(LaunchError("launch-failed", f"{type(error).__name__}: {error}"))
     note = pickle.dumps((attempt, time.time(), rank, content, text))
     (folder / f"{attempt}-{rank}.unfinished").write_bytes(note)
     (folder / f"{attempt}-{rank}.unfinished").rename(folder / f"{attempt}-{rank}.error")
@@ -196,26 +197,22 @@ def _raise_first(folder: Path, failed: Any) -> NoReturn:
         raise pickle.loads(content) from RankError(rank, text)
     how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
     raise LaunchError(
+        "rank-ended",
         f"launch: rank {rank} (process {failure.pid}) ended with {how} without an exception. Its "
         "output may say more; a process that is killed without a message has often run out of "
-        "memory."
+        "memory.",
     ) from None
 
 
 def _check(fn: Callable[..., Any], processes: int, max_restarts: int) -> None:
     if os.environ.get(_LAUNCHER, str(os.getpid())) != str(os.getpid()):
         raise ConfigurationError(
+            "launch-in-launch",
             "launch was called in a process that launch started: put the call under `if __name__ "
-            "== '__main__':`, because the new processes import your program to find the function."
+            "== '__main__':`, because the new processes import your program to find the function.",
         )
-    if not callable(fn):
-        raise ConfigurationError(f"launch({fn!r}): pass a function, and its arguments after it.")
-    if not isinstance(processes, int) or processes < 1:
-        raise ConfigurationError(
-            f"processes={processes!r}: use the number of processes, 1 or more."
-        )
-    if not isinstance(max_restarts, int) or max_restarts < 0:
-        raise ConfigurationError(f"max_restarts={max_restarts!r}: use a whole number, 0 or more.")
+    check_number("processes", processes, least=1)
+    check_number("max_restarts", max_restarts, least=0)
 
 
 def _is_importable(fn: Callable[..., Any]) -> bool:
@@ -230,26 +227,29 @@ def _is_importable(fn: Callable[..., Any]) -> bool:
 def _check_method(method: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if method not in multiprocessing.get_all_start_methods():
         raise ConfigurationError(
+            "start-method",
             f"start_method={method!r}: this system has "
-            f"{', '.join(multiprocessing.get_all_start_methods())}."
+            f"{', '.join(multiprocessing.get_all_start_methods())}.",
         )
     if method == "fork":
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             raise ConfigurationError(
+                "fork-after-cuda",
                 "launch: the function was defined in a notebook, so its processes must be forked, "
                 "but CUDA was already used here, and a forked process cannot use it again. "
                 "Restart the notebook and call launch before anything touches the GPU, or move "
-                "the function to a file and import it."
+                "the function to a file and import it.",
             )
         return
     try:
         pickle.dumps((fn, args))
     except Exception as error:
         raise ConfigurationError(
+            "launch-arguments",
             f"launch: {getattr(fn, '__qualname__', fn)!r} or its arguments cannot be sent to new "
             f"processes ({error}). Define the function at the top level of a module (no lambda, "
             "no function inside a function), and create objects that cannot be sent, such as "
-            "open files and loaders, inside the function."
+            "open files and loaders, inside the function.",
         ) from None
 
 

@@ -9,29 +9,29 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import pickle
 import signal
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-# public, but not typed
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
+from torch.nn.functional import pad
 
 from .._torch_compat.distributed import default_store
-from ..errors import ConfigurationError
-from .collectives import gather_pickled, gather_tensors
+from ..errors import ConfigurationError, DataError
 from .environment import Launch
 from .failure import CommunicationError, install_hook, is_communication
 
@@ -51,9 +51,10 @@ def rendezvous_store(launch: Launch, timeout: float) -> Store:
         name = _open(store, launch, end) if launch.rank == 0 else _join(store, launch, end)
     except RuntimeError as error:
         raise CommunicationError(
+            "no-connection",
             f"Rank {launch.rank} of {launch.world} could not connect to the other processes at "
             f"{where} within {timeout:g} s: are all {launch.world} running, and can this host "
-            f"reach {launch.master_addr}? ({error})"
+            f"reach {launch.master_addr}? ({error})",
         ) from error
     return PrefixStore(name, store)
 
@@ -284,9 +285,10 @@ class Group:
             str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         )
         return CommunicationError(
+            "communication-failed",
             f"Rank {self.rank} of {self.world}, at {place}: {what}.{more} Look for the first "
             "error in the output of the other ranks. If they were only slow, raise `timeout` "
-            f"({self.timeout:g} s). (torch: {first_line})"
+            f"({self.timeout:g} s). (torch: {first_line})",
         )
 
     def close(self) -> None:
@@ -309,9 +311,10 @@ def current_group() -> Group | None:
 def _initialize(device: torch.device, timeout: float, launch: Launch | None) -> None:
     if launch is None:
         raise ConfigurationError(
+            "one-process",
             "The program asks for several processes, but only one was started: start the program "
             "with `torchrun --nproc-per-node 2 program.py`, with `srun`, or call "
-            "`loopwright.launch(fn, processes=2)`."
+            "`loopwright.launch(fn, processes=2)`.",
         )
     if device.type == "cuda":
         torch.cuda.set_device(launch.local_rank if device.index is None else device.index)
@@ -333,17 +336,19 @@ def _explained(launch: Launch) -> Iterator[None]:
         if isinstance(error, CommunicationError) or not is_communication(error):
             raise
         raise CommunicationError(
+            "no-connection",
             f"Rank {launch.rank} of {launch.world} joined the group, but cannot connect to all "
             "ranks: can their hosts reach each other (GLOO_SOCKET_IFNAME names the network "
-            f"interface to use)? (torch: {error})"
+            f"interface to use)? (torch: {error})",
         ) from error
 
 
 def _check_backend(device: torch.device) -> None:
     if device.type == "cuda" and "nccl" not in str(dist.get_backend_config()):
         raise ConfigurationError(
+            "wrong-backend",
             f"torch.distributed was initialised with {dist.get_backend_config()}, which cannot train on {device}: use "
-            'backend="cpu:gloo,cuda:nccl", or leave the initialisation to Loopwright.'
+            'backend="cpu:gloo,cuda:nccl", or leave the initialisation to Loopwright.',
         )
 
 
@@ -380,3 +385,96 @@ def _no_hang(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
+
+
+SHORT = 4096  # bytes of a pickled object that are sent together with its length
+
+
+def gather_pickled(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """Every rank's value, by rank; in one collective where all are short, otherwise in two."""
+    own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    sent = torch.zeros(8 + SHORT, dtype=torch.uint8)
+    sent[:8].view(torch.int64)[0] = own.numel()
+    sent[8 : 8 + own.numel()] = own[:SHORT]
+    received = _all_gather(sent, group)
+    sizes = received[:, :8].contiguous().view(torch.int64).flatten().tolist()
+    parts = received[:, 8:]
+    if max(sizes) > SHORT:
+        parts = _all_gather(pad(own, (0, max(sizes) - own.numel())), group)
+    return [
+        pickle.loads(part[:size].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)
+    ]
+
+
+def _all_gather(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
+    received = sent.new_empty(group.size(), sent.numel())
+    dist.all_gather(list(received), sent, group=group)
+    return received
+
+
+def gather_tensors(
+    tensor: Tensor,
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]],
+    padding_value: float | None,
+) -> Tensor:
+    """Concatenate all ranks' tensors along the first dimension, the other dimensions padded to the
+    largest."""
+    common = _common_shape(shapes, padding_value)
+    parts = _exchange(tensor, [shape or (1,) for shape, _ in shapes])
+    return torch.cat([_fill(part, common, padding_value) for part in parts])
+
+
+def _common_shape(
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], padding_value: float | None
+) -> tuple[int, ...]:
+    """The largest of each dimension but the first. Every rank finds the same mistakes, so all raise
+    together."""
+    dtypes = [dtype for _, dtype in shapes]
+    if len(set(dtypes)) > 1:
+        raise DataError(
+            "gather-mismatch",
+            f"gather: dtypes differ between ranks: {_by_rank(dtypes)}. Convert them to one dtype.",
+        )
+    rests = [shape[1:] for shape, _ in shapes]
+    if len({len(shape) for shape, _ in shapes}) > 1:
+        raise DataError(
+            "gather-mismatch",
+            "gather: the number of dimensions differs between ranks: "
+            f"{_by_rank([shape for shape, _ in shapes])}. Reshape them to the same number of "
+            "dimensions.",
+        )
+    if len(set(rests)) > 1 and padding_value is None:
+        raise DataError(
+            "gather-mismatch",
+            "gather: only the first dimension may differ between ranks, but the shapes are "
+            f"{_by_rank([shape for shape, _ in shapes])}. Pass padding_value= to fill up to the "
+            "largest.",
+        )
+    return tuple(max(sizes) for sizes in zip(*rests, strict=True))
+
+
+def _by_rank(values: Sequence[object]) -> str:
+    return ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))
+
+
+def _exchange(tensor: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Each rank's tensor in its own shape. Sent as bytes, since not every backend knows every
+    dtype."""
+    own = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+    sizes = [prod(shape) * tensor.element_size() for shape in shapes]
+    sent = own.new_zeros(max(sizes))
+    sent[: own.numel()] = own
+    received = [torch.empty_like(sent) for _ in shapes]
+    if sent.numel():
+        dist.all_gather(received, sent)
+    return [
+        part[:size].clone().view(tensor.dtype).reshape(shape)
+        for part, size, shape in zip(received, sizes, shapes, strict=True)
+    ]
+
+
+def _fill(part: Tensor, common: tuple[int, ...], padding_value: float | None) -> Tensor:
+    missing = [size - own for size, own in zip(common, part.shape[1:], strict=True)]
+    if not any(missing):
+        return part
+    return pad(part, [n for size in reversed(missing) for n in (0, size)], value=padding_value)

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigurationError
 from ..runtime.ddp import BUCKET_BYTES
+from ..runtime.distributed import Sharding, check_bucket_size
 from ..runtime.dtensor import Mesh
-from ..runtime.settings import Sharding, check_bucket_size
 from .counting import Collective
 from .hardware import Cluster
 from .layout import (

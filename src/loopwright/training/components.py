@@ -16,7 +16,7 @@ from ..callback import TrainerHooks, check_hooks
 from ..errors import CallError, ConfigurationError
 
 if TYPE_CHECKING:
-    from ..checkpoint.finite import FiniteCheck
+    from ..checkpoint.writer import FiniteCheck
     from ..optim.build import Schedule
     from ..run.manifest import RunFacts
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..metrics.result import StepResult
     from ..optim.build import Schedule
     from ..runtime import Runtime
-    from ..runtime.feed import DeviceFeed
+    from ..runtime.base import DeviceFeed
     from .components import Components
     from .run import TrainingRun
 

@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 
 from .._torch_compat import LOADING_METHODS, has_load_hooks, mark_stepped
 from ..callback import has_users_state, named_by_class
-from ..checkpoint.components import Parts, load_model, load_optimizer
 from ..checkpoint.format import read_checkpoint
 from ..checkpoint.migrations import complete_state, migrate_callbacks, unused_states
 from ..checkpoint.sharded import load_stored
+from ..checkpoint.weights import Parts, load_model, load_optimizer
 from ..checkpoint.writer import snapshot
 from ..data.order import derive_seed
 from ..data.random import all_preserved, rng_state, seed_generators, set_rng_state

@@ -96,7 +96,7 @@ def each_position(run: TrainingRun, state: dict[str, Any] | None) -> dict[str, A
     gather = run.runtime.gather_samples
     if gather is None or state is None or not _is_iterated(state):
         return state
-    from ..data.positions import digest
+    from ..data.cursor import digest
 
     states = gather(state)
     return state if len(set(map(digest, states))) == 1 else {"ranks": states}

@@ -19,10 +19,10 @@ from torch.optim import Optimizer
 from ...callbacks.checkpoints import Checkpoints
 from ...callbacks.recorder import RunRecorder
 from ...checkpoint import Checkpoint, read_checkpoint
-from ...checkpoint.components import load_optimizer, read_parts, write_parts
 from ...checkpoint.manifest import VersionError, local_path
 from ...checkpoint.migrations import entry_at
 from ...checkpoint.store import Entry, list_entries
+from ...checkpoint.weights import load_optimizer, read_parts, write_parts
 from ...errors import CheckpointError, ConfigurationError
 from ...metrics.progress import Progress
 from ...run import MetricsStore, RunDirectory, RunManifest, update_manifest

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...callbacks.recorder import RunRecorder
 from ...checkpoint import read_checkpoint
-from ...checkpoint.components import Parts, read_parts, write_parts
 from ...checkpoint.migrations import complete_state, explained
+from ...checkpoint.weights import Parts, read_parts, write_parts
 from ...errors import CheckpointError
 from ...training.held_schedulers import HeldSchedulers, schedulers_of, set_hyperparameters, state_of
 from ...training.restore import load_parts, own_rng, return_to

@@ -30,8 +30,8 @@ def load(
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Load a checkpoint or a file of weights; returns its content, and the run that `train`
     continues, if any."""
-    from ...checkpoint.components import read_parts
     from ...checkpoint.migrations import complete_state
+    from ...checkpoint.weights import read_parts
     from ...training.restore import continue_position, load_parts
 
     _check_there(Path(path))

@@ -18,7 +18,7 @@ from ...metrics.best import Mode, WatchedMetric, is_better, settle_all
 from .._shared import as_tracker
 
 if TYPE_CHECKING:
-    from ...checkpoint.components import Parts
+    from ...checkpoint.weights import Parts
     from ...trackers import Track
     from .engine import Engine
     from .trainer import Trainer
