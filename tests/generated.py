@@ -19,7 +19,7 @@ from loopwright.interfaces import adversarial, configured, lifecycle, modular, s
 from loopwright.interfaces.adversarial.pix2pix.live import Curves
 from loopwright.interfaces.adversarial.scheduling import ScheduledRate
 from loopwright.interfaces.configured.experiment import schema
-from loopwright.interfaces.simple.config import Settings
+from loopwright.interfaces.simple.config import TrainingSettings
 
 from .tables import (
     arguments,
@@ -180,7 +180,7 @@ PAGES: dict[str, dict[str, Part]] = {
         },
         "train arguments": partial(arguments, simple.Trainer.train),
         "attributes": partial(attributes, simple.Trainer),
-        "settings": partial(fields, Settings, "training."),
+        "settings": partial(fields, TrainingSettings, "training."),
     },
     "lifecycle.md": {
         "constructor": partial(arguments, lifecycle.Trainer),

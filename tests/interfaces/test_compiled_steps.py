@@ -68,7 +68,7 @@ def build_simple(**training: Any) -> simple.Trainer:
 def test_simple_trains_by_graphs_as_without_them(traced: None) -> None:
     loader = DataLoader(TensorDataset(*DATA), batch_size=19)
     plain, compiled = build_simple(), build_simple(compile="step")
-    choice = compiled._engine.run.compiled
+    choice = compiled._core.run.compiled
     assert choice is not None
     choice.choice = "compiled"  # so that no clock decides
     histories = [trainer.train(loader, 2, loader) for trainer in (plain, compiled)]

@@ -99,16 +99,6 @@ def test_a_simple_eval_step_that_returns_nothing_is_refused(
         simple(Silent).evaluate(DataLoader(points, 8))
 
 
-def test_a_negative_norm_is_refused_by_the_simple_interface(mistake: Any) -> None:
-    with mistake(
-        "Interface: simple",
-        "`training.max_grad_norm: -1`",
-        ConfigurationError,
-        match="max_grad_norm is -1",
-    ):
-        simple(SimpleTrainer, max_grad_norm=-1.0)
-
-
 # lifecycle
 
 

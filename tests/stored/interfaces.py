@@ -59,7 +59,7 @@ def simple(dies_at: int | None = None) -> dict[str, Any]:
         "scheduler": scheduler.state_dict(),
         "history": {name: [*earlier.get(name, []), *values] for name, values in history.items()},
         "calls": len(calls),
-        "random": next_numbers(trainer._engine.run),
+        "random": next_numbers(trainer._core.run),
     }
 
 

@@ -357,7 +357,7 @@ def test_the_simple_interface_refuses_a_wrong_state_whole(tmp_path: Path) -> Non
     simple(0)
     tree = read_checkpoint(tmp_path / "0" / "checkpoint_epoch_1").tree
     trainer = simple(1)
-    before = state_of(trainer._engine)
+    before = state_of(trainer._core)
     for number, wrong in enumerate(
         [
             replaced(tree, "x", "progress"),
@@ -368,4 +368,4 @@ def test_the_simple_interface_refuses_a_wrong_state_whole(tmp_path: Path) -> Non
         write_checkpoint(tmp_path / f"wrong-{number}", wrong)
         with pytest.raises(CheckpointError, match="nothing was loaded"):
             trainer.load_checkpoint(tmp_path / f"wrong-{number}")
-        assert_as_before(trainer._engine, before)
+        assert_as_before(trainer._core, before)

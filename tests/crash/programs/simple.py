@@ -66,7 +66,7 @@ def train_simple(options: argparse.Namespace) -> dict[str, Any]:
     happens("end")
     names = list(dict.fromkeys([*earlier, *history]))
     best = read_checkpoint(run_dir / "best_model")
-    return parts_of(trainer._engine) | {
+    return parts_of(trainer._core) | {
         "interface_history": {
             name: [*earlier.get(name, []), *history.get(name, [])] for name in names
         },

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from loopwright import ConfigurationError
 from loopwright.interfaces.simple import Trainer
 from tests.loops import build_net
+from tests.mistakes import raises
 
 from .methods import OwnEpoch, OwnStep, assert_same, build, loader, train_by_hand
 from .programs import adam, cross_entropy
@@ -54,7 +55,7 @@ def test_own_epoch_that_leaves_the_scheduler_alone_has_it_stepped(points: Tensor
 
 
 def test_own_epoch_with_steps_and_no_scheduler_steps_per_batch_is_refused(
-    points: TensorDataset, mistake: Any
+    points: TensorDataset,
 ) -> None:
     class Forgetful(OwnEpoch):
         def train_epoch(self, *args: Any, **options: Any) -> dict[str, float]:
@@ -65,17 +66,12 @@ def test_own_epoch_with_steps_and_no_scheduler_steps_per_batch_is_refused(
             finally:
                 del scheduler.step
 
-    what = (
-        "`optimizer.step()` in `train_epoch`, no `scheduler.step()`, and `scheduler_step_per_batch`"
-    )
-    with mistake(
-        "Interface: simple", what, ConfigurationError, match=r"call self\.scheduler\.step\(\) after"
-    ):
+    with pytest.raises(ConfigurationError, match=r"call self\.scheduler\.step\(\) after"):
         build(Forgetful, PER_BATCH).train(loader(points), 1)
 
 
 def test_loop_around_train_epoch_that_steps_the_scheduler_again_is_refused(
-    points: TensorDataset, mistake: Any
+    points: TensorDataset,
 ) -> None:
     class Twice(Trainer):
         def train(self, train_dataloader: Any, num_epochs: int, *_: Any, **__: Any) -> Any:  # type: ignore[override]
@@ -83,8 +79,7 @@ def test_loop_around_train_epoch_that_steps_the_scheduler_again_is_refused(
                 self.train_epoch(train_dataloader, epoch=epoch)
                 self.scheduler.step()
 
-    what = "`scheduler.step()` after `train_epoch`, which has stepped it"
-    with mistake("Interface: simple", what, ConfigurationError, match="remove your own"):
+    with raises("scheduler-after-epoch"):
         build(Twice).train(loader(points), 3)
 
 

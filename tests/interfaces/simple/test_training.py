@@ -303,7 +303,7 @@ def test_a_signal_when_an_epoch_has_just_been_recorded_leaves_no_epoch_to_train_
 
     model, whole = build_linear(), build_linear()
     killed = Trainer(model, adam(model), cross_entropy)
-    killed._engine.run.bind([*killed._engine.run.callbacks, Signalling()])
+    killed._core.run.bind([*killed._core.run.callbacks, Signalling()])
     with pytest.raises(SystemExit):
         killed.train(shuffled(points), 3, save_dir=tmp_path)
     model = build_linear()

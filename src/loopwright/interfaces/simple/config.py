@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -13,14 +12,27 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, check_number
+from ...text import near_names
 
 SECTION = "training"
 NEAR = 0.75  # the similarity, from 0 to 1, from which on one name is a misspelling of another
+NUMBERS: dict[str, dict[str, Any]] = {  # settings that are numbers, with their bounds
+    "learning_rate": {"above": 0, "is_whole": False},
+    "weight_decay": {"least": 0, "is_whole": False},
+    "max_grad_norm": {"above": 0, "is_whole": False, "otherwise": "leave it out for no clipping"},
+    "gradient_accumulation_steps": {"least": 1, "of": "batches"},
+}
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "scheduler_step_per_batch": (True, False),
+    "best_model_mode": ("auto", "min", "max"),
+    "compile": ("step",),
+}
+NO_CONFIG = (str, bytes, int, float, list, tuple, set, nn.Module, Optimizer, LRScheduler)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainingSettings:
     """The section `training` of a config; None where it has no value.
 
     Args:
@@ -50,83 +62,82 @@ class Settings:
     compile: Literal["step"] | None = None
 
     @classmethod
-    def of(cls, config: Any) -> Settings:
+    def of(cls, config: Any) -> TrainingSettings:
         """Read a config of nested mappings, objects with attributes, or a mix of both."""
-        _check_kind(config)
-        training = _entry(config, SECTION)
-        if config is not None:
-            _check_names(config, training)
-        mode = _entry(training, "best_model_mode")
-        if mode not in (None, "auto", "min", "max"):
+        if isinstance(config, (*NO_CONFIG, torch.device)):
             raise ConfigurationError(
-                f"config: training.best_model_mode is {mode!r}; use 'min' if smaller values of "
-                "best_model_metric are better, 'max' if larger values are better, or 'auto' to "
-                "decide by its name."
+                "config-kind",
+                f"config is {config!r:.60}, a {type(config).__name__}: pass a mapping or an object "
+                'with the section `training`, such as {"training": {"max_grad_norm": 1.0}}. The '
+                "order is Trainer(model, optimizer, loss_fn, config, device, scheduler).",
             )
-        return cls(
-            _above_zero(training, "learning_rate", "leave it out to use AdamW's default"),
-            _not_negative(training, "weight_decay"),
-            _above_zero(training, "max_grad_norm", "leave it out for no clipping"),
-            _per_batch(training),
-            _accumulation(training),
-            mode or "auto",
-            _compiled(training),
+        training = _entry(config, SECTION)
+        known = [field.name for field in fields(cls)]
+        _check_names(config, training, known)
+        given = {name: value for name in known if (value := _entry(training, name)) is not None}
+        for name, value in given.items():
+            if name in NUMBERS:
+                check_number(f"config: training.{name}", value, **NUMBERS[name])
+            elif value not in CHOICES[name]:
+                choices = ", ".join(map(repr, CHOICES[name]))
+                raise ConfigurationError(
+                    "config-choice",
+                    f"config: training.{name} is {value!r}; use one of {choices}, or leave it out.",
+                )
+        return cls(**given)
+
+    def build_optimizer(self, params: Iterable[Any]) -> Optimizer:
+        """Return the default optimizer."""
+        given = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
+        options: dict[str, Any] = {
+            name: value for name, value in given.items() if value is not None
+        }
+        return torch.optim.AdamW(params, **options)
+
+    def settle(self, optimizer: Optimizer) -> list[str]:
+        """Apply the settings to an optimizer; the lines that say what was and was not used."""
+        lines = [self._unused_rate(optimizer), self._settle_weight_decay(optimizer)]
+        return [line for line in lines if line is not None]
+
+    def _unused_rate(self, optimizer: Optimizer) -> str | None:
+        groups = optimizer.param_groups
+        rates = [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
+        if self.learning_rate is None or self.learning_rate in rates:
+            return None
+        own = ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates))
+        return (
+            f"config: training.learning_rate={self.learning_rate:g} is not used: the optimizer "
+            f"that you passed has its own, {own}."
         )
 
+    def _settle_weight_decay(self, optimizer: Optimizer) -> str | None:
+        """Give the weight decay to groups without one of their own.
 
-def _per_batch(training: Any) -> bool | None:
-    value = _entry(training, "scheduler_step_per_batch")
-    if value is None or isinstance(value, bool):
-        return value
-    raise ConfigurationError(
-        f"config: training.scheduler_step_per_batch is {value!r}; use True (after each batch) or "
-        "False (after each epoch)."
-    )
-
-
-def _accumulation(training: Any) -> int | None:
-    value = _entry(training, "gradient_accumulation_steps")
-    if value is None or (type(value) is int and value >= 1):
-        return value
-    raise ConfigurationError(
-        f"config: training.gradient_accumulation_steps is {value!r}; use the number of batches "
-        "per update, 1 or more."
-    )
-
-
-def _compiled(training: Any) -> Literal["step"] | None:
-    value = _entry(training, "compile")
-    if value is None or value == "step":
-        return None if value is None else "step"
-    raise ConfigurationError(f"config: training.compile is {value!r}; use 'step', or leave it out.")
-
-
-def _above_zero(training: Any, name: str, otherwise: str) -> float | None:
-    value = _number(training, name)
-    if value is None or value > 0:
-        return value
-    raise ConfigurationError(
-        f"config: training.{name} is {value:g}; use a number above 0, or {otherwise}."
-    )
-
-
-def _not_negative(training: Any, name: str) -> float | None:
-    value = _number(training, name)
-    if value is None or value >= 0:
-        return value
-    raise ConfigurationError(f"config: training.{name} is {value:g}; use 0 or more, such as 0.01.")
-
-
-def _number(training: Any, name: str) -> float | None:
-    value = _entry(training, name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ConfigurationError(
-            f"config: training.{name} is {value!r}, a {type(value).__name__}; use a number (YAML "
-            "reads 1e-2 as a string, 1.0e-2 as a number)."
-        )
-    return float(value)
+        A group's value is its own where it is not the default of its class. Where that default is
+        0, a group with 0 beside others with more is meant to have 0.
+        """
+        value = self.weight_decay
+        kind = type(optimizer).__name__
+        groups = optimizer.param_groups
+        if value is None:
+            return None
+        said = f"config: training.weight_decay={value:g} is"
+        if any("weight_decay" not in group for group in groups):
+            return f"{said} not used: {kind} has no weight decay."
+        if all(group["weight_decay"] == value for group in groups):
+            return None
+        parameter = inspect.signature(type(optimizer)).parameters.get("weight_decay")
+        has_default = parameter is not None and parameter.default is not parameter.empty
+        default = parameter.default if parameter is not None and has_default else 0.0
+        free = [group for group in groups if group["weight_decay"] == default]
+        if not free or (default == 0 and len(free) < len(groups)):
+            own = ", ".join(f"{group['weight_decay']:g}" for group in groups)
+            return f"{said} not used: the optimizer ({kind}) has its own, {own}."
+        for group in free:
+            group["weight_decay"] = value
+        is_all = len(free) == len(groups)
+        where = "" if is_all else f" in {len(free)} of {len(groups)} parameter groups"
+        return f"{said} used by the optimizer ({kind}){where}, instead of the default, {default:g}."
 
 
 def _entry(holder: Any, name: str) -> Any:
@@ -134,66 +145,31 @@ def _entry(holder: Any, name: str) -> Any:
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
-def _check_kind(config: Any) -> None:
-    """Refuse another argument in the place of the config, and the name of a file."""
-    order = "The order is Trainer(model, optimizer, loss_fn, config, device, scheduler)"
-    if isinstance(config, LRScheduler):
-        raise ConfigurationError(
-            f"config is a {type(config).__name__}: pass it as `scheduler=`. {order}."
-        )
-    if isinstance(config, torch.device) or (isinstance(config, str) and _is_device(config)):
-        raise ConfigurationError(
-            f"config is the device {str(config)!r}: pass it as `device=`. {order}."
-        )
-    if isinstance(config, (str, bytes, int, float, list, tuple, set, nn.Module, Optimizer)):
-        raise ConfigurationError(
-            f"config is {config!r:.60}, a {type(config).__name__}: pass a mapping or an object with the section "
-            '`training`, such as {"training": {"max_grad_norm": 1.0}}.'
-        )
-
-
-def _is_device(text: str) -> bool:
-    return text.split(":")[0] in ("cpu", "cuda", "mps", "auto")
-
-
-def _check_names(config: Any, training: Any) -> None:
-    """Refuse settings that would not be read: misspelt, outside of their section, or in a misspelt
-    section."""
-    known = [field.name for field in fields(Settings)]
-    for name in _names(config):
-        if name in known and _entry(training, name) is None and _entry(config, name) is not None:
-            value = _entry(config, name)
-            raise ConfigurationError(
-                f"config: {name} is {value!r} outside of the section `training`, where it is not read: write "
-                f'{{"training": {{"{name}": {value!r}}}}}.'
-            )
-        if (
-            training is None
-            and _is_near(name, SECTION)
-            and set(_names(_entry(config, name))) & set(known)
-        ):
-            raise ConfigurationError(
-                f"config: the section {name!r} is not read. Did you mean 'training'?"
-            )
-    for name in _names(training):
-        if name not in known and (
-            near := next((one for one in known if _is_near(name, one)), None)
-        ):
-            raise ConfigurationError(
-                f"config: training.{name} is not read. Did you mean training.{near}?"
-            )
-
-
-def _is_near(name: str, known: str) -> bool:
-    """Whether a name is a misspelling of a known one, and not that with further words, which says
-    something else."""
-    if set(known.split("_")) < set(name.split("_")):
-        return False
-    return difflib.SequenceMatcher(None, name.lower(), known).ratio() >= NEAR
-
-
-def _names(holder: Any) -> Iterator[str]:
+def _names(holder: Any) -> list[str]:
     if isinstance(holder, Mapping):
-        yield from (str(name) for name in holder)
-    elif holder is not None and not isinstance(holder, (str, bytes, int, float)):
-        yield from (name for name in dir(holder) if not name.startswith("_"))
+        return [str(name) for name in holder]
+    is_value = holder is None or isinstance(holder, NO_CONFIG)
+    return [] if is_value else [name for name in dir(holder) if not name.startswith("_")]
+
+
+def _check_names(config: Any, training: Any, known: list[str]) -> None:
+    """Refuse settings that would not be read: misspelt, or outside of their section."""
+    for name in _names(config):
+        is_outside = name in known and _entry(config, name) is not None
+        if is_outside and _entry(training, name) is None:
+            raise ConfigurationError(
+                "config-outside-section",
+                f"config: {name} is {_entry(config, name)!r} outside of the section `training`, "
+                f'where it is not read: write {{"training": {{"{name}": ...}}}}.',
+            )
+        is_section = training is None and set(_names(_entry(config, name))) & set(known)
+        if is_section and near_names(name, [SECTION], cutoff=NEAR):
+            _refuse_name(f"the section {name!r}", "'training'")
+    for name in [name for name in _names(training) if name not in known]:
+        for near in near_names(name, known, cutoff=NEAR):
+            if not set(near.split("_")) < set(name.split("_")):  # which says something else
+                _refuse_name(f"training.{name}", f"training.{near}")
+
+
+def _refuse_name(name: str, near: str) -> None:
+    raise ConfigurationError("config-misspelt", f"config: {name} is not read. Did you mean {near}?")

@@ -1,40 +1,50 @@
-"""The simple trainer: its constructor, its methods, and which of them a user replaces."""
+"""The simple trainer: its constructor, its components, its methods, and which of them a user
+replaces."""
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
 
+from ...callback import has_users_state
 from ...data.open import batch_size_of
-from ...errors import ConfigurationError
+from ...errors import CheckpointError, ConfigurationError, check_number
 from ...metrics.meter import Meter
 from ...metrics.result import StepResult
+from ...optim.build import check_given
+from ...runtime.base import checked_device
+from ...trainer import Trainer as CoreTrainer
 from ...training.run import TrainingRun
-from ...training.supervised import TARGET_NAMES, call_model, describe, loss_of, split_supervised
-from .._shared import LoggingTrainer, check_method_names, is_overridden, tracked
-from .checkpoints import load, pretrained_files, say_unsaved
-from .checks import (
-    as_device,
-    check_callbacks,
-    check_data,
-    check_epochs,
-    check_loss,
-    check_model,
-    takes,
-)
-from .engine import Engine
-from .kept_models import EpochCallback, EpochEnds, check_metric, check_plateau
-from .parts import Assignable
+from ...training.supervised import TARGET_NAMES, call_model, loss_of, split_supervised
+from .._shared import LoggingTrainer, is_overridden, tracked
+from .core import NAMES, SimpleCore
+from .epoch_ends import EpochCallback, EpochEnds, as_lists, check_plateau
 
 if TYPE_CHECKING:
+    from ...checkpoint.weights import Parts
     from ...trackers import Track
 
+# files of `save_pretrained` that a checkpoint has already
+WEIGHTS = re.compile(r"(pytorch_)?model[-\w]*\.(safetensors|bin)(\.index\.json)?")
+OWN_FILES = ("manifest.json", "state.json", "state.safetensors", "pieces.json")
 
-class Trainer(Assignable, LoggingTrainer):
+
+class NotBuiltError(ConfigurationError, AttributeError):
+    """An attribute was read from a trainer whose `__init__` has not run."""
+
+
+class Trainer(LoggingTrainer):
     """Trains a model in steps, epochs or whole runs. A method that you override is used wherever
     the trainer needs it.
 
@@ -66,13 +76,11 @@ class Trainer(Assignable, LoggingTrainer):
         device: torch.device | str | None = None,
         scheduler: Any = None,
     ) -> None:
-        check_method_names(self)
-        check_model(model)
-        check_loss(loss_fn)
+        NAMES.check_trainer(self)
         self._best: dict[tuple[Path, str], float] = {}
         self._loaded: dict[str, Any] | None = None  # what the next `train` goes on from
         self._ends: EpochEnds | None = None
-        self._engine = Engine(
+        self._core = SimpleCore(
             self,
             model=model,
             optimizer=optimizer,
@@ -81,8 +89,115 @@ class Trainer(Assignable, LoggingTrainer):
             device=as_device(device),
             scheduler=scheduler,
         )
-        self._engine.setup()
+        self._core.setup()
         self._check_early()
+
+    # The components, which a subclass may assign at any time; they count from the next step on
+
+    @property
+    def model(self) -> nn.Module:
+        """The model. Assign another one together with an optimizer of its parameters."""
+        return self._core.model
+
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        if not self._is_early("model", model):
+            check_given(model, None, None, run_dir=None, seed=None)
+            self._core.model = model
+            self._core.runtime.place(model)
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The torch optimizer, also if you gave a factory or nothing; None while the whole model is
+        frozen."""
+        return self._core.optimizers.get("optimizer")
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer) -> None:
+        if not self._is_early("optimizer", optimizer):
+            check_given(None, optimizer, None, run_dir=None, seed=None)
+            self._core.set_optimizer(optimizer)
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler, or None. One that you assign is stepped like one given to the
+        constructor."""
+        schedule = self._core.schedules.get("scheduler")
+        return None if schedule is None else schedule.scheduler
+
+    @scheduler.setter
+    def scheduler(self, scheduler: Any) -> None:
+        if not self._is_early("scheduler", scheduler):
+            self._core.set_scheduler(scheduler)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model and the batches. Assigning another one moves the model there."""
+        return self._core.runtime.device
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        if not self._is_early("device", device):
+            self._core.set_device(as_device(device))
+
+    @property
+    def loss_fn(self) -> Callable[..., Any] | None:
+        """The loss function of (outputs, targets), or None if the model's outputs have a loss."""
+        loss_fn: Callable[..., Any] | None = self._core.loss_fn
+        return loss_fn
+
+    @loss_fn.setter
+    def loss_fn(self, loss_fn: Callable[..., Any] | None) -> None:
+        if not self._is_early("loss_fn", loss_fn):
+            check_given(None, None, loss_fn, run_dir=None, seed=None)
+            self._core.loss_fn = loss_fn
+            if isinstance(loss_fn, nn.Module):
+                self._core.runtime.place(loss_fn)
+
+    @property
+    def config(self) -> Any:
+        """The config as you gave it. Settings are read once: assign a config to have them read
+        again."""
+        return self._core.config
+
+    @config.setter
+    def config(self, config: Any) -> None:
+        if not self._is_early("config", config):
+            self._core.use(config)
+
+    def _is_early(self, name: str, value: Any) -> bool:
+        """Whether `super().__init__` has not run; then the value is kept, to be compared with its
+        arguments."""
+        if "_core" in vars(self):
+            return False
+        vars(self).setdefault("_early", {})[name] = value
+        return True
+
+    def _check_early(self) -> None:
+        """Refuse what a subclass assigned before `super().__init__`, and would have lost."""
+        for name, value in vars(self).pop("_early", {}).items():
+            own = getattr(self, name)
+            if own is not value and not (name == "device" and as_device(value) in (None, own)):
+                raise ConfigurationError(
+                    "assigned-before-init",
+                    f"self.{name} was assigned before super().__init__(), which overwrites it: "
+                    "pass it as an argument there, or assign it afterwards.",
+                )
+
+    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
+
+        def __getattr__(self, name: str) -> Any:
+            early = vars(self).get("_early", {})
+            if name in early:
+                return early[name]
+            kind = type(self).__name__
+            if "_core" in vars(self) or name.startswith("__"):
+                raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+            raise NotBuiltError(
+                "no-super-init",
+                f"{kind} has no {'model' if name == '_core' else name} yet: call "
+                f"super().__init__(model, optimizer, loss_fn) first in {kind}.__init__.",
+            )
 
     # Steps
 
@@ -92,23 +207,24 @@ class Trainer(Assignable, LoggingTrainer):
 
         Gradients that were there before, of a backward() of your own, do not go into it.
         """
-        engine = self._engine
-        if engine.accumulate > 1 and not engine.is_passing:
+        core = self._core
+        if core.accumulate > 1 and not core.is_passing:
             raise ConfigurationError(
-                f"training.gradient_accumulation_steps is {engine.accumulate}, but train_step was "
+                "single-step-accumulating",
+                f"training.gradient_accumulation_steps is {core.accumulate}, but train_step was "
                 "called outside of train, where each batch is an update: remove that setting, or "
-                "use train or super().train_epoch."
+                "use train or super().train_epoch.",
             )
-        engine.ready_for_step()
-        engine.run.window.size = batch_size_of(batch)
-        return _numbers(engine.learn_apart(batch))
+        core.ready_for_step()
+        core.run.window.size = batch_size_of(batch)
+        return _numbers(core.train_step_for_user(batch))
 
     def eval_step(self, batch: Any) -> dict[str, float]:
         """Measure one batch in eval mode without gradients. Returns the loss and other metrics as
         numbers."""
-        self._engine.run.window.size = batch_size_of(batch)
-        with self._engine.single_eval_mode(), torch.no_grad():
-            return _numbers(self._engine.measure(batch))
+        self._core.run.window.size = batch_size_of(batch)
+        with self._core.single_eval_mode(), torch.no_grad():
+            return _numbers(CoreTrainer.eval_step(self._core, batch))
 
     # Epochs
 
@@ -124,32 +240,32 @@ class Trainer(Assignable, LoggingTrainer):
         `epoch` is the number that is shown; the order of a shuffling loader follows the trainer's
         own count.
         """
-        engine = self._engine
-        if engine.is_running:
-            return engine.pass_over(train_dataloader, eval_dataloader)
+        core = self._core
+        if core.is_running:
+            return core.pass_over(train_dataloader, eval_dataloader)
         check_data(train_dataloader, "train_dataloader")
-        check_plateau(engine, "eval_loss", "min", " in train_epoch")
-        engine.check_stepped_once()
+        check_plateau(core, "eval_loss", "min", " in train_epoch")
+        core.check_stepped_once()
         ends: list[dict[str, float]] = []
-        engine.shown_epoch = epoch
-        engine.watched = None
+        core.shown_epoch = epoch
+        core.watched = None
         try:
-            engine.run_epochs(
+            core.run_epochs(
                 train_dataloader,
                 1,
-                lambda _: engine.pass_over(train_dataloader, eval_dataloader),
+                lambda _: core.pass_over(train_dataloader, eval_dataloader),
                 lambda _, metrics: ends.append(metrics),
             )
         finally:
-            engine.shown_epoch = None
-        engine.note_stepped()
+            core.shown_epoch = None
+        core.note_stepped()
         return ends[0]
 
     def evaluate(self, dataloader: Iterable[Any]) -> dict[str, float]:
         """Evaluate a loader: the means over all samples of what `eval_step` returns. Modes stay as
         they were."""
         check_data(dataloader, "dataloader")
-        return self._engine.evaluate(dataloader)
+        return self._core.evaluate(dataloader)
 
     def train(
         self,
@@ -186,11 +302,10 @@ class Trainer(Assignable, LoggingTrainer):
                 trackers of `loopwright.trackers`.
         """
         check_data(train_dataloader, "train_dataloader")
-        check_epochs(num_epochs)
+        check_number("num_epochs", num_epochs, least=0)
         if eval_dataloader is not None:
             check_data(eval_dataloader, "eval_dataloader")
-        check_callbacks(callbacks)
-        self._engine.note_stepped()
+        self._core.note_stepped()
         ends = EpochEnds(
             self,
             save_dir=save_dir,
@@ -199,21 +314,19 @@ class Trainer(Assignable, LoggingTrainer):
             patience=early_stopping_patience,
             callbacks=callbacks or (),
         )
-        if ends.watches_metric:
-            check_metric(self, best_model_metric, eval_dataloader)
-        ends.begin(self._loaded)
+        ends.begin(eval_dataloader, self._loaded)
         self._ends = ends
         self._loaded = None
-        self._engine.record_in(save_dir)
+        self._core.record_in(save_dir)
         ends.catch_up()
         if ends.has_stopped:
-            self._engine.run.say(
+            self._core.run.say(
                 "Nothing to train: the loaded run was ended by early stopping; raise its patience "
                 "to continue."
             )
         else:
-            with tracked(self._engine.run, ends.trackers):
-                self._engine.run_epochs(
+            with tracked(self._core.run, ends.trackers):
+                self._core.run_epochs(
                     train_dataloader,
                     num_epochs,
                     lambda epoch: self.train_epoch(
@@ -222,7 +335,7 @@ class Trainer(Assignable, LoggingTrainer):
                     ends,
                     ends.save_now,
                 )
-        return ends.history()
+        return as_lists(ends.rows)
 
     # Files
 
@@ -237,16 +350,66 @@ class Trainer(Assignable, LoggingTrainer):
         numbers, early stopping. The dict also has `num_epochs`, the number of complete epochs, and
         `history`, as `train` returns it.
         """
-        content, going_on = load(
-            self._engine, path, optimizer=load_optimizer, scheduler=load_scheduler
-        )
-        self._loaded = going_on or self._loaded
-        self._engine.note_stepped()
-        return content
+        from ...checkpoint.weights import read_parts
+        from ...checkpoint.migrations import complete_state
+        from ...training.restore import continue_position, load_parts
+
+        core = self._core
+        parts = read_parts(path)
+        goes_on = load_optimizer and "progress" in parts.rest and not core.is_running
+        run = self._run_in(parts, goes_on)
+        state = complete_state(parts.tree, str(path)) if goes_on else {}
+        try:
+            load_parts(
+                core.run,
+                parts,
+                optimizers=load_optimizer,
+                schedules=load_scheduler,
+                own_state=goes_on,
+            )
+        except CheckpointError as error:
+            error.add_note("load_checkpoint(path, load_optimizer=False) loads only the weights.")
+            raise
+        if goes_on:
+            continue_position(core.run, state)
+            self._loaded = run or self._loaded
+        core.note_stepped()
+        noted = dict(parts.rest.get("simple", {}) if parts.path.is_dir() else parts.rest)
+        noted.pop("run", None)
+        rows = run.get("rows", [])
+        return {
+            "model_state_dict": parts.models["model"],
+            "optimizer_state_dict": parts.optimizers.get("optimizer"),
+            "scheduler_state_dict": parts.schedules.get("scheduler"),
+            "epoch": None,
+            "metric_value": None,
+            "num_epochs": len(rows),
+            "history": as_lists(rows),
+        } | noted
+
+    def _run_in(self, parts: Parts, goes_on: bool) -> dict[str, Any]:
+        """What a checkpoint notes of the epochs so far; raises if this trainer cannot go on from
+        it and is to."""
+        from ...training.restore import compare_run
+        from ...training.state_mismatch import differing_kinds, listed, wrong_fields
+
+        noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
+        problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))
+        run = {} if problems else noted.get("run") or {}
+        if run:
+            problems += wrong_fields("simple: run", run, ("rows", "stopping", "best"))
+        if goes_on:
+            problems += compare_run(self._core.run, parts.rest)
+        if problems:
+            raise CheckpointError(
+                "checkpoint-mismatch",
+                f"{parts.path} does not match this trainer; nothing was loaded:{listed(problems)}",
+            )
+        return dict(run)
 
     def export(self, path: str | Path) -> None:
         """Write the model's weights to one file: `.safetensors`, or `.pt` for `torch.load`."""
-        self._engine.export(path)
+        self._core.export(path)
 
     def _save_checkpoint(self, path: str, epoch: int, metric_value: float | None = None) -> None:
         """Write the whole state to a checkpoint directory, which appears complete or not at all.
@@ -256,21 +419,39 @@ class Trainer(Assignable, LoggingTrainer):
         """
         from ...training.state import capture, write_together
 
-        say_unsaved(self, self._engine)
+        self._say_unsaved()
         noted = {"epoch": epoch, "metric_value": metric_value}
         run = {} if self._ends is None else self._ends.state_dict()
-        tree = capture(self._engine.run) | {"simple": noted | {"run": run}}
+        tree = capture(self._core.run) | {"simple": noted | {"run": run}}
         write_together(
-            self._engine.run,
+            self._core.run,
             path,
             tree,
-            self._engine.run.checkpoint_meta(),
+            self._core.run.checkpoint_meta(),
             beside=pretrained_files(self.model),
         )
 
+    def _say_unsaved(self) -> None:
+        """Say once which attributes of a subclass are trained and not in its checkpoints."""
+        core = self._core
+        schedulers = (schedule.scheduler for schedule in core.schedules.values())
+        kept = {id(one) for one in (*core.modules.values(), *core.optimizers.values(), *schedulers)}
+        names = [
+            name
+            for name, value in vars(self).items()
+            if id(value) not in kept and _is_trained(value)
+        ]
+        if names and not (core.has_said_unsaved or has_users_state(self)):
+            core.has_said_unsaved = True
+            core.run.say(
+                f"Checkpoints do not contain {', '.join(names)}, which {type(self).__name__} has "
+                "in addition to model, optimizer and scheduler: return their states from a "
+                "`state_dict` of your class and load them in `load_state_dict`."
+            )
+
     @property
     def _logged_run(self) -> TrainingRun:
-        return self._engine.run
+        return self._core.run
 
     # The parts of a step
 
@@ -281,30 +462,22 @@ class Trainer(Assignable, LoggingTrainer):
         With a loss function, the entry of a dict that is named like targets is the targets as well,
         and the model gets it only if it takes it.
         """
-        batch = self._engine.runtime.move(batch)
+        batch = self._core.runtime.move(batch)
         if not isinstance(batch, Mapping) or self.loss_fn is None:
             return split_supervised(batch, has_loss_fn=False)
         name = next((name for name in TARGET_NAMES if name in batch), None)
         if name is None:
             return batch, None
-        taken = self._engine.model_keywords
-        is_taken = taken is None or name in taken
-        inputs = batch if is_taken else {key: value for key, value in batch.items() if key != name}
-        return inputs, batch[name]
+        parameters = inspect.signature(self.model.forward).parameters
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        if takes_any or name in parameters:
+            return batch, batch[name]
+        return {key: value for key, value in batch.items() if key != name}, batch[name]
 
     def _forward_pass(self, inputs: Any) -> Any:
         """Call the model and return its outputs. A dict of inputs is passed as keyword
         arguments."""
-        try:
-            return call_model(self.model, inputs, split="_prepare_batch", forward="_forward_pass")
-        except TypeError as error:
-            if not isinstance(inputs, tuple) or takes(self.model, len(inputs)):
-                raise
-            raise ConfigurationError(
-                f"The model does not take {len(inputs)} inputs ({describe(inputs)}). If a batch "
-                "has more than two parts, the last part is the targets and all others are "
-                "inputs: override `_prepare_batch` to return (inputs, targets)."
-            ) from error
+        return call_model(self.model, inputs, split="_prepare_batch", forward="_forward_pass")
 
     def _compute_loss(self, outputs: Any, targets: Any) -> Any:
         """Return the loss: that of the outputs, as Hugging Face models have it, or
@@ -314,17 +487,11 @@ class Trainer(Assignable, LoggingTrainer):
         and a count.
         """
         loss_fn = self.loss_fn
-        if targets is not None or loss_fn is None or not self._engine.loss_takes_targets:
-            return loss_of(outputs, targets, loss_fn, override="_compute_loss")
-        try:
+        if targets is None and loss_fn is not None and _takes_two(loss_fn):
             return loss_of(
                 outputs, None, lambda outputs: loss_fn(outputs, None), override="_compute_loss"
             )
-        except (TypeError, AttributeError) as error:
-            raise ConfigurationError(
-                f"The batch has no targets, and loss_fn(outputs, None) failed ({error}): return "
-                "(inputs, targets) from the loader, or override `_prepare_batch` to return them."
-            ) from error
+        return loss_of(outputs, targets, loss_fn, override="_compute_loss")
 
     def _overrides(self, name: str) -> bool:
         """Whether a subclass, or an assignment to this object, replaced a method of `Trainer`."""
@@ -335,3 +502,72 @@ def _numbers(result: StepResult) -> dict[str, float]:
     meter = Meter()
     meter.add(result)
     return dict(meter.flush()[0])
+
+
+def _takes_two(loss_fn: Callable[..., Any]) -> bool:
+    """Whether a loss function can be called with outputs and targets."""
+    try:
+        inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn).bind(
+            None, None
+        )
+    except TypeError:
+        return False
+    except ValueError:  # of something built in
+        return True
+    return True
+
+
+def as_device(given: Any) -> torch.device | None:
+    """The device, where it is one that is there; None for the best there is, which "auto" means as
+    well."""
+    return None if given is None or given == "auto" else checked_device(given)
+
+
+def check_data(data: Any, name: str) -> None:
+    """Refuse data that gives no batches: samples, or a single batch."""
+    has_samples = isinstance(data, Dataset) or hasattr(type(data), "__getitems__")
+    if has_samples or isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
+        raise ConfigurationError(
+            "no-loader",
+            f"{name} is a {type(data).__name__}, which does not return batches: pass a DataLoader, "
+            "such as DataLoader(dataset, batch_size=32). The order is train(train_dataloader, "
+            "num_epochs, eval_dataloader).",
+        )
+
+
+def _is_trained(value: Any) -> bool:
+    if isinstance(value, nn.Module):
+        return any(param.requires_grad for param in value.parameters())
+    return isinstance(value, (Optimizer, LRScheduler))
+
+
+def pretrained_files(model: nn.Module) -> dict[str, bytes]:
+    """The files that `from_pretrained` needs beside the weights; none for a model without
+    `save_pretrained`."""
+    if not callable(getattr(model, "save_pretrained", None)):
+        return {}
+    with TemporaryDirectory() as folder:
+        try:
+            for part in _transformers_parts(model) or [model]:
+                part.save_pretrained(folder)
+        except Exception as error:
+            error.add_note(
+                f"raised in save_pretrained of {type(model).__name__}, for the files that "
+                "from_pretrained reads"
+            )
+            raise
+        files = [path for path in Path(folder).iterdir() if path.is_file()]
+        return {
+            path.name: path.read_bytes()
+            for path in files
+            if not WEIGHTS.fullmatch(path.name) and path.name not in OWN_FILES
+        }
+
+
+def _transformers_parts(model: nn.Module) -> list[Any]:
+    """The configs of a model of transformers: all that has to be written besides its weights."""
+    module = sys.modules.get("transformers.modeling_utils")
+    if module is None or not isinstance(model, module.PreTrainedModel):
+        return []
+    found = (getattr(model, name, None) for name in ("config", "generation_config"))
+    return [part for part in found if part is not None]

@@ -1,0 +1,673 @@
+"""The core trainer behind the simple interface: it calls the interface's methods, which a user may
+have overridden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..._torch_compat import version_of
+from ...callback import Hook
+from ...callbacks.interval import metric_of
+from ...callbacks.nonfinite import NonFiniteGuard
+from ...callbacks.progress import ProgressDisplay, stop_lines
+from ...callbacks.recorder import RunRecorder
+from ...data.random import preserved_rng
+from ...errors import ConfigurationError, interruption, is_notebook
+from ...metrics.progress import Limits
+from ...metrics.result import StepResult
+from ...optim.build import Interval, build_schedule
+from ...runtime import resolve_runtime
+from ...runtime.base import detect_device
+from ...runtime.modes import start_training_mode
+from ...trainer import Trainer as CoreTrainer
+from ...training import steps as loop
+from ...training.program import Words
+from ...training.required_metrics import measured_on
+from ...training.step_checks import (
+    StepWatch,
+    Versions,
+    gradient_versions,
+    scheduler_position,
+    watch_own_steps,
+)
+from ...training.supervised import describe
+from ...training.update import OptimizerUpdate
+from ...training.updates import Updates
+from .._shared import InterfaceCore, InterfaceNames
+from .config import TrainingSettings
+from .epoch_ends import EpochEnds
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from .trainer import Trainer
+
+EpochFunction = Callable[[int], Mapping[str, float]]
+EpochListener = Callable[[int, dict[str, float]], None]
+
+
+NAMES = InterfaceNames(
+    interface="simple",
+    messages=Words(
+        update="super().train_step(batch)",
+        accumulate="training.gradient_accumulation_steps",
+        nonfinite="Lower the learning rate, set training.max_grad_norm in the config, or look for "
+        "bad samples.",
+        clip="call it between `loss.backward()` and `optimizer.step()`, or set "
+        "`training.max_grad_norm` in the config",
+        no_run_dir="Training",
+        record_media="Pass `save_dir=` to `train`.",
+    ),
+)
+
+
+class SimpleCore(InterfaceCore):
+    """Maps the core's names onto the interface's; batches reach the interface's steps as the loader
+    gave them."""
+
+    names = NAMES
+    _plateau_metric = None  # `EpochEnds` looks at what it watches
+
+    def __init__(
+        self,
+        interface: Trainer,
+        *,
+        model: nn.Module,
+        optimizer: Any,
+        loss_fn: Any,
+        config: Any,
+        device: torch.device | None,
+        scheduler: Any,
+    ) -> None:
+        self.interface: Trainer = interface
+        self.settings = TrainingSettings.of(config)
+        self.config = config
+        self.display = Display()
+        self.shown_epoch: int | None = None  # in the place of the run's own count
+        # the metric that ReduceLROnPlateau watches in a `train` call
+        self.watched: Callable[[dict[str, float]], str] | None = None
+        self.is_passing = False  # over the data, in the core's loop
+        self.has_said_unsaved = False
+        self._stepped: dict[str, Any] = {}  # where `train_epoch` left the schedulers
+        self._paced: dict[str, int] = {}  # schedules whose cadence is the config's, by their ids
+        self._epoch: EpochFunction | None = None
+        self._end_epoch: EpochListener | None = None
+        self._save: Callable[[], str | None] | None = None
+        self._eval_data: Any = None
+        self._left: list[Versions] | None = None  # of gradients, after a step of a longer window
+        self._has_passed = False
+        self._has_said = False
+        guard = Guard()
+        super().__init__(
+            model,
+            self.settings.build_optimizer if optimizer is None else optimizer,
+            loss_fn,
+            scheduler=scheduler,
+            callbacks=[guard, self.display],
+            accumulate=self.settings.gradient_accumulation_steps or 1,
+            clip_norm=self.settings.max_grad_norm,
+            compile=self.settings.compile,
+            runtime=device,
+            seed=None,
+        )
+        if not self.runtime.is_main:
+            self.display.style = "silent"
+        # single steps are guarded as well, and they come without a `train` call
+        guard.on_train_start(self)
+
+    # Components, each of which can be replaced
+
+    def configure_optimizers(self) -> None:
+        super().configure_optimizers()
+        self._settle()
+
+    def use(self, config: Any) -> None:
+        """Use another config from now on."""
+        settings = TrainingSettings.of(config)
+        if settings.compile != self.settings.compile:
+            raise ConfigurationError(
+                "compile-after-init",
+                f"config: training.compile is {settings.compile!r} now and was "
+                f"{self.settings.compile!r}: it counts when the trainer is built, so pass that "
+                "config to Trainer(...).",
+            )
+        self.settings = settings
+        self.config = config
+        self.accumulate = settings.gradient_accumulation_steps or 1
+        self.clip_norm = settings.max_grad_norm
+        for update in self.run.updates.by_name.values():
+            update.clip_norm = self.clip_norm
+        self._settle()
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        self.optimizers["optimizer"] = optimizer
+        self._settle()
+
+    def set_scheduler(self, given: Any) -> None:
+        """Another scheduler, or none."""
+        self._stepped = {}
+        self._paced = {}
+        if given is None:
+            self.schedules.pop("scheduler", None)
+        else:
+            self.schedules["scheduler"] = build_schedule(given, self.optimizers.get("optimizer"))
+            # so that a first one is noticed as another one is
+            self._components.trained.setdefault("schedule 'scheduler'", None)
+        self._set_cadence()
+
+    def set_device(self, device: torch.device | None) -> None:
+        """Move the models, the optimizers' state and all further batches to a device."""
+        device = detect_device() if device is None else device
+        if device == self.runtime.device:
+            return
+        if self.is_running or self.runtime.world > 1:
+            when = "while training" if self.is_running else "in a run of several processes"
+            raise ConfigurationError(
+                "device-in-run",
+                f"device={str(device)!r} was assigned {when}: assign it earlier, or leave it out.",
+            )
+        self.runtime = resolve_runtime(device, self.runtime.precision)
+        # made anew for that device by the next step
+        self.run.updates = Updates({}, self.run.window)
+        for module in self.modules.values():
+            self.runtime.place(module)
+        for optimizer in self.optimizers.values():
+            # which puts its state beside its parameters
+            optimizer.load_state_dict(optimizer.state_dict())
+
+    def _settle(self) -> None:
+        """Apply the settings to optimizers and schedulers, and say which were not used."""
+        for optimizer in self.optimizers.values():
+            for line in self.settings.settle(optimizer):
+                self.run.say(line)
+        self._set_cadence()
+
+    def _set_cadence(self) -> None:
+        """Have schedulers stepped per batch or per epoch, where the config says so."""
+        per_batch = self.settings.scheduler_step_per_batch
+        every: Interval | None = None if per_batch is None else "update" if per_batch else "epoch"
+        for name, schedule in self.schedules.items():
+            if schedule.every is not None and id(schedule) != self._paced.get(name):
+                continue
+            if schedule.watches and per_batch:
+                raise ConfigurationError(
+                    "plateau-per-batch",
+                    "ReduceLROnPlateau watches a metric of whole epochs and cannot be stepped "
+                    "after each batch: set training.scheduler_step_per_batch to False, or use "
+                    "another scheduler.",
+                )
+            self.schedules[name] = replace(schedule, every=every)
+            self._paced[name] = id(self.schedules[name])
+
+    def check_stepped_once(self) -> None:
+        """Refuse a loop that steps a scheduler again after `train_epoch`, which has stepped it."""
+        for name, position in self._stepped.items():
+            schedule = self.schedules.get(name)
+            if schedule is not None and scheduler_position(schedule.scheduler) != position:
+                raise ConfigurationError(
+                    "scheduler-after-epoch",
+                    "The scheduler was stepped by train_epoch, and again after it: remove your "
+                    "own scheduler.step(), or step it in an overridden train_epoch.",
+                )
+
+    def note_stepped(self) -> None:
+        """Remember where the schedulers that count epochs are."""
+        self._stepped = {
+            name: scheduler_position(schedule.scheduler)
+            for name, schedule in self.schedules.items()
+            if schedule.interval == "epoch"
+        }
+
+    # What the interface's user may have overridden
+
+    def prepare_batch(self, batch: Any) -> Any:
+        return batch
+
+    def split_batch(self, batch: Any) -> tuple[Any, Any]:
+        prepared = self.interface._prepare_batch(batch)
+        if isinstance(prepared, (tuple, list)) and len(prepared) == 2:
+            return prepared[0], prepared[1]
+        raise ConfigurationError(  # also for a tensor of two rows
+            "prepared-no-pair",
+            f"`_prepare_batch` returned {describe(prepared)}; return the pair (inputs, targets), "
+            "or (inputs, None) if there are no targets.",
+        )
+
+    def forward(self, inputs: Any) -> Any:
+        return self.interface._forward_pass(inputs)
+
+    def compute_loss(self, outputs: Any, targets: Any) -> Any:
+        return self.interface._compute_loss(outputs, targets)
+
+    def train_step(self, batch: Any) -> Any:
+        """Take the interface's own step without reading its loss from the device, or the step of a
+        subclass."""
+        if self._has_default_step:
+            return super().train_step(batch)
+        return as_result(self.interface.train_step(batch), "train_step", "train_")
+
+    def eval_step(self, batch: Any) -> Any:
+        if not self.interface._overrides("eval_step"):
+            return super().eval_step(batch)
+        return as_result(self.interface.eval_step(batch), "eval_step", "eval_")
+
+    @property
+    def _has_default_step(self) -> bool:
+        return not self.interface._overrides("train_step")
+
+    def train_step_for_user(self, batch: Any) -> Any:
+        """Take the core's step for a method of the user's, whose own backward() before it must not
+        go into the update."""
+        updates = self.run.updates.by_name.values()
+        if self.accumulate == 1 and self.run.num_micro_batches == 1:
+            for update in updates:
+                update.zero()
+            return super().train_step(batch)
+        own = [update for update in updates if update.peers is None]
+        if self._left is not None and self._left != [gradient_versions(update) for update in own]:
+            raise ConfigurationError(
+                "gradients-in-window",
+                "Gradients were changed between two calls of super().train_step(batch), which "
+                "belong to one update (training.gradient_accumulation_steps is "
+                f"{self.accumulate}): by your own backward(), zero_grad() or clip_grad_norm_. "
+                "Remove that call, use torch.autograd.grad instead, or remove that setting.",
+            )
+        self._left = None
+        result = super().train_step(batch)
+        self._left = [gradient_versions(update) for update in own]
+        return result
+
+    # Optimizer steps of the user's own
+
+    def _watch_steps(self) -> StepWatch | None:
+        return None if self._has_default_step else OwnSteps(self)
+
+    def _check_own_step(self, update: OptimizerUpdate) -> None:
+        """Refuse a step of the user's own on a part of a batch; clipping is up to it."""
+        step = "optimizer.step() was called"
+        if self.run.is_evaluating:
+            raise ConfigurationError(
+                f"{step} in an evaluation, which would train on the evaluation data: evaluate and "
+                "eval_step must not update."
+            )
+        if self.accumulate > 1:
+            raise ConfigurationError(
+                f"{step} after every batch by your own train_step or train_epoch, but "
+                f"training.gradient_accumulation_steps is {self.accumulate}: call "
+                "super().train_step(batch) instead, or remove that setting."
+            )
+        if update.peers is not None or self.run.num_micro_batches > 1:
+            reason = (
+                "it is divided among processes"
+                if update.peers is not None
+                else "memory ran out for all of it"
+            )
+            raise ConfigurationError(
+                f"{step} by your own train_step or train_epoch with the gradients of only a part "
+                f"of the batch, because {reason}: call super().train_step(batch) instead of "
+                "backward() and step()."
+            )
+        if update.clip_norm is not None and not self._has_said:
+            self._has_said = True
+            if not is_clipped(update.params, update.clip_norm):
+                self.run.say(
+                    f"config: training.max_grad_norm={update.clip_norm:g} is not used: your own "
+                    "train_step or train_epoch takes the steps. Call "
+                    "torch.nn.utils.clip_grad_norm_ before optimizer.step() there."
+                )
+
+    # Steps and epochs
+
+    def ready_for_step(self) -> None:
+        """Prepare a single step, outside of `train` as well as inside."""
+        if not self.run.updates.by_name:
+            self._setup_training()
+        self._adopt_replaced()
+        self.run.updates.refresh(self.modules.values())
+        start_training_mode(self.modules.values(), self.optimizers.values())
+
+    def single_eval_mode(self) -> AbstractContextManager[None]:
+        """Eval mode for one batch; inside an evaluation of the loop, which already has it,
+        nothing."""
+        return nullcontext() if self.run.phases else self._eval_mode()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a `train` or `train_epoch` call is under way."""
+        return self._epoch is not None
+
+    def run_epochs(
+        self,
+        data: Any,
+        num_epochs: int,
+        epoch: EpochFunction,
+        end_epoch: EpochListener,
+        save: Callable[[], str | None] | None = None,
+    ) -> None:
+        """Call `epoch` for each epoch (from 0) inside one `train` call, and then `end_epoch` with
+        what it returned.
+
+        An epoch that an exception cut short starts over in the next call. `save` is called after an
+        update in which a signal requested it.
+        """
+        if self.is_running:
+            raise ConfigurationError(
+                "train-in-train",
+                "train() was called while this trainer is training: call it after training has "
+                "ended.",
+            )
+        self._epoch = epoch
+        self._end_epoch = end_epoch
+        self._save = save
+        try:
+            self.train(data, num_epochs)
+        finally:
+            self._epoch = None
+            self._end_epoch = None
+            self._save = None
+            self.progress.go_to_epoch(self.progress.epoch)
+
+    def record_in(self, save_dir: str | Path | None) -> None:
+        """Record the run in the directory of its checkpoints; without one, go on as before."""
+        if save_dir is None or not self.runtime.is_main:
+            return
+        recorder = self._recorder
+        others = [callback for callback in self.run.callbacks if callback is not recorder]
+        if recorder is None or recorder.own_path != Path(save_dir):
+            recorder = RunRecorder("warn", directory=save_dir, existing="replace")
+        self.run.bind([*others, recorder])
+
+    @property
+    def _recorder(self) -> RunRecorder | None:
+        return next(
+            (callback for callback in self.run.callbacks if isinstance(callback, RunRecorder)), None
+        )
+
+    def _record_own(self, metrics: Mapping[str, float]) -> None:
+        """Record what a `train_epoch` of the user's own returns besides what the core's pass has
+        measured."""
+        row = self.history.epochs[-1] if self._has_passed else {}
+        known = {*row, *(f"train_{name}" for name in row)}
+        own = {name: value for name, value in metrics.items() if name not in known}
+        if self._recorder is not None and own:
+            self._recorder.on_epoch_end(self, own)
+
+    def _train_epoch(self) -> None:
+        """Count one epoch, whatever a subclass does in it: its own loop, one pass over the data, or
+        two.
+
+        So the count is set here, whatever the core's loop, which runs the passes, has counted.
+        """
+        assert self._epoch is not None
+        assert self._end_epoch is not None
+        start = self.progress.epoch
+        number = self.progress.epoch - self.progress.call_epoch
+        self._has_passed = False
+        self.display.on_epoch_start(self)
+        with EpochWatch(self) as watch:
+            metrics = as_numbers(self._epoch(number), "train_epoch")
+        watch.check_per_batch()
+        if not watch.has_trained:
+            self.run.say(
+                f"Nothing was trained in epoch {start + 1}: train_epoch changed no weight of the "
+                "model. Call self.train_step(batch) in it for each batch, or "
+                "self.optimizer.step()."
+            )
+        self.progress.go_to_epoch(start + 1)
+        for name in [name for name in self.schedules if not watch.has_moved(name)]:
+            self._step_epoch(name, metrics)
+        if not self._has_passed:  # no pass of ours, which would have shown its end
+            self.display.on_epoch_end(self, metrics)
+        self._record_own(metrics)
+        self._end_epoch(number, metrics)
+        self.progress.go_to_epoch(start + 1)  # a callback may have trained, too
+        self.on_update_end()  # a loop of the user's own did not look at signals
+        if self.run.is_interrupted:
+            self._leave()
+
+    def _schedule_epoch(self, row: Mapping[str, float]) -> None:
+        """Do nothing yet: the interface's `train_epoch` may still add metrics, or pass over the
+        data again."""
+
+    def _step_epoch(self, name: str, metrics: dict[str, float]) -> None:
+        """Step a scheduler that counts epochs; one that watches a metric gets that of the best
+        model."""
+        schedule = self.schedules[name]
+        if schedule.interval != "epoch":
+            return
+        if schedule.watches and schedule.metric is None:
+            default = "eval_loss" if "eval_loss" in metrics else "train_loss"
+            watched = default if self.watched is None else self.watched(metrics)
+            schedule.scheduler.step(metric_of(metrics, watched, "ReduceLROnPlateau"))
+        else:
+            schedule.step(metrics)
+
+    def pass_over(self, data: Any, eval_data: Any) -> dict[str, float]:
+        """Train on all batches of the data once, then evaluate; the metrics under the interface's
+        names."""
+        is_own = data is self.run.train_data and self.run.train_stream is not None
+        stream = self.run.train_stream if is_own else self._open(data, None, shuffle=True)
+        assert stream is not None
+        epoch = self.progress.epoch
+        self._eval_data = eval_data
+        self._has_passed = True
+        try:
+            self.is_passing = True
+            loop.train_epoch(self.run, stream, Limits())
+        finally:
+            self._eval_data = None
+            self.is_passing = False
+            if not is_own:
+                stream.close()
+        # no metrics that a subclass could go on with
+        if self.run.is_interrupted and self.progress.epoch == epoch:
+            self._leave()
+        return {
+            name if name.startswith("eval_") else f"train_{name}": value
+            for name, value in self.history.epochs[-1].items()
+        }
+
+    def _leave(self) -> None:
+        """End the program with the signal's exit code, after saving if there is a `save_dir`.
+
+        At once and not at the end of the core's loop: a subclass's `train_epoch` cannot go on
+        without the metrics.
+        """
+        self.run.signals.is_saving = True
+        saved = None if self._save is None else self._save()
+        what = f"saved; call load_checkpoint({saved!r}) and train to continue"
+        if saved is None:
+            what = "nothing was saved, because train was called without save_dir"
+        epoch = self.progress.epoch
+        when = f"in epoch {epoch + 1}" if self.progress.in_epoch else f"after epoch {epoch}"
+        line = f"{self.run.signals.name} {when}: {what}."
+        if not is_notebook():  # which shows the line of the exception
+            self.run.say(line)
+        raise interruption(self.run.signals.exit_code, line)
+
+    def on_update_end(self) -> None:
+        if self.run.signals.take_save() and self._save is not None:
+            self._save()
+
+    def on_train_epoch_end(self) -> None:
+        """Evaluate through the interface, so that a subclass's `evaluate` counts; it may leave
+        modes and seeds changed."""
+        if self._eval_data is None:
+            return
+        handles = [
+            handle
+            for update in self.run.updates.by_name.values()
+            for handle in watch_own_steps(update, self._check_own_step)
+        ]
+        try:
+            with self._eval_mode(), preserved_rng():
+                metrics = as_numbers(self.interface.evaluate(self._eval_data), "evaluate")
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.log({f"eval_{name}": value for name, value in unprefixed(metrics, "eval_").items()})
+
+    def names_of_one_batch(self, data: Any) -> set[str]:
+        """The metrics that an evaluation of this data will have, found out with its first batch."""
+        stream = self._open(data, None, shuffle=False)
+        try:
+            return measured_on(self.run, stream)
+        finally:
+            stream.close()
+
+    # Callbacks
+
+    def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
+        super()._map_hooks(function)
+        if isinstance(self._end_epoch, EpochEnds):
+            self._end_epoch.callbacks[:] = map(function, self._end_epoch.callbacks)
+
+    def _timed_methods(self) -> list[tuple[object, str, str]]:
+        methods = super()._timed_methods()
+        if isinstance(self._end_epoch, EpochEnds):
+            methods += [(self._end_epoch, name, "checkpoints") for name in ("_save", "save_now")]
+        return methods
+
+
+class Guard(NonFiniteGuard):
+    """The core's, under the name that checkpoints of this interface have its state by."""
+
+
+class Display(ProgressDisplay):
+    """Shows the number that `train_epoch` was given, where it is called on its own."""
+
+    def _epoch_number(self, trainer: CoreTrainer, ended: bool = False) -> str:
+        shown = trainer.shown_epoch if isinstance(trainer, SimpleCore) else None
+        return super()._epoch_number(trainer, ended) if shown is None else f"{shown}"
+
+    def _last_lines(self, trainer: CoreTrainer) -> list[str]:
+        """Nothing of the best epoch: the interface's `train` looks for it by itself."""
+        return stop_lines(trainer)
+
+
+class OwnSteps(StepWatch):
+    """Looks at the steps of an overridden `train_step`, which may also call backward() for a later
+    optimizer.step()."""
+
+    def _check_first(self, result: StepResult) -> None:
+        grads = [param.grad for update in self.updates for param in update.params]
+        if all(grad is None for grad in grads) or self.optimization.calls != self._calls:
+            super()._check_first(result)
+        self._is_first = False
+
+
+class EpochWatch:
+    """Watches what one epoch changes, also one that the user wrote: weights, optimizers and
+    schedulers."""
+
+    def __init__(self, core: SimpleCore) -> None:
+        self.core = core
+        self.own_steps = 0
+        self._calls = core.run.updates.calls
+        self._versions = self._count_changes()
+        self._positions = {
+            name: scheduler_position(s.scheduler) for name, s in core.schedules.items()
+        }
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> EpochWatch:
+        for update in self.core.run.updates.by_name.values():
+            self._handles += watch_own_steps(update, self.core._check_own_step, self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def has_trained(self) -> bool:
+        is_stepped = self.own_steps or self.core.run.updates.calls != self._calls
+        return bool(is_stepped) or self._versions != self._count_changes()
+
+    def has_moved(self, name: str) -> bool:
+        """Whether the scheduler was stepped in this epoch."""
+        return bool(
+            self._positions.get(name) != scheduler_position(self.core.schedules[name].scheduler)
+        )
+
+    def check_per_batch(self) -> None:
+        """Refuse optimizer steps of the user's own without steps of the scheduler that counts
+        batches."""
+        for name, schedule in self.core.schedules.items():
+            if self.own_steps and schedule.interval == "update" and not self.has_moved(name):
+                raise ConfigurationError(
+                    f"train_epoch called optimizer.step() {self.own_steps} times but never "
+                    f"scheduler.step(), although {type(schedule.scheduler).__name__} must be "
+                    "stepped after each batch: call self.scheduler.step() after "
+                    "self.optimizer.step(), or self.train_step(batch) instead of both."
+                )
+
+    def _count(self, update: OptimizerUpdate) -> None:
+        self.own_steps += 1
+
+    def _count_changes(self) -> int:
+        return sum(
+            version_of(param)
+            for module in self.core.modules.values()
+            for param in module.parameters()
+        )
+
+
+def is_clipped(params: list[nn.Parameter], max_norm: float) -> bool:
+    """Whether gradients are within a norm, but for rounding."""
+    norms = [torch.linalg.vector_norm(param.grad) for param in params if param.grad is not None]
+    return not norms or float(torch.linalg.vector_norm(torch.stack(norms))) <= max_norm * 1.001
+
+
+def as_result(returned: Any, method: str, prefix: str) -> Any:
+    """What an overridden step returned; its metrics have the core's names."""
+    if isinstance(returned, (Tensor, int, float, StepResult)):
+        return returned
+    check_metrics(returned, method)
+    return unprefixed(returned, prefix)
+
+
+def check_metrics(returned: Any, method: str) -> None:
+    """Refuse a returned value that is no dict of metrics which can be averaged."""
+    is_dict = isinstance(returned, Mapping)
+    wrong = (
+        [f"{name}: {value!r:.60}" for name, value in returned.items() if not is_number(value)]
+        if is_dict
+        else [f"{returned!r:.60}"]
+    )
+    if wrong:
+        raise ConfigurationError(
+            "metrics-not-numbers",
+            f"`{method}` returned {', '.join(wrong)}; return a dict of metrics that are numbers, "
+            "such as {'loss': loss.item()}.",
+        )
+
+
+def is_number(value: Any) -> bool:
+    """Whether a metric is one number; a tensor is not read from its device."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, SupportsFloat)
+
+
+def unprefixed(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Metrics without the prefix that their names get in the history, where a method has written it
+    already."""
+    return {
+        name if name.removeprefix(prefix) in metrics else name.removeprefix(prefix): value
+        for name, value in metrics.items()
+    }
+
+
+def as_numbers(returned: Any, method: str) -> dict[str, float]:
+    """The metrics that an overridden method returned, as floats."""
+    check_metrics(returned, method)
+    return {name: float(value) for name, value in returned.items()}
