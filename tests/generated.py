@@ -16,7 +16,7 @@ from pathlib import Path
 from loopwright import Callback
 from loopwright.callback import hook_names
 from loopwright.interfaces import adversarial, configured, lifecycle, modular, simple
-from loopwright.interfaces.adversarial.pix2pix.live import Curves
+from loopwright.interfaces.adversarial.live import Curves
 from loopwright.interfaces.adversarial.scheduling import ScheduledRate
 from loopwright.interfaces.configured.experiment import schema
 from loopwright.interfaces.simple.config import TrainingSettings

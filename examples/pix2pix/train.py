@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from loopwright.interfaces.adversarial import Pix2pixTrainer, Tester, load_config
-from loopwright.interfaces.adversarial.images import side_by_side, write_image
+from loopwright.interfaces.adversarial.live import side_by_side, write_image
 
 
 def main() -> None:

@@ -240,5 +240,5 @@ def adversarial(dies_at: int | None = None) -> dict[str, Any]:
         "losses": read_loss_log(trainer.experiment_dir),
         "epoch": trainer.current_epoch,
         "calls": len(calls),
-        "random": next_numbers(trainer._engine.run),
+        "random": next_numbers(trainer._core.run),
     }

@@ -85,6 +85,6 @@ def assert_same_training(first: Pix2pixTrainer, second: Pix2pixTrainer) -> None:
         assert getattr(first, name).state_dict() == getattr(second, name).state_dict()
     for name in ("g_scaler", "d_scaler"):
         assert getattr(first, name).state_dict() == getattr(second, name).state_dict()
-    assert first._engine.history.epochs == second._engine.history.epochs
-    for name, series in first._engine.history.steps.items():
-        assert list(series) == list(second._engine.history.steps[name])
+    assert first._core.history.epochs == second._core.history.epochs
+    for name, series in first._core.history.steps.items():
+        assert list(series) == list(second._core.history.steps[name])

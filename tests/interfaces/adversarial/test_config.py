@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from loopwright.errors import ConfigurationError
 from loopwright.interfaces.adversarial import Config, Trainer, load_config
-from loopwright.interfaces.adversarial.data_config import Group
-from loopwright.interfaces.adversarial.reading import export_config
+from loopwright.interfaces.adversarial.config import Group, export_config
 
 
 def test_no_config_means_the_defaults():
@@ -65,43 +65,25 @@ def test_two_configs_share_no_group():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "key", "words"),
     [
-        (
-            {"common": {"devise": "cpu"}},
-            r"common\.devise\s+there is no such setting; did you mean common\.device\?",
-        ),
-        (
-            {"batch_size": 3},
-            r"batch_size\s+there is no such setting; did you mean dataloader\.batch_size\?",
-        ),
-        ({"save": {"zzz": 1}}, r"save\.zzz\s+there is no such setting; available: save_model, "),
-        (
-            {"train": {"generator": {"learning_rate": {"initial": "a"}}}},
-            r"learning_rate\.initial\s+.*it is 'a'",
-        ),
-        (
-            {"dataloader": {"batch_size": 0}},
-            r"dataloader\.batch_size\s+.*greater than or equal to 1; it is 0",
-        ),
-        (
-            {"dataloader": {"batch_size": "4"}},
-            r"dataloader\.batch_size\s+.*valid integer; it is '4'",
-        ),
-        (
-            {"dataloader": {"direction": "AB"}},
-            r"dataloader\.direction\s+input should be 'AtoB' or 'BtoA'; it is 'AB'",
-        ),
-        (
-            {"train": {"load": {"continue_train": "yes"}}},
-            r"train\.load\.continue_train\s+.*or: .*'auto'; it is 'yes'",
-        ),
-        ({"train": 3}, r"train\s+.*it is 3"),
+        ({"common": {"devise": "cpu"}}, "common.devise", "did you mean common.device"),
+        ({"batch_size": 3}, "batch_size", "dataloader.batch_size"),
+        ({"train": {"batch_size": 3}}, "train.batch_size", "dataloader.batch_size"),
+        ({"train": {"generator": {"n_down": 4}}}, "train.generator.n_down", "generator.n_downs"),
+        ({"dataloader": {"batch_size": 0}}, "dataloader.batch_size", "it is 0"),
+        ({"dataloader": {"batch_size": "4"}}, "dataloader.batch_size", "it is the text '4'"),
+        ({"dataloader": {"direction": "AB"}}, "dataloader.direction", "'AtoB' or 'BtoA'"),
+        ({"dataloader": {"masking": {"enable": True}}}, "masking.enable", "forward_G"),
+        ({"train": {"load": {"continue_train": "yes"}}}, "train.load.continue_train", "'auto'"),
+        ({"config_type": "diffusion"}, "config_type", "'diffusion'"),
+        ({"train": 3}, "train", "it is 3"),
     ],
 )
-def test_a_mistake_names_its_key(given: dict, message: str):
-    with pytest.raises(ConfigurationError, match=message):
+def test_a_mistake_names_its_key(given: dict, key: str, words: str):
+    with pytest.raises(ConfigurationError, match=re.escape(key)) as caught:
         load_config(given)
+    assert words in str(caught.value)
 
 
 def test_all_mistakes_are_named_together():
@@ -117,10 +99,10 @@ def test_a_wrong_value_is_refused_when_it_is_assigned():
 
 
 def test_a_missing_or_unreadable_file_is_named(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match=r"no config file at .*none\.json"):
+    with pytest.raises(ConfigurationError, match=r"none\.json\s+cannot be read"):
         load_config(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(ConfigurationError, match=r"bad\.json cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"bad\.json\s+cannot be read"):
         load_config(tmp_path / "bad.json")
     (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(ConfigurationError, match=r"bad\.yaml:1\s+is not YAML"):
@@ -160,8 +142,3 @@ def test_a_subclass_may_bring_settings_of_its_own(tmp_path: Path):
         {"common": {"device": "cpu"}, "my_cool_group": {"my_cool_value": 42.0}}, quicksetup=False
     )
     assert trainer.config.my_cool_group.my_cool_value == 42.0
-
-
-def test_a_device_that_is_not_there_is_refused_by_its_key():
-    with pytest.raises(ConfigurationError, match=r"common\.device is 'cuda'"):
-        Trainer({"common": {"device": "cuda"}}, quicksetup=False)

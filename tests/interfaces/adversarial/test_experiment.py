@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.errors import ConfigurationError, DataError
+from loopwright.errors import ConfigurationError
 from loopwright.interfaces.adversarial import Pix2pixTrainer, Trainer
+from tests.mistakes import raises
 
 from .runs import continued, tiny
 
@@ -65,15 +66,15 @@ def test_continuing_adds_a_numbered_copy_of_the_config(data: Path, tmp_path: Pat
 def test_a_mistake_uses_up_no_version(data: Path, tmp_path: Path):
     config = tiny(data, tmp_path)
     wrong = config | {"dataloader": config["dataloader"] | {"dataroot": "nowhere"}}
-    with pytest.raises(DataError, match="no directory nowhere/train"):
+    with raises("no-images", "nowhere/train"):
         Pix2pixTrainer(wrong)
     assert list(tmp_path.iterdir()) == []
     Pix2pixTrainer(config).train_paired(0)
-    with pytest.raises(DataError, match="no directory nowhere/train"):
+    with raises("no-images", "nowhere/train"):
         Pix2pixTrainer(continued(wrong))
     assert (tmp_path / "tiny_v1" / "metrics.sqlite").is_file()
 
 
 def test_what_needs_a_directory_says_so(data: Path, tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="build_output_directory"):
+    with raises("no-experiment-directory"):
         Trainer(tiny(data, tmp_path), quicksetup=False).save_checkpoint()

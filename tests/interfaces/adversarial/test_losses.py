@@ -89,19 +89,6 @@ def test_every_curve_begins_and_ends_where_it_should(kind):
     assert values == sorted(values, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("linaer", 0, 1), "use one of linear"),
-        (("linear", 3, 1), "end_epoch=1 is before start_epoch=3"),
-        (("exponential", 0, 3, 1.0, -1.0), "same sign"),
-    ],
-)
-def test_schedules_that_make_no_sense_are_refused(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Schedule(*arguments)
-
-
 def test_losses_are_found_by_their_tags():
     losses = manager()
     assert list(losses.get_registered_losses(query=["pixels"])) == ["L1"]
@@ -177,11 +164,6 @@ def test_a_name_is_registered_once():
         manager().register_loss_fn("L1", nn.L1Loss())
 
 
-def test_an_unknown_loss_is_refused_with_those_there_are():
-    with pytest.raises(ConfigurationError, match="no loss 'L3'; registered losses: L1, L2"):
-        manager().compute_loss_xy("L3", ones, zeros)
-
-
 def test_a_spec_replaces_all_losses_and_gets_its_arguments():
     losses = manager()
     losses.init_from_spec(
@@ -190,11 +172,6 @@ def test_a_spec_replaces_all_losses_and_gets_its_arguments():
     assert losses.get_loss_weights() == {"mine": 3.0}
     losses.init_from_spec(None)
     assert losses.get_loss_weights() == {}
-
-
-def test_a_spec_must_return_losses():
-    with pytest.raises(ConfigurationError, match="must return a dict of LMLoss"):
-        manager().init_from_spec(lambda: {"a": nn.L1Loss()})
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_the_losses_of_every_step_are_in_the_history_and_the_metrics_store(
     from loopwright.run import MetricsStore
 
     trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 2)
-    history = trainer._engine.history
+    history = trainer._core.history
     assert history.names == ["D_real", "D_fake", "G_GAN", "G_L1"]
     assert {name: len(series) for name, series in history.steps.items()} == dict.fromkeys(
         history.names, 6
@@ -115,7 +115,7 @@ def test_each_network_has_a_scaler_of_its_own(data: Path, tmp_path: Path):
     config["common"]["precision"] = "fp16"
     trainer = train(Pix2pixTrainer(config), 1)
     assert trainer.g_scaler is not trainer.d_scaler
-    updates = trainer._engine.run.updates.by_name
+    updates = trainer._core.run.updates.by_name
     assert (updates["opt_gen"].scaler, updates["opt_disc"].scaler) == (
         trainer.g_scaler,
         trainer.d_scaler,
@@ -211,7 +211,7 @@ def test_a_weight_follows_its_schedule_from_epoch_to_epoch(data: Path, tmp_path:
         trainer.train_paired(epoch)
         weights.append(trainer.loss_manager.get_loss_weights()["G_L1"])
     assert weights == [100.0, 50.0, 0.0]
-    assert trainer._engine.history["G_L1"][2] == 0.0
+    assert trainer._core.history["G_L1"][2] == 0.0
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_step(data: Path, tmp_path: Path):

@@ -66,7 +66,7 @@ def experiment(rank: int, data: Path, folder: Path) -> dict[str, Any]:
         "weights": weights_of(trainer.gen, trainer.disc),
         "weights, continued": weights_of(again.gen, again.disc),
         "losses": read_loss_log(trainer.experiment_dir),
-        "history": trainer._engine.history.to_dict(),
+        "history": trainer._core.history.to_dict(),
         "single precision": [[str(result.source), dict(result.losses)] for result in results],
         "printed": [
             line

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright.errors import ConfigurationError
 from loopwright.interfaces.adversarial import (
     ConfigManager,
     LossManager,
@@ -25,10 +24,11 @@ from loopwright.interfaces.adversarial import (
     Trainer,
     UnetGenerator,
     load_config,
-    reading,
 )
-from loopwright.interfaces.adversarial.data_config import PairAugmentation
-from loopwright.interfaces.adversarial.pix2pix.dataset import pair_changes
+from loopwright.interfaces.adversarial import config as config_module
+from loopwright.interfaces.adversarial.config import PairAugmentation
+from loopwright.interfaces.adversarial.dataset import pair_changes
+from tests.mistakes import raises
 
 from .runs import SIZE, tiny, train
 
@@ -118,9 +118,9 @@ def test_every_key_of_the_published_configs_is_accepted(
 
 
 def test_keys_without_an_effect_are_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mistake: Any, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ):
-    monkeypatch.setattr(reading, "_said", set())
+    monkeypatch.setattr(config_module, "_said", set())
     config = {
         "common": {
             "device": "cpu",
@@ -136,13 +136,8 @@ def test_keys_without_an_effect_are_said_once(
         "Settings without an effect: visualizer.visdom.server, visualizer.visdom.port (pictures "
         "and curves are files in the experiment's folder live).",
     ]
-    mistake.said(
-        "Interface: adversarial",
-        "`visualizer.visdom.server` in a config",
-        caplog.records[1].getMessage(),
-    )
     caplog.clear()
-    reading._said.clear()
+    config_module._said.clear()
     Trainer({"common": {"device": "cpu"}}, quicksetup=False)
     Trainer(
         json.loads(Path(trainers[0].experiment_dir / "train1_config.json").read_text()),
@@ -273,23 +268,14 @@ def test_a_test_says_how_many_images_unless_it_is_silent(
     assert capsys.readouterr().out == ""
 
 
-def test_a_converter_takes_another_size_and_device(data: Path, tmp_path: Path, mistake: Any):
+def test_a_converter_takes_another_size_and_device(data: Path, tmp_path: Path):
     trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 1)
     trainer.save_checkpoint()
     folder = trainer.experiment_dir
     converter = ONNXConverter(folder, folder / "train1_config.json", 1, 3, 2 * SIZE, "cpu")
     assert (converter.in_channels, converter.crop_size, converter.device) == (3, 2 * SIZE, "cpu")
-    with mistake(
-        "Interface: adversarial",
-        "`convert_model(export_params=False)`",
-        ConfigurationError,
-        match="cannot be checked",
-    ):
+    with raises("onnx-without-weights"):
         converter.convert_model(export_params=False)
-    with mistake(
-        "Interface: adversarial", "`convert_model(18)`", ConfigurationError, match="name them"
-    ):
-        converter.convert_model(18)
 
 
 # Schedules
@@ -303,16 +289,12 @@ def test_an_exponential_schedule_may_go_to_zero_and_come_from_it():
     assert Schedule("exponential", target_value=0.0).value(1) == pytest.approx(1.0)
 
 
-def test_a_schedule_without_an_end_stays_where_it_is_and_says_so(
-    caplog: pytest.LogCaptureFixture, mistake: Any
-):
+def test_a_schedule_without_an_end_stays_where_it_is_and_says_so(caplog: pytest.LogCaptureFixture):
     assert [Schedule(start_epoch=100).value(epoch) for epoch in (1, 100, 500)] == [1.0] * 3
     assert caplog.text == ""
     assert Schedule(start_epoch=100, initial_value=2.0, target_value=0.0).value(
         500
     ) == pytest.approx(2.0)
-    what = "`Schedule` with a target and no `end_epoch`"
-    mistake.said("Interface: adversarial", what, caplog.records[0].getMessage())
     assert "never reaches 0.0" in caplog.text
 
 
@@ -322,7 +304,7 @@ def test_a_schedule_that_says_nothing_leaves_the_weight_alone():
     assert losses.compute_loss_xy("a", torch.ones(2), torch.zeros(2)).item() == 5.0
 
 
-def test_keywords_reach_the_function_that_is_a_schedule(mistake: Any):
+def test_keywords_reach_the_function_that_is_a_schedule():
     def growing(schedule: Schedule, epoch: int, factor: float = 1.0) -> float:
         return schedule.initial_value * epoch * factor
 
@@ -333,15 +315,7 @@ def test_keywords_reach_the_function_that_is_a_schedule(mistake: Any):
     assert losses.compute_loss_xy("own", ones, 0 * ones, 3, loss_kwargs=keywords).item() == 60.0
     small = {"weight_kwargs": {"epsilon": 1e-4}}
     assert losses.compute_loss_xy("named", ones, 0 * ones, 2, small).item() == pytest.approx(1e-2)
-    what = "`loss_kwargs` for a schedule that takes none"
-    with mistake(
-        "Interface: adversarial", what, ConfigurationError, match="'exponential' takes epsilon"
-    ):
-        losses.compute_loss_xy("named", ones, ones, 1, loss_kwargs=keywords)
-    what = "`loss_kwargs` without `weight_kwargs`"
-    with mistake(
-        "Interface: adversarial", what, ConfigurationError, match="expected {'weight_kwargs'"
-    ):
+    with raises("unknown-loss-kwargs", "factor"):
         losses.compute_loss_xy("own", ones, ones, 1, loss_kwargs={"factor": 1.0})
 
 

@@ -242,8 +242,8 @@ def test_a_method_replaced_whole_trains_as_a_loop_by_hand(
 ):
     trainer = run(replacing(method), plain(data, tmp_path))
     assert_same_weights(trainer, by_hand)
-    assert trainer._engine.progress.update == 3 * NUM_EPOCHS
-    assert {update.num_updates for update in trainer._engine.run.updates.by_name.values()} == {
+    assert trainer._core.progress.update == 3 * NUM_EPOCHS
+    assert {update.num_updates for update in trainer._core.run.updates.by_name.values()} == {
         3 * NUM_EPOCHS
     }
 
@@ -340,7 +340,7 @@ def test_loaders_of_ones_own_need_no_images(tmp_path: Path):
             self.train_loader = DataLoader(torch.utils.data.TensorDataset(*pairs), batch_size=2)
 
     trainer = train(Mine(tiny(Path("no images"), tmp_path)), 1)
-    assert trainer._engine.progress.update == 3
+    assert trainer._core.progress.update == 3
 
 
 def test_an_epoch_of_ones_own_loader_is_that_of_the_default_one(

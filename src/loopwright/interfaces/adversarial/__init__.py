@@ -3,15 +3,13 @@
 from loopwright.interfaces.adversarial import Pix2pixTrainer
 """
 
-from .config import Config
+from .config import Config, ConfigManager, load_config
+from .dataset import PairedDataset
 from .losses import LMHistory, LMLoss, LossManager, read_loss_log
-from .pix2pix.dataset import PairedDataset
-from .pix2pix.networks import Discriminator, ResidualUnetBlock, UnetBlock, UnetGenerator
-from .pix2pix.onnx import ExportError, ONNXConverter, export_onnx
-from .pix2pix.tester import Tester, TestResult
-from .pix2pix.trainer import Pix2pixTrainer, pix2pix
-from .reading import ConfigManager, load_config
+from .networks import Discriminator, ResidualUnetBlock, UnetBlock, UnetGenerator
+from .pix2pix import Pix2pixTrainer, pix2pix
 from .scheduling import Schedule, Scheduler, TorchScheduler
+from .tester import ExportError, ONNXConverter, Tester, TestResult, export_onnx
 from .trainer import Trainer
 
 __all__ = [

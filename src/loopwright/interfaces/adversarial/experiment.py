@@ -52,13 +52,21 @@ def choose_directory(config: Config) -> tuple[Path, bool]:
     if choice is True and not wanted.is_dir():
         there = ", ".join(f"v{number}" for number in versions(config)) or "none"
         raise ConfigurationError(
+            "no-experiment",
             f"train.load.continue_train is true, but there is no experiment {wanted}; existing "
-            f"versions: {there}. Set common.experiment_version, or continue_train to false."
+            f"versions: {there}. Set common.experiment_version, or continue_train to false.",
         )
     if choice and wanted.is_dir():
         return wanted, choice is True or bool(_resumable(wanted)) or any(wanted.glob("epoch*_net*"))
     if choice == "auto" or not config.save.auto_increment_version:
-        _make(wanted)
+        if wanted.exists():
+            raise ConfigurationError(
+                "experiment-exists",
+                f"The experiment {wanted} already exists: set save.auto_increment_version to true "
+                "for the next version, train.load.continue_train to true to continue it, or choose "
+                "another name.",
+            )
+        wanted.mkdir(parents=True)
         return wanted, False
     while True:  # another process may take the number first
         try:
@@ -95,17 +103,6 @@ def versions(config: Config) -> list[int]:
     folder = Path(config.common.output_directory)
     found = (name.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
     return sorted(int(match[1]) for match in found if match)
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True)
-    except FileExistsError:
-        raise ConfigurationError(
-            f"The experiment {directory} already exists: set save.auto_increment_version to true "
-            "for the next version, train.load.continue_train to true to continue it, or choose "
-            "another name."
-        ) from None
 
 
 def epoch_path(directory: Path, epoch: int) -> Path:
@@ -189,9 +186,10 @@ def load_network(
         ]
     if problems:
         raise CheckpointError(
+            "network-mismatch",
             f"{source} does not match this network; nothing was loaded:{listed(problems)}\n"
             "Build the network with the settings in train1_config.json of the run that wrote the "
-            f"checkpoint, or pass load_checkpoint the network that was saved as {kind!r}."
+            f"checkpoint, or pass load_checkpoint the network that was saved as {kind!r}.",
         )
     network.load_state_dict(weights)
     if optimizer is not None and state is not None:
@@ -225,9 +223,9 @@ def _find(
     there = sorted({path.name.split(".")[0] for path in directory.glob(f"epoch*_net{kind}*")})
     there += [f"epoch{saved}" for saved in saved_epochs(directory)]
     raise CheckpointError(
+        "no-saved-network",
         f"{directory} has no network {kind!r} of epoch {epoch}; saved epochs: "
-        f"{', '.join(there) or 'none'}. Set train.load.load_epoch (or load_epoch=) to an epoch "
-        "that was saved."
+        f"{', '.join(there) or 'none'}. Set train.load.load_epoch (or load_epoch=) to one of them.",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import nan
 from pathlib import Path
 from time import perf_counter
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import ConfigurationError
 from ...metrics.meter import AddUp
+from ...text import nearest
 from .scheduling import Schedule
 
 FILE_NAME = "loss_log.jsonl"
@@ -130,20 +131,7 @@ class LossManager:
         self, spec: Callable[..., Mapping[str, LMLoss]] | None, *args: Any, **kwargs: Any
     ) -> None:
         """Replace all losses by those that `spec`, a function, returns by name."""
-        if spec is not None and not callable(spec):
-            raise ConfigurationError(
-                f"init_from_spec was given {spec!r}; expected a function that returns a dict of "
-                "LMLoss by name, as in init_from_spec(pix2pix, self.config, 'basic')."
-            )
-        losses = {} if spec is None else spec(*args, **kwargs)
-        if not isinstance(losses, Mapping) or not all(
-            isinstance(loss, LMLoss) for loss in losses.values()
-        ):
-            raise ConfigurationError(
-                f"The loss spec {getattr(spec, '__name__', spec)!r} must return a dict of LMLoss "
-                f"by name; it returned {losses!r}."
-            )
-        self.loss_fns = dict(losses)
+        self.loss_fns = {} if spec is None else dict(spec(*args, **kwargs))
 
     def register_loss_fn(
         self,
@@ -156,21 +144,21 @@ class LossManager:
         """Register a loss under a new name, with a weight or a schedule of it, and tags."""
         if loss_name in self.loss_fns:
             raise ConfigurationError(
-                f"A loss {loss_name!r} is already registered: choose another name."
+                "loss-registered",
+                f"A loss {loss_name!r} is already registered: choose another name.",
             )
-        if isinstance(loss_fn, type) or not callable(loss_fn):
-            what = f"the class {loss_fn.__name__}" if isinstance(loss_fn, type) else repr(loss_fn)
+        if isinstance(loss_fn, type):
             raise ConfigurationError(
-                f"The loss {loss_name!r} is {what}; expected a module or function of two tensors, "
-                "such as nn.L1Loss()."
-            )
-        if isinstance(tags, str):
-            raise ConfigurationError(
-                f"The tags of loss {loss_name!r} are the string {tags!r}: write [{tags!r}]."
+                "loss-class",
+                f"The loss {loss_name!r} is the class {loss_fn.__name__}: pass an object of it.",
             )
         function = loss_fn.to(self.device) if isinstance(loss_fn, nn.Module) else loss_fn
         self.loss_fns[loss_name] = LMLoss(
-            loss_name, function, loss_weight, schedule, list(tags or ())
+            loss_name,
+            function,
+            loss_weight,
+            schedule,
+            [tags] if isinstance(tags, str) else list(tags or ()),
         )
 
     # Computing
@@ -189,8 +177,15 @@ class LossManager:
         the weight.
         """
         loss = self._loss(loss_name)
-        keywords = _weight_keywords(loss_kwargs) if loss_kwargs else {}
-        weight = loss.weight(self.epoch if epoch is None else epoch, **keywords)
+        keywords = dict(loss_kwargs or {})
+        options = keywords.pop("weight_kwargs", {})
+        if keywords:
+            raise ConfigurationError(
+                "unknown-loss-kwargs",
+                f"loss_kwargs has {', '.join(map(repr, keywords))}; pass {{'weight_kwargs': "
+                "{...}}, keywords for the schedule of the weight.",
+            )
+        weight = loss.weight(self.epoch if epoch is None else epoch, **options)
         result: Tensor = loss.function(x, y) * weight
         detached = result.detach()
         value = detached.mean()
@@ -214,14 +209,10 @@ class LossManager:
 
     def _loss(self, name: str) -> LMLoss:
         if name not in self.loss_fns:
-            there = (
-                f"registered losses: {', '.join(self.loss_fns)}"
-                if self.loss_fns
-                else "none is registered"
-            )
             raise ConfigurationError(
-                f"There is no loss {name!r}; {there}. Call register_loss_fn({name!r}, ...) or "
-                "init_from_spec first."
+                "unknown-loss",
+                f"There is no loss {name!r}; {nearest(name, self.loss_fns)} Call "
+                f"register_loss_fn({name!r}, ...) or init_from_spec first.",
             )
         return self.loss_fns[name]
 
@@ -233,19 +224,12 @@ class LossManager:
 
     def settle_together(self, add_up: AddUp) -> None:
         """Keep the means over all processes, which all call this; `add_up` adds sums and counts."""
-        values = self._read()
-        sizes = [size for *_, size in self._pending]
         table = {
-            str(at): (values[at] * size if size else 0.0, float(size))
-            for at, size in enumerate(sizes)
+            str(at): (value * size if size else 0.0, float(size))
+            for at, (value, (*_, size)) in enumerate(zip(self._read(), self._pending, strict=True))
         }
         total = add_up(table)
-        self._keep(
-            [
-                total[at][0] / total[at][1] if total[at][1] else nan
-                for at in map(str, range(len(sizes)))
-            ]
-        )
+        self._keep([total[at][0] / total[at][1] if total[at][1] else nan for at in table])
 
     def _read(self) -> list[float]:
         """The pending values, all of them at once."""
@@ -276,48 +260,29 @@ class LossManager:
         found = self._found(query)
         if not strip:
             return found
-        return {
-            name: LMLoss(
-                name,
-                loss.function,
-                loss.loss_weight,
-                loss.schedule,
-                list(loss.tags),
-                loss.last_loss_map,
-            )
-            for name, loss in found.items()
-        }
+        return {name: replace(loss, history=LMHistory()) for name, loss in found.items()}
 
     def get_loss_values(self, query: Query = None, precision: int | None = 2) -> dict[str, float]:
         """Return the last value of each loss, all or those with one of the tags."""
         last = {name: loss.last_loss_map for name, loss in self._found(query).items()}
-        values = {
-            name: 0.0 if value is None else value.float().mean().item()
+        return {
+            name: _rounded(0.0 if value is None else value.float().mean().item(), precision)
             for name, value in last.items()
         }
-        return (
-            values
-            if precision is None
-            else {name: round(value, precision) for name, value in values.items()}
-        )
 
     def get_loss_tensors(self, query: Query = None) -> dict[str, Tensor]:
         """Return the last tensor of each loss, times its weight; zero before the first."""
-        losses = self._found(query)
-        zero = torch.zeros(())
         return {
-            n: zero if loss.last_loss_map is None else loss.last_loss_map
-            for n, loss in losses.items()
+            name: torch.zeros(()) if loss.last_loss_map is None else loss.last_loss_map
+            for name, loss in self._found(query).items()
         }
 
     def get_loss_weights(self, query: Query = None, precision: int | None = 2) -> dict[str, float]:
         """Return the weight of each loss in this epoch."""
-        weights = {name: loss.weight(self.epoch) for name, loss in self._found(query).items()}
-        return (
-            weights
-            if precision is None
-            else {name: round(value, precision) for name, value in weights.items()}
-        )
+        return {
+            name: _rounded(loss.weight(self.epoch), precision)
+            for name, loss in self._found(query).items()
+        }
 
     def _found(self, query: Query) -> dict[str, LMLoss]:
         return {
@@ -336,17 +301,13 @@ class LossManager:
         capture: bool = False,
     ) -> str | None:
         """Print the last values; with `capture`, return the line instead."""
-        values = " ".join(
-            f"{name}: {value}" for name, value in self.get_loss_values(precision=precision).items()
-        )
-        return self._print(f"(epoch: {epoch}, iters: {iter}) Loss: {values}", capture)
+        values = self.get_loss_values(precision=precision)
+        return self._print(f"(epoch: {epoch}, iters: {iter}) Loss: {_in_a_row(values)}", capture)
 
     def print_weights(self, precision: int = 2, capture: bool = False) -> str | None:
         """Print the weights of this epoch; with `capture`, return the line instead."""
-        weights = " ".join(
-            f"{name}: {value}" for name, value in self.get_loss_weights(precision=precision).items()
-        )
-        return self._print(f"Loss weights: {weights}", capture)
+        weights = self.get_loss_weights(precision=precision)
+        return self._print(f"Loss weights: {_in_a_row(weights)}", capture)
 
     def update_loss_log(self, silent: bool = True, capture: bool = False) -> str | None:
         """Write the losses since the last call to the log; unless `silent`, print how long that
@@ -354,11 +315,9 @@ class LossManager:
         started = perf_counter()
         self._settle()
         self._dump()
-        return (
-            None
-            if silent
-            else self._print(f"Loss log updated in {perf_counter() - started:.3f} s", capture)
-        )
+        if silent:
+            return None
+        return self._print(f"Loss log updated in {perf_counter() - started:.3f} s", capture)
 
     def _print(self, line: str, capture: bool) -> str | None:
         if capture:
@@ -379,34 +338,22 @@ class LossManager:
     def state_dict(self) -> dict[str, Any]:
         """Return the end of the log, and the values that are not in it yet."""
         self._settle()
-        kept = {
-            n: {"losses": [*h.losses], "weights": [*h.weights]}
-            for n, h in self._histories().items()
-        }
+        kept = {name: asdict(loss.history) for name, loss in self.loss_fns.items()}
         return {"log": None if self.log is None else self.log.position, "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; later entries of the log are removed."""
         self._pending = []
-        for name, history in self._histories().items():
-            kept = state["kept"].get(name, {"losses": [], "weights": []})
-            history.losses, history.weights = list(kept["losses"]), list(kept["weights"])
+        for name, loss in self.loss_fns.items():
+            kept = state["kept"].get(name, {})
+            loss.history = LMHistory(list(kept.get("losses", ())), list(kept.get("weights", ())))
         if self.log is not None and state["log"] is not None:
             self.log.position = state["log"]
 
-    def _histories(self) -> dict[str, LMHistory]:
-        return {name: loss.history for name, loss in self.loss_fns.items()}
+
+def _rounded(value: float, precision: int | None) -> float:
+    return value if precision is None else round(value, precision)
 
 
-def losses_of(trainer: object) -> LossManager | None:
-    """The loss manager of a trainer; None where nothing has made one."""
-    return getattr(trainer, "loss_manager", None)
-
-
-def _weight_keywords(loss_kwargs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    if set(loss_kwargs) != {"weight_kwargs"}:
-        raise ConfigurationError(
-            f"loss_kwargs has {', '.join(map(repr, loss_kwargs))}; expected {{'weight_kwargs': "
-            "{...}}, keywords for the schedule of the weight."
-        )
-    return loss_kwargs["weight_kwargs"]
+def _in_a_row(values: Mapping[str, float]) -> str:
+    return " ".join(f"{name}: {value}" for name, value in values.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..._torch_compat import mark_stepped
 from ...errors import ConfigurationError
+from ...text import nearest
 from .config import LearningRate
 
 logger = logging.getLogger("loopwright")
@@ -41,22 +41,21 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not callable(self.schedule) and self.schedule not in CURVES:
-            near = difflib.get_close_matches(str(self.schedule), CURVES, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigurationError(
-                f"Schedule({self.schedule!r}): use one of {', '.join(CURVES)}, or a function of "
-                f"the schedule and the epoch.{hint}"
+                "unknown-schedule",
+                f"Schedule({self.schedule!r}) is neither a curve nor a function of the schedule "
+                f"and the epoch; {nearest(self.schedule, CURVES)}",
             )
         if self.end_epoch < self.start_epoch:
             raise ConfigurationError(
-                f"Schedule: end_epoch={self.end_epoch} is before start_epoch={self.start_epoch}; "
-                "swap them."
+                "schedule-ends-early",
+                f"Schedule: end_epoch={self.end_epoch} is before start_epoch={self.start_epoch}.",
             )
         if self.schedule == "exponential" and self.initial_value * self.target_value < 0:
             raise ConfigurationError(
+                "exponential-through-zero",
                 f"Schedule('exponential') goes from {self.initial_value} to {self.target_value}, "
-                "but an exponential curve cannot cross zero: use values with the same sign, or "
-                "'linear'."
+                "but an exponential curve cannot cross zero: use 'linear'.",
             )
         if (
             self.end_epoch == NEVER
@@ -74,13 +73,6 @@ class Schedule:
         function."""
         if callable(self.schedule):
             return float(self.schedule(self, epoch, **weight_kwargs))
-        unknown = sorted(weight_kwargs.keys() - KEYWORDS.get(self.schedule, set()))
-        if unknown:
-            raise ConfigurationError(
-                f"weight_kwargs has {', '.join(unknown)}, but the schedule {self.schedule!r} "
-                f"takes {', '.join(sorted(KEYWORDS.get(self.schedule, ()))) or 'none'}: leave "
-                "them out, or pass a function as the schedule."
-            )
         if epoch <= self.start_epoch:
             return self.initial_value
         if epoch >= self.end_epoch:
@@ -105,7 +97,6 @@ CURVES: dict[str, Callable[..., float]] = {
     "exponential": _exponential,
     "step": lambda first, last, done: first if done < 0.5 else last,
 }
-KEYWORDS = {"exponential": {"epsilon"}}
 
 
 class Scheduler:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -17,12 +16,14 @@ from torch.utils.data import DataLoader
 
 from ...checkpoint import Checkpoint, read_checkpoint
 from ...data.random import seed_generators
-from ...errors import CheckpointError, ConfigurationError
+from ...errors import CheckpointError, ConfigurationError, check_arguments, check_number
+from ...text import nearest
 from ...training.media_log import log_files
 from ...training.run import TrainingRun
-from .._shared import LoggingTrainer, check_method_names, on_first_process
-from .config import Config
-from .engine import Engine, checked_trackers
+from .._shared import LoggingTrainer, is_overridden, on_first_process
+from .config import Config, ConfigManager, ConfigSource, export_config, say_without_effect
+from .core import NAMES, AdversarialCore, checked_trackers, losses_of
+from .dataset import PairedDataset
 from .experiment import (
     choose_directory,
     epoch_path,
@@ -31,15 +32,15 @@ from .experiment import (
     save_network,
     saved_epochs,
 )
-from .images import check_network, write_examples
-from .losses import LossManager, losses_of
-from .pix2pix.dataset import PairedDataset
-from .pix2pix.live import Curves, LiveView, thinned
-from .reading import ConfigManager, ConfigSource, export_config, say_without_effect
-from .steps import check_epoch, checked_keywords, hooks_of
+from .live import Curves, LiveView, thinned, write_examples
+from .losses import LossManager
 
 if TYPE_CHECKING:
     from ...trackers import Track
+
+
+# the functions of an epoch, with the arguments that they get besides keywords of the user's
+HOOKS = {"on_epoch_start": (), "train_step": ("x", "y", "idx"), "on_epoch_end": ()}
 
 
 class Trainer(LoggingTrainer):
@@ -70,7 +71,8 @@ class Trainer(LoggingTrainer):
         *,
         callbacks: Iterable[Track] = (),
     ) -> None:
-        check_method_names(self)
+        NAMES.check_trainer(self)
+        NAMES.check_callback(self)
         self.log_losses = log_losses
         self.current_epoch: int | None = None
         self.loaded_epoch = 0  # epochs that a run which is continued had behind it
@@ -85,10 +87,10 @@ class Trainer(LoggingTrainer):
         self.vis = Curves(self)
         self._total_epochs: int | None = None
         self.init_config(config)
-        self._engine = Engine(self, self.config.common, checked_trackers(callbacks))
+        self._core = AdversarialCore(self, self.config.common, checked_trackers(callbacks))
         # as torch.amp.autocast and GradScaler take it
-        self.device = str(self._engine.runtime.device)
-        if self._engine.runtime.is_main:
+        self.device = str(self._core.runtime.device)
+        if self._core.runtime.is_main:
             say_without_effect(self.config)
         if self.config.common.seed is not None:
             # the networks that a subclass builds are part of the run
@@ -101,14 +103,10 @@ class Trainer(LoggingTrainer):
         def __getattr__(self, name: str) -> Any:
             """Only for what is not there: often all of it, since the constructor was overridden."""
             kind = type(self).__name__
-            if "_engine" in vars(self) or "config" in vars(self) or name.startswith("__"):
-                raise AttributeError(
-                    f"{kind!r} object has no attribute {name!r}", name=name, obj=self
-                )
-            raise AttributeError(
-                f"{kind} has no {name!r} yet: its __init__ must call super().__init__(config) "
-                "before anything else."
-            )
+            hint = ": call super().__init__(config) first in its __init__"
+            is_built = "config" in vars(self) or name.startswith("__")
+            text = f"{kind!r} object has no attribute {name!r}{'' if is_built else hint}"
+            raise AttributeError(text, name=name, obj=self)
 
     # Setting up
 
@@ -133,27 +131,22 @@ class Trainer(LoggingTrainer):
             return *choose_directory(self.config), self.config.common.experiment_version
 
         self.experiment_dir, self.is_continuing, version = on_first_process(
-            self._engine.runtime, choose
+            self._core.runtime, choose
         )
         self.config.common.experiment_version = version
         self.examples_dir = self._directory() / "examples"
-        if self._engine.runtime.is_main:
+        if self._core.runtime.is_main:
             self.examples_dir.mkdir(exist_ok=True)
-        self._engine.use_directory(self._directory(), self.config.save)
+        self._core.use_directory(self._directory(), self.config.save)
 
     def init_loss_manager(
         self, override: LossManager | None = None, history_buffer_size: int = 50_000
     ) -> None:
         """Create the loss manager, or use the one given."""
         if override is not None:
-            if not isinstance(override, LossManager):
-                raise ConfigurationError(
-                    f"init_loss_manager was given {override!r}; expected a LossManager, or None "
-                    "to create one."
-                )
             self.loss_manager = override
             return
-        runtime = self._engine.runtime
+        runtime = self._core.runtime
         directory = self.experiment_dir if runtime.is_main else None
         self.loss_manager = LossManager(
             self.config, directory, self.log_losses and runtime.is_main, history_buffer_size
@@ -166,7 +159,7 @@ class Trainer(LoggingTrainer):
 
     def export_config(self) -> None:
         """Write a numbered copy of the config to the experiment's directory."""
-        if self._engine.runtime.is_main:
+        if self._core.runtime.is_main:
             export_config(self.config, self._directory())
 
     def build_dataloader(
@@ -178,11 +171,6 @@ class Trainer(LoggingTrainer):
         By default `is_train` is True for "train" alone.
         """
         settings = self.config.dataloader
-        if not settings.dataroot:
-            raise ConfigurationError(
-                "dataloader.dataroot is ''; expected the folder that has the folders train, val "
-                "and (for tests) test."
-            )
         is_train = loader_type == "train" if is_train is None else is_train
         dataset = PairedDataset(
             self.config, Path(settings.dataroot) / loader_type, is_train=is_train
@@ -199,39 +187,23 @@ class Trainer(LoggingTrainer):
         beta1: float = 0.5,
     ) -> Optimizer:
         """Return an optimizer of Adam's family for a network."""
-        options: dict[str, Any] = {"lr": lr, "betas": (beta1, 0.999)}
-        try:
-            inspect.signature(optimizer).bind(network.parameters(), **options)
-        except TypeError:
-            shown = getattr(optimizer, "__name__", repr(optimizer))
-            raise ConfigurationError(
-                f"build_optimizer was given {shown}; expected a class that takes lr and betas, "
-                "such as torch.optim.Adam. Create any other optimizer yourself: self.opt = "
-                "torch.optim.SGD(net.parameters(), lr=0.1)."
-            ) from None
-        return optimizer(network.parameters(), **options)
+        return optimizer(network.parameters(), lr=lr, betas=(beta1, 0.999))
 
     # The hooks
 
     def on_epoch_start(self, **kwargs: Any) -> None:
         """Called before the first batch of an epoch; not again when a run continues inside one. The
         base raises."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must override on_epoch_start, or pass it to train_paired."
-        )
+        raise self._missing_hook("on_epoch_start")
 
     def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Any:
         """Called for each batch with its number from 0; call `update` for each network here. The
         base raises."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must override train_step, or pass it to train_paired."
-        )
+        raise self._missing_hook("train_step")
 
     def on_epoch_end(self, **kwargs: Any) -> None:
         """Called after the last batch of an epoch. The base raises."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must override on_epoch_end, or pass it to train_paired."
-        )
+        raise self._missing_hook("on_epoch_end")
 
     def update(
         self,
@@ -247,8 +219,8 @@ class Trainer(LoggingTrainer):
         one's scaler. Gradients that another backward pass left in those parameters are an error:
         see `check_gradients`.
         """
-        self._engine.adopt()
-        self._engine.update(loss, optimizer, retain_graph=retain_graph)
+        self._core.adopt()
+        self._core.update(loss, optimizer, retain_graph=retain_graph)
 
     # Training
 
@@ -274,26 +246,27 @@ class Trainer(LoggingTrainer):
             callback_kwargs: Keyword arguments for the three hooks:
                 `{"train_step": {"scale": 2.0}}`.
         """
-        check_epoch(epoch)
-        keywords = checked_keywords({} if callback_kwargs is None else callback_kwargs)
+        check_number("train_paired(epoch", epoch, least=0)
         if self.train_loader is None:
             raise ConfigurationError(
+                "no-train-loader",
                 "There is no training data: assign self.train_loader, as in `self.train_loader = "
-                "self.build_dataloader('train')`."
+                "self.build_dataloader('train')`.",
             )
         given = {
             "on_epoch_start": on_epoch_start,
             "train_step": train_step,
             "on_epoch_end": on_epoch_end,
         }
-        hooks = hooks_of(self, Trainer, given, keywords)
+        hooks = self._hooks(given, callback_kwargs or {})
         self.current_epoch = 1 + epoch + self.loaded_epoch
-        if (losses := losses_of(self)) is not None:
+        losses = losses_of(self)
+        if losses is not None:
             losses.epoch = self.current_epoch
         started = perf_counter()
         try:
             with self._live_view(multithreaded) or nullcontext() as self.live:
-                self._engine.train_once(self.train_loader, hooks)
+                self._core.train_once(self.train_loader, hooks)
                 if self.live is not None:
                     self._show_losses(self.live)
         finally:
@@ -302,9 +275,39 @@ class Trainer(LoggingTrainer):
         if self._wants_checkpoint:
             self._save_state()
 
+    def _hooks(
+        self,
+        given: Mapping[str, Callable[..., Any] | None],
+        keywords: Mapping[str, Mapping[str, Any]],
+    ) -> dict[str, Callable[..., Any]]:
+        """The functions of an epoch with their keywords: those that were given, otherwise the
+        methods; checked before the first of them is called."""
+        for name in keywords:
+            if name not in HOOKS:
+                raise ConfigurationError(
+                    "unknown-hook",
+                    f"callback_kwargs has {name!r}, which is no hook; {nearest(name, HOOKS)} "
+                    "Write callback_kwargs={'train_step': {'scale': 2.0}}.",
+                )
+        hooks: dict[str, Callable[..., Any]] = {}
+        for name, own in given.items():
+            if own is None and not is_overridden(self, name, Trainer):
+                raise self._missing_hook(name)
+            hook = getattr(self, name) if own is None else own
+            options = keywords.get(name, {})
+            expected = [*HOOKS[name], *(f"{key}=" for key in options)]
+            check_arguments(hook, expected, name)
+            hooks[name] = partial(hook, **options)
+        return hooks
+
+    def _missing_hook(self, name: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"{type(self).__name__} must override {name}, or pass it to train_paired."
+        )
+
     def _live_view(self, multithreaded: bool) -> LiveView | None:
         settings = self.config.visualizer.visdom
-        if self.experiment_dir is None or not settings.enable or not self._engine.runtime.is_main:
+        if self.experiment_dir is None or not settings.enable or not self._core.runtime.is_main:
             return None
         return LiveView(
             self.experiment_dir / "live",
@@ -321,12 +324,12 @@ class Trainer(LoggingTrainer):
 
     def _show_losses(self, live: LiveView) -> None:
         # reading metrics needs all processes, and only this one is here
-        if self._engine.runtime.world == 1:
-            self._engine.run.flush()
-        series = self._engine.history.steps
+        if self._core.runtime.world == 1:
+            self._core.run.flush()
+        series = self._core.history.steps
         losses = losses_of(self)
         names = [] if losses is None else [name for name in losses.loss_fns if name in series]
-        length = self._engine.run.epoch_length() or 1
+        length = self._core.run.epoch_length() or 1
         live.update_losses(
             self.vis.points | {name: thinned(series[name], length) for name in names}
         )
@@ -340,7 +343,7 @@ class Trainer(LoggingTrainer):
     def _print(self, text: str, capture: bool) -> str | None:
         if capture:
             return text
-        if self._engine.runtime.is_main:
+        if self._core.runtime.is_main:
             print(text, flush=True)
         return None
 
@@ -354,19 +357,19 @@ class Trainer(LoggingTrainer):
         """
         if str(mode).lower() != "both":
             raise ConfigurationError(
-                f"save_checkpoint was given mode={mode!r}; expected 'both', which saves "
-                "everything. For one network use self.export_model_weights(network, optimizer, "
-                "'G')."
+                "save-mode",
+                f"save_checkpoint was given mode={mode!r}; 'both' saves everything, and "
+                "self.export_model_weights(network, optimizer, 'G') one network.",
             )
         path = self._save_state()
         return f"Checkpoint saved: {path}" if capture else path
 
     def _save_state(self) -> Path:
         path = epoch_path(self._directory(), self.current_epoch or self.loaded_epoch)
-        self._wants_checkpoint = self._engine.is_running
+        self._wants_checkpoint = self._core.is_running
         if not self._wants_checkpoint:
-            self._engine.adopt()
-            self._engine.save(path)
+            self._core.adopt()
+            self._core.save(path)
         return path
 
     def continue_run(self) -> None:
@@ -377,23 +380,25 @@ class Trainer(LoggingTrainer):
         if checkpoint is None:
             there = ", ".join(map(str, saved_epochs(self._directory()))) or "none"
             raise CheckpointError(
+                "no-saved-epoch",
                 f"{self.experiment_dir} has no saved state of epoch {wanted} to continue from; "
-                f"saved epochs: {there}. Set train.load.load_epoch to one of them, or to 'latest'."
+                f"saved epochs: {there}. Set train.load.load_epoch to one of them, or to 'latest'.",
             )
-        self.loaded_epoch = self._engine.continue_from(checkpoint)
+        self.loaded_epoch = self._core.continue_from(checkpoint)
 
     def _stored_state(self) -> Checkpoint | None:
         """What `train.load.load_epoch` names, None where there is none; the first process chooses
         for all."""
-        own: list[Checkpoint] = []
+        own: list[Checkpoint | None] = []
 
         def choose() -> Path | None:
-            found = read_state(self._directory(), self.config.train.load.load_epoch)
-            own.extend([found] if found is not None else [])
-            return None if found is None else found.path
+            own.append(read_state(self._directory(), self.config.train.load.load_epoch))
+            return None if own[0] is None else own[0].path
 
-        path = on_first_process(self._engine.runtime, choose)
-        return None if path is None else (own[0] if own else read_checkpoint(path))
+        path = on_first_process(self._core.runtime, choose)
+        if own or path is None:
+            return own[0] if own else None
+        return read_checkpoint(path)
 
     def remaining_epochs(self, total: int | None = None) -> int:
         """Return how many epochs are left of `total`. Default: the epochs of the generator's
@@ -406,11 +411,8 @@ class Trainer(LoggingTrainer):
         """The epochs of the whole experiment: as given to `remaining_epochs`, or as the learning
         rate is planned."""
         planned = self.config.train.generator.learning_rate
-        return (
-            planned.epochs + planned.epochs_decay
-            if self._total_epochs is None
-            else self._total_epochs
-        )
+        total = self._total_epochs
+        return planned.epochs + planned.epochs_decay if total is None else total
 
     def load_checkpoint(
         self,
@@ -430,23 +432,21 @@ class Trainer(LoggingTrainer):
         self.loaded_epoch = load_network(
             self._directory(), epoch, net_type, network, optimizer, names
         )
-        for group in (
-            optimizer.param_groups if optimizer is not None and learning_rate is not None else ()
-        ):
-            group["lr"] = learning_rate
+        if optimizer is not None and learning_rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
 
     def export_model_weights(self, mod: nn.Module, opt: Optimizer | None, net: str) -> Path:
         """Write one network and its optimizer to `epoch{n}_net{net}` in the experiment's
         directory."""
         epoch = self.current_epoch or self.loaded_epoch
         path = self._directory() / f"epoch{epoch}_net{net}"
-        on_first_process(self._engine.runtime, lambda: save_network(path, mod, opt, net, epoch))
+        on_first_process(self._core.runtime, lambda: save_network(path, mod, opt, net, epoch))
         return path
 
     def save_xyz_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
         """Write input, output and target of `save.num_examples` images, other ones in each epoch;
         return the paths."""
-        check_network(network)
         write = partial(
             write_examples,
             self.examples_dir or self._directory() / "examples",
@@ -455,25 +455,26 @@ class Trainer(LoggingTrainer):
             epoch=self.current_epoch or self.loaded_epoch,
             count=self.config.save.num_examples,
             seed=self.config.common.seed or 0,
-            device=self._engine.runtime.device,
+            device=self._core.runtime.device,
         )
-        with self._engine.runtime.autocast:
-            paths = on_first_process(self._engine.runtime, write)
-        log_files(self._engine.run, "examples", paths)
+        with self._core.runtime.autocast:
+            paths = on_first_process(self._core.runtime, write)
+        log_files(self._core.run, "examples", paths)
         return paths
 
     @property
     def _logged_run(self) -> TrainingRun:
-        return self._engine.run
+        return self._core.run
 
     def finish(self) -> None:
         """End the experiment: its run.json says `finished`. The end of the program does the
         same."""
-        self._engine.finish()
+        self._core.finish()
 
     def _directory(self) -> Path:
         if self.experiment_dir is None:
             raise ConfigurationError(
-                "There is no experiment directory: call build_output_directory() first."
+                "no-experiment-directory",
+                "There is no experiment directory: call build_output_directory() first.",
             )
         return self.experiment_dir

@@ -12,19 +12,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ....errors import ConfigurationError
-from ....losses import GANLoss, Laplacian, Perceptual, Sobel
-from ....training.supervised import describe
-from ..config import Config
-from ..experiment import discard_unused
-from ..losses import LMLoss
-from ..reading import ConfigSource
-from ..scheduling import ScheduledRate, TorchScheduler, rate_schedule
-from ..trainer import Trainer
+from ...errors import ConfigurationError
+from ...losses import GANLoss, Laplacian, Perceptual, Sobel
+from .config import Config, ConfigSource
+from .experiment import discard_unused
+from .losses import LMLoss
 from .networks import Discriminator, UnetGenerator
+from .scheduling import ScheduledRate, TorchScheduler, rate_schedule
+from .trainer import Trainer
 
 if TYPE_CHECKING:
-    from ....trackers import Track
+    from ...trackers import Track
 
 SUBSPECS = ("basic", "basic+vgg", "extended", "extended+vgg")
 
@@ -44,7 +42,9 @@ def pix2pix(
     `perceptual`.
     """
     if subspec not in SUBSPECS:
-        raise ConfigurationError(f"loss_subspec={subspec!r}: use one of {', '.join(SUBSPECS)}.")
+        raise ConfigurationError(
+            "unknown-subspec", f"loss_subspec={subspec!r}: use one of {', '.join(SUBSPECS)}."
+        )
     weights = config.train.loss
     functions: dict[str, tuple[nn.Module, float]] = {
         "G_GAN": (GANLoss(), weights.lambda_gan),
@@ -55,7 +55,16 @@ def pix2pix(
         functions["G_SOBEL"] = (Sobel(), weights.lambda_sobel)
         functions["G_LAP"] = (Laplacian(), weights.lambda_laplacian)
     if subspec.endswith("+vgg"):
-        functions["G_VGG"] = (perceptual or _vgg(config), weights.lambda_vgg)
+        source = perceptual or weights.vgg_weights
+        if source is None:
+            raise ConfigurationError(
+                "no-vgg-weights",
+                "A sub-spec with +vgg needs trained VGG19 weights, which are not downloaded: set "
+                "train.loss.vgg_weights to a file of torchvision's vgg19 state dict, or pass "
+                "`perceptual=` a module.",
+            )
+        network = source if isinstance(source, nn.Module) else Perceptual(source)
+        functions["G_VGG"] = (network, weights.lambda_vgg)
     functions |= {"D_real": (GANLoss(), 1.0), "D_fake": (GANLoss(), 1.0)}
     return {
         name: LMLoss(name, function.to(device), weight, tags=[name[0]])
@@ -63,15 +72,19 @@ def pix2pix(
     }
 
 
-def _vgg(config: Config) -> Perceptual:
-    path = config.train.loss.vgg_weights
-    if path is None:
-        raise ConfigurationError(
-            "A sub-spec with +vgg needs trained VGG19 weights, which are not downloaded: set "
-            "train.loss.vgg_weights to a file of torchvision's vgg19 state dict, or pass "
-            "`perceptual=` a module."
-        )
-    return Perceptual(path)
+def build_generator(config: Config) -> UnetGenerator:
+    """The generator that a config describes."""
+    settings = config.train.generator
+    load = config.dataloader.load
+    return UnetGenerator(
+        input_size=load.crop_size,
+        in_channels=load.input_nc,
+        features=settings.features,
+        n_downs=settings.n_downs,
+        block_type=settings.block_type,
+        upconv_type=settings.upsample_type,
+        use_checkpointing=settings.use_checkpointing,
+    )
 
 
 NETWORKS = {
@@ -121,7 +134,7 @@ class Pix2pixTrainer(Trainer):
             if self.is_continuing:
                 self._init_from_checkpoint()
         except BaseException:
-            if self._engine.runtime.is_main:
+            if self._core.runtime.is_main:
                 # no version is used up by a mistake in the config
                 discard_unused(self._directory())
             raise
@@ -138,16 +151,7 @@ class Pix2pixTrainer(Trainer):
     def _init_generator(self) -> None:
         """Create `gen`, `opt_gen` and `gen_lr_scheduler`; your own may leave out the scheduler."""
         settings = self.config.train.generator
-        load = self.config.dataloader.load
-        self.gen: nn.Module = UnetGenerator(
-            input_size=load.crop_size,
-            in_channels=load.input_nc,
-            features=settings.features,
-            n_downs=settings.n_downs,
-            block_type=settings.block_type,
-            upconv_type=settings.upsample_type,
-            use_checkpointing=settings.use_checkpointing,
-        ).to(self.device)
+        self.gen: nn.Module = build_generator(self.config).to(self.device)
         rate = settings.learning_rate
         self.opt_gen = self.build_optimizer(
             network=self.gen,
@@ -185,9 +189,10 @@ class Pix2pixTrainer(Trainer):
                 found = getattr(self, attribute, None)
                 if not isinstance(found, kind):
                     raise ConfigurationError(
-                        f"_init_{name} left self.{attribute} as {found!r}; expected a network and "
-                        f"its optimizer, as in self.{network} = MyNetwork().to(self.device); "
-                        f"self.{optimizer} = self.build_optimizer(self.{network})."
+                        "no-network",
+                        f"_init_{name} left self.{attribute} as {found!r}; create a network and "
+                        f"its optimizer: self.{network} = MyNetwork().to(self.device); "
+                        f"self.{optimizer} = self.build_optimizer(self.{network}).",
                     )
             getattr(self, network).to(self.device)
             if not hasattr(self, scheduler):
@@ -204,20 +209,20 @@ class Pix2pixTrainer(Trainer):
     def _init_gradscalers(self) -> None:
         """Create `g_scaler` and `d_scaler`, which `update` uses; they do nothing unless the
         precision is fp16."""
-        self._engine.adopt()
-        self.g_scaler = self._engine.scaler_of(self.opt_gen)
-        self.d_scaler = self._engine.scaler_of(self.opt_disc)
+        self._core.adopt()
+        self.g_scaler = self._core.scaler_of(self.opt_gen)
+        self.d_scaler = self._core.scaler_of(self.opt_disc)
 
     def _complete_scalers(self) -> None:
         """Let `update` use the scalers there are, also those of an `_init_gradscalers` of one's
         own."""
-        self._engine.adopt()
+        self._core.adopt()
         for name, optimizer in (("g_scaler", self.opt_gen), ("d_scaler", self.opt_disc)):
             given = getattr(self, name, None)
             if isinstance(given, torch.amp.GradScaler):
-                self._engine.use_scaler(optimizer, given)
+                self._core.use_scaler(optimizer, given)
             else:
-                setattr(self, name, self._engine.scaler_of(optimizer))
+                setattr(self, name, self._core.scaler_of(optimizer))
 
     def _init_losses(self, loss_subspec: str) -> None:
         """Register the losses of both networks with the loss manager."""
@@ -298,12 +303,15 @@ class Pix2pixTrainer(Trainer):
         """Called for each batch: generates images, updates the discriminator, then the
         generator."""
         y_fake = self.gen(x)
-        self.backward_D(_loss_D_in(self.forward_D(x, y, y_fake)))
-        loss_G = self.forward_G(x, y, y_fake)  # noqa: N806
-        # another one may take something else
-        if type(self).backward_G is Pix2pixTrainer.backward_G:
-            _check_loss_G(loss_G)
-        self.backward_G(loss_G)
+        losses = self.forward_D(x, y, y_fake)
+        if not isinstance(losses, Mapping) or "loss_D" not in losses:
+            raise ConfigurationError(
+                "no-loss-d",
+                f"forward_D returned {losses!r:.60}; return {{'loss_D': loss}}, where loss is the "
+                "tensor that the discriminator is trained with.",
+            )
+        self.backward_D(losses["loss_D"])
+        self.backward_G(self.forward_G(x, y, y_fake))
         if idx % self.config.visualizer.visdom.update_frequency == 0:
             self.update_display(x, y, y_fake, idx)
         return None
@@ -356,12 +364,8 @@ class Pix2pixTrainer(Trainer):
         """
         networks = {"g": (self.gen, self.opt_gen), "d": (self.disc, self.opt_disc)}
         kind = str(mode).lower()
-        if kind == "both":
-            return super().save_checkpoint("both", capture)
         if kind not in networks:
-            raise ConfigurationError(
-                f"save_checkpoint was given mode={mode!r}; expected 'g', 'd' or 'both'."
-            )
+            return super().save_checkpoint(mode, capture)
         path = self.export_model_weights(*networks[kind], kind.upper())
         return f"Checkpoint saved ({kind.upper()}): {path}" if capture else path
 
@@ -375,25 +379,3 @@ class Pix2pixTrainer(Trainer):
         if not silent:
             self._print(text, capture=False)
         return paths
-
-
-def _loss_D_in(returned: Any) -> Any:  # noqa: N802
-    """The discriminator's loss in what `forward_D` returned."""
-    if isinstance(returned, Mapping) and returned.get("loss_D") is not None:
-        return returned["loss_D"]
-    shown = "None" if returned is None else describe(returned)
-    raise ConfigurationError(
-        f"forward_D returned {shown}; return {{'loss_D': loss}}, where loss is the tensor that "
-        "the discriminator is trained with."
-    )
-
-
-def _check_loss_G(returned: Any) -> None:  # noqa: N802
-    """Refuse what `backward_G` cannot train the generator with, in the name of the method that
-    returned it."""
-    if returned is None or isinstance(returned, (Mapping, tuple, list)):
-        shown = "None" if returned is None else describe(returned)
-        raise ConfigurationError(
-            f"forward_G returned {shown}; return the loss itself, the tensor that the generator "
-            "is trained with."
-        )

@@ -1,4 +1,4 @@
-"""Pairs of images from files in which the two are side by side."""
+"""Pairs of images from files in which the two are side by side, and their augmentation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,35 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from ....errors import ConfigurationError, DataError, MissingExtraError
-from ..config import Config
-from ..data_config import Augmentations, ColorJitter, ImageAugmentation, PairAugmentation
-from ..images import SUFFIXES, read_image
+from ...errors import ConfigurationError, DataError, MissingExtraError
+from .config import Augmentations, ColorJitter, Config, ImageAugmentation, PairAugmentation
 
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 Change = Callable[[Tensor], Tensor]
+
+
+def pillow() -> Any:
+    """`PIL.Image`, or an error that says how to get it."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError(
+            "no-pillow", "Image files need Pillow: pip install 'loopwright[images]'."
+        ) from error
+    return Image
+
+
+def read_image(path: Path, size: tuple[int, int], num_channels: int) -> Tensor:
+    """An image scaled to (width, height), as channels of bytes."""
+    import numpy as np
+
+    Image = pillow()  # noqa: N806  (the name that everybody knows it by)
+    with Image.open(path) as file:
+        image = file.convert("L" if num_channels == 1 else "RGB")
+    if image.size != size:
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    pixels = torch.from_numpy(np.asarray(image).copy())
+    return pixels.unsqueeze(0) if num_channels == 1 else pixels.permute(2, 0, 1)
 
 
 class PairTransform:
@@ -29,8 +52,8 @@ class PairTransform:
 
     def __init__(self, settings: Augmentations, size: int) -> None:
         self.both = pair_changes(settings.both, size)
-        self.input = image_changes(settings.input, "input")
-        self.target = image_changes(settings.target, "target")
+        self.input = image_changes(settings.input)
+        self.target = image_changes(settings.target)
 
     def __call__(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         if self.both:
@@ -50,7 +73,7 @@ def _kornia() -> Any:
         import kornia.augmentation
     except ImportError as error:
         raise MissingExtraError(
-            "Augmentation needs kornia: pip install 'loopwright[images]'."
+            "no-kornia", "Augmentation needs kornia: pip install 'loopwright[images]'."
         ) from error
     return kornia.augmentation
 
@@ -66,7 +89,7 @@ def pair_changes(settings: PairAugmentation, size: int) -> list[Change]:
     if s.rot90_chance:
         changes.append(_sometimes(s.rot90_chance, _turned))
     if s.colorjitter_chance:
-        changes.append(color_jitter(s, "both", num_images=2))
+        changes.append(color_jitter(s, num_images=2))
     if s.elastic_transform_chance:
         kernel = min(63, size - 1 + size % 2)  # odd, and no larger than the image
         changes.append(
@@ -81,7 +104,7 @@ def pair_changes(settings: PairAugmentation, size: int) -> list[Change]:
             )
         )
     if s.optical_distortion_chance:
-        limits = _range(s, "both.optical_distortion_min", "both.optical_distortion_max")
+        limits = _range(s, "optical_distortion_*")
         is_fisheye = s.optical_distortion_mode == "fisheye"
         changes.append(
             _sometimes(
@@ -90,25 +113,25 @@ def pair_changes(settings: PairAugmentation, size: int) -> list[Change]:
             )
         )
     if s.coarse_dropout_chance:
-        _range(s, "both.coarse_dropout_holes_min", "both.coarse_dropout_holes_max")
-        _range(s, "both.coarse_dropout_height_min", "both.coarse_dropout_height_max")
-        _range(s, "both.coarse_dropout_width_min", "both.coarse_dropout_width_max")
-        changes.append(_sometimes(s.coarse_dropout_chance, lambda image: _with_holes(image, s)))
+        holes = [_range(s, f"coarse_dropout_{part}_*") for part in ("holes", "height", "width")]
+        changes.append(
+            _sometimes(s.coarse_dropout_chance, lambda image: _with_holes(image, *holes))
+        )
     return changes
 
 
-def image_changes(settings: ImageAugmentation, name: str) -> list[Change]:
+def image_changes(settings: ImageAugmentation) -> list[Change]:
     """What is done to one image, in this order; only what has a chance to happen."""
     s = settings
     changes = list[Change]()
     if s.colorjitter_chance:
-        changes.append(color_jitter(s, name))
+        changes.append(color_jitter(s))
     if s.gaussnoise_chance:
-        low, high = _range(s, f"{name}.gaussnoise_min", f"{name}.gaussnoise_max")
+        noise = _range(s, "gaussnoise_*")
         changes.append(
             _sometimes(
                 s.gaussnoise_chance,
-                lambda image: image + torch.randn_like(image) * _uniform(low, high),
+                lambda image: image + torch.randn_like(image) * _uniform(*noise),
             )
         )
     if s.motionblur_chance:
@@ -116,7 +139,7 @@ def image_changes(settings: ImageAugmentation, name: str) -> list[Change]:
         blur = _kornia().RandomMotionBlur(kernel, (0.0, 360.0), (-1.0, 1.0), p=s.motionblur_chance)
         changes.append(_through(blur))
     if s.randgamma_chance:
-        low, high = _range(s, f"{name}.randgamma_min", f"{name}.randgamma_max")
+        low, high = _range(s, "randgamma_*")
         changes.append(
             _through(_kornia().RandomGamma((low / 100, high / 100), p=s.randgamma_chance))
         )
@@ -128,17 +151,17 @@ def image_changes(settings: ImageAugmentation, name: str) -> list[Change]:
             )
         )
     if s.compression_chance:
-        low, high = _range(s, f"{name}.compression_quality_min", f"{name}.compression_quality_max")
+        low, high = _range(s, "compression_quality_*")
         jpeg = _kornia().RandomJPEG((float(low), float(high)), p=s.compression_chance)
         changes.append(_through(jpeg, num_channels=3))
     return changes
 
 
-def color_jitter(settings: ColorJitter, name: str, num_images: int = 1) -> Change:
+def color_jitter(settings: ColorJitter, num_images: int = 1) -> Change:
     """Kornia's, with the ranges of a config; the same for all images whose channels are in one
     picture."""
     ranges = {
-        part: _range(settings, f"{name}.colorjitter_min_{part}", f"{name}.colorjitter_max_{part}")
+        part: _range(settings, f"colorjitter_*_{part}")
         for part in ("brightness", "contrast", "saturation", "hue")
     }
     used = {
@@ -158,13 +181,16 @@ def color_jitter(settings: ColorJitter, name: str, num_images: int = 1) -> Chang
     return change
 
 
-def _range(settings: Any, low: str, high: str) -> tuple[float, float]:
-    first, last = (getattr(settings, key.partition(".")[2]) for key in (low, high))
-    if first > last:
+def _range(settings: Any, name: str) -> tuple[float, float]:
+    """The smallest and largest value of a setting; the star in its name is for min and max."""
+    low, high = (getattr(settings, name.replace("*", end)) for end in ("min", "max"))
+    if low > high:
         raise ConfigurationError(
-            f"dataloader.augmentations.{low} is {first}, above {high} ({last}): swap them."
+            "empty-range",
+            f"dataloader.augmentations: {name.replace('*', 'min')} is {low}, above "
+            f"{name.replace('*', 'max')} ({high}).",
         )
-    return first, last
+    return low, high
 
 
 def _through(augmentation: Any, num_channels: int | None = None) -> Change:
@@ -187,8 +213,12 @@ def _uniform(low: float, high: float) -> float:
     return low + (high - low) * torch.rand(()).item()
 
 
+def _whole(low: int, end: int) -> int:
+    return int(torch.randint(low, end, ()).item())
+
+
 def _turned(image: Tensor) -> Tensor:
-    return torch.rot90(image, int(torch.randint(1, 4, ()).item()), (1, 2))
+    return torch.rot90(image, _whole(1, 4), (1, 2))
 
 
 def _distorted(image: Tensor, strength: float, is_fisheye: bool) -> Tensor:
@@ -208,20 +238,19 @@ def _distorted(image: Tensor, strength: float, is_fisheye: bool) -> Tensor:
     ).squeeze(0)
 
 
-def _with_holes(image: Tensor, settings: PairAugmentation) -> Tensor:
-    s = settings
-    (height, width) = image.shape[1:]
+def _with_holes(
+    image: Tensor,
+    counts: tuple[float, float],
+    heights: tuple[float, float],
+    widths: tuple[float, float],
+) -> Tensor:
+    height, width = image.shape[1:]
     image = image.clone()
-    for _ in range(
-        int(torch.randint(s.coarse_dropout_holes_min, s.coarse_dropout_holes_max + 1, ()).item())
-    ):
-        tall = max(
-            1, round(height * _uniform(s.coarse_dropout_height_min, s.coarse_dropout_height_max))
-        )
-        wide = max(
-            1, round(width * _uniform(s.coarse_dropout_width_min, s.coarse_dropout_width_max))
-        )
-        top, left = (int(torch.randint(0, n + 1, ()).item()) for n in (height - tall, width - wide))
+    for _ in range(_whole(int(counts[0]), int(counts[1]) + 1)):
+        tall = max(1, round(height * _uniform(*heights)))
+        wide = max(1, round(width * _uniform(*widths)))
+        top = _whole(0, height - tall + 1)
+        left = _whole(0, width - wide + 1)
         image[:, top : top + tall, left : left + wide] = 0
     return image
 
@@ -248,9 +277,9 @@ class PairedDataset(Dataset[tuple[Tensor, Tensor]]):
         self.is_reversed = settings.direction == "BtoA"
         if self.crop_size > self.load_size:
             raise ConfigurationError(
+                "crop-size",
                 f"dataloader.load.crop_size is {self.crop_size}, larger than "
-                f"dataloader.load.load_size ({self.load_size}): a crop cannot be larger than the "
-                f"image. Set crop_size to {self.load_size} or less."
+                f"dataloader.load.load_size ({self.load_size}).",
             )
         self.transform = (
             PairTransform(settings.augmentations, self.crop_size) if self.is_train else None
@@ -290,12 +319,13 @@ class PairedDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _image_paths(root: Path) -> list[Path]:
-    if not root.is_dir():
-        raise DataError(
-            f"There is no directory {root}: dataloader.dataroot needs the folders train, val and "
-            "(for tests) test, with image files that have A and B side by side."
-        )
-    paths = sorted(path for path in root.iterdir() if path.suffix.lower() in SUFFIXES)
+    files = root.iterdir() if root.is_dir() else ()
+    paths = sorted(path for path in files if path.suffix.lower() in SUFFIXES)
     if not paths:
-        raise DataError(f"There are no images in {root}; image files end in {', '.join(SUFFIXES)}.")
+        raise DataError(
+            "no-images",
+            f"There are no images in {root}: dataloader.dataroot needs the folders train, val and "
+            "(for tests) test, with image files that have A and B side by side; image files end in "
+            f"{', '.join(SUFFIXES)}.",
+        )
     return paths

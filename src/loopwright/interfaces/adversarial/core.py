@@ -4,7 +4,8 @@ events are the hooks."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...callback import Callback
+from ...callbacks.nonfinite import NonFiniteGuard
 from ...checkpoint import Checkpoint, CheckpointStore
 from ...data.open import Stream
 from ...errors import ConfigurationError, DataError
@@ -21,14 +23,14 @@ from ...metrics.progress import Limits
 from ...metrics.result import StepResult
 from ...optim.build import Schedule
 from ...run.changes import flatten
-from ...trainer import Trainer as CoreTrainer
 from ...training.assembly import reassemble, with_defaults
 from ...training.components import found_on
 from ...training.fingerprint import describe_components
 from ...training.program import Words
 from ...training.resume import continue_from
+from ...training.step_checks import watch_own_steps
 from ...training.updates import OptimizerChoice, listed
-from .._shared import as_tracker, on_first_process
+from .._shared import InterfaceCore, InterfaceNames, as_tracker, on_first_process
 from .config import Common, Saving, runtime_of
 from .experiment import (
     EpochRecorder,
@@ -38,21 +40,40 @@ from .experiment import (
     epochs_behind,
     read_recorded,
 )
-from .losses import LossManager, losses_of
-from .steps import EpochHooks, NonFiniteGuard, OwnSteps, check_gradients, check_loss, optimizer_name
+from .losses import LossManager
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from ...metrics.rows import StepRow
     from ...trackers import Track
+    from ...training.update import OptimizerUpdate
     from .trainer import Trainer
 
 logger = logging.getLogger("loopwright")
 
+LOOP = "the loop over the batches is the trainer's own: override train_step"
+NAMES = InterfaceNames(
+    interface="adversarial",
+    messages=Words(
+        start_over="train.load.continue_train: false",
+        accept_changes="train.load.accept_changes: true",
+        update="self.update(loss, optimizer)",
+        nonfinite="Lower the learning rate (train.generator.learning_rate.initial, and the "
+        "discriminator's) or the weights of the losses (train.loss), or look for bad images.",
+        clip="call it between `loss.backward()` and the step of the optimizer",
+        takes_count=False,
+    ),
+    step_methods=(),  # the functions of an epoch are given with each call
+    events_elsewhere={"_train_paired_core": LOOP, "trainer_core": LOOP},
+)
+# settings that may change when a run is continued
 CHANGEABLE = (
     *("common.", "save.", "visualizer.", "train.load.", "train.generator.use_checkpointing"),
     *("dataloader.num_workers", "dataloader.dataroot", "dataloader.masking."),
 )
 COMPONENTS = (nn.Module, Optimizer, LRScheduler)
+Hooks = Mapping[str, Callable[..., Any]]
 
 
 class InterfaceState(Callback):
@@ -65,43 +86,41 @@ class InterfaceState(Callback):
         self.interface = interface
 
     def state_dict(self) -> dict[str, Any]:
-        interface = self.interface
         losses = losses_of(self.interface)
-        scalers = found_on(interface, torch.amp.GradScaler, {})
+        scalers = found_on(self.interface, torch.amp.GradScaler, {})
         return {
-            "epoch": interface.current_epoch,
+            "epoch": self.interface.current_epoch,
             "losses": None if losses is None else losses.state_dict(),
             "scalers": {name: scaler.state_dict() for name, scaler in scalers.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        interface = self.interface
-        interface.current_epoch = state["epoch"]
-        if (losses := losses_of(interface)) is not None and state["losses"] is not None:
+        self.interface.current_epoch = state["epoch"]
+        losses = losses_of(self.interface)
+        if losses is not None and state["losses"] is not None:
             losses.load_state_dict(state["losses"])
-        for name, scaler in found_on(interface, torch.amp.GradScaler, {}).items():
+        for name, scaler in found_on(self.interface, torch.amp.GradScaler, {}).items():
             if name in state["scalers"]:
                 scaler.load_state_dict(state["scalers"][name])
 
 
-class Engine(CoreTrainer):
+class AdversarialCore(InterfaceCore):
     """Trains whatever networks, optimizers and schedulers the interface has as attributes, under
     their names."""
 
-    _words = Words(
-        start_over="train.load.continue_train: false",
-        accept_changes="train.load.accept_changes: true",
-        clip="call it between `loss.backward()` and the step of the optimizer",
-    )
-    _interface = "adversarial"
+    names = NAMES
     _plateau_metric = None
-    _step_methods = ()  # the functions of an epoch are given with each call
 
     def __init__(
         self, interface: Trainer, settings: Common, trackers: Sequence[Track] = ()
     ) -> None:
         guard = NonFiniteGuard()
+        self.interface: Trainer = interface
         self.trackers = trackers
+        self._hooks: Hooks | None = None  # of the epoch under way
+        self._adopted: dict[str, int] = {}
+        # whether it is known at which position in the experiment's record this run begins
+        self._is_placed = False
         super().__init__(
             callbacks=[InterfaceState(interface), guard, *trackers],
             precision=settings.precision,
@@ -109,17 +128,13 @@ class Engine(CoreTrainer):
             seed=settings.seed,
             progress="silent",
         )
-        guard.on_train_start(self)  # `update` is guarded outside of epochs as well
-        self.interface = interface
-        self._epoch: EpochHooks | None = None
-        self._adopted: dict[str, int] = {}
         self._steps = OwnSteps(is_shared=self.runtime.world > 1)
-        # whether it is known at which position in the experiment's record this run begins
-        self._is_placed = False
+        guard.on_train_start(self)  # `update` is guarded outside of epochs as well
 
     def use_directory(self, directory: Path, settings: Saving) -> None:
         """Let the run write to a directory: metrics, resume points, what ran and how it ended."""
-        self.run_dir, self.run.directory = directory, ExperimentRun(directory)
+        self.run_dir = directory
+        self.run.directory = ExperimentRun(directory)
         self.run.num_calls = 1
         self.progress.call = 1
         recorders = [EpochRecorder()] if self.runtime.is_main else []
@@ -179,16 +194,10 @@ class Engine(CoreTrainer):
 
     def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
         """As the core does it, after a look at gradients that another loss left."""
-        names = [optimizer_name(self.optimizers, one) for one in listed(optimizer)]
-        for name in names:
-            check_gradients(self.run.updates.by_name[name].params, name)
-        self._steps.num_steps += len(names)  # also where a loss scaler leaves them out
-        super().update(loss, names[0] if len(names) == 1 else names, **options)
-
-    def _check_update(self, loss: Any, count: Any = None) -> None:
-        """Say what was wrong with a loss that could not be trained."""
-        check_loss(loss)
-        super()._check_update(loss, count)
+        for one in listed(optimizer):
+            check_gradients(self.run.updates.find(one))
+            self._steps.num_steps += 1  # also where a loss scaler leaves it out
+        super().update(loss, optimizer, **options)
 
     @property
     def _planned_limits(self) -> Limits:
@@ -210,18 +219,13 @@ class Engine(CoreTrainer):
     def scaler_of(self, optimizer: Optimizer) -> torch.amp.GradScaler:
         """The loss scaler that `update` uses for an optimizer; one that does nothing where it uses
         none."""
-        update = self.run.updates.by_name.get(optimizer_name(self.optimizers, optimizer))
-        scaler = None if update is None else update.scaler
-        return (
-            torch.amp.GradScaler(self.runtime.device.type, enabled=False)
-            if scaler is None
-            else scaler
-        )
+        scaler = self.run.updates.find(optimizer).scaler
+        disabled = torch.amp.GradScaler(self.runtime.device.type, enabled=False)
+        return disabled if scaler is None else scaler
 
     def use_scaler(self, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
         """Let `update` use a loss scaler of the interface's."""
-        update = self.run.updates.by_name[optimizer_name(self.optimizers, optimizer)]
-        update.scaler = scaler if scaler.is_enabled() else None
+        self.run.updates.find(optimizer).scaler = scaler if scaler.is_enabled() else None
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Nothing: the hooks step the schedulers."""
@@ -236,60 +240,68 @@ class Engine(CoreTrainer):
 
     @property
     def is_running(self) -> bool:
-        return self._epoch is not None
+        return self._hooks is not None
 
-    def train_once(self, data: Any, hooks: EpochHooks) -> None:
+    def train_once(self, data: Any, hooks: Hooks) -> None:
         """One epoch over the data, or what is left of one; what an exception cut short starts over
         next time."""
         if self.is_running:
             raise ConfigurationError(
-                "train_paired was called in one of its own hooks: call it after the epoch."
+                "epoch-in-hook",
+                "train_paired was called in one of its own hooks: call it after the epoch.",
             )
         self.adopt()
         self._place()
         self._steps.start_epoch()
-        self._epoch = hooks
+        self._hooks = hooks
         try:
             self.train(data, 1)
         except Exception:
             self.progress.go_to_epoch(self.progress.epoch)
             raise
         finally:
-            self._epoch = None
+            self._hooks = None
 
     def on_epoch_start(self) -> None:
-        assert self._epoch is not None
-        self._epoch.start(**self._epoch.keywords.get("on_epoch_start", {}))
+        assert self._hooks is not None
+        self._hooks["on_epoch_start"]()
 
     def train_step(self, batch: Any) -> StepResult:
-        assert self._epoch is not None
-        x, y = as_pair(batch)
-        self.run.window.has_stepped = True  # hooks have run: no second try in micro-batches
-        # in every step: no call for it
-        losses: LossManager | None = getattr(self.interface, "loss_manager", None)
+        assert self._hooks is not None
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise DataError(
+                "batch-no-pair",
+                f"A batch of self.train_loader is a {type(batch).__name__}, not a pair: return "
+                "(inputs, targets) for each item of the data set.",
+            )
+        window = self.run.window
+        window.has_stepped = True  # hooks have run: no second try in micro-batches
+        losses = losses_of(self.interface)
         if losses is not None:
-            losses.start_step(self.run.window.size)
-        returned = self._epoch.step(
-            x, y, self.progress.epoch_step, **self._epoch.keywords.get("train_step", {})
-        )
-        _check_returned(returned)
+            losses.start_step(window.size)
+        returned = self._hooks["train_step"](*batch, self.progress.epoch_step)
+        if returned is not None and not isinstance(returned, (Tensor, Mapping)):
+            raise ConfigurationError(
+                "step-returned",
+                f"train_step returned {returned!r:.60}, of type {type(returned).__name__}; return "
+                "nothing, a tensor, or a dict of values to record by name.",
+            )
         self._steps.has_loss |= isinstance(returned, Tensor) and returned.requires_grad
-        result = StepResult.of(returned, self.run.window.size)
+        result = StepResult.of(returned, window.size)
         measured = {} if losses is None else losses.end_step()
         metrics = measured | dict(result.metrics)
-        return StepResult(
-            result.loss, self.run.window.size, metrics, result.count, losses=tuple(measured)
-        )
+        return StepResult(result.loss, window.size, metrics, losses=tuple(measured))
 
     def on_log(self, rows: list[StepRow]) -> None:
         """At a log point, which all processes reach together, sum up what each of them measured."""
-        if (losses := losses_of(self.interface)) is not None and self.runtime.world > 1:
+        losses = losses_of(self.interface)
+        if losses is not None and self.runtime.world > 1:
             losses.settle_together(self.runtime.sum_table)
 
     def on_train_epoch_end(self) -> None:
-        assert self._epoch is not None
-        self._steps.end_epoch(self.interface.current_epoch, self.models, self.optimizers)
-        self._epoch.end(**self._epoch.keywords.get("on_epoch_end", {}))
+        assert self._hooks is not None
+        self._steps.end_epoch(self.interface.current_epoch, self.optimizers)
+        self._hooks["on_epoch_end"]()
 
     # Going on
 
@@ -302,23 +314,18 @@ class Engine(CoreTrainer):
             self.run, checkpoint, accepts_changes=self.interface.config.train.load.accept_changes
         )
         self._is_placed = True
-        progress = self.progress
+        step = self.progress.step
         recorded = self._recorded()
-        if recorded is not None and recorded.progress.step > progress.step and self.runtime.is_main:
+        if recorded is not None and recorded.progress.step > step and self.runtime.is_main:
             logger.warning(
                 "%s continues from step %d of %s; the records of steps %d to %d will be replaced "
                 "during training.",
-                *(
-                    self.run_dir,
-                    progress.step,
-                    checkpoint.path,
-                    progress.step + 1,
-                    recorded.progress.step,
-                ),
+                *(self.run_dir, step, checkpoint.path, step + 1, recorded.progress.step),
             )
         self.runtime.barrier("continuing")
         if self.run.directory is not None and self.runtime.is_main:
-            CheckpointStore(self.run.directory.checkpoints).discard(after_update=progress.update)
+            store = CheckpointStore(self.run.directory.checkpoints)
+            store.discard(after_update=self.progress.update)
         return epochs
 
     def _recorded(self) -> Recorded | None:
@@ -335,34 +342,100 @@ class Engine(CoreTrainer):
             recorded.give_to(self.run)
 
 
+def losses_of(trainer: object) -> LossManager | None:
+    """The loss manager of a trainer; None where nothing has made one."""
+    return getattr(trainer, "loss_manager", None)
+
+
 def checked_trackers(given: Any) -> list[Track]:
     """The trackers of the argument `callbacks`, which stay open from one epoch to the next."""
-    listed = given if isinstance(given, (list, tuple)) else [given]
-    trackers = [(callback, as_tracker(callback)) for callback in listed]
-    for callback, tracker in trackers:
+    trackers = []
+    for callback in given if isinstance(given, (list, tuple)) else [given]:
+        tracker = as_tracker(callback)
         if tracker is None:
             raise ConfigurationError(
-                f"callbacks has {callback!r}; expected trackers of loopwright.trackers, as in "
-                "callbacks=[TensorBoard('logs')]. Use the hooks of an epoch for everything else, "
-                "and `with Profile(): ...` around the epochs to profile."
+                "only-trackers",
+                f"callbacks has {callback!r}; pass trackers of loopwright.trackers, as in "
+                "callbacks=[TensorBoard('logs')], and use the hooks of an epoch for all else.",
             )
         tracker.is_kept_open = True
-    return [tracker for _, tracker in trackers if tracker is not None]
+        trackers.append(tracker)
+    return trackers
 
 
-def as_pair(batch: Any) -> tuple[Tensor, Tensor]:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        parts = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
-        raise DataError(
-            f"A batch of self.train_loader is a {type(batch).__name__}{parts}; paired training "
-            "needs (inputs, targets): return two tensors for each item of the data set."
-        )
-    return batch[0], batch[1]
+class OwnSteps:
+    """Sees the steps of the interface's optimizers that `update` does not take.
+
+    On one process they are as good as an update and count as one. On several each process would
+    take one by its own part of the batch, so they are refused.
+    """
+
+    def __init__(self, *, is_shared: bool) -> None:
+        self.is_shared = is_shared
+        self.num_steps = 0
+        self.has_loss = False  # whether train_step returned one in this epoch
+        self._handles: list[RemovableHandle] = []
+        self._has_warned = False
+
+    def watch(self, updates: Any) -> None:
+        """Watch the steps of these optimizers, and of no others."""
+        for handle in self._handles:
+            handle.remove()
+        after = partial(self._after, updates)
+        self._handles = [
+            handle
+            for update in updates.by_name.values()
+            for handle in watch_own_steps(update, self._before, after)
+        ]
+
+    def start_epoch(self) -> None:
+        self.num_steps = 0
+        self.has_loss = False
+
+    def end_epoch(self, epoch: int | None, optimizers: Iterable[str]) -> None:
+        """Look at an epoch's steps: without one, a returned loss is an error, and none a warning."""
+        names = ", ".join(optimizers)
+        if not names or self.num_steps:
+            return
+        if self.has_loss:
+            raise ConfigurationError(
+                "returned-loss-untrained",
+                f"Epoch {epoch} trained nothing: train_step returned a loss, but none of the "
+                f"optimizers ({names}) took a step. A returned value is only logged: call "
+                "self.update(loss, self.<optimizer>) in it.",
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "Epoch %s trained nothing: none of the optimizers (%s) took a step. In train_step "
+                "call self.update(loss, self.<optimizer>) for each, or your own backward() and "
+                "step().",
+                *(epoch, names),
+            )
+
+    def _before(self, update: OptimizerUpdate) -> None:
+        if self.is_shared:
+            raise ConfigurationError(
+                f"{type(update.optimizer).__name__}.step() was called with several processes, so "
+                "each process would use only the gradients of its own part of the batch: call "
+                "self.update(loss, optimizer), which runs backward and steps on all processes "
+                "together, or train with one process."
+            )
+
+    def _after(self, updates: Any, update: OptimizerUpdate) -> None:
+        self.num_steps += 1
+        updates.note_own_step(update)
+        torch.clear_autocast_cache()  # it holds weights as they were before the step
 
 
-def _check_returned(value: Any) -> None:
-    if value is not None and not isinstance(value, (Tensor, Mapping)):
+def check_gradients(update: OptimizerUpdate) -> None:
+    """Refuse to add a loss's gradients to those of another one, which a backward pass of the user's
+    own left."""
+    if any(param.grad is not None for param in update.params):
         raise ConfigurationError(
-            f"train_step returned {value!r}, of type {type(value).__name__}; expected nothing, a "
-            "tensor, or a dict of values to record by name."
+            "gradients-of-other-loss",
+            f"The parameters of {update.name} have gradients that do not come from update: your "
+            "own backward() reached them, for example the backward pass of the generator's loss "
+            f"through the discriminator. Call self.{update.name}.zero_grad() before self.update. "
+            "If you want both gradients, pass update the sum of the losses.",
         )

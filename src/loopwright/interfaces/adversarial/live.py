@@ -1,33 +1,109 @@
-"""Pictures and loss curves of a running training, as files that are always whole, written beside
-the training."""
+"""Pictures of a training: examples, and the newest images and loss curves in the folder `live`, as
+files that are always whole."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
-from ....checkpoint.atomic import staged_file
-from ....metrics.history import Series
-from ..images import side_by_side, write_image
+from ...checkpoint.atomic import staged_file
+from ...data.open import open_stream
+from ...data.order import permutation
+from ...data.random import preserved_rng
+from ...metrics.history import Series
+from ...runtime.modes import evaluating
+from .dataset import pillow
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
+    from .trainer import Trainer
 
-
+PARTS = ("input", "output", "target")
 WIDTH = 640
 HEIGHT = 320
 MARGIN = 44
 LEGEND = 110
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#17becf", "#7f7f7f")
+
+
+def as_bytes(image: Tensor) -> Tensor:
+    """An image with values in -1...1 as channels of bytes, in the host's memory."""
+    values = image.detach().float().clamp(-1, 1).add(1).mul(127.5).round()
+    return values.to("cpu", torch.uint8)
+
+
+def write_image(path: Path, image: Tensor) -> None:
+    """Write channels of bytes, or values in -1...1, so that a reader finds a complete picture or
+    the one before."""
+    Image = pillow()  # noqa: N806
+    pixels = image if image.dtype == torch.uint8 else as_bytes(image)
+    array = pixels[0].numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).contiguous().numpy()
+    with staged_file(path) as staging:
+        Image.fromarray(array).save(
+            staging, format="JPEG" if path.suffix in (".jpg", ".jpeg") else "PNG"
+        )
+
+
+def side_by_side(rows: Sequence[Sequence[Tensor]], *, gap: int = 2, scale: int = 1) -> Tensor:
+    """Rows of equally large images as one picture of bytes, with white between them."""
+    lines = [_joined([as_bytes(image) for image in row], gap, dim=2) for row in rows]
+    picture = _joined(lines, gap, dim=1)
+    return picture.repeat_interleave(scale, 1).repeat_interleave(scale, 2)
+
+
+def _joined(parts: Sequence[Tensor], gap: int, dim: int) -> Tensor:
+    size = list(parts[0].shape)
+    size[dim] = gap
+    space = torch.full(size, 255, dtype=torch.uint8)
+    spaced = [column for part in parts for column in (part, space)]
+    return torch.cat(spaced[:-1], dim)
+
+
+def write_examples(
+    directory: Path,
+    network: nn.Module,
+    loader: Any,
+    *,
+    epoch: int,
+    count: int,
+    seed: int,
+    device: torch.device,
+) -> list[Path]:
+    """Write three files for each of `count` images; modes and random generators are left as they
+    were."""
+    paths = []
+    with evaluating([network], ()), torch.no_grad(), preserved_rng():
+        for number, (x, y) in enumerate(choose_pairs(loader, count, seed, epoch), start=1):
+            output = network(x.unsqueeze(0).to(device))[0]
+            for part, image in zip(PARTS, (x, output, y), strict=True):
+                paths.append(directory / f"epoch{epoch}_{number}_{part}.png")
+                write_image(paths[-1], image)
+    return paths
+
+
+def choose_pairs(loader: Any, count: int, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some pairs, which ones following from the seed and the epoch; of data without an order, the
+    first ones."""
+    dataset: Any = loader.dataset if isinstance(loader, DataLoader) else None
+    if dataset is not None and not isinstance(dataset, IterableDataset):
+        for index in permutation(seed, epoch, len(dataset))[:count].tolist():
+            yield dataset[index]
+        return
+    stream = open_stream(loader, seed=seed, shuffle=False)
+    stream.begin(0)
+    pairs = (pair for batch, _, _ in stream for pair in zip(*batch, strict=True))
+    yield from islice(pairs, count)
+    stream.close()
 
 
 def draw_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ....errors import ConfigurationError
+from ...errors import ConfigurationError
 
 NUM_DROPOUTS = 3  # of the deepest up-sampling blocks, which is where pix2pix takes its noise from
 MAX_WIDENING = 8
@@ -60,22 +60,8 @@ class UnetBlock(nn.Module):
 class ResidualUnetBlock(UnetBlock):
     """The same with a residual part behind it: two more convolutions, whose result is added."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        is_down: bool,
-        upsampling: Literal["Transposed", "Bilinear"] = "Transposed",
-        has_dropout: bool = False,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            is_down=is_down,
-            upsampling=upsampling,
-            has_dropout=has_dropout,
-        )
+    def __init__(self, in_channels: int, out_channels: int, **options: Any) -> None:
+        super().__init__(in_channels, out_channels, **options)
         self.residual = nn.Sequential(
             nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
             nn.InstanceNorm2d(out_channels, affine=True),
@@ -110,7 +96,9 @@ def scaling_layer(
     if upsampling == "Transposed":
         return nn.ConvTranspose2d(in_channels, out_channels, 4, 2, 1, bias=bias)
     if upsampling != "Bilinear":
-        raise ConfigurationError(f"upconv_type={upsampling!r}: use 'Transposed' or 'Bilinear'.")
+        raise ConfigurationError(
+            "upconv-type", f"upconv_type={upsampling!r}: use 'Transposed' or 'Bilinear'."
+        )
     larger = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
     return nn.Sequential(larger, nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=bias))
 
@@ -137,21 +125,28 @@ class UnetGenerator(nn.Module):
     ) -> None:
         super().__init__()
         self.use_checkpointing = use_checkpointing
-        block = _block_type(block_type)
-        _check_size(input_size, n_downs)
+        if isinstance(block_type, str):
+            block_type = BLOCKS[block_type]
+        if input_size % 2 ** (n_downs + 2):
+            raise ConfigurationError(
+                "image-size",
+                f"An image of {input_size} pixels cannot be halved {n_downs + 2} times "
+                f"(n_downs={n_downs}, the first layer and the bottleneck): use a multiple of "
+                f"{2 ** (n_downs + 2)}, or another n_downs.",
+            )
         widths = [features * min(2**depth, MAX_WIDENING) for depth in range(n_downs + 1)]
         self.first = nn.Sequential(
             scaling_layer(in_channels, features, is_down=True, upsampling=upconv_type, bias=True),
             nn.LeakyReLU(0.2),
         )
         self.downs = nn.ModuleList(
-            block(wide, wider, is_down=True) for wide, wider in pairwise(widths)
+            block_type(wide, wider, is_down=True) for wide, wider in pairwise(widths)
         )
         # no normalisation: it may be down to one pixel
         self.bottleneck = nn.Sequential(nn.Conv2d(widths[-1], widths[-1], 4, 2, 1), nn.ReLU())
         inputs = [widths[-1], *(2 * width for width in reversed(widths[1:]))]
         self.ups = nn.ModuleList(
-            block(
+            block_type(
                 wide,
                 width,
                 is_down=False,
@@ -217,25 +212,3 @@ class Discriminator(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         result: Tensor = self.model(torch.cat([x, y], dim=1))
         return result
-
-
-def _block_type(given: str | type[UnetBlock]) -> type[UnetBlock]:
-    if isinstance(given, str):
-        if given not in BLOCKS:
-            raise ConfigurationError(f"block_type={given!r}: use one of {', '.join(BLOCKS)}.")
-        return BLOCKS[given]
-    return given
-
-
-def _check_size(input_size: int, n_downs: int) -> None:
-    factor = 2 ** (n_downs + 2)
-    if input_size % factor:
-        deepest = max((n for n in range(16) if input_size % 2 ** (n + 2) == 0), default=None)
-        hint = (
-            "a size that is a multiple of 4" if deepest is None else f"n_downs of at most {deepest}"
-        )
-        raise ConfigurationError(
-            f"An image of {input_size} pixels cannot be halved {n_downs + 2} times "
-            f"(n_downs={n_downs}, the first layer and the bottleneck): use a multiple of "
-            f"{factor}, or {hint}."
-        )

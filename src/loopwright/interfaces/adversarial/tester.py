@@ -1,0 +1,245 @@
+"""A trained generator: on images that it has never seen, with the losses of each; and as an ONNX
+file, which is only kept if it computes what the network does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ...checkpoint.onnx import TOLERANCE, ExportError, export_module
+from ...data.order import permutation
+from ...data.random import preserved_rng
+from ...errors import ConfigurationError, check_number
+from ...losses import Laplacian, Sobel
+from ...runtime.modes import evaluating
+from .._shared import on_first_process
+from .config import Config, ConfigSource, config_copies, load_config
+from .dataset import PairedDataset
+from .experiment import directory_of
+from .live import PARTS, write_image
+from .pix2pix import build_generator
+from .trainer import Trainer
+
+__all__ = ["ExportError", "ONNXConverter", "TestResult", "Tester", "export_onnx"]
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """One image: which file, its losses by name, and the pictures that were written of it."""
+
+    __test__ = False  # pytest, that is no test
+
+    source: Path
+    losses: Mapping[str, float]
+    pictures: Mapping[str, Path]
+
+
+class Tester(Trainer):
+    """Runs the generator of an experiment over the images in `{dataroot}/test`.
+
+    Without a config, the experiment's newest copy of it is used. Nothing of the experiment is
+    changed; results go to its folder `test`.
+    """
+
+    __test__ = False  # pytest, that is no test
+
+    def __init__(
+        self,
+        config: ConfigSource = None,
+        experiment_dir: str | os.PathLike[str] | None = None,
+        dataroot: str | os.PathLike[str] | None = None,
+        load_epoch: int | str | None = None,
+    ) -> None:
+        if config is None and experiment_dir is not None:
+            config = config_in(Path(experiment_dir))
+        super().__init__(config, quicksetup=False)
+        self.experiment_dir = (
+            directory_of(self.config) if experiment_dir is None else Path(experiment_dir)
+        )
+        if dataroot is not None:
+            self.config.dataloader.dataroot = os.fspath(dataroot)
+        if load_epoch is not None:
+            # the config checks it
+            self.config.train.load.load_epoch = load_epoch  # type: ignore[assignment]
+        self.gen = build_generator(self.config).to(self.device)
+        self.load_checkpoint("G", self.gen)
+        self.losses: dict[str, nn.Module] = {
+            "L1": nn.L1Loss(),
+            "Sobel": Sobel(),
+            "Laplacian": Laplacian(),
+        }
+        for loss in self.losses.values():
+            loss.to(self.device)
+
+    def run_test(self, image_count: int | None = None, silent: bool = False) -> list[TestResult]:
+        """Test `image_count` images, other ones each time, or all of them; write triplets and a log
+        of their losses.
+
+        Unless `silent`, a line says how many.
+        """
+        if image_count is not None:
+            check_number("run_test(image_count", image_count, least=1, otherwise="None for all")
+        dataset = PairedDataset(
+            self.config, Path(self.config.dataloader.dataroot) / "test", is_train=False
+        )
+        runtime = self._core.runtime
+        folder, number = on_first_process(runtime, lambda: _next_folder(self._directory() / "test"))
+        order = permutation(self.config.common.seed or 0, number, len(dataset)).tolist()
+        chosen = sorted(order[:image_count])
+        if not silent:
+            self._print(f"Testing {len(chosen)} images of {dataset.root}", capture=False)
+        own: list[TestResult] = []
+        with evaluating([self.gen], ()), torch.no_grad(), preserved_rng():
+            for index in chosen[runtime.rank :: runtime.world]:
+                own.append(self._test_one(dataset.paths[index], dataset[index], folder))
+        results = [result for part in runtime.gather_objects(own) for result in part]
+        results.sort(key=attrgetter("source"))
+        on_first_process(runtime, lambda: _write_log(folder, self.loaded_epoch, results))
+        return results
+
+    def _test_one(self, source: Path, pair: tuple[Tensor, Tensor], folder: Path) -> TestResult:
+        x, y = (image.unsqueeze(0).to(self.device) for image in pair)
+        output = self.gen(x)
+        losses = {name: loss(output, y).item() for name, loss in self.losses.items()}
+        pictures = {part: folder / f"{source.stem}_{part}.png" for part in PARTS}
+        for part, image in zip(PARTS, (x, output, y), strict=True):
+            write_image(pictures[part], image[0])
+        return TestResult(source, losses, pictures)
+
+
+def _write_log(folder: Path, epoch: int, results: list[TestResult]) -> None:
+    images = [
+        {
+            "source": str(result.source),
+            "losses": dict(result.losses),
+            "pictures": {part: path.name for part, path in result.pictures.items()},
+        }
+        for result in results
+    ]
+    log = {"epoch": epoch, "images": images}
+    (folder / "log.json").write_text(json.dumps(log, indent=2) + "\n")
+
+
+def config_in(directory: Path) -> Path:
+    copies = config_copies(directory)
+    if not copies:
+        raise ConfigurationError(
+            "no-config-copy",
+            f"{directory} has no train1_config.json, so its generator cannot be built: pass "
+            "`config=`.",
+        )
+    return copies[-1][1]
+
+
+def _next_folder(parent: Path) -> tuple[Path, int]:
+    parent.mkdir(parents=True, exist_ok=True)
+    numbers = [
+        int(match[1])
+        for path in parent.iterdir()
+        if (match := re.fullmatch(r"test(\d+)", path.name))
+    ]
+    number = max(numbers, default=0) + 1
+    folder = parent / f"test{number}"
+    folder.mkdir()
+    return folder, number
+
+
+def export_onnx(
+    network: nn.Module,
+    path: str | os.PathLike[str],
+    example: Tensor,
+    *,
+    opset_version: int = 18,
+    input_names: Sequence[str] = ("input",),
+    output_names: Sequence[str] = ("output",),
+    tolerance: float = TOLERANCE,
+) -> float:
+    """Write a network in eval mode to an ONNX file for any batch size; the largest difference to
+    torch's output.
+
+    The file is run and compared before it takes its name.
+    """
+    report = export_module(
+        network,
+        torch.cat([example, example]),  # an example of one would make the batch size a constant
+        Path(path),
+        opset=opset_version,
+        names=(input_names, output_names),
+        tolerance=tolerance,
+    )
+    return report.max_difference
+
+
+class ONNXConverter(Tester):
+    """Converts the generator of an experiment:
+    `ONNXConverter(experiment_dir, load_epoch=200).convert_model()`.
+
+    Without a config, the experiment's newest copy of it is used. `in_channels`, `crop_size` and
+    `device` take the place of what the config says.
+    """
+
+    def __init__(
+        self,
+        experiment_dir: str | os.PathLike[str],
+        config: ConfigSource = None,
+        load_epoch: int | str | None = None,
+        in_channels: int | None = None,
+        crop_size: int | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        settings: Config = load_config(
+            config_in(Path(experiment_dir)) if config is None else config
+        )
+        if device is not None:
+            settings.common.device = str(device)
+        load = settings.dataloader.load
+        # the config checks it
+        self.in_channels = load.input_nc = in_channels or load.input_nc  # type: ignore[assignment]
+        self.crop_size = load.crop_size = crop_size or load.crop_size
+        super().__init__(settings, experiment_dir, load_epoch=load_epoch)
+
+    def convert_model(
+        self,
+        export_params: bool = True,
+        opset_version: int = 18,
+        do_constant_folding: bool = True,
+        input_names: Sequence[str] = ("input",),
+        output_names: Sequence[str] = ("output",),
+        suppress_onnx_warnings: bool = True,
+    ) -> Path:
+        """Write `epoch{n}.onnx` to the experiment's directory, compare it with torch, and return
+        its path.
+
+        The exporter folds constants and is quiet in any case: `do_constant_folding` and
+        `suppress_onnx_warnings` are accepted and change nothing.
+        """
+        if not export_params:
+            raise ConfigurationError(
+                "onnx-without-weights",
+                "convert_model was given export_params=False; a file without weights cannot be "
+                "checked: leave the argument out.",
+            )
+        path = self._directory() / f"epoch{self.loaded_epoch}.onnx"
+        generator = torch.Generator().manual_seed(0)
+        size = (1, self.in_channels, self.crop_size, self.crop_size)
+        example = (torch.rand(size, generator=generator) * 2 - 1).to(self.device)
+        export = partial(
+            export_onnx,
+            self.gen,
+            path,
+            example,
+            opset_version=opset_version,
+            input_names=input_names,
+            output_names=output_names,
+        )
+        on_first_process(self._core.runtime, export)
+        return path
