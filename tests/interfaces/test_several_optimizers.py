@@ -121,6 +121,6 @@ def test_the_adversarial_interface_refuses_a_list_with_an_optimizer_that_it_does
     trainer.chosen = [trainer.opt_0, torch.optim.Adam(trainer.net[0].parameters())]
     with pytest.raises(
         ConfigurationError,
-        match=r"given Adam, which is not one of this trainer's optimizers.*self.opt_1",
+        match=r"not one of this trainer's optimizers",
     ):
         trainer.train_paired(0)

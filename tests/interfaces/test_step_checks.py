@@ -16,6 +16,7 @@ from loopwright.interfaces.configured import TrainerResult
 from loopwright.interfaces.simple import Trainer as SimpleTrainer
 
 from ..loops import assert_same_model, build_net
+from ..mistakes import raises
 from .configured.parts import CustomTrainer, Points
 from .configured.parts import build_trainer as build_configured
 from .configured.test_training import adamw
@@ -58,15 +59,9 @@ def test_a_step_that_clips_by_itself_is_the_one_of_the_simple_interface(
 
 
 def test_the_simple_interface_refuses_a_step_of_ones_own_while_accumulating(
-    points: TensorDataset, mistake: Any
+    points: TensorDataset,
 ) -> None:
-    what = "`optimizer.step()` in `train_step` with `gradient_accumulation_steps`"
-    with mistake(
-        "Interface: simple",
-        what,
-        ConfigurationError,
-        match=r"training\.gradient_accumulation_steps is 2",
-    ):
+    with raises("step-in-window", "training.gradient_accumulation_steps", "2 batches"):
         simple(OwnStep, gradient_accumulation_steps=2).train(DataLoader(points, 8), 1)
 
 

@@ -10,22 +10,20 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from loopwright.errors import ConfigurationError
 from loopwright.interfaces.adversarial import (
     Pix2pixTrainer,
     Tester,
-    Trainer,
     UnetGenerator,
     read_loss_log,
 )
 
 from ...distributed.ranks import run_ranks
 from ...distributed.scenarios import assert_same, weights_of
-from .runs import SIZE, continued, tiny
+from ...mistakes import raises
+from .runs import SIZE, continued, tiny, train
 
 
 class Exact(Pix2pixTrainer):
@@ -97,30 +95,40 @@ def test_two_processes_give_the_weights_losses_and_files_of_one(data: Path, tmp_
     assert noted["progress"]["update"] == 6
 
 
-class Own(Trainer):
-    """One network; it is set up when it is saved for the first time."""
+class Plain(Exact):
+    """Both steps written out, with torch's own calls."""
 
-    def __init__(self, data: Path, folder: Path) -> None:
-        super().__init__(tiny(data, folder))
-        self.net = nn.Conv2d(3, 3, 1)
-        self.opt = self.build_optimizer(self.net)
-        self.save_checkpoint()
+    def backward_D(self, loss_D: Tensor) -> None:  # noqa: N802, N803
+        self.opt_disc.zero_grad()
+        loss_D.backward()
+        self.opt_disc.step()
 
-
-def refused(rank: int, data: Path, folder: Path) -> list[str]:
-    """What is said, outside of training: there, who is first to fail ends the others."""
-    trainer = Own(data, folder)
-    trainer.net(torch.zeros(1, 3, 2, 2)).sum().backward()
-    with pytest.raises(ConfigurationError) as own_step:
-        trainer.opt.step()
-    with pytest.raises(ConfigurationError) as no_experiment:
-        Exact(tiny(data, folder / "missing", train={"load": {"continue_train": True}}))
-    return [str(own_step.value), str(no_experiment.value)]
+    def backward_G(self, loss_G: Tensor) -> None:  # noqa: N802, N803
+        self.opt_gen.zero_grad()
+        loss_G.backward()
+        self.opt_gen.step()
 
 
-def test_what_cannot_be_done_together_is_refused_by_all_processes(
+def weights(trainer: Pix2pixTrainer) -> list[Tensor]:
+    return [*trainer.gen.parameters(), *trainer.disc.parameters()]
+
+
+def compare(rank: int, data: Path, folder: Path) -> None:
+    plain = train(Plain(tiny(data, folder / "plain")), 2)
+    updated = train(Exact(tiny(data, folder / "updated")), 2)
+    torch.testing.assert_close(weights(plain), weights(updated))
+
+
+def test_plain_steps_are_averaged_over_processes(data: Path, tmp_path: Path) -> None:
+    run_ranks(compare, 2, data, tmp_path)
+
+
+def refused(rank: int, data: Path, folder: Path) -> None:
+    with raises("no-experiment"):
+        Exact(tiny(data, folder, train={"load": {"continue_train": True}}))
+
+
+def test_an_experiment_that_is_not_there_is_refused_by_all_processes(
     data: Path, tmp_path: Path
 ) -> None:
-    for own_step, no_experiment in run_ranks(refused, 2, data, tmp_path):
-        assert "call self.update(loss, optimizer)" in own_step
-        assert "there is no experiment" in no_experiment
+    run_ranks(refused, 2, data, tmp_path)

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from loopwright import ConfigurationError
 from loopwright.interfaces.simple import Trainer
 from tests.distributed.ranks import run_ranks
+from tests.loops import build_linear
 from tests.mistakes import raises
 
 from .methods import (
@@ -118,17 +119,34 @@ def test_own_epoch_that_trains_nothing_is_said(points: TensorDataset, capsys: An
     assert "Nothing was trained" not in capsys.readouterr().out
 
 
-def test_max_grad_norm_that_an_own_step_leaves_out_is_said_once(
-    points: TensorDataset, capsys: Any
-) -> None:
-    class Unclipped(AccumulatingStep):
-        num_batches = 1
+class PlainStep(Trainer):
+    def train_step(self, batch: Any) -> dict[str, float]:
+        assert self.optimizer is not None
+        loss = cross_entropy(self.model(batch[0]), batch[1])
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": loss.item()}
 
-    config = {"training": {"max_grad_norm": 0.01}}
-    build(Unclipped, config).train(loader(points), 2)
-    (_,) = (line for line in capsys.readouterr().out.splitlines() if "max_grad_norm" in line)
-    build(OwnStep, {"training": {"max_grad_norm": 0.1}}).train(loader(points), 1)
-    assert "max_grad_norm" not in capsys.readouterr().out
+
+class PlainEpoch(PlainStep):
+    def train_epoch(
+        self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0
+    ) -> dict[str, float]:
+        losses = []
+        for batch in train_dataloader:
+            assert self.optimizer is not None
+            self.optimizer.zero_grad()
+            losses.append(self.train_step(batch)["loss"])
+        return {"train_loss": sum(losses) / len(losses)}
+
+
+@pytest.mark.parametrize("kind", [PlainStep, PlainEpoch], ids=["train_step", "train_epoch"])
+def test_plain_steps_are_clipped_as_the_config_says(
+    kind: type[Trainer], points: TensorDataset
+) -> None:
+    trainer = build(kind, {"training": {"max_grad_norm": 0.1}})
+    trainer.train(loader(points), 3)
+    assert_same(trainer, train_by_hand(points, 3, clip=0.1))
 
 
 @pytest.mark.parametrize("method", ["eval_step", "evaluate"])
@@ -263,16 +281,36 @@ def test_single_steps_while_accumulating_are_refused(points: TensorDataset) -> N
     ]
 
 
-def _refused_on_two(rank: int, kind: type[Trainer]) -> str:
-    torch.manual_seed(0)
-    points = TensorDataset(torch.randn(16, 6), torch.randint(3, (16,)))
-    with pytest.raises(ConfigurationError) as caught:
-        build(kind).train(loader(points), 1)
-    return str(caught.value)
+def _points() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(
+        torch.randn(15, 6, generator=generator), torch.randint(3, (15,), generator=generator)
+    )
 
 
-@pytest.mark.parametrize("kind", [OwnStep, OwnEpoch])
-def test_own_optimizer_steps_on_two_processes_are_refused(kind: type[Trainer]) -> None:
-    messages = run_ranks(_refused_on_two, 2, kind)
-    assert messages[0] == messages[1]
-    assert "call super().train_step(batch)" in messages[0]
+def _own_steps_on_two(rank: int) -> None:
+    models = []
+    for kind in (Trainer, OwnStep, PlainStep):
+        model = build_linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = kind(model, optimizer, cross_entropy, {"training": {"max_grad_norm": 0.1}})
+        trainer.train(loader(_points()), 2)
+        models.append(model)
+    for model in models[1:]:
+        torch.testing.assert_close(model.state_dict(), models[0].state_dict())
+
+
+def _own_epochs_on_two(rank: int) -> None:
+    by_hand = train_by_hand(_points(), 2, clip=0.1)
+    for kind in (OwnEpoch, PlainEpoch):
+        trainer = build(kind, {"training": {"max_grad_norm": 0.1}})
+        trainer.train(loader(_points()), 2)
+        assert_same(trainer, by_hand)
+
+
+def test_own_steps_on_two_processes_are_averaged_as_those_of_the_trainer() -> None:
+    run_ranks(_own_steps_on_two, 2)
+
+
+def test_own_epochs_on_two_processes_are_the_loop_that_was_written_on_each() -> None:
+    run_ranks(_own_epochs_on_two, 2)

@@ -9,7 +9,6 @@ import pytest
 from torch.optim.lr_scheduler import ChainedScheduler, ReduceLROnPlateau, StepLR
 from torch.utils.data import TensorDataset
 
-from loopwright import ConfigurationError
 from loopwright.interfaces.simple import Trainer
 from tests.loops import build_net
 from tests.mistakes import raises
@@ -54,20 +53,28 @@ def test_own_epoch_that_leaves_the_scheduler_alone_has_it_stepped(points: Tensor
     assert_same(trainer, train_by_hand(points, 3))
 
 
-def test_own_epoch_with_steps_and_no_scheduler_steps_per_batch_is_refused(
+def test_own_epoch_that_leaves_a_scheduler_of_batches_alone_has_it_follow_its_steps(
     points: TensorDataset,
 ) -> None:
-    class Forgetful(OwnEpoch):
-        def train_epoch(self, *args: Any, **options: Any) -> dict[str, float]:
-            scheduler, self.kept = self.scheduler, self.scheduler
-            scheduler.step = lambda: None
-            try:
-                return super().train_epoch(*args, **options)
-            finally:
-                del scheduler.step
+    class Stepping(Trainer):
+        def train_epoch(
+            self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0
+        ) -> dict[str, float]:
+            assert self.optimizer is not None
+            rates = []
+            for inputs, targets in train_dataloader:
+                self.optimizer.zero_grad()
+                cross_entropy(self.model(inputs), targets).backward()
+                rates.append(self.optimizer.param_groups[0]["lr"])
+                self.optimizer.step()
+            return {"first": rates[0], "second": rates[1]}
 
-    with pytest.raises(ConfigurationError, match=r"call self\.scheduler\.step\(\) after"):
-        build(Forgetful, PER_BATCH).train(loader(points), 1)
+    trainer = build(Stepping, PER_BATCH)
+    assert trainer.train(loader(points), 2) == {
+        "first": [0.01, 0.01 * 0.5**5],
+        "second": pytest.approx([0.01, 0.01 * 0.5**5]),
+    }
+    assert trainer.scheduler.last_epoch == 10
 
 
 def test_loop_around_train_epoch_that_steps_the_scheduler_again_is_refused(

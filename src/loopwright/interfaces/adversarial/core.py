@@ -4,8 +4,7 @@ events are the hooks."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +25,9 @@ from ...run.changes import flatten
 from ...training.assembly import reassemble, with_defaults
 from ...training.components import found_on
 from ...training.fingerprint import describe_components
+from ...training.own_steps import OwnSteps
 from ...training.program import Words
 from ...training.resume import continue_from
-from ...training.step_checks import watch_own_steps
 from ...training.updates import OptimizerChoice, listed
 from .._shared import InterfaceCore, InterfaceNames, as_tracker, on_first_process
 from .config import Common, Saving, runtime_of
@@ -43,8 +42,6 @@ from .experiment import (
 from .losses import LossManager
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
     from ...metrics.rows import StepRow
     from ...trackers import Track
     from ...training.update import OptimizerUpdate
@@ -119,6 +116,8 @@ class AdversarialCore(InterfaceCore):
         self.trackers = trackers
         self._hooks: Hooks | None = None  # of the epoch under way
         self._adopted: dict[str, int] = {}
+        self.epoch_steps: EpochSteps | None = None  # of the newest epoch
+        self.has_warned = False  # that an epoch trained nothing
         # whether it is known at which position in the experiment's record this run begins
         self._is_placed = False
         super().__init__(
@@ -128,7 +127,6 @@ class AdversarialCore(InterfaceCore):
             seed=settings.seed,
             progress="silent",
         )
-        self._steps = OwnSteps(is_shared=self.runtime.world > 1)
         guard.on_train_start(self)  # `update` is guarded outside of epochs as well
 
     def use_directory(self, directory: Path, settings: Saving) -> None:
@@ -181,7 +179,6 @@ class AdversarialCore(InterfaceCore):
             reassemble(self)
             if self.run.fingerprint is None and self.optimizers:
                 self.run.fingerprint = describe_components(self.run)
-            self._steps.watch(self.run.updates)
 
     def _setup_training(self) -> None:
         """As the core does it; an interface whose hooks train nothing that it knows of has no
@@ -196,7 +193,8 @@ class AdversarialCore(InterfaceCore):
         """As the core does it, after a look at gradients that another loss left."""
         for one in listed(optimizer):
             check_gradients(self.run.updates.find(one))
-            self._steps.num_steps += 1  # also where a loss scaler leaves it out
+        if self.epoch_steps is not None:
+            self.epoch_steps.num_updates += 1  # also where a loss scaler leaves it out
         super().update(loss, optimizer, **options)
 
     @property
@@ -213,8 +211,8 @@ class AdversarialCore(InterfaceCore):
             if not key.startswith(CHANGEABLE)
         }
 
-    def _watch_steps(self) -> None:
-        """Nothing: hooks may step optimizers themselves, which `OwnSteps` checks, or step none."""
+    def _watch_steps(self) -> EpochSteps:
+        return EpochSteps(self)
 
     def scaler_of(self, optimizer: Optimizer) -> torch.amp.GradScaler:
         """The loss scaler that `update` uses for an optimizer; one that does nothing where it uses
@@ -252,7 +250,6 @@ class AdversarialCore(InterfaceCore):
             )
         self.adopt()
         self._place()
-        self._steps.start_epoch()
         self._hooks = hooks
         try:
             self.train(data, 1)
@@ -264,7 +261,8 @@ class AdversarialCore(InterfaceCore):
 
     def on_epoch_start(self) -> None:
         assert self._hooks is not None
-        self._hooks["on_epoch_start"]()
+        with OwnSteps(self.run):
+            self._hooks["on_epoch_start"]()
 
     def train_step(self, batch: Any) -> StepResult:
         assert self._hooks is not None
@@ -286,7 +284,6 @@ class AdversarialCore(InterfaceCore):
                 f"train_step returned {returned!r:.60}, of type {type(returned).__name__}; return "
                 "nothing, a tensor, or a dict of values to record by name.",
             )
-        self._steps.has_loss |= isinstance(returned, Tensor) and returned.requires_grad
         result = StepResult.of(returned, window.size)
         measured = {} if losses is None else losses.end_step()
         metrics = measured | dict(result.metrics)
@@ -300,8 +297,8 @@ class AdversarialCore(InterfaceCore):
 
     def on_train_epoch_end(self) -> None:
         assert self._hooks is not None
-        self._steps.end_epoch(self.interface.current_epoch, self.optimizers)
-        self._hooks["on_epoch_end"]()
+        with OwnSteps(self.run):
+            self._hooks["on_epoch_end"]()
 
     # Going on
 
@@ -363,40 +360,37 @@ def checked_trackers(given: Any) -> list[Track]:
     return trackers
 
 
-class OwnSteps:
-    """Sees the steps of the interface's optimizers that `update` does not take.
+class EpochSteps:
+    """The steps of an epoch: plain ones of the hooks are updates, and an epoch without any step is
+    an error or a warning."""
 
-    On one process they are as good as an update and count as one. On several each process would
-    take one by its own part of the batch, so they are refused.
-    """
+    def __init__(self, core: AdversarialCore) -> None:
+        self.core = core
+        self.own_steps = OwnSteps(core.run)
+        self.num_updates = 0
+        self.has_loss = False  # whether train_step returned one
+        self._is_whole = core.progress.epoch_step == 0
 
-    def __init__(self, *, is_shared: bool) -> None:
-        self.is_shared = is_shared
-        self.num_steps = 0
-        self.has_loss = False  # whether train_step returned one in this epoch
-        self._handles: list[RemovableHandle] = []
-        self._has_warned = False
+    def __enter__(self) -> EpochSteps:
+        self.core.epoch_steps = self
+        self.own_steps.__enter__()
+        return self
 
-    def watch(self, updates: Any) -> None:
-        """Watch the steps of these optimizers, and of no others."""
-        for handle in self._handles:
-            handle.remove()
-        after = partial(self._after, updates)
-        self._handles = [
-            handle
-            for update in updates.by_name.values()
-            for handle in watch_own_steps(update, self._before, after)
-        ]
+    def __exit__(self, *raised: object) -> None:
+        self.own_steps.__exit__(*raised)
 
-    def start_epoch(self) -> None:
-        self.num_steps = 0
-        self.has_loss = False
+    def after_step(self, result: StepResult, position: int) -> None:
+        self.own_steps.end_step()
+        self.has_loss |= isinstance(result.loss, Tensor) and result.loss.requires_grad
 
-    def end_epoch(self, epoch: int | None, optimizers: Iterable[str]) -> None:
-        """Look at an epoch's steps: without one, a returned loss is an error, and none a warning."""
-        names = ", ".join(optimizers)
-        if not names or self.num_steps:
+    def end_epoch(self) -> None:
+        """Raise if a loss was returned and nothing was trained; warn if neither was done."""
+        core = self.core
+        names = ", ".join(core.optimizers)
+        is_over = self._is_whole and core.progress.is_exhausted
+        if not names or not is_over or self.num_updates or self.own_steps.num_steps:
             return
+        epoch = core.interface.current_epoch
         if self.has_loss:
             raise ConfigurationError(
                 "returned-loss-untrained",
@@ -404,28 +398,14 @@ class OwnSteps:
                 f"optimizers ({names}) took a step. A returned value is only logged: call "
                 "self.update(loss, self.<optimizer>) in it.",
             )
-        if not self._has_warned:
-            self._has_warned = True
+        if not core.has_warned:
+            core.has_warned = True
             logger.warning(
                 "Epoch %s trained nothing: none of the optimizers (%s) took a step. In train_step "
                 "call self.update(loss, self.<optimizer>) for each, or your own backward() and "
                 "step().",
                 *(epoch, names),
             )
-
-    def _before(self, update: OptimizerUpdate) -> None:
-        if self.is_shared:
-            raise ConfigurationError(
-                f"{type(update.optimizer).__name__}.step() was called with several processes, so "
-                "each process would use only the gradients of its own part of the batch: call "
-                "self.update(loss, optimizer), which runs backward and steps on all processes "
-                "together, or train with one process."
-            )
-
-    def _after(self, updates: Any, update: OptimizerUpdate) -> None:
-        self.num_steps += 1
-        updates.note_own_step(update)
-        torch.clear_autocast_cache()  # it holds weights as they were before the step
 
 
 def check_gradients(update: OptimizerUpdate) -> None:

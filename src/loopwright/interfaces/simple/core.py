@@ -29,25 +29,17 @@ from ...runtime.base import detect_device
 from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
+from ...training.own_steps import OwnSteps, gradients, scheduler_position
 from ...training.program import Words
 from ...training.required_metrics import measured_on
-from ...training.step_checks import (
-    StepWatch,
-    Versions,
-    gradient_versions,
-    scheduler_position,
-    watch_own_steps,
-)
+from ...training.step_checks import StepWatch, Versions, gradient_versions
 from ...training.supervised import describe
-from ...training.update import OptimizerUpdate
 from ...training.updates import Updates
 from .._shared import InterfaceCore, InterfaceNames
 from .config import TrainingSettings
 from .epoch_ends import EpochEnds
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
     from .trainer import Trainer
 
 EpochFunction = Callable[[int], Mapping[str, float]]
@@ -104,7 +96,7 @@ class SimpleCore(InterfaceCore):
         self._eval_data: Any = None
         self._left: list[Versions] | None = None  # of gradients, after a step of a longer window
         self._has_passed = False
-        self._has_said = False
+        self._own_steps: OwnSteps | None = None  # in a `train_epoch` of the user's own
         guard = Guard()
         super().__init__(
             model,
@@ -220,8 +212,9 @@ class SimpleCore(InterfaceCore):
 
     def note_stepped(self) -> None:
         """Remember where the schedulers that count epochs are."""
+        positions = self._scheduler_positions()
         self._stepped = {
-            name: scheduler_position(schedule.scheduler)
+            name: positions[name]
             for name, schedule in self.schedules.items()
             if schedule.interval == "epoch"
         }
@@ -270,7 +263,10 @@ class SimpleCore(InterfaceCore):
         if self.accumulate == 1 and self.run.num_micro_batches == 1:
             for update in updates:
                 update.zero()
-            return super().train_step(batch)
+            result = super().train_step(batch)
+            if self._own_steps is not None:
+                self._own_steps.end_step()
+            return result
         own = [update for update in updates if update.peers is None]
         if self._left is not None and self._left != [gradient_versions(update) for update in own]:
             raise ConfigurationError(
@@ -285,44 +281,8 @@ class SimpleCore(InterfaceCore):
         self._left = [gradient_versions(update) for update in own]
         return result
 
-    # Optimizer steps of the user's own
-
     def _watch_steps(self) -> StepWatch | None:
-        return None if self._has_default_step else OwnSteps(self)
-
-    def _check_own_step(self, update: OptimizerUpdate) -> None:
-        """Refuse a step of the user's own on a part of a batch; clipping is up to it."""
-        step = "optimizer.step() was called"
-        if self.run.is_evaluating:
-            raise ConfigurationError(
-                f"{step} in an evaluation, which would train on the evaluation data: evaluate and "
-                "eval_step must not update."
-            )
-        if self.accumulate > 1:
-            raise ConfigurationError(
-                f"{step} after every batch by your own train_step or train_epoch, but "
-                f"training.gradient_accumulation_steps is {self.accumulate}: call "
-                "super().train_step(batch) instead, or remove that setting."
-            )
-        if update.peers is not None or self.run.num_micro_batches > 1:
-            reason = (
-                "it is divided among processes"
-                if update.peers is not None
-                else "memory ran out for all of it"
-            )
-            raise ConfigurationError(
-                f"{step} by your own train_step or train_epoch with the gradients of only a part "
-                f"of the batch, because {reason}: call super().train_step(batch) instead of "
-                "backward() and step()."
-            )
-        if update.clip_norm is not None and not self._has_said:
-            self._has_said = True
-            if not is_clipped(update.params, update.clip_norm):
-                self.run.say(
-                    f"config: training.max_grad_norm={update.clip_norm:g} is not used: your own "
-                    "train_step or train_epoch takes the steps. Call "
-                    "torch.nn.utils.clip_grad_norm_ before optimizer.step() there."
-                )
+        return None if self._has_default_step else StepChecks(self)
 
     # Steps and epochs
 
@@ -373,6 +333,7 @@ class SimpleCore(InterfaceCore):
             self._epoch = None
             self._end_epoch = None
             self._save = None
+            self._own_steps = None
             self.progress.go_to_epoch(self.progress.epoch)
 
     def record_in(self, save_dir: str | Path | None) -> None:
@@ -412,18 +373,20 @@ class SimpleCore(InterfaceCore):
         number = self.progress.epoch - self.progress.call_epoch
         self._has_passed = False
         self.display.on_epoch_start(self)
-        with EpochWatch(self) as watch:
+        before = self._scheduler_positions()
+        changes = self._count_changes()
+        with OwnSteps(self.run) as self._own_steps:
             metrics = as_numbers(self._epoch(number), "train_epoch")
-        watch.check_per_batch()
-        if not watch.has_trained:
+        if self._count_changes() == changes:
             self.run.say(
                 f"Nothing was trained in epoch {start + 1}: train_epoch changed no weight of the "
                 "model. Call self.train_step(batch) in it for each batch, or "
                 "self.optimizer.step()."
             )
         self.progress.go_to_epoch(start + 1)
-        for name in [name for name in self.schedules if not watch.has_moved(name)]:
-            self._step_epoch(name, metrics)
+        for name, position in self._scheduler_positions().items():
+            if position == before.get(name):
+                self._step_epoch(name, metrics)
         if not self._has_passed:  # no pass of ours, which would have shown its end
             self.display.on_epoch_end(self, metrics)
         self._record_own(metrics)
@@ -432,6 +395,17 @@ class SimpleCore(InterfaceCore):
         self.on_update_end()  # a loop of the user's own did not look at signals
         if self.run.is_interrupted:
             self._leave()
+
+    def _scheduler_positions(self) -> dict[str, Any]:
+        return {
+            name: scheduler_position(schedule.scheduler)
+            for name, schedule in self.schedules.items()
+        }
+
+    def _count_changes(self) -> int:
+        """The number of updates and of other changes of the weights so far."""
+        params = (param for module in self.modules.values() for param in module.parameters())
+        return self.run.updates.calls + sum(version_of(param) for param in params)
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Do nothing yet: the interface's `train_epoch` may still add metrics, or pass over the
@@ -459,14 +433,19 @@ class SimpleCore(InterfaceCore):
         epoch = self.progress.epoch
         self._eval_data = eval_data
         self._has_passed = True
+        self.is_passing = True
+        if self._own_steps is not None:
+            self._own_steps.__exit__(None)  # the loop watches the steps in it
         try:
-            self.is_passing = True
             loop.train_epoch(self.run, stream, Limits())
         finally:
             self._eval_data = None
             self.is_passing = False
             if not is_own:
                 stream.close()
+        if self._own_steps is not None:
+            self.run.window.divisor = 1.0
+            self._own_steps.__enter__()
         # no metrics that a subclass could go on with
         if self.run.is_interrupted and self.progress.epoch == epoch:
             self._leave()
@@ -502,17 +481,8 @@ class SimpleCore(InterfaceCore):
         modes and seeds changed."""
         if self._eval_data is None:
             return
-        handles = [
-            handle
-            for update in self.run.updates.by_name.values()
-            for handle in watch_own_steps(update, self._check_own_step)
-        ]
-        try:
-            with self._eval_mode(), preserved_rng():
-                metrics = as_numbers(self.interface.evaluate(self._eval_data), "evaluate")
-        finally:
-            for handle in handles:
-                handle.remove()
+        with self._eval_mode(), preserved_rng():
+            metrics = as_numbers(self.interface.evaluate(self._eval_data), "evaluate")
         self.log({f"eval_{name}": value for name, value in unprefixed(metrics, "eval_").items()})
 
     def names_of_one_batch(self, data: Any) -> set[str]:
@@ -553,78 +523,15 @@ class Display(ProgressDisplay):
         return stop_lines(trainer)
 
 
-class OwnSteps(StepWatch):
-    """Looks at the steps of an overridden `train_step`, which may also call backward() for a later
+class StepChecks(StepWatch):
+    """Checks the steps of an overridden `train_step`, which may also call backward() for a later
     optimizer.step()."""
 
     def _check_first(self, result: StepResult) -> None:
-        grads = [param.grad for update in self.updates for param in update.params]
-        if all(grad is None for grad in grads) or self.optimization.calls != self._calls:
+        has_gradients = any(gradients(update) for update in self.updates)
+        if not has_gradients or self.optimization.calls != self._calls:
             super()._check_first(result)
         self._is_first = False
-
-
-class EpochWatch:
-    """Watches what one epoch changes, also one that the user wrote: weights, optimizers and
-    schedulers."""
-
-    def __init__(self, core: SimpleCore) -> None:
-        self.core = core
-        self.own_steps = 0
-        self._calls = core.run.updates.calls
-        self._versions = self._count_changes()
-        self._positions = {
-            name: scheduler_position(s.scheduler) for name, s in core.schedules.items()
-        }
-        self._handles: list[RemovableHandle] = []
-
-    def __enter__(self) -> EpochWatch:
-        for update in self.core.run.updates.by_name.values():
-            self._handles += watch_own_steps(update, self.core._check_own_step, self._count)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    @property
-    def has_trained(self) -> bool:
-        is_stepped = self.own_steps or self.core.run.updates.calls != self._calls
-        return bool(is_stepped) or self._versions != self._count_changes()
-
-    def has_moved(self, name: str) -> bool:
-        """Whether the scheduler was stepped in this epoch."""
-        return bool(
-            self._positions.get(name) != scheduler_position(self.core.schedules[name].scheduler)
-        )
-
-    def check_per_batch(self) -> None:
-        """Refuse optimizer steps of the user's own without steps of the scheduler that counts
-        batches."""
-        for name, schedule in self.core.schedules.items():
-            if self.own_steps and schedule.interval == "update" and not self.has_moved(name):
-                raise ConfigurationError(
-                    f"train_epoch called optimizer.step() {self.own_steps} times but never "
-                    f"scheduler.step(), although {type(schedule.scheduler).__name__} must be "
-                    "stepped after each batch: call self.scheduler.step() after "
-                    "self.optimizer.step(), or self.train_step(batch) instead of both."
-                )
-
-    def _count(self, update: OptimizerUpdate) -> None:
-        self.own_steps += 1
-
-    def _count_changes(self) -> int:
-        return sum(
-            version_of(param)
-            for module in self.core.modules.values()
-            for param in module.parameters()
-        )
-
-
-def is_clipped(params: list[nn.Parameter], max_norm: float) -> bool:
-    """Whether gradients are within a norm, but for rounding."""
-    norms = [torch.linalg.vector_norm(param.grad) for param in params if param.grad is not None]
-    return not norms or float(torch.linalg.vector_norm(torch.stack(norms))) <= max_norm * 1.001
 
 
 def as_result(returned: Any, method: str, prefix: str) -> Any:
