@@ -350,8 +350,8 @@ class Trainer(LoggingTrainer):
         numbers, early stopping. The dict also has `num_epochs`, the number of complete epochs, and
         `history`, as `train` returns it.
         """
-        from ...checkpoint.weights import read_parts
         from ...checkpoint.migrations import complete_state
+        from ...checkpoint.weights import read_parts
         from ...training.restore import continue_position, load_parts
 
         core = self._core
@@ -391,7 +391,7 @@ class Trainer(LoggingTrainer):
         """What a checkpoint notes of the epochs so far; raises if this trainer cannot go on from
         it and is to."""
         from ...training.restore import compare_run
-        from ...training.state_mismatch import differing_kinds, listed, wrong_fields
+        from ...training.state_mismatch import differing_kinds, refuse, wrong_fields
 
         noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
         problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))
@@ -400,11 +400,7 @@ class Trainer(LoggingTrainer):
             problems += wrong_fields("simple: run", run, ("rows", "stopping", "best"))
         if goes_on:
             problems += compare_run(self._core.run, parts.rest)
-        if problems:
-            raise CheckpointError(
-                "checkpoint-mismatch",
-                f"{parts.path} does not match this trainer; nothing was loaded:{listed(problems)}",
-            )
+        refuse(str(parts.path), problems)
         return dict(run)
 
     def export(self, path: str | Path) -> None:
