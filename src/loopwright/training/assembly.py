@@ -371,7 +371,7 @@ def with_defaults(trainer: Program) -> list[Callback]:
                 defaults.append(BestModel(required=False, on_error=on_error))
         defaults.append(Checkpoints())
     callbacks += _for_curves(trainer, callbacks)
-    callbacks += [callback for callback in surrounding if callback not in callbacks]
+    callbacks += [callback for callback in surrounding.get() if callback not in callbacks]
     for default in defaults:
         if not any(isinstance(callback, type(default)) for callback in callbacks):
             callbacks.append(default)

@@ -4,10 +4,9 @@ gradients."""
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
@@ -117,14 +116,6 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield from _leaves(item)
     else:
         yield value
-
-
-def step_function(run: TrainingRun) -> Callable[[Any], Any]:
-    """`train_step`, or the compiled step, or, once memory has run out, `train_step` in
-    micro-batches."""
-    if run.num_micro_batches > 1:
-        return partial(step_in_micro_batches, run)
-    return run.program.train_step if run.compiled is None else run.compiled.step_function(run)
 
 
 class SeveralUpdatesError(ConfigurationError):

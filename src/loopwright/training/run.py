@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class StepChoice(Protocol):
-    """What a run with `compile="step"` has decided (`compiled_step.CompiledStep`)."""
+    """What a run with `compile="step"` has decided (`compiled.choice.CompiledStep`)."""
 
     choice: Literal["compiled", "eager"] | None
     reason: str  # for the choice

@@ -21,7 +21,7 @@ from ..data.stream import may_be_left, waits_for_data
 from ..errors import DataError, Rewinding, WaitInterrupted
 from ..metrics.result import StepResult
 from .evaluate import evaluate
-from .out_of_memory import redo_window, step_function
+from .out_of_memory import redo_window, step_in_micro_batches
 from .step_checks import check_clipping, check_skipped
 
 if TYPE_CHECKING:
@@ -170,6 +170,14 @@ def compute_steps(run: TrainingRun, watch: EpochChecks | None, steps: Iterable[S
         call = train_step
         if watch is not None:
             watch.after_step(step.result, step.position)
+
+
+def step_function(run: TrainingRun) -> Callable[[Any], Any]:
+    """`train_step`, or the compiled step, or, once memory has run out, `train_step` in
+    micro-batches."""
+    if run.num_micro_batches > 1:
+        return partial(step_in_micro_batches, run)
+    return run.program.train_step if run.compiled is None else run.compiled.step_function(run)
 
 
 def open_steps(

@@ -15,7 +15,7 @@ from torch import nn
 
 from .._torch_compat.compiling import compile_in_place, compiled_call, set_compiled_call
 from ..runtime.fsdp import blocks_of
-from ..training.compiled_step import CompiledStep
+from ..training.compiled.choice import CompiledStep
 from ..training.program import Program
 from ..training.run import TrainingRun
 from .fresh_run import use_run
