@@ -16,7 +16,7 @@ from loopwright.checkpoint.compare import compare_trees
 from loopwright.errors import ConfigurationError
 from loopwright.training.state import capture
 from loopwright.tuning import BatchSizeScan, Trial, find_batch_size
-from loopwright.tuning.memory import SavedBytes, is_out_of_memory
+from loopwright.tuning.batch_size import SavedBytes, is_out_of_memory
 from tests.loops import build_linear
 
 ERRORS = {

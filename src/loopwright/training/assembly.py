@@ -97,10 +97,10 @@ def check_returned(value: Any, name: str, example: str) -> None:
 
 
 def _check_initialized(trainer: Program) -> None:
-    from .lazy_layers import refuse, uninitialized
+    from .first_batch import no_size, uninitialized
 
     if names := uninitialized(trainer.modules):
-        raise refuse(names, "every process would draw its own weights for them")
+        raise no_size(names, "every process would draw its own weights for them")
 
 
 def _compare_models(trainer: Program) -> None:

@@ -32,9 +32,10 @@ def split(batch: Any, size: int, number: int) -> list[tuple[Any, int]]:
         return [(batch, size)]
     if (reason := split_obstacle(batch, size)) is not None:
         raise DataError(
+            "unsplittable-batch",
             "A batch must be split into micro-batches, because memory ran out before, but it "
             f"cannot be split: {reason}. Use smaller batches (with `accumulate=` for the same "
-            "effect)."
+            "effect).",
         )
     lengths = [size // number + (index < size % number) for index in range(number)]
     ends = list(accumulate(lengths))
@@ -203,9 +204,10 @@ def _step_once(run: TrainingRun, micro_batch: Any, length: int) -> StepResult:
     calls = run.updates.calls - before
     if calls != 1:
         raise SeveralUpdatesError(
+            "several-updates-in-micro-batch",
             "Memory ran out, and the batch cannot be split into micro-batches: "
             f"`{run.words.step}` called `{run.words.update}` {calls} times, so micro-batches "
-            f"would give different gradients. Use smaller batches and `{run.words.accumulate}=`."
+            f"would give different gradients. Use smaller batches and `{run.words.accumulate}=`.",
         )
     return result
 

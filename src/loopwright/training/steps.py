@@ -332,10 +332,14 @@ def _check_length(progress: Progress, stream: Stream) -> None:
             reason = "is empty"
             remedy = "a data set or loader with at least one batch"
             remedy += " (is `drop_last` on with fewer samples than a batch?)"
-        raise DataError(f"The training data {reason} (epoch {progress.epoch + 1}): pass {remedy}.")
+        raise DataError(
+            "empty-training-data",
+            f"The training data {reason} (epoch {progress.epoch + 1}): pass {remedy}.",
+        )
     if stream.num_batches is not None and progress.epoch_step < stream.num_batches:
         raise DataError(
+            "data-ended-early",
             f"The training data ended early: {progress.epoch_step} batches in epoch "
             f"{progress.epoch + 1}, but its length is {stream.num_batches}. Correct its "
-            "`__len__`, or remove it to train on data of any length."
+            "`__len__`, or remove it to train on data of any length.",
         )

@@ -21,8 +21,8 @@ from ...metrics.progress import Limits
 from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
+from ...training.first_batch import measured_on
 from ...training.program import Words
-from ...training.required_metrics import measured_on
 from ...training.step_checks import StepWatch, Versions, gradient_versions, watch_own_steps
 from ...training.update import OptimizerUpdate
 from .checks import (

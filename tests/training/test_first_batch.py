@@ -13,7 +13,7 @@ from loopwright import Callback, ConfigurationError, Schedule, Trainer
 from loopwright.callbacks import BestCheckpoint, OnlineLoss
 from loopwright.callbacks.stopping import EarlyStopping
 from loopwright.data.random import rng_state
-from loopwright.training.required_metrics import peek
+from loopwright.training.first_batch import peek
 from tests.data.sources import SIZE, Drawing, Opening
 from tests.loops import assert_same_model, build_linear, build_net
 
