@@ -66,7 +66,8 @@ def _check_steps(trainer: object, base: type) -> None:
                 and getattr(type(trainer), ours) is getattr(base, ours)
             ):
                 raise ConfigurationError(
-                    f"{cls.__name__}.{name} would never be called. Override this instead: {how}."
+                    "method-of-other-framework",
+                    f"{cls.__name__}.{name} would never be called. Override this instead: {how}.",
                 )
 
 
@@ -111,8 +112,9 @@ def check_method_names(
         if near and not any(name in _mentioned(other) for key, other in own.items() if key != name):
             meant = max(near, key=lambda other: _similarity(name, other))
             raise ConfigurationError(
+                "misspelt-method",
                 f"{kind.__name__}.{name} would never be called; did you mean {meant}? If it is a "
-                "method of your own, give it another name."
+                "method of your own, give it another name.",
             )
 
 
@@ -122,8 +124,9 @@ def _check_state(trainer: Any, given: list[str]) -> None:
     if len(given) == 1:
         other = "load_state_dict(self, state)" if given == ["state_dict"] else "state_dict(self)"
         raise ConfigurationError(
+            "half-own-state",
             f"{kind} has `{given[0]}` and no `{other.partition('(')[0]}`, but checkpoints need "
-            f"both: add `def {other}`."
+            f"both: add `def {other}`.",
         )
     for name, expected in (("state_dict", []), ("load_state_dict", ["state"])) if given else ():
         check_arguments(getattr(trainer, name), expected, f"{kind}.{name}")

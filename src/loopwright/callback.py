@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 Hook = Callable[..., None]
 T = TypeVar("T")
-# callbacks of every run that starts while they are here, in whichever interface
-surrounding: list[Callback] = []
+# the callbacks in whose block (`with Profile():`) the code runs: every run that starts there has them
+surrounding: ContextVar[tuple[Callback, ...]] = ContextVar("surrounding", default=())
 # first arguments in other frameworks
 COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))
 

@@ -218,7 +218,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         self.run = TrainingRun(self, self.runtime, self._components, progress_style=progress)
         self.run.label = components.check_label(name, tags, config)
         if compile == "step":
-            from .training.compiled_step import CompiledStep
+            from .training.compiled.choice import CompiledStep
 
             self.run.compiled = CompiledStep()
         self.run_dir = run_dir

@@ -10,7 +10,6 @@ from torch import nn
 from loopwright import Trainer
 from tests.loops import build_net
 
-SECTION = "Steps that train nothing, or the wrong thing"
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)
 

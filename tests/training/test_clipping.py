@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import Callback, ConfigurationError
+from loopwright import Callback
 from loopwright.interfaces.configured import TrainerResult
 from loopwright.interfaces.lifecycle import Trainer as LifecycleTrainer
 from loopwright.interfaces.simple import Trainer as SimpleTrainer
@@ -20,12 +20,11 @@ from tests.interfaces.configured.parts import build_trainer as build_configured
 from tests.interfaces.lifecycle.runs import build_trainer as build_lifecycle
 from tests.interfaces.modular.programs import Config, MyTrainer
 from tests.loops import build_net
-from tests.training.own_steps import SECTION, Own, cross_entropy, own, sgd
+from tests.mistakes import raises
+from tests.training.own_steps import Own, cross_entropy, own, sgd
 
 
-def test_clipping_before_the_update_is_an_error_in_the_first_step(
-    points: TensorDataset, mistake: Any
-) -> None:
+def test_clipping_before_the_update_is_an_error_in_the_first_step(points: TensorDataset) -> None:
     class Before(Own):
         def train_step(self, batch: Any) -> Any:
             loss = self.loss(batch)
@@ -34,8 +33,7 @@ def test_clipping_before_the_update_is_an_error_in_the_first_step(
             return {"loss": loss}
 
     trainer = own(Before)
-    what = "`clip_grad_norm_` in `train_step` before `self.update(loss)`"
-    with mistake(SECTION, what, ConfigurationError, match="clipped nothing.*pass `clip_norm=`"):
+    with raises("clipped-nothing"):
         trainer.train(points, 1, batch_size=8)
     assert trainer.begun == 1
 
@@ -48,9 +46,7 @@ def test_clipping_after_the_update_is_an_error_too(points: TensorDataset) -> Non
             nn.utils.clip_grad_value_(self.model.parameters(), 1.0)
             return {"loss": loss}
 
-    with pytest.raises(
-        ConfigurationError, match="clip_grad_value_ was called when no parameter had a gradient"
-    ):
+    with raises("clipped-nothing", "clip_grad_value_ was called when no parameter had a gradient"):
         own(After).train(points, 1, batch_size=8)
 
 
@@ -112,47 +108,43 @@ def test_torch_has_its_own_functions_again_after_the_first_step(points: TensorDa
 # In the words of each interface
 
 
-def test_the_simple_interface_says_where_to_clip(points: TensorDataset, mistake: Any) -> None:
+def test_the_simple_interface_says_where_to_clip(points: TensorDataset) -> None:
     class Early(SimpleTrainer):
         def train_step(self, batch: Any) -> Any:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             return super().train_step(batch)
 
     net = build_net()
-    what = "`clip_grad_norm_` before the backward pass"
-    with mistake("Interface: simple", what, ConfigurationError, match=r"training\.max_grad_norm"):
+    with raises("clipped-nothing", "training.max_grad_norm"):
         Early(net, sgd(net.parameters()), cross_entropy).train(DataLoader(points, 8), 1)
 
 
-def test_the_lifecycle_interface_says_where_to_clip(points: TensorDataset, mistake: Any) -> None:
+def test_the_lifecycle_interface_says_where_to_clip(points: TensorDataset) -> None:
     class Early(LifecycleTrainer):
         def calculate_train_batch_loss(self, batch: Any) -> Any:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             return super().calculate_train_batch_loss(batch)
 
-    what = "`clip_grad_norm_` in `calculate_train_batch_loss`"
-    with mistake("Interface: lifecycle", what, ConfigurationError, match="gradient_clip_value="):
+    with raises("clipped-nothing", "gradient_clip_value="):
         build_lifecycle(kind=Early).train(points, 1)
 
 
-def test_the_modular_interface_says_where_to_clip(mistake: Any) -> None:
+def test_the_modular_interface_says_where_to_clip() -> None:
     class Early(MyTrainer):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             return super().training_step(batch, batch_idx)
 
-    what = "`clip_grad_norm_` before `self.backward(loss)`"
-    with mistake("Interface: modular", what, ConfigurationError, match="gradient_clip_val"):
+    with raises("clipped-nothing", "gradient_clip_val"):
         Early(Config()).fit()
 
 
-def test_the_configured_interface_says_where_to_clip(mistake: Any) -> None:
+def test_the_configured_interface_says_where_to_clip() -> None:
     class Early(CustomTrainer):
         def train_step(self, batch: Any, model: nn.Module) -> TrainerResult:
             result = super().train_step(batch, model)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             return result
 
-    what = "`clip_grad_norm_` in `train_step`, before the trainer's backward pass"
-    with mistake("Interface: configured", what, ConfigurationError, match="on_optimizer_start"):
+    with raises("clipped-nothing", "on_optimizer_start"):
         build_configured(kind=Early, max_epochs=1).train()

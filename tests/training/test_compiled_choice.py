@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from loopwright import Trainer
 from loopwright.callbacks import Profile
 from loopwright.checkpoint import read_checkpoint
-from loopwright.training import compiled_step, compiled_trial
-from loopwright.training.compiled_obstacles import find_obstacle
-from loopwright.training.compiled_trial import is_faster
+from loopwright.training.compiled import choice
+from loopwright.training.compiled.calls import find_obstacle
+from loopwright.training.compiled.choice import is_faster
 from tests.training.compiled_runs import DATA, SGD, Net, X, assert_close, build, traced
 
 __all__ = ["traced"]  # a fixture
@@ -83,7 +83,7 @@ def test_nothing_of_the_trial_is_seen_in_the_run(
     """Whatever was tried before: weights, buffers, optimizer state, generators, counters, metrics,
     calls."""
     # so that the choice is the same on every machine
-    monkeypatch.setattr(compiled_step, "FASTER", 0.0)
+    monkeypatch.setattr(choice, "FASTER", 0.0)
     trainers = [
         build(what, model=Dropping, measures=True, accumulate=2, kind=Logging)
         for what in (None, "step")
@@ -116,7 +116,7 @@ class Writing(Net):
 def test_a_batch_that_steps_write_into_is_as_before_the_trial(
     traced: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_step, "FASTER", 0.0)
+    monkeypatch.setattr(choice, "FASTER", 0.0)
     plain, tried = (build(what, model=Writing, measures=True) for what in (None, "step"))
     for trainer in (plain, tried):
         trainer.train(DATA, num_epochs=1, batch_size=16)
@@ -126,7 +126,7 @@ def test_a_batch_that_steps_write_into_is_as_before_the_trial(
 def test_the_faster_one_is_chosen_and_said_and_saved(
     traced: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compiled_step, "FASTER", 1e9)
+    monkeypatch.setattr(choice, "FASTER", 1e9)
     trainer = build("step", measures=True)
     trainer.train(EVEN, num_epochs=1, batch_size=16)
     compiled = trainer.run.compiled
@@ -164,14 +164,14 @@ def test_the_faster_one_is_chosen_and_said_and_saved(
 def test_the_choice_goes_by_the_number_of_rounds_in_which_one_was_faster(
     ratios: list[float], expected: bool | None
 ) -> None:
-    assert is_faster([(2.0, 2.0 * ratio) for ratio in ratios], compiled_step.FASTER) is expected
+    assert is_faster([(2.0, 2.0 * ratio) for ratio in ratios], choice.FASTER) is expected
 
 
 def test_a_trial_without_a_clear_result_keeps_the_step_as_it_is_and_says_so(
     traced: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_trial, "TRIAL_SECONDS", 0.0)
-    monkeypatch.setattr(compiled_trial, "is_faster", lambda pairs, factor: None)
+    monkeypatch.setattr(choice, "TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(choice, "is_faster", lambda pairs, factor: None)
     trainer = build("step", measures=True)
     trainer.train(EVEN, num_epochs=1, batch_size=16)
     assert trainer.run.compiled is not None
@@ -192,7 +192,7 @@ def test_a_run_that_keeps_recompiling_says_so_and_goes_on_without_graphs(
     traced: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With and without a restart in the middle: it gives up at the same step."""
-    monkeypatch.setattr(compiled_step, "MOST_RECOMPILATIONS", 2)
+    monkeypatch.setattr(choice, "MOST_RECOMPILATIONS", 2)
     lengths = [4, 5, 5, 4, 6, 7, 8, 9]
     data = [
         (torch.ones(2, length) * torch.tensor([[1.0], [2.0]]), torch.ones(2, 1))

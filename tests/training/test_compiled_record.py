@@ -16,7 +16,8 @@ from loopwright.callbacks.progress import TimeLeft
 from loopwright.checkpoint import read_checkpoint, write_checkpoint
 from loopwright.cli import main
 from loopwright.run import RunView
-from loopwright.training import compiled_step, steps
+from loopwright.training import steps
+from loopwright.training.compiled import choice
 from tests.mistakes import Mistakes
 from tests.training.compiled_runs import DATA, Net, X, build, default_backend, traced
 
@@ -44,9 +45,9 @@ def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_manifest_names_the_choice_and_so_do_show_and_diff(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compiled_step, "FASTER", 1e9)
+    monkeypatch.setattr(choice, "FASTER", 1e9)
     fast = train(tmp_path / "fast")
-    monkeypatch.setattr(compiled_step, "FASTER", 0.0)
+    monkeypatch.setattr(choice, "FASTER", 0.0)
     slow = train(tmp_path / "slow")
     notes = [RunView(tmp_path / name).manifest["compiled"] for name in ("fast", "slow")]
     for trainer, noted in zip((fast, slow), notes, strict=True):
@@ -162,7 +163,7 @@ class Estimates(Callback):
 def clock(traced: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     monkeypatch.setattr(steps, "monotonic", clock.per_update)
-    monkeypatch.setattr(compiled_step, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(choice, "monotonic", lambda: clock.now)
     with default_backend(clock.compile):
         yield clock
 
@@ -171,7 +172,7 @@ def clock(traced: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 def test_the_time_of_compiling_is_no_part_of_the_time_that_is_left(
     clock: Clock, measures: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_step, "FASTER", 1e9)
+    monkeypatch.setattr(choice, "FASTER", 1e9)
     trainer = build("step", measures=measures, callbacks=lambda: [Estimates()])
     trainer.train(EVEN, num_updates=12, batch_size=16)
     assert trainer.run.compile_seconds == pytest.approx(1000.0)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from loopwright import Callback, Runtime, Trainer
 from loopwright.callbacks import NonFiniteGuard
 from loopwright.errors import NonFiniteLossError
-from loopwright.training import compiled_step
+from loopwright.training.compiled import choice
 from tests.training.compiled_runs import (
     DATA,
     SGD,
@@ -85,7 +85,7 @@ def test_a_window_that_graphs_began_is_completed_without_them(kind: type[Trainer
 def test_a_run_that_keeps_recompiling_stops_in_the_middle_of_a_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiled_step, "MOST_RECOMPILATIONS", 1)
+    monkeypatch.setattr(choice, "MOST_RECOMPILATIONS", 1)
     eager, tried = trained(batches(8, 7, 6, 5), accumulate=4)
     assert tried.run.compiled is not None
     names = [graph.split()[0] for graph in tried.run.compiled.graphs]

@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import Checkpoints, EarlyStopping
-from loopwright.errors import CallError
 from loopwright.run import RunView
 from loopwright.training import media_log
+from tests.mistakes import raises
 
 from ..distributed.ranks import run_ranks
 from ..forked import call_forked
@@ -163,7 +163,7 @@ def test_what_is_logged_at_the_start_and_the_end_of_each_call_is_recorded_and_th
     assert Ends.held == [True] * 4
 
 
-def test_that_nothing_records_an_item_is_said_once(points, capsys, mistake):
+def test_that_nothing_records_an_item_is_said_once(points, capsys):
     trainer = build(progress="lines")
     trainer.train(head(points, 8))
     capsys.readouterr()
@@ -171,7 +171,6 @@ def test_that_nothing_records_an_item_is_said_once(points, capsys, mistake):
         trainer.log_image("samples", torch.rand(3, 4, 4))
     line = capsys.readouterr().out
     assert line.count("\n") == 1
-    mistake.said("Arguments", "`trainer.log_image` without `run_dir` and without a tracker", line)
 
 
 def test_a_wrong_value_is_refused_also_where_nothing_records_it(points):
@@ -187,52 +186,32 @@ def test_the_examples_of_the_methods_run():
     assert result.failed == 0
 
 
-def test_mistakes_in_media_are_answered_with_what_to_write(mistake):
+def test_mistakes_in_media_are_answered_with_what_to_write():
     trainer = build(Seen())
-    with mistake(
-        "Arguments", "`log_image` with an image of -1 to 1", ConfigurationError, match="value_range"
-    ):
+    with pytest.raises(ConfigurationError, match="value_range"):
         trainer.log_image("fake", torch.linspace(-1, 1, 48).reshape(3, 4, 4))
-    with mistake("Arguments", "`log_image` with a batch", ConfigurationError, match="log_images"):
+    with pytest.raises(ConfigurationError, match="log_images"):
         trainer.log_image("fake", torch.rand(8, 3, 4, 4))
-    with mistake(
-        "Arguments", "`log_images` with one image", ConfigurationError, match="log_image for it"
-    ):
+    with pytest.raises(ConfigurationError, match="log_image for it"):
         trainer.log_images("fake", torch.rand(3, 4, 4))
-    with mistake(
-        "Arguments",
-        "`log_image` with the image first",
-        ConfigurationError,
-        match="give a name first",
-    ):
+    with raises("media-name", "give a name first"):
         trainer.log_image(torch.rand(3, 4, 4), "fake")
-    with mistake(
-        "Arguments", "`log_image(captions=...)`", CallError, match="did you mean `caption=`"
-    ):
+    with raises("unknown-argument", "did you mean `caption=`"):
         trainer.log_image("fake", torch.rand(3, 4, 4), captions="x")
-    with mistake("Arguments", "`log_text` with a dict", ConfigurationError, match="log_table"):
+    with raises("media-type", "log_table"):
         trainer.log_text("fake", {"a": 1})
-    with mistake(
-        "Arguments", "`log` with an image", ConfigurationError, match=r"log_image\('img', ...\)"
-    ):
+    with pytest.raises(ConfigurationError, match=r"log_image\('img', ...\)"):
         trainer.log({"img": torch.rand(3, 4, 4)})
-    with mistake(
-        "Arguments", "`log` with a text", ConfigurationError, match=r"log_text\('note', ...\)"
-    ):
+    with pytest.raises(ConfigurationError, match=r"log_text\('note', ...\)"):
         trainer.log({"note": "better"})
 
 
-def test_an_image_for_log_step_is_refused_where_it_is_called(points, mistake):
+def test_an_image_for_log_step_is_refused_where_it_is_called(points):
     class LogsPictures(Callback):
         def on_train_step_end(self, trainer, batch, result):
             trainer.log_step({"img": torch.rand(3, 4, 4)})
 
-    with mistake(
-        "Arguments",
-        "`log_step` with an image",
-        ConfigurationError,
-        match=r"log_image\('img', ...\)",
-    ):
+    with pytest.raises(ConfigurationError, match=r"log_image\('img', ...\)"):
         build(LogsPictures()).train(head(points, 8))
 
 

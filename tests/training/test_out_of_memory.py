@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loopwright import Callback, ConfigurationError, NonFiniteLossError, StepResult, Trainer
+from loopwright import Callback, NonFiniteLossError, StepResult, Trainer
 from loopwright.callbacks import Checkpoints
 from loopwright.training.out_of_memory import join, split, split_obstacle
+from tests.mistakes import raises
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -298,7 +299,7 @@ def test_a_step_that_updates_twice_cannot_be_taken_in_micro_batches():
                 self.update(loss)
             return loss
 
-    with pytest.raises(ConfigurationError, match=r"called `self\.update\(loss\)` 2 times"):
+    with raises("several-updates-in-micro-batch", "called `self.update(loss)` 2 times"):
         run(2, build_batches(4), Twice)
 
 

@@ -8,12 +8,13 @@ from math import nan
 import pytest
 import torch
 
-from loopwright import ConfigurationError, NonFiniteLossError, StepResult, Trainer
+from loopwright import ConfigurationError, StepResult, Trainer
 from loopwright.callbacks import NonFiniteGuard
 from tests.loops import (
     build_net,
 )
-from tests.training.own_steps import SECTION, Own, cross_entropy, own, sgd
+from tests.mistakes import raises
+from tests.training.own_steps import Own, cross_entropy, own, sgd
 
 # Nothing is trained
 
@@ -24,15 +25,10 @@ class Returning(Own):
 
 
 def test_a_loss_that_is_returned_and_never_given_to_update_is_an_error_before_the_second_step(
-    points, mistake
+    points,
 ):
     trainer = own(Returning)
-    with mistake(
-        SECTION,
-        "`train_step` returns the loss and never calls `update`",
-        ConfigurationError,
-        match="update",
-    ):
+    with raises("returned-loss-only", "update"):
         trainer.train(points, 3, batch_size=8)
     assert trainer.begun == 1
 
@@ -46,7 +42,7 @@ def test_a_graph_is_found_in_a_dict_and_in_a_result(points, wrap):
             return wrap(self.loss(batch))
 
     trainer = own(Wrapped)
-    with pytest.raises(ConfigurationError, match="a returned loss is only logged"):
+    with raises("returned-loss-only", "a returned loss is only logged"):
         trainer.train(points, 3, batch_size=8)
     assert trainer.begun == 1
 
@@ -54,11 +50,11 @@ def test_a_graph_is_found_in_a_dict_and_in_a_result(points, wrap):
 def test_a_step_assigned_to_a_trainer_is_looked_at_as_well(points):
     trainer = Trainer(build_net(), sgd, cross_entropy, progress="silent")
     trainer.train_step = lambda batch: cross_entropy(trainer.model(batch[0]), batch[1])  # type: ignore[method-assign]
-    with pytest.raises(ConfigurationError, match="a returned loss is only logged"):
+    with raises("returned-loss-only", "a returned loss is only logged"):
         trainer.train(points, 3, batch_size=8)
 
 
-def test_backward_without_a_step_is_an_error_that_names_update(points, mistake):
+def test_backward_without_a_step_is_an_error_that_names_update(points):
     class Backward(Own):
         def train_step(self, batch):
             loss = self.loss(batch)
@@ -66,26 +62,18 @@ def test_backward_without_a_step_is_an_error_that_names_update(points, mistake):
             return loss.item()
 
     trainer = own(Backward)
-    what = "`loss.backward()` in `train_step`, and no `optimizer.step()`"
-    with mistake(
-        SECTION, what, ConfigurationError, match=r"called backward\(\).*self\.update\(loss\)"
-    ):
+    with raises("backward-without-step"):
         trainer.train(points, 3, batch_size=8)
     assert trainer.begun == 1
 
 
-def test_an_epoch_without_any_update_is_an_error_where_no_graph_was_returned(points, mistake):
+def test_an_epoch_without_any_update_is_an_error_where_no_graph_was_returned(points):
     class Measuring(Own):
         def train_step(self, batch):
             return self.loss(batch).item()
 
     trainer = own(Measuring)
-    with mistake(
-        SECTION,
-        "`train_step` that never updates and returns a number",
-        ConfigurationError,
-        match="5 steps",
-    ):
+    with raises("epoch-without-update", "5 steps"):
         trainer.train(points, 3, batch_size=8)
     assert trainer.begun == 5
 
@@ -108,13 +96,13 @@ def test_an_epoch_of_which_the_guard_skips_every_update_is_an_error(points):
             self.update(loss)
             return loss
 
-    with pytest.raises(
-        NonFiniteLossError, match="Nothing was trained: all 5 updates of optimizer 'optimizer'"
+    with raises(
+        "all-updates-skipped", "Nothing was trained: all 5 updates of optimizer 'optimizer'"
     ):
         own(Nans, callbacks=[NonFiniteGuard("skip")]).train(points, 1, batch_size=8)
 
 
-def test_a_loss_of_another_optimizer_is_an_error_before_the_first_step(points, mistake):
+def test_a_loss_of_another_optimizer_is_an_error_before_the_first_step(points):
     class Swapped(Own):
         def train_step(self, batch):
             loss = cross_entropy(self.first(batch[0]), batch[1])
@@ -126,30 +114,24 @@ def test_a_loss_of_another_optimizer_is_an_error_before_the_first_step(points, m
         {"first": sgd, "second": sgd},
         progress="silent",
     )
-    what = "`update(loss, optimizer)` with the loss of another optimizer"
-    with mistake(
-        SECTION,
-        what,
-        ConfigurationError,
-        match=r"'second'.*none of its 6 parameters has a gradient",
+    with pytest.raises(
+        ConfigurationError, match=r"'second'.*none of its 6 parameters has a gradient"
     ):
         trainer.train(points, 1, batch_size=8)
 
 
-def test_an_optimizer_of_frozen_parameters_alone_is_refused(points, mistake):
+def test_an_optimizer_of_frozen_parameters_alone_is_refused(points):
     net = build_net()
     net[0].requires_grad_(False)
     trainer = Trainer(net, sgd(net[0].parameters()), cross_entropy, progress="silent")
-    with mistake(
-        SECTION, "an optimizer whose parameters are all frozen", ConfigurationError, match="frozen"
-    ):
+    with pytest.raises(ConfigurationError, match="frozen"):
         trainer.train(points, 1, batch_size=8)
 
 
 # Evaluations
 
 
-def test_an_update_in_an_evaluation_is_refused_and_changes_nothing(points, mistake):
+def test_an_update_in_an_evaluation_is_refused_and_changes_nothing(points):
     class OnTestData(Own):
         def eval_step(self, batch):
             with torch.enable_grad():
@@ -159,15 +141,10 @@ def test_an_update_in_an_evaluation_is_refused_and_changes_nothing(points, mista
 
     net = build_net()
     trainer = OnTestData(net, sgd, cross_entropy, progress="silent")
-    with mistake(
-        SECTION,
-        "`self.update(loss)` in `eval_step`",
-        ConfigurationError,
-        match="train on the evaluation data",
-    ):
+    with raises("update-in-evaluation", "train on the evaluation data"):
         trainer.train(points, 1, points, batch_size=8)
     trained, before = trainer.progress.update, net[0].weight.detach().clone()
-    with pytest.raises(ConfigurationError, match="train on the evaluation data"):
+    with raises("update-in-evaluation", "train on the evaluation data"):
         trainer.evaluate(points, batch_size=8)
     assert trained == 5
     assert torch.equal(before, net[0].weight)
@@ -191,7 +168,7 @@ class OnEnd(Own):
 @pytest.mark.parametrize("kind", [OnStart, OnStepEnd, OnEnd])
 def test_an_update_in_a_hook_of_an_evaluation_is_refused(points, kind):
     trainer = kind(build_net(), sgd, cross_entropy, progress="silent")
-    with pytest.raises(ConfigurationError, match="train on the evaluation data"):
+    with raises("update-in-evaluation", "train on the evaluation data"):
         trainer.train(points, 1, points, batch_size=8)
 
 
@@ -200,11 +177,11 @@ def test_an_update_in_a_prediction_is_refused(points):
         def forward(self, inputs):
             self.update(torch.zeros((), requires_grad=True))
 
-    with pytest.raises(ConfigurationError, match="evaluation or prediction"):
+    with raises("update-in-evaluation", "evaluation or prediction"):
         own(Predicting).predict(points)
 
 
-def test_an_eval_step_that_returns_nothing_is_an_error_at_the_first_batch(points, mistake):
+def test_an_eval_step_that_returns_nothing_is_an_error_at_the_first_batch(points):
     class Silent(Own):
         measured = 0
 
@@ -212,9 +189,7 @@ def test_an_eval_step_that_returns_nothing_is_an_error_at_the_first_batch(points
             self.measured += 1
 
     trainer = Silent(build_net(), sgd, cross_entropy, progress="silent")
-    with mistake(
-        SECTION, "`eval_step` that returns None", ConfigurationError, match="measured nothing"
-    ):
+    with raises("evaluation-without-metrics", "measured nothing"):
         trainer.train(points, 1, points, batch_size=8)
     assert trainer.measured == 1
 
@@ -243,5 +218,5 @@ def test_an_evaluation_that_ends_without_a_metric_is_an_error(points):
         def on_eval_end(self, data):
             pass
 
-    with pytest.raises(ConfigurationError, match="measured nothing"):
+    with raises("evaluation-without-metrics", "measured nothing"):
         own(Hoping).evaluate(points, batch_size=8)

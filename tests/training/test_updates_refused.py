@@ -10,7 +10,7 @@ from torch import nn
 
 from loopwright import ConfigurationError, Trainer
 from tests.loops import assert_same_model, build_linear, build_net
-from tests.training.own_steps import SECTION
+from tests.mistakes import raises
 from tests.training.test_updates import cross_entropy, one_sgd, two_sgd
 
 
@@ -57,24 +57,19 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("choice", "match"), WRONG.values(), ids=WRONG.keys())
-def test_an_update_of_optimizers_that_cannot_be_found_is_refused(points, mistake, choice, match):
-    what = next(what for what, wrong in WRONG.items() if wrong == (choice, match))
-    with mistake(SECTION, what, ConfigurationError, match=match):
+def test_an_update_of_optimizers_that_cannot_be_found_is_refused(points, choice, match):
+    next(what for what, wrong in WRONG.items() if wrong == (choice, match))
+    with pytest.raises(ConfigurationError, match=match):
         step_with([choice])(points)
 
 
-def test_an_optimizer_that_the_loss_does_not_reach_is_refused(points, mistake):
+def test_an_optimizer_that_the_loss_does_not_reach_is_refused(points):
     class Partial(Trainer):
         def forward(self, inputs):
             return nn.functional.linear(inputs, self.model.weight, self.model.bias.detach())
 
     net = build_linear()
-    with mistake(
-        SECTION,
-        "a loss that reaches one of two optimizers",
-        ConfigurationError,
-        match="'vectors' cannot be updated",
-    ):
+    with pytest.raises(ConfigurationError, match="'vectors' cannot be updated"):
         Partial(net, two_sgd(net), cross_entropy, progress="silent").train(points)
     assert_same_model(net, build_linear())
 
@@ -98,40 +93,26 @@ def test_the_second_of_two_updates_with_one_loss_says_that_one_update_does_both(
     )
 
 
-def test_optimizers_that_hold_the_same_parameters_are_refused(points, mistake):
+def test_optimizers_that_hold_the_same_parameters_are_refused(points):
     net, factory = build_linear(), partial(torch.optim.SGD, lr=0.1)
-    with mistake(
-        SECTION,
-        "a dict of factories for one model",
-        ConfigurationError,
-        match="2 of their 2 parameters",
-    ):
+    with raises("shared-parameters", "2 of their 2 parameters"):
         Trainer(net, {"a": factory, "b": factory}, cross_entropy, progress="silent").train(points)
     assert_same_model(net, build_linear())
 
 
-def test_optimizers_that_are_together_in_some_steps_of_a_window_only_are_refused(points, mistake):
+def test_optimizers_that_are_together_in_some_steps_of_a_window_only_are_refused(points):
     both = ["vectors", "matrices"]
-    what = "optimizers updated together in some steps of an accumulation window only"
-    with mistake(
-        SECTION,
-        what,
-        ConfigurationError,
-        match="'vectors', 'matrices' were together updated in the steps",
-    ):
+    with raises("partial-window", "'vectors', 'matrices' were together updated in the steps"):
         step_with([both], both)(points, accumulate=2)
-    with pytest.raises(
-        ConfigurationError, match=r"together updated in step 2, but not in the steps before"
-    ):
+    with raises("partial-window", "together updated in step 2, but not in the steps before"):
         step_with(both, [both])(points, accumulate=2)
 
 
-def test_the_default_step_refuses_an_optimizer_of_another_model(points, mistake):
+def test_the_default_step_refuses_an_optimizer_of_another_model(points):
     models = {"model": build_linear(1), "teacher": build_linear(2)}
     optimizers = {name: one_sgd(model.parameters()) for name, model in models.items()}
     trainer = Trainer(models, optimizers, cross_entropy, progress="silent")
-    what = "two models with an optimizer each, and the default step"
-    with mistake(
-        SECTION, what, ConfigurationError, match=r"'teacher' holds none of its parameters. Override"
+    with pytest.raises(
+        ConfigurationError, match=r"'teacher' holds none of its parameters. Override"
     ):
         trainer.train(points)

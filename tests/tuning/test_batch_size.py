@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import Trainer
 from loopwright.checkpoint import snapshot
 from loopwright.checkpoint.compare import compare_trees
-from loopwright.errors import ConfigurationError
 from loopwright.training.state import capture
 from loopwright.tuning import BatchSizeScan, Trial, find_batch_size
-from loopwright.tuning.memory import SavedBytes, is_out_of_memory
+from loopwright.tuning.batch_size import SavedBytes, is_out_of_memory
 from tests.loops import build_linear
+from tests.mistakes import raises
 
 ERRORS = {
     "an accelerator": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
@@ -144,13 +144,13 @@ def test_suggestion_is_the_smallest_size_that_is_about_as_fast_as_the_fastest():
     "make", [lambda data: DataLoader(data, 4), list], ids=["a loader", "a list of batches"]
 )
 def test_data_with_batches_of_its_own_is_refused(many, make):
-    with pytest.raises(ConfigurationError, match="pass the data set itself"):
+    with raises("needs-data-set", "pass the data set itself"):
         find_batch_size(make_trainer(build_linear()), make(many))
 
 
 @pytest.mark.parametrize("options", [{"start": 0}, {"start": 9, "max_size": 8}, {"start": 1000}])
 def test_sizes_that_cannot_be_tried_are_refused(many, options):
-    with pytest.raises(ConfigurationError, match="use 1 <= start <= max_size"):
+    with raises("batch-size-range", "use 1 <= start <= max_size"):
         find_batch_size(make_trainer(build_linear()), many, **options)
 
 

@@ -22,6 +22,7 @@ from loopwright.schedules import Cosine
 from loopwright.training.state import capture
 from loopwright.tuning import LearningRateScan, find_learning_rate
 from tests.loops import assert_same_model, batches, build_linear, build_net
+from tests.mistakes import raises
 
 
 def make_trainer(model: nn.Module | None = None, **options) -> Trainer:
@@ -293,7 +294,7 @@ def test_with_several_optimizers_one_has_to_be_named(points):
             self.update(loss, self.fast)
             return loss
 
-    with pytest.raises(ConfigurationError, match=r"several optimizers \(slow, fast\)"):
+    with raises("which-optimizer-to-scan", "several optimizers (slow, fast)"):
         find_learning_rate(Two(progress="silent"), points)
 
 

@@ -17,6 +17,7 @@ from loopwright.tuning.tune import Tuner
 from loopwright.tuning.tune_settings import Settings
 from tests.distributed.ranks import run_ranks
 from tests.loops import build_net
+from tests.mistakes import raises
 from tests.tuning.tries import (
     CHEAP,
     Pictures,
@@ -169,22 +170,13 @@ def test_a_silent_trainer_prints_nothing(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_mistakes(mistake):
+def test_mistakes():
     trainer = build()
-    with mistake(
-        "Arguments",
-        '`trainer.tune(data, only=["worker"])`',
-        ConfigurationError,
-        match="does not know",
-    ):
+    with raises("unknown-setting", "does not know"):
         trainer.tune(Samples(), only=["worker"])
-    with mistake(
-        "Arguments", "`trainer.tune(data, seconds=0)`", ConfigurationError, match="above 0"
-    ):
+    with raises("tune-seconds", "above 0"):
         trainer.tune(Samples(), seconds=0)
-    with mistake(
-        "Data", "`trainer.tune` with a generator", ConfigurationError, match="can be read only once"
-    ):
+    with raises("one-use-iterator", "can be read only once"):
         trainer.tune(batch for batch in [(torch.zeros(4, 6), torch.zeros(4).long())])
 
 
@@ -194,10 +186,9 @@ def tune_on_a_rank(rank: int) -> str:
     return str(caught.value)
 
 
-def test_on_several_processes_it_is_refused(mistake):
+def test_on_several_processes_it_is_refused():
     text = run_ranks(tune_on_a_rank, 2)[0]
     assert "tune was called on 2 processes" in text
-    mistake.said("Several processes", "`trainer.tune(data)`", text)
 
 
 def test_an_import_of_the_trainer_does_not_import_what_tunes():

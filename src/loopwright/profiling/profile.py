@@ -115,13 +115,13 @@ class Profile(Callback):
     def __enter__(self) -> Profile:
         """Measure every run that starts in this block, in whichever interface."""
         self._is_block = True
-        surrounding.append(self)
+        self._block = surrounding.set((*surrounding.get(), self))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        surrounding.remove(self)
+        surrounding.reset(self._block)
         self._finish(error)
         if self.report is not None and self._program.runtime.is_main and _is_end(error):
             print(self.report, flush=True)
@@ -146,7 +146,7 @@ class Profile(Callback):
         self._finish()
         if not self._is_block and program is not self._program:
             self._reset(program)
-        if self._phase == "over" or (self._is_block and self not in surrounding):
+        if self._phase == "over" or (self._is_block and self not in surrounding.get()):
             return
         if is_timed(program.run):
             raise ConfigurationError(

@@ -97,10 +97,10 @@ def check_returned(value: Any, name: str, example: str) -> None:
 
 
 def _check_initialized(trainer: Program) -> None:
-    from .lazy_layers import refuse, uninitialized
+    from .first_batch import no_size, uninitialized
 
     if names := uninitialized(trainer.modules):
-        raise refuse(names, "every process would draw its own weights for them")
+        raise no_size(names, "every process would draw its own weights for them")
 
 
 def _compare_models(trainer: Program) -> None:
@@ -371,7 +371,7 @@ def with_defaults(trainer: Program) -> list[Callback]:
                 defaults.append(BestModel(required=False, on_error=on_error))
         defaults.append(Checkpoints())
     callbacks += _for_curves(trainer, callbacks)
-    callbacks += [callback for callback in surrounding if callback not in callbacks]
+    callbacks += [callback for callback in surrounding.get() if callback not in callbacks]
     for default in defaults:
         if not any(isinstance(callback, type(default)) for callback in callbacks):
             callbacks.append(default)

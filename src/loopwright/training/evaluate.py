@@ -48,7 +48,8 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
             steps = 0
         if steps == 0 and not run.is_interrupted:
             raise DataError(
-                "The evaluation data is empty: pass a data set or loader with at least one batch."
+                "empty-evaluation-data",
+                "The evaluation data is empty: pass a data set or loader with at least one batch.",
             )
         if not run.is_interrupted:
             run.runtime.reshard()
@@ -109,9 +110,10 @@ def _measure(run: TrainingRun, stream: Stream, meter: Meter) -> int:
 
 def _nothing_measured(run: TrainingRun) -> ConfigurationError:
     return ConfigurationError(
+        "evaluation-without-metrics",
         f"The evaluation measured nothing: `{run.words.eval_step}` returned no loss and no "
         "metrics, and none were logged. Return the loss, or a dict of named values such as "
-        "{'loss': loss, 'accuracy': accuracy}."
+        "{'loss': loss, 'accuracy': accuracy}.",
     )
 
 

@@ -168,8 +168,9 @@ def _log(
     if not isinstance(name, str) or not name.strip():
         given = repr(name) if isinstance(name, str) else f"of type {type(name).__name__}"
         raise ConfigurationError(
+            "media-name",
             f"{call}: the first argument is {given}: give a name first, such as 'samples', and "
-            "then the value."
+            "then the value.",
         )
     if not run.media.is_needed(run):
         return
@@ -311,7 +312,8 @@ class MediaMethods:
             if edges is not None or counts is not None or values is None:
                 if values is not None:
                     raise ConfigurationError(
-                        f"{call}: pass the values, or edges= and counts=, but not both."
+                        "histogram-values",
+                        f"{call}: pass the values, or edges= and counts=, but not both.",
                     )
                 counted = read_counts(call, edges, counts)
                 return lambda: counted, 1, ""
@@ -342,8 +344,9 @@ class MediaMethods:
         def read(call: str) -> tuple[Callable[[], Content], int, str]:
             if not isinstance(text, str):
                 raise ConfigurationError(
+                    "media-type",
                     f"{call}: the value is of type {type(text).__name__}: pass a str, as "
-                    "str(value), or use log_table for rows and columns."
+                    "str(value), or use log_table for rows and columns.",
                 )
             return lambda: text, 1, ""
 

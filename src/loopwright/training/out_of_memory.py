@@ -4,10 +4,9 @@ gradients."""
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,9 +32,10 @@ def split(batch: Any, size: int, number: int) -> list[tuple[Any, int]]:
         return [(batch, size)]
     if (reason := split_obstacle(batch, size)) is not None:
         raise DataError(
+            "unsplittable-batch",
             "A batch must be split into micro-batches, because memory ran out before, but it "
             f"cannot be split: {reason}. Use smaller batches (with `accumulate=` for the same "
-            "effect)."
+            "effect).",
         )
     lengths = [size // number + (index < size % number) for index in range(number)]
     ends = list(accumulate(lengths))
@@ -117,14 +117,6 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield from _leaves(item)
     else:
         yield value
-
-
-def step_function(run: TrainingRun) -> Callable[[Any], Any]:
-    """`train_step`, or the compiled step, or, once memory has run out, `train_step` in
-    micro-batches."""
-    if run.num_micro_batches > 1:
-        return partial(step_in_micro_batches, run)
-    return run.program.train_step if run.compiled is None else run.compiled.step_function(run)
 
 
 class SeveralUpdatesError(ConfigurationError):
@@ -212,9 +204,10 @@ def _step_once(run: TrainingRun, micro_batch: Any, length: int) -> StepResult:
     calls = run.updates.calls - before
     if calls != 1:
         raise SeveralUpdatesError(
+            "several-updates-in-micro-batch",
             "Memory ran out, and the batch cannot be split into micro-batches: "
             f"`{run.words.step}` called `{run.words.update}` {calls} times, so micro-batches "
-            f"would give different gradients. Use smaller batches and `{run.words.accumulate}=`."
+            f"would give different gradients. Use smaller batches and `{run.words.accumulate}=`.",
         )
     return result
 

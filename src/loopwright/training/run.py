@@ -24,7 +24,7 @@ from ..runtime import Runtime, Signals
 from .components import Components
 from .media_log import MediaLog
 from .update import Window
-from .updates import Updates
+from .updates import Updates, sum_and_compare
 
 if TYPE_CHECKING:
     from ..checkpoint.tree import Group
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class StepChoice(Protocol):
-    """What a run with `compile="step"` has decided (`compiled_step.CompiledStep`)."""
+    """What a run with `compile="step"` has decided (`compiled.choice.CompiledStep`)."""
 
     choice: Literal["compiled", "eager"] | None
     reason: str  # for the choice
@@ -288,11 +288,6 @@ class TrainingRun:
     ) -> dict[str, tuple[float, float]]:
         """Sum a table of metrics over all processes; raise on all of them if their settings
         differ."""
-        # imported only where there are several processes
-        from .same_settings import (
-            sum_and_compare,
-        )
-
         return sum_and_compare(table, self.runtime, self.updates, self.components, self.progress)
 
     def flush(self) -> None:

@@ -80,10 +80,11 @@ class StepWatch:
         is_whole = self._is_whole and progress.is_exhausted
         if is_whole and self.updates and self.optimization.calls == self._calls:
             raise ConfigurationError(
+                "epoch-without-update",
                 f"Nothing was trained: after {progress.epoch_step} steps of epoch "
                 f"{progress.epoch + 1}, `{self.trainer._words.step}` has not updated any of the "
                 f"optimizers ({', '.join(self.optimization.by_name)}). Call "
-                f"`{self.trainer._words.update}` in it."
+                f"`{self.trainer._words.update}` in it.",
             )
 
     def _check_first(self, result: StepResult) -> None:
@@ -108,8 +109,9 @@ class StepWatch:
         values = [result.loss, *result.metrics.values()]
         if any(isinstance(value, Tensor) and value.requires_grad for value in values):
             raise ConfigurationError(
+                "returned-loss-only",
                 f"`{step}` returned a loss but updated nothing: a returned loss is only logged. "
-                f"Call `{call}` before you return."
+                f"Call `{call}` before you return.",
             )
 
     def _check_window(self, position: int) -> None:
@@ -135,11 +137,12 @@ class StepWatch:
         else:
             what = f"updated in the steps before, but not in step {position}"
         raise ConfigurationError(
+            "partial-window",
             f"{update.subject} {what} of an accumulation window of {self.trainer.accumulate} "
             "batches, so its gradients would not be those of the window. Update it once in every "
             "step of a window, or in none of them: use a condition on `self.progress.update`, "
             "which is the same in all steps of a window (`if self.progress.update % 5 == 0: "
-            "self.update(...)`), or do not accumulate."
+            "self.update(...)`), or do not accumulate.",
         )
 
     def _zero_grad(
@@ -149,10 +152,11 @@ class StepWatch:
         the window."""
         if any(param.grad is not None for param in update.params):
             raise ConfigurationError(
+                "zeroed-in-window",
                 f"`{self.trainer._words.step}` called zero_grad() within an accumulation window "
                 f"of {self.trainer.accumulate} batches, which would drop the gradients of the "
                 f"batches before: remove it. `{self.trainer._words.update}` zeroes the gradients "
-                "after each window."
+                "after each window.",
             )
         zero_grad(*args, **options)
 
@@ -185,9 +189,10 @@ class SchedulerWatch:
             if now == before or is_expected:
                 continue
             raise ConfigurationError(
+                "scheduler-stepped-twice",
                 f"{type(schedule.scheduler).__name__} was stepped in {where}, and the trainer "
                 f"steps it as well, once per {schedule.interval}: remove the `scheduler.step()` "
-                "of your own, or do not pass the scheduler to the trainer."
+                "of your own, or do not pass the scheduler to the trainer.",
             )
 
 
@@ -234,8 +239,9 @@ def check_clipping(run: TrainingRun, step: Callable[[Any], T], batch: Any) -> T:
         if any(param.grad is not None for param in params) or _is_in_update():
             return  # the parameters of this call have none, but others do
         raise ConfigurationError(
+            "clipped-nothing",
             f"{name} was called when no parameter had a gradient, so it clipped nothing: "
-            f"{run.words.clip}."
+            f"{run.words.clip}.",
         )
 
     with watch_clipping(look):
@@ -257,7 +263,9 @@ def check_trained(run: TrainingRun) -> None:
     updates = run.updates.by_name.values()
     texts = {update.name: text for update in updates if (text := _untrained_text(update))}
     if texts and len(texts) == len(updates) and any(update.num_updates for update in updates):
-        raise ConfigurationError(f"Nothing was trained in epoch 1: {'; '.join(texts.values())}.")
+        raise ConfigurationError(
+            "no-gradients", f"Nothing was trained in epoch 1: {'; '.join(texts.values())}."
+        )
     if len(texts) < len(updates):
         for text in texts.values():
             run.say(f"Epoch 1 did not train everything: {text}.")
@@ -293,7 +301,7 @@ def check_skipped(run: TrainingRun) -> None:
         f"skipped, since {why}"
     )
     if len(idle) == len(updates) and (is_last or scale < 1):
-        raise NonFiniteLossError(f"Nothing was trained: {text}. {advice}.")
+        raise NonFiniteLossError("all-updates-skipped", f"Nothing was trained: {text}. {advice}.")
     run.say(f"{text[0].upper()}{text[1:]}.")
 
 
@@ -356,7 +364,9 @@ def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
     if trainer.run.is_evaluating:
         raise update_in_evaluation(trainer._words)
     if (mistake := mistake_in_loss(loss, count, trainer._words.takes_count)) is not None:
-        raise ConfigurationError(f"The loss in `{trainer._words.step}` {mistake}.") from None
+        raise ConfigurationError(
+            "not-a-loss", f"The loss in `{trainer._words.step}` {mistake}."
+        ) from None
     error = sys.exception()
     names = list(trainer.optimizers)
     if len(names) == 1 and error is not None and "a second time" in str(error):

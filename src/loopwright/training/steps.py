@@ -21,7 +21,7 @@ from ..data.stream import may_be_left, waits_for_data
 from ..errors import DataError, Rewinding, WaitInterrupted
 from ..metrics.result import StepResult
 from .evaluate import evaluate
-from .out_of_memory import redo_window, step_function
+from .out_of_memory import redo_window, step_in_micro_batches
 from .step_checks import check_clipping, check_skipped
 
 if TYPE_CHECKING:
@@ -170,6 +170,14 @@ def compute_steps(run: TrainingRun, watch: EpochChecks | None, steps: Iterable[S
         call = train_step
         if watch is not None:
             watch.after_step(step.result, step.position)
+
+
+def step_function(run: TrainingRun) -> Callable[[Any], Any]:
+    """`train_step`, or the compiled step, or, once memory has run out, `train_step` in
+    micro-batches."""
+    if run.num_micro_batches > 1:
+        return partial(step_in_micro_batches, run)
+    return run.program.train_step if run.compiled is None else run.compiled.step_function(run)
 
 
 def open_steps(
@@ -324,10 +332,14 @@ def _check_length(progress: Progress, stream: Stream) -> None:
             reason = "is empty"
             remedy = "a data set or loader with at least one batch"
             remedy += " (is `drop_last` on with fewer samples than a batch?)"
-        raise DataError(f"The training data {reason} (epoch {progress.epoch + 1}): pass {remedy}.")
+        raise DataError(
+            "empty-training-data",
+            f"The training data {reason} (epoch {progress.epoch + 1}): pass {remedy}.",
+        )
     if stream.num_batches is not None and progress.epoch_step < stream.num_batches:
         raise DataError(
+            "data-ended-early",
             f"The training data ended early: {progress.epoch_step} batches in epoch "
             f"{progress.epoch + 1}, but its length is {stream.num_batches}. Correct its "
-            "`__len__`, or remove it to train on data of any length."
+            "`__len__`, or remove it to train on data of any length.",
         )

@@ -60,8 +60,9 @@ def checked_pair(returned: Any) -> tuple[Any, Any]:
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return returned[0], returned[1]
     raise ConfigurationError(
+        "not-a-pair",
         f"`split_batch` returned {describe(returned)}; it must return two values: (inputs, "
-        "targets), or (inputs, None) if there are no targets."
+        "targets), or (inputs, None) if there are no targets.",
     )
 
 
@@ -169,9 +170,10 @@ def loss_of(
         return own
     if loss_fn is None:
         raise ConfigurationError(
+            "no-loss",
             f"There is no loss: `loss_fn` is None and the model's output ({describe(outputs)}) "
             "has no `.loss`. Pass `loss_fn=`, return the loss from the model, or override "
-            f"`{override}`."
+            f"`{override}`.",
         )
     try:
         if (
@@ -197,9 +199,10 @@ def loss_of(
             else "(outputs, targets)"
         )
         raise ConfigurationError(
+            "loss-arguments",
             f"The loss was called with {how}, but it does not take these arguments: {error}. Pass "
             "data of inputs and targets, such as `(x, y)`, a function that takes these "
-            f"arguments, or override `{override}`."
+            f"arguments, or override `{override}`.",
         ) from error
 
 
@@ -238,11 +241,12 @@ def call_loss(loss_fn: Callable[..., Any], outputs: Any, targets: Any) -> Any:
             isinstance(value, Tensor) and value.shape == (size,) for value in arguments
         ):
             raise ConfigurationError(
+                "broadcast-loss",
                 f"The outputs have shape {tuple(outputs.shape)} and the targets "
                 f"{tuple(targets.shape)}, and the loss combines them to ({size}, {size}): every "
                 "output with every target. Give both the same shape: "
                 f"{'`targets.unsqueeze(1)`' if targets.dim() == 1 else '`outputs.unsqueeze(1)`'} "
-                "in the data or in the loss. If all pairs are meant, write so: `targets[None]`."
+                "in the data or in the loss. If all pairs are meant, write so: `targets[None]`.",
             )
 
     with watch_operators(look):

@@ -23,9 +23,8 @@ from ..runtime import dry_run
 from . import steps as loop
 from .assembly import settle_seed
 from .facts import planned_totals, starting_line
+from .first_batch import check_required_metrics, materialise
 from .held_schedulers import unsaved_texts
-from .lazy_layers import materialise
-from .required_metrics import check_required_metrics
 from .resume import Origin, keep_recorded_seed, restore_run
 from .run import SavedPosition, TrainingRun, seek
 

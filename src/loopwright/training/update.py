@@ -630,5 +630,5 @@ def _at_least_one(count: Any) -> Any:
 
 def _only_number(loss: Tensor) -> float:
     if loss.numel() != 1:
-        raise ConfigurationError(f"The loss {mistake_in_loss(loss, None)}.")
+        raise ConfigurationError("loss-shape", f"The loss {mistake_in_loss(loss, None)}.")
     return loss.item()

@@ -1,11 +1,12 @@
-"""The updates of all optimizers of a trainer, for a loss of one optimizer or of several
-together."""
+"""The updates of all optimizers of a trainer, for a loss of one optimizer or of several together;
+and their settings, which must be the same on all processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,14 @@ from .._torch_compat.fast_paths import OptimizerStep
 from ..errors import ConfigurationError
 from .update import OptimizerUpdate, Window, add_missing_momentum
 
+if TYPE_CHECKING:
+    from ..metrics.progress import Progress
+    from ..runtime import Runtime
+    from .components import Components
+
+HYPERPARAMETERS = ("lr", "weight_decay", "momentum", "betas")
+# begins the name in a table of metrics that has a digest; those of metrics begin with a number
+KEY = "settings "
 OneOptimizer = Optimizer | str  # itself, or its name
 OptimizerChoice = OneOptimizer | Iterable[OneOptimizer] | None
 
@@ -66,10 +75,11 @@ class JointUpdate(OptimizerUpdate):
         held = {id(p): p for member in self.members for p in member.params}
         if (num_shared := sum(len(member.params) for member in self.members) - len(held)) > 0:
             raise ConfigurationError(
+                "shared-parameters",
                 f"update(loss) is called for {self.title}, but {num_shared} of their {len(held)} "
                 "parameters belong to more than one of them and would be updated twice. Give "
                 "each parameter to only one optimizer; a factory receives all parameters and can "
-                "choose: `lambda params: Muon([p for p in params if p.ndim == 2])`."
+                "choose: `lambda params: Muon([p for p in params if p.ndim == 2])`.",
             )
         trained = {id(p): p for p in trainable}
         self.holds_all = trained.keys() <= held.keys()
@@ -217,13 +227,15 @@ class Updates:
     def _unclear(self) -> ConfigurationError:
         if not self.by_name:
             return ConfigurationError(
-                "update(loss) was called outside of training: call it in `train_step`."
+                "update-outside-training",
+                "update(loss) was called outside of training: call it in `train_step`.",
             )
         names = list(self.by_name)
         return ConfigurationError(
+            "which-optimizer",
             f"update(loss) is ambiguous: there are the optimizers {', '.join(names)}. Name one: "
             f"update(loss, {names[0]!r}); for a loss that several optimizers share: update(loss, "
-            f"{names})."
+            f"{names}).",
         )
 
     def note_own_step(self, update: OptimizerUpdate) -> None:
@@ -255,16 +267,18 @@ class Updates:
             if update.optimizer is optimizer:
                 return update
         raise ConfigurationError(
+            "unknown-optimizer",
             f"{optimizer!r} is not one of this trainer's optimizers ({', '.join(self.by_name)}): "
-            "assign it to self in configure_optimizers, or pass it to the constructor."
+            "assign it to self in configure_optimizers, or pass it to the constructor.",
         )
 
     def _find_joint(self, optimizers: Iterable[OneOptimizer]) -> OptimizerUpdate:
         if isinstance(optimizers, set | frozenset):
             shown = ", ".join(sorted(map(repr, optimizers)))
             raise ConfigurationError(
+                "unordered-optimizers",
                 f"update(loss, {{{shown}}}): a set has no order in which to step the optimizers; "
-                "pass a list."
+                "pass a list.",
             )
         members = [self._find_one(optimizer) for optimizer in optimizers]
         names = tuple([member.name for member in members])
@@ -272,14 +286,16 @@ class Updates:
             return self._joint[names]
         if not names:
             raise ConfigurationError(
+                "no-optimizer-named",
                 "update(loss, []) names no optimizer: name those that the loss is for "
-                f"({', '.join(self.by_name)})."
+                f"({', '.join(self.by_name)}).",
             )
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigurationError(
+                "optimizer-named-twice",
                 f"update(loss, {list(names)}) names optimizer {twice!r} twice, so it would be "
-                "stepped twice with the same gradients: name each optimizer once."
+                "stepped twice with the same gradients: name each optimizer once.",
             )
         return members[0] if len(members) == 1 else self._join(names, members)
 
@@ -335,3 +351,79 @@ class Updates:
         for name, update in self.by_name.items():
             if name in state:
                 update.load_state_dict(state[name])
+
+
+def sum_and_compare(
+    table: Mapping[str, tuple[float, float]],
+    runtime: Runtime,
+    updates: Updates,
+    components: Components,
+    progress: Progress,
+) -> dict[str, tuple[float, float]]:
+    """Sum a table of metrics over all processes; raise on all of them if their settings differ.
+
+    It is called when an epoch begins and at log points. A checkpoint is a log point, so none has
+    weights that differ between processes.
+    """
+    total = runtime.sum_table(
+        {**table, f"{KEY}{crc32(repr(list(_values(updates))).encode())}": (1.0, 1.0)}
+    )
+    digests = [name for name in total if name.startswith(KEY)]
+    for name in digests:
+        del total[name]
+    if len(digests) > 1:
+        raise _difference(runtime.gather_objects(_named(updates, components)), progress.update)
+    return total
+
+
+def _values(updates: Updates) -> Iterator[object]:
+    """Yield the settings of each optimizer, without names."""
+    for update in updates.by_name.values():
+        for group in update.optimizer.param_groups:
+            yield [_number(group[name]) for name in HYPERPARAMETERS if name in group]
+        yield bytes([param.requires_grad for param in update.params])
+
+
+def _named(updates: Updates, components: Components) -> dict[str, object]:
+    names = {
+        id(p): f"{of}.{name}"
+        for of, m in components.modules.items()
+        for name, p in m.named_parameters()
+    }
+    found: dict[str, object] = {}
+    for update in updates.by_name.values():
+        for at, group in enumerate(update.optimizer.param_groups):
+            where = f"of {update.title}" + f", group {at}" * (
+                len(update.optimizer.param_groups) > 1
+            )
+            found |= {
+                f"`{name}` {where}": _number(group[name])
+                for name in HYPERPARAMETERS
+                if name in group
+            }
+        for at, param in enumerate(update.params):
+            name = names.get(id(param), f"parameter {at} of {update.title}")
+            found[f"`requires_grad` of {name}"] = param.requires_grad
+    return found
+
+
+def _number(value: object) -> object:
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+def _difference(every: Sequence[Mapping[str, object]], number: int) -> ConfigurationError:
+    names = dict.fromkeys(name for named in every for name in named)
+    texts = [
+        f"{name} is "
+        f"{', '.join(f'{named.get(name)} on rank {rank}' for rank, named in enumerate(every[:4]))}"
+        for name in names
+        if any(named.get(name) != every[0].get(name) for named in every)
+    ]
+    more = [f"and {len(texts) - 3} more"] if len(texts) > 3 else []
+    shown = "; ".join([*texts[:3], *more])
+    return ConfigurationError(
+        "different-settings",
+        f"The processes train with different settings, so their weights would differ: {shown} "
+        f"(after update {number}). Change settings on every process in the same way: not under a "
+        "condition on the rank, nor on a loss or metric of one process.",
+    )

@@ -3,21 +3,34 @@ size is timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import gc
+import os
+import statistics
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from ..callback import Callback
 from ..callbacks.nonfinite import NonFiniteGuard
+from ..data.open import Stream
+from ..data.stream import LimitedStream
 from ..errors import ConfigurationError
+from ..metrics.result import StepResult
 from ..training.program import Program
 from .fresh_run import fresh_run, start_again, train_for_a_while
-from .memory import StepWatch, available_memory, is_out_of_memory, let_go
 
 NEARLY = 0.95  # of the best throughput: a smaller batch that has as much is the better one
 # the part of the free memory that is used: the operating system kills processes that use all of it
 SPARE = 0.8
+CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +94,11 @@ class BatchSizeScan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the scan as plain values, for JSON."""
-        names = ("size", "fits", "samples_per_second", "memory", "reason")
-        trials = [{name: getattr(trial, name) for name in names} for trial in self.trials]
         return {
             "largest": self.largest,
             "suggestion": self.suggestion,
             "bound": self.bound,
-            "trials": trials,
+            "trials": [asdict(trial) for trial in self.trials],
         }
 
 
@@ -132,8 +143,9 @@ def find_batch_size(
     length = _length_of(data)
     if not 1 <= start <= min(max_size, length):
         raise ConfigurationError(
+            "batch-size-range",
             f"Batches from {start} to {max_size} samples of {length}: use 1 <= start <= max_size, "
-            "and at most the number of samples."
+            "and at most the number of samples.",
         )
     search = _Search(trainer, data, length, num_updates, memory, on_trial)
     with fresh_run(trainer, [NonFiniteGuard("off"), search.watch]):
@@ -154,8 +166,9 @@ def _length_of(data: Any) -> int:
         or isinstance(data, IterableDataset)
     ):
         raise ConfigurationError(
+            "needs-data-set",
             f"Data of type {type(data).__name__} makes its own batches, or has no length: pass "
-            "the data set itself, so that batches of any size can be made."
+            "the data set itself, so that batches of any size can be made.",
         )
     return len(data)  # type: ignore[arg-type]  # a map-style data set
 
@@ -182,7 +195,7 @@ class _Search:
             memory if memory is not None or not self._is_host else int(SPARE * available_memory())
         )
         self.trials: list[Trial] = []
-        self.watch = StepWatch()
+        self.watch = TrialWatch()
 
     def run(self, start: int, most: int) -> str | None:
         """Look for the largest; what it ended at, None if that was the end of the sizes."""
@@ -243,3 +256,161 @@ class _Search:
                 reason=f"needs {memory} bytes, but only {self._memory} are available",
             )
         return Trial(size, True, self.watch.samples_per_second, memory)
+
+
+# The memory that a step needs, and that there is
+
+
+class SavedBytes:
+    """The bytes that forward passes save for the backward pass: each storage once, without
+    weights."""
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        self.total = 0
+        self._seen = {
+            _storage(tensor)
+            for model in models
+            for tensor in (*model.parameters(), *model.buffers())
+        }
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Context in which saved tensors are counted."""
+        with torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor):
+            yield
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        storage = _storage(tensor)
+        if storage not in self._seen:
+            self._seen.add(storage)
+            self.total += storage[1]
+        return tensor
+
+
+def _storage(tensor: Tensor) -> tuple[int, int]:
+    """Return the address and the size of a tensor's storage; an address alone may be reused for
+    another tensor."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return id(tensor), tensor.numel() * tensor.element_size()
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is out of memory: of an accelerator, or of the CPU, for which torch has no
+    error class."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in text or "out of memory" in text
+    )
+
+
+def let_go(error: BaseException) -> None:
+    """Free the memory of a failed step."""
+    traceback.clear_frames(error.__traceback__)
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+
+
+def available_memory() -> int:
+    """Return the available bytes of the machine, or of the container if it has a limit."""
+    found = [_of_machine(), _of_container()]
+    return min(amount for amount in found if amount is not None)
+
+
+def _of_machine() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")
+        )
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _of_container() -> int | None:
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        return (
+            None
+            if limit == "max"
+            else max(int(limit) - int((CGROUP / "memory.current").read_text()), 0)
+        )
+    except (OSError, ValueError):
+        return None
+
+
+class TrialWatch(Callback):
+    """Callback that times full batches and measures the memory of the first."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._num_full = 0
+        self._counts = False
+        self._times: list[float] = []
+        self._started = 0.0
+        self._saved: SavedBytes | None = None
+        self._counting: AbstractContextManager[None] = nullcontext()
+        self.memory: int | None = None
+
+    def begin(self, size: int, num_full: int, *, counts: bool) -> None:
+        """Start a trial: the batch size, the number of batches in an epoch, and whether to count
+        saved tensors."""
+        self._size = size
+        self._num_full = num_full
+        self._counts = counts
+        self._times = []
+        self._saved = None
+        self.memory = None
+        self._counting = nullcontext()
+
+    @property
+    def seconds(self) -> float | None:
+        """The median of all updates but the first, which is slower than the others."""
+        times = self._times[1:] or self._times
+        return statistics.median(times) if times else None
+
+    @property
+    def samples_per_second(self) -> float | None:
+        return self._size / self.seconds if self.seconds else None
+
+    def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
+        return LimitedStream(stream, self._num_full) if is_training else stream
+
+    def on_train_start(self, trainer: Program) -> None:
+        if trainer.runtime.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(trainer.runtime.device)
+
+    def on_train_step_start(self, trainer: Program, batch: Any) -> None:
+        if self._counts and self._saved is None:
+            self._saved = SavedBytes(trainer.modules.values())
+            self._counting = self._saved.counting()
+            self._counting.__enter__()
+        self._started = _now(trainer)
+
+    def on_train_step_end(self, trainer: Program, batch: Any, result: StepResult) -> None:
+        self._end_count()
+
+    def on_update_end(self, trainer: Program) -> None:
+        self._times.append(_now(trainer) - self._started)
+        if self._saved is not None:
+            self.memory = self._saved.total
+        elif trainer.runtime.device.type == "cuda":
+            self.memory = torch.cuda.max_memory_allocated(trainer.runtime.device)
+
+    def on_exception(self, trainer: Program, error: BaseException) -> None:
+        self._end_count()
+
+    def _end_count(self) -> None:
+        counting = self._counting
+        self._counting = nullcontext()
+        counting.__exit__(None, None, None)
+
+
+def _now(trainer: Program) -> float:
+    if trainer.runtime.device.type == "cuda":
+        torch.cuda.synchronize(trainer.runtime.device)
+    return perf_counter()

@@ -113,7 +113,7 @@ class LearningRateScan:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise MissingExtraError(
-                "Drawing a scan needs matplotlib: pip install 'loopwright[plots]'."
+                "plots-extra", "Drawing a scan needs matplotlib: pip install 'loopwright[plots]'."
             ) from error
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
@@ -185,9 +185,13 @@ def find_learning_rate(
         True
     """
     if not 0 < lowest < highest < math.inf:
-        raise ConfigurationError(f"Rates from {lowest} to {highest}: use 0 < lowest < highest.")
+        raise ConfigurationError(
+            "scan-range", f"Rates from {lowest} to {highest}: use 0 < lowest < highest."
+        )
     if num_updates < 3:
-        raise ConfigurationError(f"num_updates={num_updates}: a scan needs 3 or more.")
+        raise ConfigurationError(
+            "scan-too-short", f"num_updates={num_updates}: a scan needs 3 or more."
+        )
     growth = _Growth(lowest, highest, num_updates, optimizer, stop_factor)
     with all_preserved():
         data = trainer.configure_data()[0] if data is None else data
@@ -222,7 +226,8 @@ class _Growth(Callback):
     def on_train_step_end(self, trainer: Program, batch: Any, result: StepResult) -> None:
         if result.loss is None:
             raise ConfigurationError(
-                "train_step returned no loss, which the scan needs: return the loss."
+                "scan-without-loss",
+                "train_step returned no loss, which the scan needs: return the loss.",
             )
         self._meter.add(result)
 
@@ -261,16 +266,20 @@ def _groups_of(trainer: Program, name: str | None) -> list[tuple[dict[str, Any],
     """Return the parameter groups that are scanned, each with its rate divided by the largest."""
     if name is None and len(trainer.optimizers) > 1:
         raise ConfigurationError(
+            "which-optimizer-to-scan",
             f"There are several optimizers ({', '.join(trainer.optimizers)}): name the one to "
-            "scan with `optimizer=`."
+            "scan with `optimizer=`.",
         )
     chosen = next(iter(trainer.optimizers)) if name is None else name
     if chosen not in trainer.optimizers:
         raise ConfigurationError(
-            f"There is no optimizer {chosen!r}; available: {', '.join(trainer.optimizers)}."
+            "optimizer-to-scan",
+            f"There is no optimizer {chosen!r}; available: {', '.join(trainer.optimizers)}.",
         )
     groups: Sequence[dict[str, Any]] = trainer.optimizers[chosen].param_groups
     if any("lr" not in group for group in groups):
-        raise ConfigurationError(f"Optimizer {chosen!r} has no `lr` that could be changed.")
+        raise ConfigurationError(
+            "no-learning-rate", f"Optimizer {chosen!r} has no `lr` that could be changed."
+        )
     largest = max(float(group["lr"]) for group in groups)
     return [(group, float(group["lr"]) / largest if largest > 0 else 1.0) for group in groups]

@@ -18,15 +18,15 @@ import torch
 from ..callback import Callback
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..errors import ConfigurationError, Interrupted
-from ..metrics.progress import Limits, counted
+from ..metrics.progress import Limits
+from ..text import counted
 from ..training.keeper import Keeper
 from ..training.program import Program
 from ..training.train_call import run_training
 from . import tune_table
+from .batch_size import SPARE, TrialWatch, available_memory, is_out_of_memory, let_go
 from .fresh_run import fresh_run, kept_position
-from .memory import StepWatch, available_memory, is_out_of_memory, let_go
-from .tune_data import TunedData
-from .tune_settings import NAMES, Arrangement, Choices, num_cores
+from .tune_settings import NAMES, Arrangement, Choices, TunedData, num_cores
 from .tune_table import (
     CHANGES_NUMBERS,
     EFFECTS,
@@ -41,7 +41,6 @@ from .tune_table import (
 MIN_TURNS = 3
 MAX_TURNS = 7
 WARM_UP = 2  # updates that are not timed at the start of a turn, and two more for each worker
-SPARE = 0.8  # the part of the free memory that a larger batch may need
 LEAST_BOUND = 30.0
 LEAST_COMPILING = 0.1  # seconds: less is no compiling
 COMPILING = 120.0  # seconds that compiling is given beyond those of the other tries
@@ -268,7 +267,7 @@ class Tuner:
     def _count_bytes(self, size: int) -> int:
         """The bytes that a step with the present settings keeps for its backward pass."""
         counted_run = Arrangement(self._trainer, self._present, self._data)
-        watch = StepWatch()
+        watch = TrialWatch()
         counted_run.run.bind([*self._trainer.callbacks, watch])
         watch.begin(size, max((self._data.num_samples or size) // size, 1), counts=True)
         self._measure(counted_run)
@@ -390,16 +389,20 @@ def _checked(world: int, seconds: float, only: Iterable[str] | None) -> list[str
     """The names of the settings to try."""
     if world > 1:
         raise ConfigurationError(
+            "tune-on-processes",
             f"tune was called on {world} processes, but a trial would have to be the same on all "
             "of them: start the program on one process, without a launcher. Workers, precision, "
-            "compile and memory format carry over; a batch size is then that of one process."
+            "compile and memory format carry over; a batch size is then that of one process.",
         )
     if not seconds > 0:
-        raise ConfigurationError(f"seconds={seconds}: use a number of seconds above 0.")
+        raise ConfigurationError(
+            "tune-seconds", f"seconds={seconds}: use a number of seconds above 0."
+        )
     names = list(NAMES) if only is None else [only] if isinstance(only, str) else list(only)
     if unknown := [name for name in names if name not in NAMES]:
         raise ConfigurationError(
-            f"tune does not know {', '.join(map(repr, unknown))}: it tries {', '.join(NAMES)}."
+            "unknown-setting",
+            f"tune does not know {', '.join(map(repr, unknown))}: it tries {', '.join(NAMES)}.",
         )
     return names
 

@@ -1,4 +1,5 @@
-"""The settings that `tune` varies, and a trainer under other settings, of which nothing stays."""
+"""The settings that `tune` varies, and a trainer and its data under other settings, of which nothing
+stays."""
 
 from __future__ import annotations
 
@@ -12,17 +13,23 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .._torch_compat.compiling import compile_in_place, compiled_call, set_compiled_call
+from ..data.indexed import TensorStream
+from ..data.open import DEFAULT_BATCH_SIZE, Stream, as_dataset, is_plain, is_samples
+from ..data.stream import Stateful
+from ..errors import ConfigurationError
 from ..runtime.fsdp import blocks_of
-from ..training.compiled_step import CompiledStep
+from ..training.compiled.choice import CompiledStep
 from ..training.program import Program
 from ..training.run import TrainingRun
 from .fresh_run import use_run
-from .tune_data import TunedData
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 MAX_DOUBLINGS = 6
+WITH_WORKERS = ("timeout", "multiprocessing_context")  # options of a loader with workers
+KEPT = ("collate_fn", "worker_init_fn", "generator", "in_order", *WITH_WORKERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,3 +278,114 @@ def _images(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
+class TunedData:
+    """Data as the user gave it. `fixed` has the reason for each of its settings that cannot be
+    varied.
+
+    Args:
+        data: What `Trainer.train` takes.
+        batch_size: Samples per batch, where the data is not in batches.
+    """
+
+    def __init__(self, data: Any, batch_size: int | None) -> None:
+        self.given = as_dataset(data)
+        self.given_size = batch_size
+        self.batch_size: int | None = None
+        self.workers = 0
+        self.pin_memory = False
+        self.fixed: dict[str, str] = {}
+        if isinstance(self.given, DataLoader):
+            self._read_loader(self.given)
+        elif is_samples(self.given, batch_size) or isinstance(self.given, IterableDataset):
+            self.batch_size = batch_size or DEFAULT_BATCH_SIZE
+        else:
+            self._fix(
+                f"a {type(self.given).__name__} already has batches: pass the data set itself"
+            )
+            self._refuse_iterator()
+        if isinstance(self.given, IterableDataset) or isinstance(
+            getattr(self.given, "dataset", None), IterableDataset
+        ):
+            self.fixed["workers"] = (
+                "each worker would read the whole iterable data set, unless the data set divides "
+                "itself"
+            )
+
+    @property
+    def is_loader(self) -> bool:
+        """Whether the user gave a DataLoader, rather than a data set."""
+        return isinstance(self.given, DataLoader)
+
+    def varied(
+        self, batch_size: int | None, workers: int, *, pin_memory: bool
+    ) -> tuple[Any, int | None]:
+        """Return data for `Trainer.train` and the batch size to pass with it."""
+        if (batch_size, workers, pin_memory) == (self.batch_size, self.workers, self.pin_memory):
+            return self.given, self.given_size
+        if self.is_loader:
+            return self._rebuilt(self.given, batch_size, workers, pin_memory), None
+        if workers == 0 and not pin_memory:
+            return self.given, batch_size
+        is_ordered = isinstance(self.given, IterableDataset)
+        loader = DataLoader(
+            self.given,
+            batch_size,
+            shuffle=not is_ordered,
+            num_workers=workers,
+            pin_memory=pin_memory,
+        )
+        return loader, None
+
+    def note_stream(self, stream: Stream) -> None:
+        """Note what the stream that is opened over the data says about it."""
+        self.num_samples = stream.num_samples
+        if isinstance(stream, TensorStream):
+            self.fixed["workers"] = (
+                "batches are taken straight from the tensors, and workers would not be used"
+            )
+
+    num_samples: int | None = None  # in an epoch, where that is known
+
+    def _read_loader(self, loader: DataLoader[Any]) -> None:
+        self.workers, self.pin_memory = loader.num_workers, bool(loader.pin_memory)
+        self.batch_size = loader.batch_size
+        if not is_plain(loader):
+            self._fix(f"a {type(loader).__name__} with its own way of iterating")
+        elif loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+            self.batch_size = None
+            self.fixed["batch_size"] = "the loader has its own batch sampler"
+
+    def _fix(self, reason: str) -> None:
+        self.fixed |= dict.fromkeys(("workers", "batch_size", "pin_memory"), reason)
+
+    def _refuse_iterator(self) -> None:
+        if iter(self.given) is self.given and not isinstance(self.given, Stateful):
+            raise ConfigurationError(
+                "one-use-iterator",
+                f"tune reads the data many times, but a {type(self.given).__name__} can be read "
+                "only once: pass a data set, a DataLoader or a list of batches.",
+            )
+
+    def _rebuilt(
+        self, loader: DataLoader[Any], batch_size: int | None, workers: int, pins: bool
+    ) -> DataLoader[Any]:
+        """The same loader with other settings."""
+        options: dict[str, Any] = {
+            name: getattr(loader, name) for name in KEPT if workers or name not in WITH_WORKERS
+        }
+        if workers:
+            options["persistent_workers"] = loader.persistent_workers
+            options["prefetch_factor"] = loader.prefetch_factor or 2
+        if isinstance(loader.dataset, IterableDataset):
+            options |= {"batch_size": batch_size, "drop_last": loader.drop_last}
+        elif "batch_size" in self.fixed and loader.batch_sampler is not None:
+            options["batch_sampler"] = loader.batch_sampler
+        else:
+            options |= {
+                "batch_size": batch_size,
+                "drop_last": loader.drop_last,
+                "sampler": loader.sampler,
+            }
+        return DataLoader(loader.dataset, num_workers=workers, pin_memory=pins, **options)

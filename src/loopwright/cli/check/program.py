@@ -36,7 +36,7 @@ from ...scaling.traffic import collectives_of
 from ...text import counted, listed
 from ...trainer import Trainer
 from ...training.assembly import with_defaults
-from ...training.required_metrics import check_required_metrics
+from ...training.first_batch import check_required_metrics
 from ...training.update import OptimizerUpdate
 from ..exits import FOUND, OK, described
 from ..output import size_text, table_lines

@@ -30,7 +30,7 @@ from ...interfaces.configured.experiment import Experiment
 from ...metrics.result import StepResult
 from ...text import counted, duration, listed
 from ...trainer import Trainer
-from ...tuning.memory import StepWatch
+from ...tuning.batch_size import TrialWatch
 from ..output import size_text
 from .report import Report
 
@@ -505,9 +505,9 @@ def measure(factory: Factory, updates: float | None, epochs: float | None) -> Me
     )
 
 
-def _train(factory: Factory, size: int) -> tuple[Engine, StepWatch]:
+def _train(factory: Factory, size: int) -> tuple[Engine, TrialWatch]:
     engine = factory.build()
-    watch = StepWatch()
+    watch = TrialWatch()
     engine.config.num_workers = 0
     engine.accumulate = 1
     num_batches = max((_num_samples(engine) or 0) // size, 1)

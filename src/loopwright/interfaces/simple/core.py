@@ -29,9 +29,9 @@ from ...runtime.base import detect_device
 from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
+from ...training.first_batch import measured_on
 from ...training.own_steps import OwnSteps, gradients, scheduler_position
 from ...training.program import Words
-from ...training.required_metrics import measured_on
 from ...training.step_checks import StepWatch, Versions, gradient_versions
 from ...training.supervised import describe
 from ...training.updates import Updates

@@ -1,15 +1,16 @@
-"""Check before the first step that the run measures the metrics that callbacks and schedules
-watch."""
+"""What is found out with a first batch before the first step: the metrics of the run, which callbacks
+and schedules watch, and the sizes of lazy layers."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..callback import Callback, TrainerHooks
 from ..callbacks.interval import Watching
@@ -19,6 +20,7 @@ from ..errors import ConfigurationError, DataError
 from ..metrics.best import Directions, WatchedMetric, settle_all
 from ..metrics.meter import Meter
 from ..metrics.result import StepResult
+from ..text import listed, near_names
 from .supervised import measure_supervised
 
 if TYPE_CHECKING:
@@ -70,10 +72,11 @@ def _check_plateau(schedule: Schedule, metric: str | None, directions: Direction
         return
     better, other = ("larger", "max") if own == "min" else ("smaller", "min")
     raise ConfigurationError(
+        "plateau-mode",
         f'ReduceLROnPlateau(mode="{own}") watches {metric!r}, for which {better} values are '
         "better, so it would lower the learning rate while the metric improves. Use "
         f'mode="{other}"; or, if its mode is right, pass Schedule(scheduler, metric={metric!r}, '
-        f'mode="{own}").'
+        f'mode="{own}").',
     )
 
 
@@ -90,7 +93,7 @@ def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
             name for name in _missing(wanted, known, run) if name.startswith("eval_") or in_training
         ]
     for name in missing:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        near = near_names(name, known)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if name.startswith("eval_") and run.eval_stream is None:
             hint = " Pass `eval_data=` to evaluate."
@@ -100,8 +103,9 @@ def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
                 f"returns {{{name!r}}}."
             )
         raise ConfigurationError(
+            "metric-not-measured",
             f"{wanted[name]} watches {name!r}, which this run will not measure; it will measure: "
-            f"{', '.join(sorted(known))}.{hint}"
+            f"{', '.join(sorted(known))}.{hint}",
         )
 
 
@@ -116,9 +120,10 @@ def _check_moments(run: TrainingRun, after_epochs: set[str], logged: set[str]) -
         if name in after_epochs and _missing({name: ""}, logged, run):
             option = f"every_n_{callback.interval.unit}s={callback.interval.n}"
             raise ConfigurationError(
+                "metric-of-epochs",
                 f"{type(callback).__name__} watches {name!r} every {every}, but this run measures "
                 "it only after epochs: use `every_n_epochs=`, or watch a metric that a callback "
-                f"logs during epochs, such as 'online_loss' of OnlineLoss({option})."
+                f"logs during epochs, such as 'online_loss' of OnlineLoss({option}).",
             )
 
 
@@ -235,3 +240,49 @@ def _names(run: TrainingRun, batches: list[Batch], step: Callable[[Any], Any]) -
             meter.add(StepResult.of(step(run.program.prepare_batch(own)), size))
     run.directions.losses |= meter.losses
     return set(meter.compute())
+
+
+# Lazy layers (`LazyLinear`, `LazyBatchNorm1d`), whose sizes are not known before the first batch
+
+
+def uninitialized(modules: Mapping[str, nn.Module]) -> list[str]:
+    """Names of the parameters and buffers that have no size yet."""
+    tensors = chain.from_iterable(
+        chain(module.named_parameters(name), module.named_buffers(name))
+        for name, module in modules.items()
+    )
+    return [name for name, tensor in tensors if is_lazy(tensor)]
+
+
+def no_size(names: list[str], reason: str) -> ConfigurationError:
+    """The error of lazy layers whose sizes are needed."""
+    return ConfigurationError(
+        "lazy-layers",
+        f"{listed(names, 3)} have no size before the first batch (as LazyLinear layers "
+        f"do), but {reason}. Call the model once before training, as in `model(torch.zeros(2, "
+        "10))`, or give its layers their sizes.",
+    )
+
+
+def materialise(run: TrainingRun) -> None:
+    """Give every lazy layer its size before the first step, with a batch that is trained on later.
+
+    Callbacks, and a checkpoint before the first step, need all parameters. A resumed run has them
+    already.
+    """
+    if not (names := uninitialized(run.components.modules)):
+        return
+    batches = peek(run)
+    if not batches:
+        raise no_size(names, "a batch of the training data cannot be read without consuming it")
+    try:
+        with run.program._eval_mode(), run.media.muted(), torch.no_grad(), run.runtime.autocast:
+            run.window.size = batches[0].size
+            own = map_tensors(Tensor.clone, batches[0].value)  # a step may write into it
+            run.program.eval_step(run.program.prepare_batch(own))
+    except Exception as error:
+        raise no_size(
+            names, f"`eval_step` failed on the first one ({type(error).__name__}: {error})"
+        ) from error
+    if names := uninitialized(run.components.modules):
+        raise no_size(names, "`eval_step` does not use them")

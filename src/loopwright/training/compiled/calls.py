@@ -1,28 +1,51 @@
-"""The compiled step as the loop calls it: the inputs of its graphs, and everything around them that
-stays Python."""
+"""The compiled step as the loop calls it: the inputs of its graphs, everything around them that
+stays Python, and what cannot be compiled."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .._torch_compat import mark_stepped
-from .._torch_compat.compiling import failed_to_compile, forward_hooks, num_hooks_registered
-from ..metrics.result import StepResult
-from .compiled_graph import NUM_SETTINGS, Applied, Measured, Plan, StepGraphs
-from .compiled_obstacles import NotCompilableError, all_modules, obstacle_in_run
-from .compiled_optimizers import has_tensors, new_state, rule_for
-from .components import check_reached
-from .supervised import checked_pair
+from ..._torch_compat import mark_stepped
+from ..._torch_compat.compiling import (
+    failed_to_compile,
+    forward_hooks,
+    has_backward_hooks,
+    num_hooks_registered,
+)
+from ..._torch_compat.fast_paths import OptimizerStep
+from ...metrics.result import StepResult
+from ..components import check_reached
+from ..supervised import checked_pair
+from .graph import (
+    NUM_SETTINGS,
+    Applied,
+    Measured,
+    Plan,
+    StepGraphs,
+    has_tensors,
+    new_state,
+    obstacle_in,
+    rule_for,
+)
 
 if TYPE_CHECKING:
-    from .run import TrainingRun
-    from .update import OptimizerUpdate
+    from ..run import TrainingRun
+    from ..update import OptimizerUpdate
+
+
+COMPILERS = ("c++", "g++", "clang++", "cl")
+
+
+class NotCompilableError(Exception):
+    """Something has changed that a graph would not follow; nothing of the step was computed."""
 
 
 class CompiledCalls:
@@ -406,3 +429,62 @@ class CompiledCalls:
             self._seen.zero_()  # it was read at a log point
         update._seen = self._seen
         return self._seen
+
+
+def find_obstacle(run: TrainingRun) -> str | None:
+    """Why the steps of a run cannot be compiled as a whole, or None where that has to be tried."""
+    return obstacle_in_run(run) or _obstacle_in_machine(run)
+
+
+def obstacle_in_run(run: TrainingRun) -> str | None:
+    """Why the steps of a run, as its objects are now, cannot be compiled."""
+    program: Any = run.program
+    if not program._has_default_step:
+        return (
+            f"`{run.words.step}` is overridden, and the compiled step is the default one: "
+            "override `forward` and `compute_loss` instead"
+        )
+    if not program._has_default_update:
+        return "`update` is overridden"
+    if run.runtime.world > 1:
+        return (
+            "several processes average gradients between the backward pass and the optimizer step"
+        )
+    if len(run.updates.by_name) > 1:
+        return f"there are {len(run.updates.by_name)} optimizers ({', '.join(run.updates.by_name)})"
+    replaced = [name for name in ("forward", "compute_loss") if name in vars(program)]
+    if replaced:
+        return f"`{replaced[0]}` is replaced on the trainer object, as `Profile` does to time it"
+    return _obstacle_in_update(run)
+
+
+def _obstacle_in_machine(run: TrainingRun) -> str | None:
+    compilers = (*([os.environ["CXX"]] if os.environ.get("CXX") else []), *COMPILERS)
+    if run.runtime.is_host and not any(map(shutil.which, compilers)):
+        return "there is no C++ compiler, which torch.compile needs: install g++ or clang++"
+    return None
+
+
+def _obstacle_in_update(run: TrainingRun) -> str | None:
+    update = next(iter(run.updates.by_name.values()))
+    optimizer = update.optimizer
+    modules = run.components.modules.values()
+    if update.scaler is not None:
+        return (
+            "a loss scaler (precision='fp16') looks at gradients before each optimizer step: "
+            "use 'bf16'"
+        )
+    if any(map(has_backward_hooks, all_modules(modules))):
+        return "functions are registered to run in the backward pass"
+    if any(getattr(module, "sparse", False) for module in all_modules(modules)):
+        return "an embedding has sparse gradients"
+    if (obstacle := obstacle_in(optimizer, run.runtime.is_host)) is not None:
+        return obstacle
+    if OptimizerStep(optimizer).plain_function() is None:
+        return "functions are registered to run before or after the optimizer's steps"
+    return None
+
+
+def all_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Modules and the modules inside."""
+    return [part for module in modules for part in module.modules()]
