@@ -12,7 +12,6 @@ from loopwright.runtime import watchdog
 from ...distributed.ranks import run_ranks
 from ...distributed.scenarios import assert_same as assert_close
 from ...distributed.scenarios import weights_of
-from ...mistakes import Mistakes
 from . import idioms
 from .idioms import CLIP, Idiom
 from .programs import Config, MyTrainer
@@ -86,11 +85,9 @@ def refused(rank: int) -> list[str]:
     return said
 
 
-@pytest.mark.mistake
-def test_what_would_let_processes_diverge_is_refused(mistake: Mistakes) -> None:
+def test_what_would_let_processes_diverge_is_refused() -> None:
     for said in run_ranks(refused, 2):
         for what, text in zip(REFUSED_ON_RANKS, said, strict=True):
-            mistake.said("Interface: modular", what, text)
             assert ("self.clip_gradients" if "clip" in what else "self.backward(loss)") in text
 
 

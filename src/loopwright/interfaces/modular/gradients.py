@@ -22,7 +22,7 @@ from . import own_steps
 from .own_steps import Routes, StepMethods, StoredGradients, UpdateSchedulers, Use, has_gradients
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from .core import ModularCore
 
 
 NOTHING: AbstractContextManager[Any] = nullcontext()
@@ -44,7 +44,7 @@ class Gradients:
     completed as for `step`, and the optimizer is not stepped again.
     """
 
-    def __init__(self, trainer: Engine) -> None:
+    def __init__(self, trainer: ModularCore) -> None:
         self.trainer, self.schedulers = trainer, UpdateSchedulers(trainer)
         self.begin_run()
 

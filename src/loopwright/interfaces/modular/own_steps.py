@@ -25,7 +25,7 @@ from ...training.update import OptimizerUpdate
 from .._shared import StepSchedulers
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from .core import ModularCore
 
 
 StepMethod = Literal["end", "step", "own"]
@@ -39,7 +39,7 @@ class StepMethods:
     def __init__(self) -> None:
         self._first: dict[str, StepMethod] = {}
 
-    def check(self, trainer: Engine, update: OptimizerUpdate, method: StepMethod) -> None:
+    def check(self, trainer: ModularCore, update: OptimizerUpdate, method: StepMethod) -> None:
         """Note how an optimizer is about to be stepped; a second method for it is refused."""
         if method != "own" and isinstance(update.optimizer, LBFGS):
             raise ConfigurationError(
@@ -101,7 +101,7 @@ def _unclear(names: frozenset[str], other: frozenset[str]) -> ConfigurationError
     )
 
 
-def check_own_step(trainer: Engine, update: OptimizerUpdate, *, is_ours: bool) -> None:
+def check_own_step(trainer: ModularCore, update: OptimizerUpdate, *, is_ours: bool) -> None:
     """Refuse `optimizer.step()` where it would be a wrong step; `is_ours` says that gradients come
     from `backward`."""
     name = update.name
@@ -142,7 +142,7 @@ def complete(update: OptimizerUpdate) -> None:
         update.zero()
 
 
-def gradients_gone(trainer: Engine, update: OptimizerUpdate) -> ConfigurationError:
+def gradients_gone(trainer: ModularCore, update: OptimizerUpdate) -> ConfigurationError:
     """Gradients that `backward` computed were removed before the optimizer was stepped."""
     if trainer.accumulate > 1:
         where = (
@@ -158,7 +158,7 @@ def gradients_gone(trainer: Engine, update: OptimizerUpdate) -> ConfigurationErr
     )
 
 
-def gradients_changed(trainer: Engine, update: OptimizerUpdate) -> ConfigurationError:
+def gradients_changed(trainer: ModularCore, update: OptimizerUpdate) -> ConfigurationError:
     """Gradients were clipped or changed before they were complete."""
     if update.scaler is not None:
         why = "still scaled for precision='fp16'"
@@ -175,7 +175,7 @@ def gradients_changed(trainer: Engine, update: OptimizerUpdate) -> Configuration
     )
 
 
-def twice_in_window(trainer: Engine, update: OptimizerUpdate) -> ConfigurationError:
+def twice_in_window(trainer: ModularCore, update: OptimizerUpdate) -> ConfigurationError:
     return ConfigurationError(
         f"Optimizer {update.name!r} would be stepped twice in the last batch of an accumulation "
         "window, the second time without the gradients of the other batches: with "
@@ -235,14 +235,14 @@ def unknown_optimizer(given: Any, updates: Iterable[str]) -> ConfigurationError:
     )
 
 
-def are_incomplete(trainer: Engine, update: OptimizerUpdate) -> bool:
+def are_incomplete(trainer: ModularCore, update: OptimizerUpdate) -> bool:
     """Whether gradients after `backward` are not yet what the optimizer is stepped with."""
     if any(mesh_of(param) is not None for param in update.params):
         return False  # a sharded model's are the sum over processes already, and clipped as such
     return update.peers is not None or update.scaler is not None or trainer.accumulate > 1
 
 
-def step_without_backward(trainer: Engine, update: OptimizerUpdate) -> ConfigurationError:
+def step_without_backward(trainer: ModularCore, update: OptimizerUpdate) -> ConfigurationError:
     raw = (
         " There are gradients from `loss.backward()`, which are neither scaled nor averaged."
         if has_gradients(update)
@@ -254,7 +254,7 @@ def step_without_backward(trainer: Engine, update: OptimizerUpdate) -> Configura
     )
 
 
-def loss_in(trainer: Engine, returned: Any) -> Tensor | None:
+def loss_in(trainer: ModularCore, returned: Any) -> Tensor | None:
     """The loss to train in what `training_step` returned; others than that are a mistake, if they
     could be trained."""
     values = returned if isinstance(returned, Mapping) else {"loss": returned}
@@ -283,7 +283,7 @@ def two_uses() -> ConfigurationError:
     )
 
 
-def nothing_trained(trainer: Engine) -> ConfigurationError:
+def nothing_trained(trainer: ModularCore) -> ConfigurationError:
     """An epoch is over in which there was neither a `backward` nor a step."""
     progress = trainer.progress
     updates = trainer.run.updates.by_name
@@ -335,7 +335,7 @@ def add_gradients(params: Sequence[torch.nn.Parameter], kept: StoredGradients) -
 class UpdateSchedulers(StepSchedulers):
     """Refuses schedulers that the user's program steps after the trainer has."""
 
-    def __init__(self, trainer: Engine) -> None:
+    def __init__(self, trainer: ModularCore) -> None:
         super().__init__()
         self.trainer = trainer
         self._left: dict[str, list[Any]] = {}  # positions after the trainer's own step
@@ -361,7 +361,7 @@ class EpochSchedulers:
     """Steps schedulers after an epoch, unless the user's loop has, and refuses ones that are then
     stepped again."""
 
-    def __init__(self, trainer: Engine) -> None:
+    def __init__(self, trainer: ModularCore) -> None:
         self.trainer = trainer
         self._positions: dict[str, Any] = {}  # when the epoch began
         self._left: dict[str, Any] = {}  # positions after the trainer's own step
@@ -396,14 +396,15 @@ class EpochSchedulers:
         watched = self.trainer.config.monitor or usual
         if watched not in row:
             raise ConfigurationError(
+                "unmeasured-plateau-metric",
                 f"self.{name} (ReduceLROnPlateau) watches {watched!r}, which this epoch did not "
                 f"measure; available: {', '.join(row) or 'nothing'}. Name one of them with "
-                "monitor=."
+                "monitor=.",
             )
         return replace(schedule, metric=watched)
 
 
-def check_scheduler(trainer: Engine, scheduler: Any, left_at: int | None) -> None:
+def check_scheduler(trainer: ModularCore, scheduler: Any, left_at: int | None) -> None:
     """Refuse a scheduler that goes on by itself after the trainer has stepped it."""
     now = getattr(scheduler, "last_epoch", None)
     if now is None or left_at is None or now <= left_at:
