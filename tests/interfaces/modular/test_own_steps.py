@@ -12,7 +12,7 @@ from torch import nn
 
 from loopwright.callbacks import NonFiniteGuard
 from loopwright.errors import NonFiniteLossError
-from loopwright.interfaces.modular import own_steps
+from loopwright.training.own_steps import OwnSteps
 from loopwright.training.update import OptimizerUpdate, Window
 
 from ...loops import build_net
@@ -87,6 +87,11 @@ def test_an_idiom_runs_in_bf16(kind: type[Idiom]) -> None:
     )
 
 
+def test_a_plain_step_after_backward_is_unscaled_in_fp16() -> None:
+    options: dict[str, Any] = {"precision": "fp16", "gradient_clip_val": CLIP}
+    assert_same(fit(idioms.OwnStep, **options).model, fit(idioms.Returning, **options).model)
+
+
 @pytest.mark.parametrize("kind", [idioms.Returning, idioms.LoopReturning])
 def test_returned_losses_are_accumulated(kind: type[Idiom]) -> None:
     trainer = fit(kind, gradient_accumulation_steps=2)
@@ -138,7 +143,9 @@ def test_what_a_device_noted_is_read_before_a_step_by_hand() -> None:
     update = OptimizerUpdate("optimizer", optimizer, guard=guard, reads_are_free=False)
     update.refresh([weight])
     update.backward((weight * float("nan")).sum(), Window())
-    own_steps.complete(update)
+    own_steps = OwnSteps(guard._trainer.run)
+    own_steps.partial.add("optimizer")
+    assert not own_steps._complete(update)
     assert (weight.grad, guard.num_skipped) == (None, 1)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from loopwright import ConfigurationError
-
+from ...mistakes import raises
 from .programs import Config, assert_same
 from .test_gradients import Pair, pair_by_hand
 
@@ -74,14 +73,14 @@ class Alternating(Pair):
 
 def test_losses_that_could_be_for_one_optimizer_or_two_are_refused() -> None:
     trainer = Unnamed(Config())
-    with pytest.raises(ConfigurationError, match="g_optimizer"):
+    with raises("unclear-optimizer", "self.backward(loss, self.g_optimizer)"):
         trainer.fit()
     assert not any(update.num_updates for update in trainer._core.run.updates.by_name.values())
 
 
 def test_losses_of_alternating_batches_are_refused_by_the_third() -> None:
     trainer = Alternating(Config())
-    with pytest.raises(ConfigurationError, match="not clear which optimizer"):
+    with raises("unclear-optimizer"):
         trainer.fit()
     assert trainer.global_step == 2
 

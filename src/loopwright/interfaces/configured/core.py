@@ -132,7 +132,6 @@ class ConfiguredCore(InterfaceCore):
         self._is_several = isinstance(model, Mapping)
         self.own_scheduling = OwnScheduling(self)
         self._has_looked = False
-        self._own_steps: dict[str, int] = {}  # of each optimizer, as many as were seen
         self.datasets = dict(datasets)
         self.settings: Mapping[str, Any] = {}  # of the run's config, where there is one
 
@@ -182,8 +181,6 @@ class ConfiguredCore(InterfaceCore):
             self.update(
                 returned.total_loss, self.run.updates.all_names if self._has_default_step else None
             )
-        else:
-            self._zero_stepped()
         return result
 
     @property
@@ -193,14 +190,6 @@ class ConfiguredCore(InterfaceCore):
             for update in self.run.updates.by_name.values()
             for param in update.params
         )
-
-    def _zero_stepped(self) -> None:
-        """Zero the gradients of optimizers that the step stepped itself, as is done after every
-        other update."""
-        for update in self.run.updates.by_name.values():
-            if update.own_steps != self._own_steps.get(update.name, 0):
-                self._own_steps[update.name] = update.own_steps
-                update.zero()
 
     def eval_step(self, batch: Any) -> StepResult:
         try:
@@ -242,24 +231,6 @@ class ConfiguredCore(InterfaceCore):
         for name, schedule in self.schedules.items():
             if schedule.interval == "epoch" and name not in self.own_scheduling.of_epochs:
                 schedule.step(row)
-
-    @contextmanager
-    def _eval_mode(self) -> Iterator[None]:
-        """Optimizers are not stepped in an evaluation, by whatever `eval_step` or `train_step`
-        calls."""
-
-        def refuse(*_: Any) -> None:
-            self._check_update(None)
-
-        with super()._eval_mode():
-            handles = [
-                optimizer.register_step_pre_hook(refuse) for optimizer in self.optimizers.values()
-            ]
-            try:
-                yield
-            finally:
-                for handle in handles:
-                    handle.remove()
 
     # Models and callbacks
 

@@ -42,7 +42,7 @@ from ...training.train_call import run_training
 from .._shared import InterfaceCore, InterfaceNames
 from .callback import Callback, Hooks, States, sort_callbacks
 from .config import DreamTrainerConfig, build_runtime, without_callbacks
-from .gradients import Gradients
+from .gradients import EpochSchedulers, Gradients, nothing_trained
 from .loops import (
     Loader,
     TrainingOver,
@@ -53,7 +53,6 @@ from .loops import (
     measured_in,
     without_graph,
 )
-from .own_steps import EpochSchedulers, nothing_trained
 
 if TYPE_CHECKING:
     from .trainer import DreamTrainer
@@ -382,7 +381,7 @@ class ModularCore(InterfaceCore):
         else:
             self._returned = returned  # the loop may train it yet
         if is_alone:
-            self.gradients.schedulers.follow_all()
+            self.gradients.follow_schedulers()
         self.outputs = without_graph(returned)
         return returned
 
@@ -405,7 +404,7 @@ class ModularCore(InterfaceCore):
         logged = self._logged or {}
         self._logged = None
         if not self.run.is_evaluating:
-            self.gradients.schedulers.follow_all()
+            self.gradients.follow_schedulers()
         returned = measured_in(self.interface, self.outputs) if is_returned or not logged else None
         check_returned(
             returned, self._words.eval_step if self.run.is_evaluating else self._words.step
