@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..config import beside
-from ..interfaces.configured.engine import Engine
+from ..interfaces.configured.core import ConfiguredCore
 from ..interfaces.configured.experiment import Experiment
 from ..metrics.progress import counted
 from ..tuning import BatchSizeScan, LearningRateScan, Trial, find_batch_size, find_learning_rate
@@ -21,7 +21,7 @@ MAX_ROWS = 20
 
 
 @contextmanager
-def built(options: argparse.Namespace) -> Iterator[Engine]:
+def built(options: argparse.Namespace) -> Iterator[ConfiguredCore]:
     """Build the trainer of a config, without a run directory."""
     config = load_single(options.config, options.overrides, options.command)
     experiment = Experiment.from_config(config, progress="silent")

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..errors import ConfigurationError
 from ..interfaces.configured.config import BaseTrainerConfig
-from ..interfaces.configured.engine import Engine
+from ..interfaces.configured.core import ConfiguredCore
 from ..tuning.tune import Tuner
 from ..tuning.tune_table import summary_of
 from .exits import INTERRUPTED, OK
@@ -57,7 +57,7 @@ def tune_command(options: argparse.Namespace) -> int:
     return OK if tuning.is_complete else INTERRUPTED
 
 
-def _data_of(engine: Engine) -> tuple[Any, int | None]:
+def _data_of(engine: ConfiguredCore) -> tuple[Any, int | None]:
     """The training data in a loader that has its collate function, and the batch size of data that
     has no loader."""
     data = engine.training_data()

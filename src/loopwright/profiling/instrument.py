@@ -63,7 +63,7 @@ KNOWN = {
     f"{PACKAGE}.callbacks.checkpoints.": CHECKPOINTS,
     f"{PACKAGE}.callbacks.best.BestModel": CHECKPOINTS,
     f"{PACKAGE}.callbacks.best.BestCheckpoint": CHECKPOINTS,
-    f"{PACKAGE}.interfaces.modular.saving.": CHECKPOINTS,
+    f"{PACKAGE}.interfaces.modular.core.Rounds": CHECKPOINTS,
     f"{PACKAGE}.interfaces.lifecycle.callbacks.SaveTrainingStateCallback": CHECKPOINTS,
     f"{PACKAGE}.interfaces.lifecycle.callbacks.SaveBestModelCallback": CHECKPOINTS,
     # which is a SaveBestModelCallback too

@@ -352,7 +352,8 @@ class OwnSteps:
             )
         if update.calls != self._calls[update.name]:
             raise self._stepped_twice(update)
-        if update.peers is not None and not run.runtime.averages_gradients:
+        is_weighted = update.name in self.partial  # each process's loss, before its backward pass
+        if update.peers is not None and not run.runtime.averages_gradients and not is_weighted:
             self._check_shards(update)
         left = self._left.pop(update.name, None)
         if left is not None and left[0].grad is left[1]:

@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from torch import nn
 
 from loopwright import Callback, NonFiniteLossError
-from loopwright.errors import ConfigurationError, Interrupted
+from loopwright.errors import Interrupted
 from loopwright.interfaces.configured import BaseTrainer, BaseTrainerConfig
 
 from ...loops import assert_same_model
-from .parts import PROPERTIES, CustomTrainer, Net, Points, Seen, build_net, build_trainer
+from .parts import PROPERTIES, CustomTrainer, Net, Points, Seen, build_trainer
 
 LIMITS = ("max_epochs", "max_updates", "max_samples")
 
@@ -243,16 +243,6 @@ def test_a_data_set_may_collate_its_samples_itself():
 # What a trainer needs
 
 
-def test_a_trainer_without_a_loss_is_refused_before_it_trains():
-    with pytest.raises(ConfigurationError, match="override `loss_compute`"):
-        build_trainer(BaseTrainer)
-
-
-def test_a_trainer_without_forward_properties_is_refused_before_it_trains():
-    with pytest.raises(ConfigurationError, match="has no forward_properties"):
-        build_trainer(forward_properties=[])
-
-
 def test_a_trainer_that_splits_batches_itself_needs_no_properties():
     class Splitting(CustomTrainer):
         def _split_batch(self, batch):
@@ -265,35 +255,6 @@ def test_a_trainer_that_splits_batches_itself_needs_no_properties():
     own.train()
     default.train()
     assert_same_model(own.model, default.model)
-
-
-def test_properties_that_a_batch_does_not_have_are_named():
-    with pytest.raises(
-        ConfigurationError, match="'colour', which a batch does not have; it has: coordinates"
-    ):
-        build_trainer(forward_properties=["coordinates", "colour"]).train()
-
-
-def test_a_batch_that_is_no_dict_is_described():
-    data = torch.utils.data.TensorDataset(torch.zeros(8, 3), torch.zeros(8))
-    with pytest.raises(ConfigurationError, match="return dicts from the data set, or override"):
-        build_trainer(datasets={"train": data}).train()
-
-
-def test_a_model_that_takes_something_else_is_told_what_it_was_called_with():
-    with pytest.raises(TypeError) as caught:
-        build_trainer(forward_properties=["coordinates"]).train()
-    assert any("_split_batch" in note for note in caught.value.__notes__)
-
-
-def test_a_missing_data_set_is_named():
-    with pytest.raises(ConfigurationError, match="no data set 'train'; available: 'test'"):
-        build_trainer(datasets={"test": Points()}).train()
-
-
-def test_a_config_that_is_none_is_refused():
-    with pytest.raises(ConfigurationError, match="pass a BaseTrainerConfig"):
-        CustomTrainer({"max_epochs": 1}, model=build_net(), datasets={"train": Points()})
 
 
 def test_published_settings_without_an_effect_are_accepted_and_said_once(capsys):

@@ -69,11 +69,10 @@ def test_the_code_of_a_run_is_kept_with_it(project):
     assert metrics == first.evaluate("test")
 
 
-def test_a_file_of_the_user_s_is_not_written_over_by_a_module(project, mistake):
+def test_a_file_of_the_user_s_is_not_written_over_by_a_module(project):
     (project / "results").mkdir()
     (project / "results" / "mine.py").write_text("# a thesis")
-    what = "`output_path` is a folder with another file of the name of a module"
-    with mistake("Files", what, ConfigurationError, match=r"mine\.py is not the file"):
+    with pytest.raises(ConfigurationError, match=r"mine\.py is not the file"):
         experiment("output_path=results", "trainer.max_updates=2").train()
     assert (project / "results" / "mine.py").read_text() == "# a thesis"
     assert not (project / "results" / "run.json").exists()

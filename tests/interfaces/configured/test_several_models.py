@@ -116,7 +116,7 @@ def test_check_says_what_is_not_evaluated_and_predicted(project, capsys):
     out = capsys.readouterr().out
     assert "No mistakes found" in out
     assert "override `eval_step(self, batch, model)`" in " ".join(out.split())
-    assert "prediction" not in out
+    assert "prediction on" not in out
 
 
 def test_a_sweep_varies_the_optimizer_of_one_model(project):

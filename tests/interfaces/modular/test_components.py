@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from loopwright import ConfigurationError
 from loopwright.interfaces.modular import Callback
 
 from ...loops import build_net
+from ...mistakes import raises
 from .programs import Config, MyTrainer, assert_same, build_data, by_hand
 
 
@@ -52,25 +52,13 @@ def test_what_is_returned_trains_as_what_is_assigned(kind: type[Returning]) -> N
     assert_same(trainer.model, by_hand(build_net(), epochs=2))
 
 
-@pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        ({1: nn.Linear(6, 3)}, "configure_models returned a dict with a int as key: use names"),
-        (
-            [nn.Linear(6, 3)],
-            "configure_models returned list: assign its objects to self and return nothing",
-        ),
-        ({"model": 3}, "configure_models returned dict: assign its objects to self"),
-    ],
-)
-def test_models_that_cannot_be_named_are_refused(
-    returned: Mapping[Any, Any] | list[Any], words: str
-) -> None:
+@pytest.mark.parametrize("returned", [{1: nn.Linear(6, 3)}, [nn.Linear(6, 3)], {"model": 3}])
+def test_models_that_cannot_be_named_are_refused(returned: Mapping[Any, Any] | list[Any]) -> None:
     class Wrong(MyTrainer):
         def configure_models(self) -> Any:
             return returned
 
-    with pytest.raises(ConfigurationError, match=words):
+    with raises("unnamed-components", "configure_models", type(returned).__name__):
         Wrong(Config()).fit()
 
 

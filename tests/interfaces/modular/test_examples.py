@@ -121,7 +121,7 @@ def test_the_gan_is_that_of_a_loop_by_hand() -> None:
     generator, discriminator = gan_by_hand()
     assert_same(trainer.generator, generator)
     assert_same(trainer.discriminator, discriminator)
-    updates = trainer._engine.run.updates.by_name
+    updates = trainer._core.run.updates.by_name
     assert (updates["g_optimizer"].num_updates, updates["d_optimizer"].num_updates) == (3, 6)
 
 

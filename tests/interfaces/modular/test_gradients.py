@@ -171,7 +171,7 @@ def test_one_backward_pass_in_half_precision_serves_optimizers_that_scale_differ
 
     trainer = Steep(Config(n_epochs=4, precision="fp16"))
     trainer.fit()
-    updates = trainer._engine.run.updates.by_name.values()
+    updates = trainer._core.run.updates.by_name.values()
     scales = [update.scaler.get_scale() for update in updates]
     assert scales[0] < scales[1]
     before = nn.ModuleList(build_pair()).parameters()
@@ -208,7 +208,7 @@ def test_an_optimizer_without_gradients_is_not_stepped() -> None:
     trainer = OnlyDiscriminator(Config())
     trainer.fit()
     assert {
-        name: update.num_updates for name, update in trainer._engine.run.updates.by_name.items()
+        name: update.num_updates for name, update in trainer._core.run.updates.by_name.items()
     } == {
         "g_optimizer": 0,
         "d_optimizer": 5,
@@ -226,7 +226,7 @@ def test_a_turn_taken_in_the_middle_of_a_window_is_stepped_at_its_end() -> None:
 
     trainer = Seldom(Config(gradient_accumulation_steps=2))
     trainer.fit()
-    updates = trainer._engine.run.updates.by_name
+    updates = trainer._core.run.updates.by_name
     assert (updates["g_optimizer"].num_updates, updates["d_optimizer"].num_updates) == (3, 3)
     assert all(param.grad is None for param in trainer.generator.parameters())
 
@@ -236,7 +236,7 @@ def test_clip_gradients_comes_in_place_of_the_configs_clipping_and_once() -> Non
         norms: list[float] = []
 
         def on_optimizer_step_end(self, optimizer: str) -> None:
-            self.norms.append(float(self._engine.run.updates.by_name[optimizer].norm))
+            self.norms.append(float(self._core.run.updates.by_name[optimizer].norm))
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             self.backward(self.g_loss(self.fake(batch[0])), self.g_optimizer)
@@ -296,7 +296,7 @@ def test_a_window_with_a_loss_that_is_not_finite_can_be_skipped_for_all_optimize
     trainer = spoilt(
         lambda trainer, fake: trainer.g_loss(fake), callbacks=[guard], gradient_accumulation_steps=2
     )
-    updates = trainer._engine.run.updates.by_name
+    updates = trainer._core.run.updates.by_name
     assert (
         updates["g_optimizer"].num_updates,
         updates["d_optimizer"].num_updates,
@@ -317,7 +317,7 @@ def test_a_step_that_does_not_fit_into_memory_is_taken_in_pieces() -> None:
     trainer.fit()
     usual.fit()
     torch.testing.assert_close(trainer.model.weight, usual.model.weight)
-    assert (trainer.global_step, trainer._engine.run.num_micro_batches) == (5, 2)
+    assert (trainer.global_step, trainer._core.run.num_micro_batches) == (5, 2)
 
 
 class TwiceEach(Pair):

@@ -15,7 +15,6 @@ from loopwright.interfaces.modular import Callback
 from loopwright.run import RunView, choose
 
 from ...loops import build_net
-from ...mistakes import Mistakes
 from .programs import Config, MyTrainer, assert_same, by_hand
 
 
@@ -87,11 +86,10 @@ class Distant(MyTrainer):
 
 
 def test_a_monitor_whose_name_says_nothing_is_asked_about_before_the_first_step(
-    tmp_path: Path, mistake: Mistakes
+    tmp_path: Path,
 ) -> None:
     trainer = Distant(Config(n_epochs=3, run_dir=tmp_path, monitor="val_foo"))
-    with mistake("Interface: modular", '`monitor="val_foo"`, and nothing says whether it is to fall or to rise',
-                 ConfigurationError, match='pass monitor_mode="min"'):  # fmt: skip
+    with pytest.raises(ConfigurationError, match='monitor_mode="min"'):
         trainer.fit()
     assert trainer.global_step == 0
 

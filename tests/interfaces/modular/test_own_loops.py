@@ -45,7 +45,7 @@ def test_a_loop_may_leave_an_epoch_early() -> None:
 
     trainer = Short(Config(n_epochs=2, gradient_accumulation_steps=2))
     history = trainer.fit()
-    assert (trainer.current_epoch, trainer.global_step, trainer._engine.progress.step) == (2, 2, 6)
+    assert (trainer.current_epoch, trainer.global_step, trainer._core.progress.step) == (2, 2, 6)
     assert len(history["val_loss"]) == 2
     assert all(param.grad is None for param in trainer.model.parameters())
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from loopwright.callbacks import NonFiniteGuard
 from loopwright.errors import NonFiniteLossError
-from loopwright.interfaces.modular import own_steps
+from loopwright.training.own_steps import OwnSteps
 from loopwright.training.update import OptimizerUpdate, Window
 
 from ...loops import build_net
@@ -46,7 +46,7 @@ SCHEDULED = [
 def test_an_idiom_is_one_step_a_batch(kind: type[Idiom]) -> None:
     trainer = fit(kind)
     assert_same(trainer.model, by_hand(build_net(), epochs=2))
-    assert [update.num_updates for update in trainer._engine.run.updates.by_name.values()] == [10]
+    assert [update.num_updates for update in trainer._core.run.updates.by_name.values()] == [10]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,11 @@ def test_an_idiom_runs_in_bf16(kind: type[Idiom]) -> None:
     )
 
 
+def test_a_plain_step_after_backward_is_unscaled_in_fp16() -> None:
+    options: dict[str, Any] = {"precision": "fp16", "gradient_clip_val": CLIP}
+    assert_same(fit(idioms.OwnStep, **options).model, fit(idioms.Returning, **options).model)
+
+
 @pytest.mark.parametrize("kind", [idioms.Returning, idioms.LoopReturning])
 def test_returned_losses_are_accumulated(kind: type[Idiom]) -> None:
     trainer = fit(kind, gradient_accumulation_steps=2)
@@ -98,7 +103,7 @@ def test_a_step_called_by_hand_is_one_step(kind: type[Idiom]) -> None:
     trainer = kind(Config(), build_net())
     trainer.setup()
     trainer.training_step(next(iter(trainer.train_loader)), 0)
-    assert [update.num_updates for update in trainer._engine.run.updates.by_name.values()] == [1]
+    assert [update.num_updates for update in trainer._core.run.updates.by_name.values()] == [1]
 
 
 def test_a_step_taken_where_nothing_is_accumulated_any_more_is_that_of_the_window() -> None:
@@ -134,11 +139,13 @@ def test_what_a_device_noted_is_read_before_a_step_by_hand() -> None:
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.AdamW([weight], fused=True)
     guard = NonFiniteGuard("skip")
-    guard._trainer = MyTrainer(Config())._engine
+    guard._trainer = MyTrainer(Config())._core
     update = OptimizerUpdate("optimizer", optimizer, guard=guard, reads_are_free=False)
     update.refresh([weight])
     update.backward((weight * float("nan")).sum(), Window())
-    own_steps.complete(update)
+    own_steps = OwnSteps(guard._trainer.run)
+    own_steps.partial.add("optimizer")
+    assert not own_steps._complete(update)
     assert (weight.grad, guard.num_skipped) == (None, 1)
 
 
@@ -171,7 +178,7 @@ def test_an_idiom_is_resumed_exactly(tmp_path: Path, kind: type[Idiom]) -> None:
 def test_a_window_that_does_not_fit_into_memory_is_taken_again_in_pieces(kind: type[Idiom]) -> None:
     class Small(kind):  # type: ignore[misc,valid-type]
         def loss(self, batch: Any) -> Any:
-            if len(batch[0]) > 5 and self._engine.progress.step:
+            if len(batch[0]) > 5 and self._core.progress.step:
                 raise torch.OutOfMemoryError
             return super().loss(batch)
 
@@ -181,7 +188,7 @@ def test_a_window_that_does_not_fit_into_memory_is_taken_again_in_pieces(kind: t
     trainers[1].model.load_state_dict(trainers[0].model.state_dict())
     for trainer in trainers:
         trainer.fit()
-    assert trainers[0]._engine.run.num_micro_batches == 2
+    assert trainers[0]._core.run.num_micro_batches == 2
     torch.testing.assert_close(trainers[0].model.weight, trainers[1].model.weight)
 
 

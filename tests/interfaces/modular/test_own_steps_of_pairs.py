@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from loopwright import ConfigurationError
-
-from ...mistakes import Mistakes
+from ...mistakes import raises
 from .programs import Config, assert_same
 from .test_gradients import Pair, pair_by_hand
 
@@ -73,21 +71,16 @@ class Alternating(Pair):
         self.backward(self.g_loss(fake) if batch_idx % 2 else self.d_loss(batch[0], fake))
 
 
-def test_losses_that_could_be_for_one_optimizer_or_two_are_refused(mistake: Mistakes) -> None:
+def test_losses_that_could_be_for_one_optimizer_or_two_are_refused() -> None:
     trainer = Unnamed(Config())
-    with mistake(
-        "Interface: modular",
-        "`self.backward(d_loss)`, then `self.backward(g_loss)`, with two optimizers",
-        ConfigurationError,
-        match=r"self\.backward\(loss, self\.g_optimizer\)",
-    ):
+    with raises("unclear-optimizer", "self.backward(loss, self.g_optimizer)"):
         trainer.fit()
-    assert not any(update.num_updates for update in trainer._engine.run.updates.by_name.values())
+    assert not any(update.num_updates for update in trainer._core.run.updates.by_name.values())
 
 
-def test_losses_of_alternating_batches_are_refused_by_the_third(mistake: Mistakes) -> None:
+def test_losses_of_alternating_batches_are_refused_by_the_third() -> None:
     trainer = Alternating(Config())
-    with pytest.raises(ConfigurationError, match="not clear which optimizer"):
+    with raises("unclear-optimizer"):
         trainer.fit()
     assert trainer.global_step == 2
 
@@ -135,7 +128,7 @@ def test_a_part_that_is_unfrozen_later_is_no_riddle() -> None:
 
     trainer = Unfreezing(Config(n_epochs=2))
     trainer.fit()
-    assert [update.num_updates for update in trainer._engine.run.updates.by_name.values()] == [
+    assert [update.num_updates for update in trainer._core.run.updates.by_name.values()] == [
         5,
         10,
     ]

@@ -32,7 +32,7 @@ from ...config.tree import descend
 from ...data.containers import tensors_in
 from ...data.random import preserved_rng, seed_sample
 from ...errors import ConfigurationError, full_tracebacks
-from ...interfaces.configured.engine import Engine
+from ...interfaces.configured.core import ConfiguredCore
 from ...interfaces.configured.experiment import Experiment
 from ...optim.build import CurveSchedule, Schedule
 from ...schedules import Curve, Extent, MultiStep, WarmupCosine
@@ -297,7 +297,7 @@ class Length:
         return found
 
 
-def length_of(engine: Engine) -> Length:
+def length_of(engine: ConfiguredCore) -> Length:
     """The length of a run, from the limit in the config and the length of the data."""
     stream = engine._open(engine.training_data(), None, shuffle=True)
     updates = -(-(stream.num_batches or 0) // engine.accumulate)
@@ -330,7 +330,7 @@ def check_intervals(report: Report, callbacks: Sequence[Callback], length: Lengt
         (report.note if key == "trainer" else report.mistake)(key, message)
 
 
-def check_curves(report: Report, engine: Engine, length: Length) -> None:
+def check_curves(report: Report, engine: ConfiguredCore, length: Length) -> None:
     """Check the values of all curves from the beginning of the run to its end."""
     callbacks = engine.run.callbacks
     curves: list[tuple[str, Any]] = [
@@ -374,7 +374,7 @@ def _schedule_key(report: Report, name: str) -> str:
     return next((key for key in keys if report.config.get(key) is not None), "scheduler")
 
 
-def check_schedulers(report: Report, engine: Engine, length: Length) -> None:
+def check_schedulers(report: Report, engine: ConfiguredCore, length: Length) -> None:
     """Check torch's schedulers: their lengths, and each of their steps to the end of the run."""
     for name, schedule in engine.schedules.items():
         if isinstance(schedule.scheduler, CurveSchedule):

@@ -23,9 +23,9 @@ from ...checkpoint import read_checkpoint, write_checkpoint
 from ...data.containers import tensors_in
 from ...data.stream import Batch, Stream, StreamWrapper
 from ...debug.resume_check import check_resume
+from ...errors import ConfigurationError
 from ...initializers import Initializer
-from ...interfaces.configured.checks import UpdateInEvaluationError
-from ...interfaces.configured.engine import Engine
+from ...interfaces.configured.core import ConfiguredCore
 from ...interfaces.configured.experiment import Experiment
 from ...metrics.result import StepResult
 from ...text import counted, duration, listed
@@ -196,7 +196,7 @@ class Factory:
         self._datasets = datasets
         self._shares_data = shares_data
 
-    def build(self) -> Engine:
+    def build(self) -> ConfiguredCore:
         """Build the engine as `train` would."""
         datasets = self._datasets
         if not self._shares_data:
@@ -211,7 +211,7 @@ class Factory:
         dropped: Collection[int] = (),
         added: Collection[Callback] = (),
         run_dir: Path | None = None,
-    ) -> Engine:
+    ) -> ConfiguredCore:
         """Build an engine for a tiny run, without the callbacks at the positions in `dropped`."""
         engine = self.build()
         engine.run_dir = run_dir
@@ -289,7 +289,7 @@ def _judge(report: Report, probe: Probe, *, has_schedule: bool) -> None:
         report.note("model", f"no gradient reaches {names}. Is that intended?")
 
 
-def _check_evaluation(report: Report, engine: Engine, probe: Probe) -> None:
+def _check_evaluation(report: Report, engine: ConfiguredCore, probe: Probe) -> None:
     """Evaluate and predict on every data set."""
     measured: dict[str, float] | None = {}
     for key, dataset in engine.datasets.items():
@@ -314,18 +314,23 @@ def _check_evaluation(report: Report, engine: Engine, probe: Probe) -> None:
             report.checked.append(f"{' and '.join(did)} on {key}")
 
 
-def _evaluated(report: Report, engine: Engine, dataset: Any, place: str) -> dict[str, float] | None:
+def _evaluated(
+    report: Report, engine: ConfiguredCore, dataset: Any, place: str
+) -> dict[str, float] | None:
     """The metrics on a data set; None, with a note, where the trainer cannot evaluate."""
     try:
         return engine.evaluate(dataset)
-    except UpdateInEvaluationError as error:
-        report.note(place, f"this data set cannot be evaluated, if anything should. {error}")
+    except ConfigurationError as error:
+        if error.code != "update-in-evaluation":
+            raise
+        told = " ".join([str(error), *getattr(error, "__notes__", ())])
+        report.note(place, f"this data set cannot be evaluated, if anything should. {told}")
         return None
 
 
 def check_callbacks(
     report: Report, factory: Factory, folder: Path
-) -> tuple[set[int], Engine | None]:
+) -> tuple[set[int], ConfiguredCore | None]:
     """Train two tiny epochs with all callbacks; one that fails is left out of the next try.
 
     Returns the positions of failing callbacks, and the engine that trained.
@@ -356,7 +361,7 @@ def check_callbacks(
 
 
 def check_saving(
-    report: Report, factory: Factory, engine: Engine, dropped: set[int], folder: Path
+    report: Report, factory: Factory, engine: ConfiguredCore, dropped: set[int], folder: Path
 ) -> int | None:
     """Save, and load into fresh objects; return the checkpoint's bytes, None on failure."""
     path = folder / "checkpoint"
@@ -505,7 +510,7 @@ def measure(factory: Factory, updates: float | None, epochs: float | None) -> Me
     )
 
 
-def _train(factory: Factory, size: int) -> tuple[Engine, TrialWatch]:
+def _train(factory: Factory, size: int) -> tuple[ConfiguredCore, TrialWatch]:
     engine = factory.build()
     watch = TrialWatch()
     engine.config.num_workers = 0
@@ -518,7 +523,7 @@ def _train(factory: Factory, size: int) -> tuple[Engine, TrialWatch]:
     return engine, watch
 
 
-def _num_samples(engine: Engine) -> int | None:
+def _num_samples(engine: ConfiguredCore) -> int | None:
     stream = engine._open(engine.training_data(), None, shuffle=True)
     count = stream.num_samples
     stream.close()

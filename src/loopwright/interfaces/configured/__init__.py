@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .config import BaseTrainerConfig
-from .losses import TrainerResult
+from .core import TrainerResult
 from .trainer import BaseTrainer
 
 if TYPE_CHECKING:

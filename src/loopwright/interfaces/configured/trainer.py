@@ -11,20 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...callback import TrainerHooks, hook_names
 from ...callbacks.interval import Periodic
 from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...metrics.progress import Progress
-from ...text import near_names
+from ...text import nearest
 from ...training.program import Changes, Display
 from ...training.run import TrainingRun
 from ...training.supervised import call_model, describe
 from ...training.updates import OptimizerChoice
 from .._shared import LoggingTrainer, is_overridden
-from .checks import check_methods, check_models, checked_config, refuse_unknown_optimizers
 from .config import BaseTrainerConfig
-from .engine import Engine
-from .losses import TrainerResult, result_of
+from .core import NAMES, ConfiguredCore, TrainerResult, result_of
 
 
 class BaseTrainer(LoggingTrainer):
@@ -74,12 +73,14 @@ class BaseTrainer(LoggingTrainer):
         runtime: Any = None,
         progress: Display = "auto",
     ) -> None:
-        check_methods(self)
-        self.config = checked_config(self, trainer_config)
-        check_models(self, model)
+        NAMES.check_trainer(self)
+        self._check_hooks()
+        self._check_config(trainer_config)
+        self._check_several(model)
+        self.config = trainer_config
         self.forward_properties = list(trainer_config.forward_properties)
         self.target_properties = list(trainer_config.target_properties)
-        self._engine = Engine(
+        self._core = ConfiguredCore(
             self,
             model=model,
             datasets=datasets,
@@ -134,9 +135,10 @@ class BaseTrainer(LoggingTrainer):
         """Return the predictions for one batch. Default: the model's outputs."""
         if isinstance(model, Mapping):
             raise ConfigurationError(
+                "no-predict-step",
                 f"{type(self).__name__} has several models ({', '.join(model)}), so it must "
                 "define the predictions: override `predict_step(self, batch, model)`, where "
-                "`model` is the dict of them."
+                "`model` is the dict of them.",
             )
         return call_model(
             model, self._split_batch(batch)[0], split="_split_batch", forward="predict_step"
@@ -147,18 +149,18 @@ class BaseTrainer(LoggingTrainer):
         name."""
         if not isinstance(batch, Mapping):
             raise ConfigurationError(
+                "batch-no-dict",
                 f"A batch is {describe(batch)}, but forward_properties and target_properties are "
-                "keys of a dict: return dicts from the data set, or override `_split_batch`."
+                "keys of a dict: return dicts from the data set, or override `_split_batch`.",
             )
         for setting in ("forward_properties", "target_properties"):
             missing = [name for name in getattr(self, setting) if name not in batch]
             if missing:
-                near = near_names(missing[0], [str(name) for name in batch])
-                hint = f" Did you mean {' or '.join(near)}?" if near else ""
                 raise ConfigurationError(
+                    "unknown-property",
                     f"{setting} names {', '.join(map(repr, missing))}, which a batch does not "
-                    f"have; it has: {', '.join(map(str, batch))}.{hint} Correct the setting, or "
-                    "return this key from the data set."
+                    f"have; {nearest(missing[0], batch)} Correct the setting, or return this key "
+                    "from the data set.",
                 )
         return {name: batch[name] for name in self.forward_properties}, {
             name: batch[name] for name in self.target_properties
@@ -174,7 +176,7 @@ class BaseTrainer(LoggingTrainer):
         `optimizer` is the name of one, `self.update(loss, "generator")`, or of those that share the
         loss, `self.update(loss, ["muon", "adamw"])`.
         """
-        self._engine.update(loss, optimizer, retain_graph=retain_graph)
+        self._core.update(loss, optimizer, retain_graph=retain_graph)
 
     # Running
 
@@ -187,18 +189,17 @@ class BaseTrainer(LoggingTrainer):
             changes: "refuse" ends with an error if the program differs from the one that began the
                 run; "accept" continues with the new values.
         """
-        refuse_unknown_optimizers(self)
-        return self._engine.run_to_limit(resume, changes)
+        return self._core.run_to_limit(resume, changes)
 
     def evaluate(self, dataset_key: Any) -> dict[str, float]:
         """Return the mean losses over all samples of a data set, given by its key in `datasets` or
         as an object."""
-        return self._engine.evaluate(self._engine.data_of(dataset_key))
+        return self._core.evaluate(self._core.dataset(dataset_key))
 
     def eval(self) -> dict[str, float]:
         """Run the evaluation callbacks once and return what they measure; without any, evaluate all
         but `train`."""
-        engine = self._engine
+        engine = self._core
         engine.setup()
         callbacks = [
             (c, engine._trainer_for(c)) for c in engine.run.callbacks if isinstance(c, Periodic)
@@ -217,37 +218,37 @@ class BaseTrainer(LoggingTrainer):
 
     def predict(self, dataset_key: Any) -> Any:
         """Return what `predict_step` returns for all samples of a data set, in order."""
-        return self._engine.predict(self._engine.data_of(dataset_key))
+        return self._core.predict(self._core.dataset(dataset_key))
 
     def save(self, path: str | Path) -> None:
         """Write the whole state to a checkpoint directory."""
-        self._engine.save(path)
+        self._core.save(path)
 
     def load(self, path: str | Path) -> None:
         """Restore the whole state from a checkpoint."""
-        self._engine.load(path)
+        self._core.load(path)
 
     def export(self, path: str | Path) -> None:
         """Write the weights alone to one file, `.safetensors` or `.pt`."""
-        self._engine.export(path)
+        self._core.export(path)
 
     def stop(self, reason: str = "stop() was called") -> None:
         """End training after the current update."""
-        self._engine.stop(reason)
+        self._core.stop(reason)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Log metrics of the current epoch or evaluation."""
-        self._engine.log(values)
+        self._core.log(values)
 
     def log_step(self, values: Mapping[str, Any]) -> None:
         """Log metrics of the training step that has just ended."""
-        self._engine.log_step(values)
+        self._core.log_step(values)
 
     # What there is
 
     @property
     def _logged_run(self) -> TrainingRun:
-        return self._engine.run
+        return self._core.run
 
     if not TYPE_CHECKING:  # or every misspelt attribute would have a type
 
@@ -256,12 +257,13 @@ class BaseTrainer(LoggingTrainer):
             name, ..."""
             if name.startswith("__"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            engine = vars(self).get("_engine")
+            engine = vars(self).get("_core")
             if engine is None:
-                what = "used" if name == "_engine" else f"asked for `{name}`"
+                what = "used" if name == "_core" else f"asked for `{name}`"
                 raise ConfigurationError(
+                    "no-super-init",
                     f"{type(self).__name__} is {what} before it is initialised: in its "
-                    "`__init__`, call `super().__init__(trainer_config, **kwargs)` first."
+                    "`__init__`, call `super().__init__(trainer_config, **kwargs)` first.",
                 )
             try:
                 return getattr(engine, name)
@@ -271,37 +273,32 @@ class BaseTrainer(LoggingTrainer):
                 ) from None
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> ConfiguredCore:
         """The core trainer that does the work."""
-        return self._engine
-
-    @property
-    def _core(self) -> Engine:
-        """The same, for callbacks that ship and are given this trainer by a subclass of theirs."""
-        return self._engine
+        return self._core
 
     @property
     def model(self) -> Any:
         """The model, or a dict of several by name; can be assigned."""
-        return self._engine.interface_model
+        return self._core.interface_model
 
     @model.setter
     def model(self, model: nn.Module) -> None:
-        self._engine.replace_given("model", model)
+        self._core.replace_given("model", model)
 
     @property
     def models(self) -> dict[str, nn.Module]:
         """The models by their names; a single one is called `model`."""
-        return self._engine.named_models
+        return self._core.named_models
 
     @property
     def datasets(self) -> dict[str, Any]:
         """The data sets by key; can be assigned."""
-        return self._engine.datasets
+        return self._core.datasets
 
     @datasets.setter
     def datasets(self, datasets: Mapping[str, Any]) -> None:
-        self._engine.datasets = dict(datasets)
+        self._core.datasets = dict(datasets)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -309,46 +306,47 @@ class BaseTrainer(LoggingTrainer):
         optimizers = self.optimizers
         if len(optimizers) != 1:
             raise ConfigurationError(
+                "several-optimizers",
                 f"The optimizers are {', '.join(optimizers) or '(none)'}: use "
-                "`self.optimizers[name]`, or `self.update(loss, name)`."
+                "`self.optimizers[name]`, or `self.update(loss, name)`.",
             )
         return next(iter(optimizers.values()))
 
     @optimizer.setter
     def optimizer(self, optimizer: Any) -> None:
-        self._engine.replace_given("optimizer", optimizer)
+        self._core.replace_given("optimizer", optimizer)
 
     @property
     def optimizers(self) -> dict[str, Optimizer]:
         """The optimizers by the names of their models; a single one is called `optimizer`."""
-        self._engine.setup()
-        return self._engine.optimizers
+        self._core.setup()
+        return self._core.optimizers
 
     @property
     def scheduler(self) -> Any:
         """The scheduler, or None; can be assigned."""
-        self._engine.setup()
-        schedule = self._engine.schedules.get("scheduler")
+        self._core.setup()
+        schedule = self._core.schedules.get("scheduler")
         return None if schedule is None else schedule.scheduler
 
     @scheduler.setter
     def scheduler(self, scheduler: Any) -> None:
-        self._engine.replace_given("scheduler", scheduler)
+        self._core.replace_given("scheduler", scheduler)
 
     @property
     def device(self) -> torch.device:
         """The device of the model and the batches."""
-        return self._engine.runtime.device
+        return self._core.runtime.device
 
     @property
     def progress(self) -> Progress:
         """The counts of the run: `epoch`, `update`, `step` and `samples`."""
-        return self._engine.progress
+        return self._core.progress
 
     @property
     def history(self) -> History:
         """The metrics so far, by epoch and by step."""
-        return self._engine.history
+        return self._core.history
 
     def _callbacks(self, config: BaseTrainerConfig) -> list[Any]:
         """The config's callbacks, with the initializer, which is one too, in front."""
@@ -357,3 +355,50 @@ class BaseTrainer(LoggingTrainer):
     def overrides(self, name: str) -> bool:
         """Whether a subclass has a method of its own by this name."""
         return is_overridden(type(self), name, BaseTrainer)
+
+    # Checks
+
+    def _check_hooks(self) -> None:
+        """Refuse events on the trainer, which would never be called."""
+        for name in hook_names(TrainerHooks):
+            if callable(getattr(type(self), name, None)):
+                raise ConfigurationError(
+                    "event-on-trainer",
+                    f"{type(self).__name__}.{name} would never be called: events belong to "
+                    "callbacks. Put it into a subclass of loopwright.Callback, with `trainer` as "
+                    "its first argument, and list that class under `callbacks`.",
+                )
+
+    def _check_config(self, config: Any) -> None:
+        """Refuse what could not take a single step."""
+        name = type(self).__name__
+        if not isinstance(config, BaseTrainerConfig):
+            raise ConfigurationError(
+                "no-trainer-config",
+                f"{name} was given {describe(config)} as its config: pass a BaseTrainerConfig, "
+                "such as BaseTrainerConfig(max_epochs=1, ...).",
+            )
+        if self.overrides("train_step"):
+            return
+        if not self.overrides("loss_compute"):
+            raise ConfigurationError(
+                "no-loss-compute",
+                f"{name} computes no loss: override `loss_compute`, or the whole `train_step`.",
+            )
+        if not config.forward_properties and not self.overrides("_split_batch"):
+            raise ConfigurationError(
+                "no-forward-properties",
+                f"{name} has no forward_properties: list the keys of a batch to pass to the model, "
+                "or override `_split_batch`.",
+            )
+
+    def _check_several(self, model: Any) -> None:
+        """Refuse several models where nothing says what to do with them."""
+        if isinstance(model, Mapping) and not self.overrides("train_step"):
+            raise ConfigurationError(
+                "several-models",
+                f"{type(self).__name__} has several models ({', '.join(model)}), but the default "
+                "`train_step` calls only one: override `train_step(self, batch, model)`, where "
+                "`model` is the dict of them, and call `self.update(loss, name)` for each "
+                "optimizer.",
+            )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...callback import Callback as CoreCallback
-from ...callback import check_hooks, named_by_class
+from ...callback import Dispatch, check_hooks, named_by_class
 from ...errors import ConfigurationError, check_arguments
 from ...training.held_schedulers import HeldSchedulers, state_of
 
@@ -178,12 +179,54 @@ class EpochFunction(Callback):
 
 
 class States(CoreCallback):
-    """The states of the interface's callbacks, in the core's checkpoints under the name of this
-    class."""
+    """The trainer's own hooks and the interface's callbacks, as one callback of the core.
 
-    def __init__(self, callbacks: Iterable[Callback]) -> None:
+    It calls their events at the moments of the core's, and keeps the callbacks' states. Checkpoints
+    hold these under the name of this class, which is part of their format.
+
+    Args:
+        callbacks: The interface's callbacks.
+        events: The functions of each event of the interface.
+        relayed: The core's events, each with the interface's that have the same arguments.
+    """
+
+    def __init__(
+        self,
+        callbacks: Iterable[Callback],
+        events: Dispatch,
+        relayed: Mapping[str, Sequence[str]],
+    ) -> None:
         self.callbacks = named_by_class(callbacks)
-        self.held = HeldSchedulers()  # until the engine has its run
+        self.events = events
+        self.held = HeldSchedulers()  # until the core trainer has its run
+        self._update = (0, -1)  # the call and update that have begun
+        for event, names in relayed.items():
+            self._relay(event, names, partial(self._emit, names))
+        self._relay(
+            "on_train_step_start", ("on_update_start", "on_train_batch_start"), self._begin_batch
+        )
+        self._relay("on_train_step_end", ("on_train_batch_end",), self._end_batch)
+
+    def _relay(self, event: str, names: Iterable[str], function: Callable[..., None]) -> None:
+        """Have a hook for an event of the core, if anything listens to those of the interface."""
+        if any(self.events.hooks[name] for name in names):
+            setattr(self, event, function)
+
+    def _emit(self, names: Iterable[str], trainer: Any, *args: Any) -> None:
+        for name in names:
+            self.events.emit(name, *args)
+
+    def _begin_batch(self, trainer: Any, batch: Any) -> None:
+        run = trainer.run
+        update = (run.num_calls, run.progress.update)
+        if update != self._update:
+            self._update = update
+            self.events.emit("on_update_start")
+        self.events.emit("on_train_batch_start", batch, run.progress.epoch_step)
+
+    def _end_batch(self, trainer: Any, batch: Any, result: Any) -> None:
+        index = trainer.run.progress.epoch_step - 1
+        self.events.emit("on_train_batch_end", trainer.outputs, batch, index)
 
     @property
     def _users_objects(self) -> Collection[object]:
@@ -217,7 +260,8 @@ def sort_callbacks(
             own.append(EpochFunction(made))
         else:
             raise ConfigurationError(
+                "no-modular-callback",
                 f"{callback!r} is not a callback: pass a Callback of this module or of "
-                "loopwright.callbacks, or a function of (trainer, metrics)."
+                "loopwright.callbacks, or a function of (trainer, metrics).",
             )
     return own, core

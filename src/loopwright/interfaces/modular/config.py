@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,9 +12,10 @@ from typing import Any, Literal, Self
 
 import torch
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, check_number
 from ...optim.build import Interval
 from ...runtime import Mesh, Runtime
+from ...text import nearest
 
 _is_saving: ContextVar[bool] = ContextVar("is_saving", default=False)
 
@@ -116,7 +116,7 @@ class DreamTrainerConfig:
     def __new__(cls, *args: Any, **fields: Any) -> Self:
         """Refuse misspelt fields and subclasses whose fields would be ignored, with what to write
         instead."""
-        check_fields(cls, args, fields)
+        check_fields(cls, fields)
         return super().__new__(cls)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -145,9 +145,7 @@ class DreamTrainerConfig:
         return cls(**{"strategy": "hsdp", **fields})
 
 
-def check_fields(
-    kind: type[DreamTrainerConfig], args: Sequence[Any], given: Mapping[str, Any]
-) -> None:
+def check_fields(kind: type[DreamTrainerConfig], given: Mapping[str, Any]) -> None:
     """Refuse arguments that a config does not have, and fields of a subclass that dataclasses do
     not see."""
     for part in kind.__mro__[: kind.__mro__.index(DreamTrainerConfig)]:
@@ -158,39 +156,33 @@ def check_fields(
         bare = [name for name in vars(part) if name in known and name not in annotated]
         if "__dataclass_fields__" not in vars(part) and (annotated or bare):
             raise ConfigurationError(
+                "config-no-dataclass",
                 f"{part.__name__} is not a dataclass, so its fields "
                 f"({', '.join([*annotated, *bare])}) would be ignored: write "
-                "@dataclass(kw_only=True) above it."
+                "@dataclass(kw_only=True) above it.",
             )
         if bare:
             raise ConfigurationError(
+                "field-without-type",
                 f"{part.__name__}.{bare[0]} has no type annotation, so the default of the base "
                 f"class would be used: write `{bare[0]}: {type(vars(part)[bare[0]]).__name__} = "
-                f"{vars(part)[bare[0]]!r}`."
+                f"{vars(part)[bare[0]]!r}`.",
             )
     names = inspect.signature(kind.__init__).parameters
-    if args and not any(
-        p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_OR_KEYWORD) for p in list(names.values())[1:]
-    ):
-        raise ConfigurationError(
-            f"{kind.__name__} was given {args[0]!r} without a name: all fields are keyword "
-            f"arguments, as in {kind.__name__}(n_epochs=3)."
-        )
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in names.values())
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values()):
+        return
     for name in given:
-        if name not in names and not takes_any:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = (
-                f"did you mean {near[0]}?"
-                if near
-                else f"make it a field of a subclass: `{name}: ... = ...`."
+        if name not in names:
+            raise ConfigurationError(
+                "unknown-field",
+                f"{kind.__name__} has no field {name!r}; {nearest(name, list(names)[1:])} A field "
+                f"of your own belongs into a subclass: `{name}: ... = ...`.",
             )
-            raise ConfigurationError(f"{kind.__name__} has no field {name!r}; {hint}")
 
 
 @contextmanager
-def saving() -> Iterator[None]:
-    """Configs that are pickled here go into a checkpoint."""
+def without_callbacks() -> Iterator[None]:
+    """Configs that are pickled here go into a checkpoint, without their callbacks."""
     token = _is_saving.set(True)
     try:
         yield
@@ -198,38 +190,26 @@ def saving() -> Iterator[None]:
         _is_saving.reset(token)
 
 
-def check_config(config: DreamTrainerConfig) -> None:
-    """Refuse what the core would not look at before the first step."""
-    if not isinstance(config, DreamTrainerConfig):
-        raise ConfigurationError(
-            f"config is a {type(config).__name__}: pass a DreamTrainerConfig, or a dataclass that "
-            "inherits from it."
-        )
-    if not isinstance(config.strategy, Mesh) and config.strategy not in STRATEGIES:
-        raise ConfigurationError(
-            f"strategy={config.strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh."
-        )
-    if config.scheduler_interval not in (None, "epoch", "update"):
-        raise ConfigurationError(
-            f"scheduler_interval={config.scheduler_interval!r}: use 'epoch', 'update' or None."
-        )
-    if config.monitor_mode not in ("auto", "min", "max"):
-        raise ConfigurationError(
-            f"monitor_mode={config.monitor_mode!r}: use 'auto', 'min' or 'max'."
-        )
-    if not isinstance(config.compile_model, bool):
-        raise ConfigurationError(
-            f"compile_model={config.compile_model!r}: use True or False. Models are compiled; a "
-            "whole step is not, since `training_step` is code of your own."
-        )
-    _check_numbers(config)
-    _check_device(config.device)
-    if isinstance(config.callbacks, str) or not isinstance(config.callbacks, Iterable):
-        shown = getattr(config.callbacks, "__name__", type(config.callbacks).__name__)
-        raise ConfigurationError(f"callbacks is {shown}, not a list: write callbacks=[{shown}].")
+def allow_loading(config: DreamTrainerConfig) -> None:
+    """Let `torch.load` read a config from a checkpoint that the user wrote with `torch.save`."""
+    values = [getattr(config, field.name) for field in fields(config)]
+    values += [part for value in values if isinstance(value, list | tuple) for part in value]
+    kinds = {
+        type(value)
+        for value in values
+        if isinstance(value, Path)
+        or is_dataclass(value)
+        or type(value).__module__.partition(".")[0] not in ("builtins", "torch")
+    }
+    torch.serialization.add_safe_globals([type(config), *kinds])
 
 
-COUNTS = {
+CHOICES = {
+    "scheduler_interval": (None, "epoch", "update"),
+    "monitor_mode": ("auto", "min", "max"),
+    "compile_model": (True, False),
+}
+COUNTS = {  # the least number of each
     "n_epochs": 0,
     "max_steps": 0,
     "train_batch_size": 1,
@@ -242,46 +222,46 @@ COUNTS = {
     "keep_checkpoints": 1,
     "checkpoint_every_n_steps": 1,
 }
-YOURS = ("train_batch_size", "val_batch_size", "num_workers")
-OPTIONAL = ("max_steps", "val_every_n_steps", "num_shards", "checkpoint_every_n_steps", *YOURS)
+OPTIONAL = (
+    "max_steps",
+    "val_every_n_steps",
+    "num_shards",
+    "checkpoint_every_n_steps",
+    "train_batch_size",
+    "val_batch_size",
+    "num_workers",
+)
 
 
-def _check_numbers(config: DreamTrainerConfig) -> None:
-    for name, least in COUNTS.items():
-        value = getattr(config, name)
-        is_unset = value is None and name in OPTIONAL
-        if not is_unset and (
-            not isinstance(value, int) or isinstance(value, bool) or value < least
-        ):
-            other = ", or None" if name in OPTIONAL else ""
-            raise ConfigurationError(
-                f"{name}={value!r}: use a whole number, {least} or more{other}."
-            )
-    if config.seed not in (None, "auto") and (
-        not isinstance(config.seed, int) or isinstance(config.seed, bool)
-    ):
+def check_config(config: DreamTrainerConfig) -> None:
+    """Refuse what the core would not look at before the first step."""
+    if not isinstance(config, DreamTrainerConfig):
         raise ConfigurationError(
-            f"seed={config.seed!r}: use a whole number, or None for different weights in each run."
+            "no-modular-config",
+            f"config is a {type(config).__name__}: pass a DreamTrainerConfig, or a dataclass that "
+            "inherits from it.",
         )
+    is_mesh = isinstance(config.strategy, Mesh)
+    choices = CHOICES if is_mesh else {"strategy": STRATEGIES, **CHOICES}
+    for name, known in choices.items():
+        if getattr(config, name) not in known:
+            raise ConfigurationError(
+                "unknown-choice",
+                f"{name}={getattr(config, name)!r}: use one of {', '.join(map(repr, known))}.",
+            )
+    for name, least in COUNTS.items():
+        if getattr(config, name) is not None or name not in OPTIONAL:
+            otherwise = "None" if name in OPTIONAL else ""
+            check_number(name, getattr(config, name), least=least, otherwise=otherwise)
+    if config.seed not in (None, "auto"):
+        check_number("seed", config.seed, otherwise="None for different weights in each run")
     for name in ("learning_rate", "weight_decay"):
-        value = getattr(config, name)
-        if isinstance(value, str):
-            raise ConfigurationError(f"{name}={value!r}: use a number, without quotes.")
-
-
-def _check_device(device: str | torch.device | None) -> None:
-    if device is None:
-        return
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
+        if isinstance(value := getattr(config, name), str):
+            check_number(name, value, is_whole=False)
+    if not isinstance(config.callbacks, Iterable):
         raise ConfigurationError(
-            f"device={device!r}: use 'cpu', 'cuda', 'cuda:1', 'mps', or None."
-        ) from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError(
-            f"device={str(device)!r}, but torch finds no CUDA device here: leave `device` out to "
-            "use the best available device."
+            "callbacks-no-list",
+            f"callbacks={config.callbacks!r} is not a list: write callbacks=[...].",
         )
 
 
@@ -322,7 +302,8 @@ def _arranged(config: DreamTrainerConfig) -> str | Mesh:
     num_shards = config.num_shards or launch.local_world
     if launch.world % num_shards:
         raise ConfigurationError(
+            "num-shards",
             f"num_shards={num_shards} does not divide the {launch.world} processes: start a "
-            f"multiple of {num_shards} processes, or change num_shards."
+            f"multiple of {num_shards} processes, or change num_shards.",
         )
     return Mesh(replicate=launch.world // num_shards, shard=num_shards)

@@ -21,10 +21,9 @@ from ...training.components import check_clipping
 from ...training.run import TrainingRun
 from .._shared import LoggingTrainer, is_overridden
 from .callback import Hooks
-from .components import allow_loading
-from .config import DreamTrainerConfig, check_config, saving
-from .engine import NAMES, Engine
-from .user_loop import Loader
+from .config import DreamTrainerConfig, allow_loading, check_config
+from .core import NAMES, ModularCore
+from .loops import Loader
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,27 +67,28 @@ class DreamTrainer(LoggingTrainer, Hooks):
         NAMES.check_trainer(self)
         self.config = config
         self._calls: set[str] = set()  # methods that are under way
-        self._engine = Engine(self, config)
+        self._core = ModularCore(self, config)
         allow_loading(config)
-        if self._engine.seed is not None:
+        if self._core.seed is not None:
             # for models that a subclass makes in its own __init__
-            seed_generators(self._engine.seed)
+            seed_generators(self._core.seed)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Route calls of overridden methods through the engine, from any caller."""
+        """Route calls of overridden methods through the core trainer."""
         super().__init_subclass__(**options)
-        for name, through in _WATCHED.items():
+        for name in _WATCHED:
             function = getattr(cls, name)
             if function is not getattr(DreamTrainer, name) and not hasattr(function, "is_watched"):
-                setattr(cls, name, _watched(function, name, through))
+                setattr(cls, name, _watched(function, name))
 
     if not TYPE_CHECKING:  # or every misspelt attribute would have a type
 
         def __getattr__(self, name: str) -> Any:
-            if name in ("_engine", "_calls", "config"):
+            if name in ("_core", "_calls", "config"):
                 raise ConfigurationError(
+                    "no-super-init",
                     f"{type(self).__name__}.__init__ has not called super().__init__(config): "
-                    "call it first."
+                    "call it first.",
                 )
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
@@ -112,9 +112,7 @@ class DreamTrainer(LoggingTrainer, Hooks):
     def configure_optimizers(self) -> Any:
         """Assign optimizers, and schedulers if you like, to self, or return them by name."""
         if not any(isinstance(value, Optimizer) for value in vars(self).values()):
-            raise ConfigurationError(
-                f"{type(self).__name__} has no optimizers: override configure_optimizers."
-            )
+            raise _missing(self, "configure_optimizers()")
 
     def configure_schedulers(self) -> Any:
         """Assign schedulers to self, or return them by name."""
@@ -126,42 +124,36 @@ class DreamTrainer(LoggingTrainer, Hooks):
     def configure_dataloaders(self) -> Any:
         """Return `(train_loader, val_loader)`, `{"train": ..., "val": ...}` or one loader;
         `val_loader` may be None."""
-        raise ConfigurationError(
-            f"{type(self).__name__} has no data: override configure_dataloaders."
-        )
+        raise _missing(self, "configure_dataloaders()")
 
     # Steps and loops
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Train on one batch: forward and `self.backward(loss)`. Returns a dict of metrics, the
         loss, or nothing."""
-        raise ConfigurationError(
-            f"{type(self).__name__} has no training_step(batch, batch_idx): override it."
-        )
+        raise _missing(self, "training_step(batch, batch_idx)")
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         """Measure one batch in eval mode without gradients. Returns metrics, which are averaged
         over all samples."""
-        raise ConfigurationError(
-            f"{type(self).__name__} has no validation_step(batch, batch_idx): override it."
-        )
+        raise _missing(self, "validation_step(batch, batch_idx)")
 
     def training_loop(self) -> None:
         """Run all epochs. Your own iterates `self.train_loader` once for each epoch from
         `self.current_epoch` on."""
-        self._engine.run_epochs()
+        self._core.run_epochs()
 
     def validation_loop(self) -> Any:
         """Run a whole validation and return its metrics."""
-        return self._engine.validation.run()
+        return self._core.validation.run()
 
     def should_validate(self) -> bool:
         """Return whether to validate now; called after every epoch, or after every update with
         `val_every_n_steps`."""
         every = self.config.val_every_n_steps
-        if self._engine.loaders[1] is None:
+        if self._core.loaders[1] is None:
             return False
-        return every is None or self.global_step - self._engine.validation.done_at >= every
+        return every is None or self.global_step - self._core.validation.done_at >= every
 
     def compute_metrics(self, outputs: Any, targets: Any) -> Mapping[str, Any]:
         """Return metrics of a batch as a dict. The trainer calls it for steps that return "outputs"
@@ -175,7 +167,7 @@ class DreamTrainer(LoggingTrainer, Hooks):
     ) -> None:
         """Compute gradients of the loss, scaled and divided as needed; with `optimizer`, for its
         parameters only."""
-        self._engine.backward(loss, optimizer, retain_graph=retain_graph)
+        self._core.backward(loss, optimizer, retain_graph=retain_graph)
 
     def step(self, optimizer: Optimizer | str) -> None:
         """Step an optimizer, or the one of that name, with the gradients since the last `step`, at
@@ -184,82 +176,83 @@ class DreamTrainer(LoggingTrainer, Hooks):
         Gradients that the same backward passes left in the parameters of other optimizers are
         dropped before the next backward pass.
         """
-        self._engine.gradients.step(optimizer)
+        self._core.gradients.step(optimizer)
 
     def clip_gradients(self, optimizer: Optimizer | str, max_norm: float) -> None:
         """Clip the gradients of an optimizer to this norm right before its step, in place of
         `gradient_clip_val`."""
         check_clipping("max_norm", max_norm)
-        self._engine.gradients.clip(optimizer, max_norm)
+        self._core.gradients.clip(optimizer, max_norm)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of forward passes in the config's precision, for loops of your own;
         steps are in it."""
-        return self._engine.runtime.autocast
+        return self._core.runtime.autocast
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Place and wrap a model for the processes there are, and return it; a second call changes
         nothing."""
-        return self._engine.wrap(model)
+        return self._core.wrap(model)
 
     def log_metrics(self, metrics: Mapping[str, Any] | None) -> None:
         """Log metrics of the current step, validation or epoch; they are averaged over
         processes."""
-        self._engine.log_metrics(metrics)
+        self._core.log_metrics(metrics)
 
     @property
     def _logged_run(self) -> TrainingRun:
-        return self._engine.run
+        return self._core.run
 
     def stop(self, reason: str = "stop() was called") -> None:
         """End training after the current update."""
-        self._engine.stop(reason)
+        self._core.stop(reason)
 
     # Running
 
     def fit(self) -> History:
         """Train until `n_epochs` or `max_steps` and return the history; with `run_dir`, continue an
         earlier run."""
-        return self._engine.fit()
+        return self._core.fit()
 
     def setup(self) -> None:
         """Call the `configure_*` methods, once; `fit` and the checkpoint methods do it
         themselves."""
-        self._engine.setup()
+        self._core.setup()
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the whole state to a checkpoint directory; a call inside an update waits for its
         end."""
-        self._engine.save_soon(path)
+        self._core.save_soon(path)
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Restore the whole state from a checkpoint directory; `fit` then continues exactly
         there."""
-        self._engine.load(path)
+        self._core.load(path)
 
     # Where the run is
 
     @property
     def device(self) -> torch.device:
         """The device of models and batches; choose it with `DreamTrainerConfig(device=...)`."""
-        return self._engine.runtime.device
+        return self._core.runtime.device
 
     @device.setter
     def device(self, device: Any) -> None:
         raise ConfigurationError(
+            "device-assigned",
             f"self.device = {device!r}: set the device in the config, "
-            "DreamTrainerConfig(device=...)."
+            "DreamTrainerConfig(device=...).",
         )
 
     @property
     def world_size(self) -> int:
         """The number of processes."""
-        return self._engine.runtime.world
+        return self._core.runtime.world
 
     @property
     def global_rank(self) -> int:
         """The number of this process, from 0."""
-        return self._engine.runtime.rank
+        return self._core.runtime.rank
 
     @property
     def is_distributed(self) -> bool:
@@ -269,57 +262,71 @@ class DreamTrainer(LoggingTrainer, Hooks):
     @property
     def history(self) -> History:
         """The metrics so far, by epoch and by step."""
-        return self._engine.history
+        return self._core.history
 
     @property
     def current_epoch(self) -> int:
         """The current epoch, from 0; can be assigned."""
-        return self._engine.progress.epoch
+        return self._core.progress.epoch
 
     @current_epoch.setter
     def current_epoch(self, epoch: int) -> None:
-        self._engine.progress.go_to_epoch(epoch)
+        self._core.progress.go_to_epoch(epoch)
 
     @property
     def global_step(self) -> int:
         """The number of updates so far; all batches of an accumulation window see the same one. Can
         be assigned."""
-        return self._engine.progress.update
+        return self._core.progress.update
 
     @global_step.setter
     def global_step(self, update: int) -> None:
-        self._engine.progress.update = update
+        self._core.progress.update = update
 
     @property
     def is_accumulating_gradients(self) -> bool:
         """Whether more batches of the accumulation window come before the optimizer's step."""
-        return not self._engine.run.window.is_last
+        return not self._core.run.window.is_last
 
     @property
     def train_loader(self) -> Loader | None:
         """The training loader; iterating it is one epoch. Can be assigned."""
-        return self._engine.train_loader
+        return self._core.train_loader
 
     @train_loader.setter
     def train_loader(self, loader: Any) -> None:
-        self._engine.loaders = (loader, self._engine.loaders[1])
+        self._core.loaders = (loader, self._core.loaders[1])
 
     @property
     def val_loader(self) -> Loader | None:
         """The validation loader, or None. Can be assigned."""
-        return self._engine.val_loader
+        return self._core.val_loader
 
     @val_loader.setter
     def val_loader(self, loader: Any) -> None:
-        self._engine.loaders = (self._engine.loaders[0], loader)
+        self._core.loaders = (self._core.loaders[0], loader)
 
 
-Call = Callable[[], Any]
+def _missing(trainer: DreamTrainer, method: str) -> ConfigurationError:
+    return ConfigurationError(
+        "missing-method", f"{type(trainer).__name__} has no {method}: override it."
+    )
 
 
-def _watched(function: F, name: str, through: Callable[..., Any]) -> F:
-    """The method, called through the engine unless it is under way already, as where it calls
-    super()'s."""
+# Methods whose calls go through one of the core trainer, from any caller.
+_WATCHED = {
+    "training_step": "take_step",
+    "validation_step": "measure",
+    "validation_loop": "validate_by",
+    "save_checkpoint": "save_by",
+    "load_checkpoint": "load_by",
+}
+
+
+def _watched(function: F, name: str) -> F:
+    """The method, called through the core trainer's unless it is under way already, as where it
+    calls super()'s."""
+    through = _WATCHED[name]
 
     @wraps(function)
     def call(self: DreamTrainer, *args: Any, **options: Any) -> Any:
@@ -327,7 +334,7 @@ def _watched(function: F, name: str, through: Callable[..., Any]) -> F:
             return function(self, *args, **options)
         self._calls.add(name)
         try:
-            return through(self, partial(function, self), *args, **options)
+            return getattr(self._core, through)(partial(function, self), *args, **options)
         finally:
             self._calls.discard(name)
 
@@ -335,56 +342,5 @@ def _watched(function: F, name: str, through: Callable[..., Any]) -> F:
     return call  # type: ignore[return-value]
 
 
-def _take_step(trainer: DreamTrainer, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return trainer._engine.take_step(partial(step, *args, **options))
-
-
-def _measure(trainer: DreamTrainer, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return trainer._engine.measure(partial(step, *args, **options))
-
-
-def _compute(trainer: DreamTrainer, compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    trainer._engine.has_computed = True
-    return compute(*args, **options)
-
-
-def _validate(trainer: DreamTrainer, loop: Call) -> Any:
-    return trainer._engine.validation.run_by(loop)
-
-
-def _save(
-    trainer: DreamTrainer, save: Callable[..., Any], path: str | Path, *args: Any, **options: Any
-) -> Any:
-    engine = trainer._engine
-    engine.setup()
-    engine.events.emit("on_save_start", path)
-    with saving():
-        returned = engine.files.save(lambda path: save(path, *args, **options), path)
-    engine.runtime.barrier("save_checkpoint")
-    engine.events.emit("on_save_end", path)
-    return returned
-
-
-def _load(
-    trainer: DreamTrainer, load: Callable[..., Any], path: str | Path, *args: Any, **options: Any
-) -> Any:
-    engine = trainer._engine
-    engine.setup()
-    engine.events.emit("on_load_start", path)
-    returned = engine.files.load(lambda path: load(path, *args, **options), path)
-    engine.runtime.barrier("load_checkpoint")
-    engine.events.emit("on_load_end", path)
-    return returned
-
-
-_WATCHED: dict[str, Callable[..., Any]] = {
-    "training_step": _take_step,
-    "validation_step": _measure,
-    "validation_loop": _validate,
-    "compute_metrics": _compute,
-    "save_checkpoint": _save,
-    "load_checkpoint": _load,
-}
-
 for _name in ("save_checkpoint", "load_checkpoint"):
-    setattr(DreamTrainer, _name, _watched(getattr(DreamTrainer, _name), _name, _WATCHED[_name]))
+    setattr(DreamTrainer, _name, _watched(getattr(DreamTrainer, _name), _name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -26,22 +27,14 @@ from ...optim.build import build_schedule, named
 from ...run.experiment import describe_dataset
 from ...runtime import Runtime
 from ...runtime.base import is_launched
-from ...text import near_names
-from ...training.program import Changes, Display
-from ...training.supervised import call_model
-from ...training.updates import OptimizerChoice
-from .._shared import InterfaceCore
-from .checks import (
-    NAMES,
-    check_models,
-    check_optimizer_name,
-    refuse_backward,
-    refuse_doubled,
-    refuse_in_evaluation,
-    refuse_loss,
-)
+from ...text import nearest
+from ...training.program import Changes, Display, Words
+from ...training.step_checks import scheduler_position
+from ...training.supervised import call_model, describe
+from ...training.update import OptimizerUpdate
+from ...training.updates import OptimizerChoice, listed
+from .._shared import InterfaceCore, InterfaceNames, StepSchedulers, other_optimizers
 from .config import BaseTrainerConfig
-from .losses import OwnScheduling, result_of, step_result_of
 
 if TYPE_CHECKING:
     from ...data.open import Stream
@@ -52,6 +45,43 @@ DEFAULT_OPTIMIZER = partial(torch.optim.AdamW, lr=1e-3)
 EVERY = ("every_n_epochs", "every_n_updates", "every_n_samples")
 
 
+NAMES = InterfaceNames(
+    interface="configured",
+    messages=Words(
+        accumulate="max_batch_size",
+        clip="call it in `on_optimizer_start(self, trainer, optimizer)` of a callback, where "
+        "gradients are complete",
+        nonfinite=(
+            "Lower the learning rate (`lr` of the optimizer) or look for bad samples; "
+            "`skip_nan_loss: true` skips such updates."
+        ),
+        takes_count=False,
+    ),
+    step_methods=("train_step", "loss_compute", "_split_batch"),
+    methods={
+        "loss_compute": ("forward_output=", "targets="),
+        "train_step": ("batch", "model"),
+        "eval_step": ("batch", "model"),
+        "predict_step": ("batch", "model"),
+        "_split_batch": ("batch",),
+    },
+    methods_elsewhere={
+        "compute_loss": "loss_compute",
+        "test_step": "eval_step",
+        "prediction_step": "predict_step",
+    },
+    events_elsewhere={
+        "before_training": "on_train_start",
+        "after_training": "on_train_end",
+        "after_epoch": "on_epoch_end",
+        "after_update": "on_update_end",
+        "track_after_accumulation_step": "on_train_step_end",
+        "track_after_update_step": "on_update_end",
+        "periodic_callback": "write `measure`, in a subclass of loopwright.callbacks.Periodic",
+    },
+)
+
+
 @runtime_checkable
 class Collating(Protocol):
     """A data set that says itself how its samples become a batch."""
@@ -59,7 +89,7 @@ class Collating(Protocol):
     def collate_fn(self, samples: list[Any]) -> Any: ...
 
 
-class Engine(InterfaceCore):
+class ConfiguredCore(InterfaceCore):
     """Maps the core's names onto the interface's. `datasets` is what callbacks find data sets in,
     by their keys."""
 
@@ -101,9 +131,7 @@ class Engine(InterfaceCore):
         self.config = config
         self._is_several = isinstance(model, Mapping)
         self.own_scheduling = OwnScheduling(self)
-        self._is_updating_total = False
         self._has_looked = False
-        self._own_steps: dict[str, int] = {}  # of each optimizer, as many as were seen
         self.datasets = dict(datasets)
         self.settings: Mapping[str, Any] = {}  # of the run's config, where there is one
 
@@ -140,13 +168,11 @@ class Engine(InterfaceCore):
         """The interface's step, and the update with its total loss unless the step made updates
         itself."""
         before = self.run.updates.calls
-        self._is_updating_total = False
         # a window begins
         is_fresh = not (self._has_looked or self._has_default_step or self._has_gradients)
         returned = self.interface.train_step(batch, self.interface_model)
         result = step_result_of(returned, self.run.window.size)
         if self.run.updates.calls == before:
-            self._is_updating_total = True
             if is_fresh and self._has_gradients:
                 self._has_looked = (
                     True  # a backward pass for this once, and only where a step called backward()
@@ -155,8 +181,6 @@ class Engine(InterfaceCore):
             self.update(
                 returned.total_loss, self.run.updates.all_names if self._has_default_step else None
             )
-        else:
-            self._zero_stepped()
         return result
 
     @property
@@ -167,22 +191,27 @@ class Engine(InterfaceCore):
             for param in update.params
         )
 
-    def _zero_stepped(self) -> None:
-        """Zero the gradients of optimizers that the step stepped itself, as is done after every
-        other update."""
-        for update in self.run.updates.by_name.values():
-            if update.own_steps != self._own_steps.get(update.name, 0):
-                self._own_steps[update.name] = update.own_steps
-                update.zero()
-
     def eval_step(self, batch: Any) -> StepResult:
-        name = "eval_step" if self.interface.overrides("eval_step") else "train_step"
         try:
             returned = self.interface.eval_step(batch, self.interface_model)
         except RuntimeError as error:
-            refuse_backward(error, name)
+            if "does not require grad" in str(error):  # of backward()
+                self._check_update(None)
             raise
+        name = "eval_step" if self.interface.overrides("eval_step") else "train_step"
         return step_result_of(returned, self.run.window.size, name)
+
+    def _check_update(self, loss: Any, count: Any = None) -> None:
+        try:
+            super()._check_update(loss, count)
+        except ConfigurationError as error:
+            if self.run.is_evaluating and not self.interface.overrides("eval_step"):
+                error.add_note(
+                    "An evaluation uses `train_step` if there is no `eval_step`: override "
+                    "`eval_step(self, batch, model)`, which returns a TrainerResult and does not "
+                    "update."
+                )
+            raise
 
     @property
     def can_predict(self) -> bool:
@@ -193,8 +222,6 @@ class Engine(InterfaceCore):
         return self.interface.predict_step(batch, self.interface_model)
 
     def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
-        if len(self.optimizers) > 1 or isinstance(optimizer, str):
-            check_optimizer_name(optimizer, self.optimizers)
         with self.own_scheduling.around_update(optimizer):
             super().update(loss, optimizer, **options)
 
@@ -204,30 +231,6 @@ class Engine(InterfaceCore):
         for name, schedule in self.schedules.items():
             if schedule.interval == "epoch" and name not in self.own_scheduling.of_epochs:
                 schedule.step(row)
-
-    def _check_update(self, loss: Any, count: Any = None) -> None:
-        """The core's check, in this interface's words."""
-        if self.run.is_evaluating:
-            refuse_in_evaluation("called `self.update`", self.interface)
-        refuse_loss(loss, self.interface, is_total=self._is_updating_total)
-
-    @contextmanager
-    def _eval_mode(self) -> Iterator[None]:
-        """Optimizers are not stepped in an evaluation, by whatever `eval_step` or `train_step`
-        calls."""
-
-        def refuse(*_: Any) -> None:
-            refuse_in_evaluation("stepped an optimizer", self.interface)
-
-        with super()._eval_mode():
-            handles = [
-                optimizer.register_step_pre_hook(refuse) for optimizer in self.optimizers.values()
-            ]
-            try:
-                yield
-            finally:
-                for handle in handles:
-                    handle.remove()
 
     # Models and callbacks
 
@@ -247,7 +250,7 @@ class Engine(InterfaceCore):
         """A model, optimizer or scheduler that the user assigns to the interface, before training
         or after."""
         if name == "model":
-            check_models(self.interface, value)
+            self.interface._check_several(value)
             self._is_several = isinstance(value, Mapping)
         if not self._components.are_built:
             self._given[name] = value
@@ -315,6 +318,7 @@ class Engine(InterfaceCore):
 
     def run_to_limit(self, resume: bool | str | Path, changes: Changes) -> History:
         """Train until the clock shows the limit; a call after that has nothing to do."""
+        self._refuse_other_optimizers()
         data = self.training_data()
         config = self.config
         if self.run.num_calls == 0 and config.start_at_epoch:
@@ -333,6 +337,21 @@ class Engine(InterfaceCore):
             data, epochs, num_updates=updates, num_samples=samples, resume=resume, changes=changes
         )
 
+    def _refuse_other_optimizers(self) -> None:
+        """Refuse an optimizer that a subclass has made by itself: no update gives it gradients, no
+        checkpoint has it."""
+        self.setup()
+        for name in other_optimizers(self.interface, self.optimizers.values()):
+            every = ", ".join(f"{known!r}: ..." for known in (*self.optimizers, name))
+            raise ConfigurationError(
+                "optimizer-beside-others",
+                f"{type(self.interface).__name__} made the optimizer self.{name} itself, beside "
+                f"{', '.join(self.optimizers)}: checkpoints would not contain it, and "
+                "`self.update(loss)` would compute no gradients for it. Pass all optimizers to "
+                f"the constructor, as optimizer={{{every}}}, and call `self.update(loss, "
+                f"{name!r})` in `train_step`.",
+            )
+
     def training_data(self) -> Any:
         """The data set `train`, in a loader where workers read it."""
         data = as_dataset(self.dataset("train"))
@@ -343,22 +362,14 @@ class Engine(InterfaceCore):
             data, shuffle=not isinstance(data, IterableDataset), num_workers=num_workers
         )
 
-    def data_of(self, given: Any) -> Any:
-        """A data set by its key, or whatever data was given instead of a key."""
-        return self.dataset(given) if isinstance(given, str) else given
-
-    def dataset(self, key: str) -> Any:
-        """A data set by its key."""
+    def dataset(self, key: Any) -> Any:
+        """A data set by its key; data that is given instead of a key, as it is."""
+        if not isinstance(key, str):
+            return key
         if key not in self.datasets:
-            near = near_names(key, list(self.datasets))
-            hint = (
-                f"Did you mean {' or '.join(map(repr, near))}? Otherwise add it"
-                if near
-                else "Add it"
-            )
-            known = ", ".join(map(repr, self.datasets)) or "none"
             raise ConfigurationError(
-                f"There is no data set {key!r}; available: {known}. {hint} under `datasets`."
+                "unknown-data-set",
+                f"There is no data set {key!r} under `datasets`; {nearest(key, self.datasets)}",
             )
         return self.datasets[key]
 
@@ -398,13 +409,80 @@ class Engine(InterfaceCore):
         stream.close()
         if num_batches is None or num_samples is None:
             raise ConfigurationError(
+                "epoch-without-length",
                 f"start_at_epoch={self.config.start_at_epoch} needs the length of an epoch: use "
-                "training data with a length, or leave start_at_epoch out."
+                "training data with a length, or leave start_at_epoch out.",
             )
         epochs = self.config.start_at_epoch
         updates = -(-num_batches // self.accumulate)
         earlier = Progress(epoch=epochs, update=epochs * updates, sample=epochs * num_samples)
         self.run.start_after(earlier, [{} for _ in range(epochs)])
+
+
+class OwnScheduling(StepSchedulers):
+    """Leaves the schedulers of updates, and of epochs, to a step of the user's own that steps
+    them."""
+
+    def __init__(self, core: ConfiguredCore) -> None:
+        super().__init__()
+        self.core = core
+        self.of_epochs: set[str] = set()  # schedulers that count epochs and that a step has stepped
+        self._is_in_step = False
+
+    @contextmanager
+    def around_step(self) -> Iterator[None]:
+        """A step of the user's own, and the update with its total loss."""
+        epochs = self._positions_of_epochs()
+        self.reset()
+        self.begin_step(self.core.run.updates.by_name.values())
+        self._is_in_step = True
+        try:
+            yield
+            self.follow_all()
+        finally:
+            self._is_in_step = False
+        after = self._positions_of_epochs()
+        self.of_epochs |= {
+            name for name, position in epochs.items() if after.get(name, position) != position
+        }
+
+    @contextmanager
+    def around_update(self, optimizer: OptimizerChoice) -> Iterator[None]:
+        """An update, which leaves the schedulers of its optimizers to this."""
+        before = [
+            (update, update.schedulers, update.num_updates) for update in self._scheduled(optimizer)
+        ]
+        for update, _, _ in before:
+            if update.name in self.due:
+                self.follow(update)
+            update.schedulers = []
+        try:
+            yield
+        finally:
+            for update, schedulers, _ in before:
+                update.schedulers = schedulers
+        self.due |= {
+            update.name: update
+            for update, _, num_updates in before
+            if update.num_updates != num_updates
+        }
+
+    def _scheduled(self, optimizer: OptimizerChoice) -> list[OptimizerUpdate]:
+        """The updates with schedulers, among those of the optimizers given; one that is not there
+        is found later."""
+        named = listed(optimizer)
+        updates = self.core.run.updates.by_name.values() if self._is_in_step else ()
+        return [
+            u
+            for u in updates
+            if u.schedulers and any(n in (None, u.name) or n is u.optimizer for n in named)
+        ]
+
+    def _positions_of_epochs(self) -> Mapping[str, Any]:
+        schedules = self.core.schedules.items()
+        return {
+            name: scheduler_position(s.scheduler) for name, s in schedules if s.interval == "epoch"
+        }
 
 
 class UnusedParameters(Callback):
@@ -450,3 +528,118 @@ def _runtime_of(config: BaseTrainerConfig, given: Any) -> Any:
     from ...runtime.distributed import DistributedRuntime
 
     return DistributedRuntime(given or "ddp", find_unused_parameters=finds_unused, **options)
+
+
+def refuse_doubled(loss: Any, updates: Iterable[OptimizerUpdate]) -> None:
+    """Raise where the gradients that a step left are those of its total loss, which would be added
+    once more."""
+    params = [param for update in updates for param in update.params if param.grad is not None]
+    try:
+        grads = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
+    except (RuntimeError, TypeError, AttributeError):
+        return  # the update will fail as well, and say why; or the model allows no such look
+    if all(_is_about(grad, param.grad) for grad, param in zip(grads, params, strict=True)):
+        raise ConfigurationError(
+            "backward-twice",
+            "The total_loss that `train_step` returned has already been through backward(). Remove "
+            "backward(), because the trainer calls it with the total_loss, or call "
+            "`self.update(loss)` instead.",
+        )
+
+
+def _is_about(grad: Tensor | None, other: Any) -> bool:
+    """Whether two gradients are the same but for rounding."""
+    return grad is not None and bool((grad - other).norm() <= 1e-4 * other.norm())
+
+
+# From what `loss_compute` returned to what the core calls a step's result
+
+_ACCEPTED = (
+    "a dict of named losses, a tensor, a list or tuple of tensors, or any of these together with "
+    "a dict of additional outputs: (losses, additional_outputs)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerResult:
+    """What a step returns.
+
+    Args:
+        total_loss: The loss to optimise.
+        losses_to_log: Named losses, each logged under its name.
+        additional_outputs: Anything else that callbacks need, such as logits; they find it in
+            `result.outputs`.
+    """
+
+    total_loss: Tensor
+    losses_to_log: Mapping[str, Tensor] | None = None
+    additional_outputs: Mapping[str, Any] | None = None
+
+
+def result_of(returned: Any) -> TrainerResult:
+    """Normalise what `loss_compute` returned; the total is the sum of the losses."""
+    losses, additional = split_additional(returned)
+    if losses is None or (isinstance(losses, (Mapping, list, tuple)) and not losses):
+        raise ConfigurationError(
+            "no-losses",
+            "No losses computed: loss_compute returned nothing to optimise. Check that it returns "
+            "its losses, and that the keys it uses are in the model's outputs and in "
+            "target_properties.",
+        )
+    named = name_losses(losses)
+    total, *others = named.values()
+    for loss in others:
+        total = total + loss
+    return TrainerResult(total, named, additional)
+
+
+def split_additional(returned: Any) -> tuple[Any, Mapping[str, Any] | None]:
+    """(losses, additional outputs): of a pair, the second is no loss if it is a dict or None."""
+    if isinstance(returned, tuple) and len(returned) == 2:
+        losses, additional = returned
+        if additional is None or isinstance(additional, Mapping):
+            return losses, additional
+    return returned, None
+
+
+def name_losses(losses: Any) -> dict[str, Tensor]:
+    """Every loss under a name: its own, `loss`, or `loss_0`, `loss_1` and so on."""
+    if isinstance(losses, Tensor):
+        return {"loss": losses}
+    if isinstance(losses, (list, tuple)):
+        losses = {f"loss_{number}": loss for number, loss in enumerate(losses)}
+    given = losses if isinstance(losses, Mapping) else {"loss": losses}
+    for name, loss in given.items():
+        if not isinstance(loss, Tensor):
+            raise ConfigurationError(
+                "loss-no-tensor",
+                f"loss_compute returned {describe(loss)} as the loss {name!r}; expected "
+                f"{_ACCEPTED}. A loss is a tensor with a graph, without `.item()`; put other "
+                f"values into the additional outputs: return (losses, {{{name!r}: ...}}).",
+            )
+    return dict(losses)
+
+
+def step_result_of(result: Any, size: int, step: str = "train_step") -> StepResult:
+    """A `TrainerResult` as the core has it: the total is the `loss`, and each loss a metric of its
+    own."""
+    if not isinstance(result, TrainerResult):
+        raise ConfigurationError(
+            "no-trainer-result",
+            f"{step} returned {describe(result)}; expected a TrainerResult: return "
+            "TrainerResult(total_loss=loss), with losses_to_log and additional_outputs if you "
+            "have any.",
+        )
+    metrics = dict(_metrics(result.total_loss, (result.losses_to_log or {}).items()))
+    return StepResult(
+        result.total_loss, size, metrics, None, result.additional_outputs, tuple(metrics)
+    )
+
+
+def _metrics(total: Tensor, losses: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Any]]:
+    """`loss` is the total; one of several losses that is called so as well goes by `loss/loss`."""
+    for name, loss in losses:
+        if name != "loss":
+            yield name, loss
+        elif loss is not total:
+            yield "loss/loss", loss

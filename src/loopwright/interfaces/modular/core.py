@@ -1,0 +1,738 @@
+"""The core trainer behind the modular interface: it finds components on the user's trainer and asks
+its methods for every step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..._torch_compat.compiling import uncompiled
+from ...callback import Callback as CoreCallback
+from ...callback import Dispatch, Hook
+from ...callbacks.best import BestModel
+from ...callbacks.checkpoints import Checkpoints
+from ...checkpoint.manifest import check_inside
+from ...data.open import Stream
+from ...errors import CheckpointError, ConfigurationError
+from ...metrics.history import History
+from ...metrics.meter import ComputedMetric
+from ...metrics.progress import Limits, Progress
+from ...metrics.result import StepResult
+from ...optim.build import Schedule, build_schedule
+from ...training import steps as loop
+from ...training.components import (
+    check_accumulation,
+    check_clipping,
+    found_on,
+    is_trained,
+    swap_parameters,
+)
+from ...training.program import Display, Words
+from ...training.train_call import run_training
+from .._shared import InterfaceCore, InterfaceNames
+from .callback import Callback, Hooks, States, sort_callbacks
+from .config import DreamTrainerConfig, build_runtime, without_callbacks
+from .gradients import EpochSchedulers, Gradients, nothing_trained
+from .loops import (
+    Loader,
+    TrainingOver,
+    UserLoop,
+    Validation,
+    check_returned,
+    is_named,
+    measured_in,
+    without_graph,
+)
+
+if TYPE_CHECKING:
+    from .trainer import DreamTrainer
+
+NAMES = InterfaceNames(
+    interface="modular",
+    messages=Words(
+        step="training_step",
+        eval_step="validation_step",
+        update="self.backward(loss)",
+        accumulate="gradient_accumulation_steps",
+        clip="call `self.clip_gradients(optimizer, max_norm)` after `self.backward(loss)`, or "
+        "set `gradient_clip_val`",
+        takes_count=False,
+        record_media="Set `run_dir` in the config.",
+        nonfinite="Lower the learning rate, clip gradients (`gradient_clip_val`) or look for bad "
+        "samples.",
+    ),
+    step_methods=("training_step", "training_loop"),
+    methods={
+        "configure_models": (),
+        "init_weights": (),
+        "configure_optimizers": (),
+        "configure_schedulers": (),
+        "configure_metrics": (),
+        "configure_dataloaders": (),
+        "training_step": ("batch", "batch_idx"),
+        "validation_step": ("batch", "batch_idx"),
+        "training_loop": (),
+        "validation_loop": (),
+        "should_validate": (),
+        "compute_metrics": ("outputs", "targets"),
+        "save_checkpoint": ("path",),
+        "load_checkpoint": ("path",),
+    },
+    methods_elsewhere={
+        "train_dataloader": "configure_dataloaders",
+        "val_dataloader": "configure_dataloaders",
+        "validation_epoch_end": "on_validation_end",
+    },
+    events={
+        "on_train_start": ("on_train_start",),
+        "on_epoch_start": ("on_epoch_start", "on_train_epoch_start"),
+        "on_optimizer_start": ("on_optimizer_step_start",),
+        "on_update_end": ("on_update_end",),
+        "on_train_epoch_end": ("on_train_epoch_end",),
+        "on_epoch_end": ("on_epoch_end",),
+        "on_loop_end": ("on_train_end",),
+        "on_exception": ("on_exception",),
+    },
+    events_elsewhere={
+        **{
+            f"{when}_{phase}": f"on_{here}_{edge}"
+            for phase, here in {
+                "epoch": "epoch",
+                "fit": "fit",
+                "optimizer_step": "optimizer_step",
+                "train_epoch": "train_epoch",
+                "train_step": "train_batch",
+                "validation_epoch": "validation",
+                "validation_step": "validation_batch",
+            }.items()
+            for when, edge in (("pre", "start"), ("post", "end"))
+        },
+        **{
+            f"{when}_{phase}": "there is no such event here"
+            for phase in ("configure", "configure_models", "launch", "optimizer_zero_grad", "setup")
+            for when in ("pre", "post")
+        },
+    },
+)
+
+
+class RunLimits(Limits):
+    """Limits that count from the beginning of the run and not of a call."""
+
+    __slots__ = ()
+
+    def from_call(self, progress: Progress) -> Limits:
+        return self
+
+
+class ModularCore(InterfaceCore):
+    """Maps the core's names onto the interface's."""
+
+    names = NAMES
+    interface: DreamTrainer
+
+    def __init__(self, interface: DreamTrainer, config: DreamTrainerConfig) -> None:
+        check_clipping("gradient_clip_val", config.gradient_clip_val)
+        check_accumulation(config.gradient_accumulation_steps, "gradient_accumulation_steps")
+        own, core = sort_callbacks(config.callbacks, NAMES)
+        self.events = Dispatch(Callback, interface, own, base=Hooks)
+        states = States(own, self.events, NAMES.events)
+        super().__init__(
+            callbacks=[states, *core, *default_callbacks(config, core), Rounds()],
+            accumulate=config.gradient_accumulation_steps,
+            clip_norm=config.gradient_clip_val,
+            runtime=build_runtime(config),
+            seed=config.seed,
+            run_dir=config.run_dir,
+            progress=cast("Display", config.progress),
+        )
+        states.held = self.run.held
+        self.interface = interface
+        self.config = config
+        self._plateau_metric = config.monitor
+        self.loaders: tuple[Any, Any] = (None, None)
+        self.gradients = Gradients(self)
+        self.user_loop: UserLoop | None = None
+        self.outputs: Any = None  # of the step just over, as callbacks get it
+        self.validation = Validation(self)
+        # of `backward` and steps, when an epoch began that is seen whole
+        self.calls_before: int | None = None
+        self.waiting: list[Callable[[], None]] = []  # what an update under way must not see
+        self._logged: dict[str, Any] | None = None  # of the step under way
+        self._is_in_step = False  # whether a call of `training_step` is under way
+        self._returned: Any = None  # by the last call, which a loop of the user's may still train
+        self._wrapped: dict[int, nn.Parameter] = {}
+        self.schedulers = EpochSchedulers(self)
+        self._broadcasts_requests = False
+
+    def overrides(self, name: str) -> bool:
+        return self.interface._overrides(name)
+
+    # Components
+
+    def configure_models(self) -> None:
+        interface = self.interface
+        assign(interface, "configure_models", nn.Module, "model")
+        assign(interface, "configure_metrics", (nn.Module, ComputedMetric), "metrics")
+        for name, module in modules_of(interface).items():
+            raw = raw_module(module)
+            initialise(raw, self.runtime.device, by_interface=self.overrides("init_weights"))
+            if module is not raw:
+                self.wrap(module)  # here, where it is known not to need compiling
+            self.models[name] = raw
+        check_models(interface, self.models)
+        with torch.no_grad():
+            interface.init_weights()
+        train, val = as_loaders(interface.configure_dataloaders())
+        self.loaders = (
+            self.loaders[0] if train is None else train,
+            self.loaders[1] if val is None else val,
+        )
+
+    def configure_optimizers(self) -> None:
+        interface = self.interface
+        kinds = (LRScheduler, Schedule)
+        assign(interface, "configure_optimizers", (Optimizer, *kinds), "optimizer")
+        assign(interface, "configure_schedulers", kinds, "scheduler")
+        self._components.optimizers = found_on(interface, Optimizer, {})
+        if not self.optimizers:
+            raise ConfigurationError(
+                "unseen-optimizer",
+                "configure_optimizers made no optimizer that the trainer can see: assign it to "
+                "self (`self.optimizer = ...`) or return it.",
+            )
+        for optimizer in self.optimizers.values():
+            swap_parameters(optimizer, self._wrapped)
+        for name, given in found_on(interface, kinds, {}).items():
+            schedule = build_schedule(given, self._components.only_optimizer)
+            if schedule.every is None and not schedule.watches:
+                schedule = replace(schedule, every=self.config.scheduler_interval)
+            self.schedules[name] = schedule
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Place a module and prepare it as the config says, now; later that is not done again."""
+        raw = raw_module(module)
+        compiles = self.runtime.compile
+        self.runtime.place(raw)
+        if is_trained(raw):
+            self.runtime.compile = None if raw is not module else compiles
+            self._wrapped |= self.runtime.wrap(raw)
+            self.runtime.compile = compiles
+        return module
+
+    def _setup_training(self) -> None:
+        super()._setup_training()
+        self.gradients.begin_run()
+
+    # Data
+
+    @property
+    def train_loader(self) -> Loader | None:
+        loader = self.loaders[0]
+        if loader is None:
+            return None
+        return Loader(loader, self._train_batches, self._num_train_batches)
+
+    @property
+    def val_loader(self) -> Loader | None:
+        loader = self.loaders[1]
+        if loader is None:
+            return None
+        return Loader(loader, self.validation.batches, lambda: self.validation.stream.num_batches)
+
+    def _num_train_batches(self) -> int | None:
+        if self.run.train_stream is not None:
+            return self.run.train_stream.num_batches
+        stream = self._open(self.loaders[0], None, shuffle=True)
+        stream.close()
+        return stream.num_batches
+
+    def _train_batches(self) -> Iterator[Any]:
+        if self.user_loop is not None:
+            return self.user_loop.begin_epoch()
+        return (self.prepare_batch(batch) for batch in self.loaders[0])
+
+    # A run
+
+    def fit(self) -> History:
+        with self.run.own_generators():
+            self.setup()
+            self._check_ready()
+            self.events.emit("on_fit_start")
+            try:
+                run_training(
+                    self.run,
+                    self.loaders[0],
+                    None,
+                    RunLimits(epochs=self.config.n_epochs, updates=self.config.max_steps),
+                    batch_size=None,
+                    resume=self.config.resume,
+                    changes=self.config.changes,
+                )
+            finally:
+                self.validation.close()
+            self.events.emit("on_fit_end")
+            return self.history
+
+    def _check_ready(self) -> None:
+        """Refuse to train without data, or with data to validate and no step for it."""
+        if self.loaders[0] is None:
+            raise ConfigurationError(
+                "no-training-data",
+                "There is no training data: return (train_loader, val_loader) from "
+                "configure_dataloaders.",
+            )
+        is_validated = self.overrides("validation_step") or self.overrides("validation_loop")
+        if self.loaders[1] is not None and not is_validated:
+            raise ConfigurationError(
+                "no-validation-step",
+                "There is a validation loader but no validation_step: override it, or return None "
+                "for the loader.",
+            )
+
+    def _train_epoch(self) -> None:
+        """All epochs, in the interface's own loop or one of the user's."""
+        self.user_loop = UserLoop(self)
+        try:
+            with self.gradients.watching():
+                self.user_loop.run()
+        except TrainingOver:
+            pass
+        finally:
+            self.user_loop = None
+        if not self.run.is_done():
+            self.stop("training_loop has ended")
+
+    def run_epochs(self) -> None:
+        """The epochs as the core runs them."""
+        self.user_loop = None
+        loop.train(self.run, partial(loop.train_epoch, self.run))
+
+    # `schedulers` looks at what the user steps
+    _keep_schedules = nullcontext  # type: ignore[assignment]
+
+    def _schedule_epoch(self, row: Mapping[str, float]) -> None:
+        """Step the schedulers that count epochs, except schedulers that the user's loop has
+        stepped."""
+        self.schedulers.step(row)
+
+    # A step
+
+    def _watch_steps(self) -> None:
+        """Nothing: `backward`, `step` and what else steps an optimizer are looked at by
+        `gradients`."""
+
+    def train_step(self, batch: Any) -> StepResult:
+        self.open_step()
+        self.interface.training_step(batch, self.run.progress.epoch_step)
+        return self.close_step(self.run.window.size, is_returned=True)
+
+    def backward(self, loss: Any, optimizer: Optimizer | str | None, *, retain_graph: bool) -> None:
+        """Gradients of a loss; a mistake in it is named."""
+        if self.run.is_evaluating:
+            self._check_update(loss)
+        if self._logged is None and not self._is_in_step:
+            raise ConfigurationError(
+                "backward-outside-batch",
+                "`backward(loss)` was called outside of a batch, so no step would follow: call it "
+                "in `training_step`, or in a `training_loop` that iterates `self.train_loader`.",
+            )
+        self.gradients.use("backward")
+        self.train_loss(loss, optimizer, retain_graph=retain_graph)
+
+    def train_loss(
+        self, loss: Any, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False
+    ) -> None:
+        """The backward pass of a loss, given to `backward` or returned by a step."""
+        try:
+            self.gradients.backward(loss, optimizer, retain_graph=retain_graph)
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            self._check_update(loss)
+            raise
+
+    def take_step(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """A call of the user's `training_step`, by whichever loop; its gradients are dealt with
+        when it is over."""
+        if not self.run.updates.by_name:
+            self._setup_training()
+        is_alone = self._logged is None  # called by neither loop
+        if is_alone:
+            self.gradients.begin_step()
+        self._is_in_step = True
+        try:
+            with self.gradients.watching(), self.runtime.autocast:
+                returned = call(*args, **options)
+        finally:
+            self._is_in_step = False
+        if self.user_loop is None:
+            self.gradients.train_returned(returned)
+        if self.user_loop is None or self.gradients.is_used:
+            self.gradients.end_step()
+        else:
+            self._returned = returned  # the loop may train it yet
+        if is_alone:
+            self.gradients.follow_schedulers()
+        self.outputs = without_graph(returned)
+        return returned
+
+    def end_batch(self) -> None:
+        """A loop of the user's own is done with a batch."""
+        returned = self._returned
+        self._returned = None
+        self.gradients.train_returned(returned)
+        self.gradients.end_step()
+
+    def open_step(self) -> None:
+        self._logged = {}
+        self.outputs = None
+        if not self.run.is_evaluating:
+            self.gradients.begin_step()
+
+    def close_step(self, size: int, *, is_returned: bool = False) -> StepResult:
+        """What a step has measured: what was logged in it, and what it returned if the user's loop
+        logs nothing."""
+        logged = self._logged or {}
+        self._logged = None
+        if not self.run.is_evaluating:
+            self.gradients.follow_schedulers()
+        returned = measured_in(self.interface, self.outputs) if is_returned or not logged else None
+        check_returned(
+            returned, self._words.eval_step if self.run.is_evaluating else self._words.step
+        )
+        if returned is None or is_named(returned):
+            return StepResult.of({**logged, **(returned or {})}, size)
+        result = StepResult.of(returned, size)
+        return replace(result, metrics={**logged, **result.metrics})
+
+    def eval_step(self, batch: Any) -> StepResult:
+        return self.validation.step(batch)
+
+    def measure(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """A call of the user's `validation_step`, by whichever loop."""
+        with self.runtime.autocast:
+            returned = call(*args, **options)
+        self.outputs = without_graph(returned)
+        return returned
+
+    def validate_by(self, call: Callable[[], Any]) -> Any:
+        """A call of the user's `validation_loop`."""
+        return self.validation.run_by(call)
+
+    def log_metrics(self, values: Mapping[str, Any] | None) -> None:
+        """Add to the step under way or just over, the validation, or the epoch, whichever is the
+        smallest."""
+        measured = measured_in(self.interface, values)
+        if not measured:
+            return
+        if self._logged is not None:
+            self._logged.update(measured)
+        elif self.run.phases:
+            if self.run.window.size:
+                self.run.phases[-1].add(StepResult.of(measured, self.run.window.size))
+        elif self.run.meter.num_pending:
+            self.log_step(measured)
+        else:
+            self.log(measured)
+
+    @contextmanager
+    def step_set_aside(self) -> Iterator[None]:
+        """Set the step under way aside for a validation inside of it, and go on with it
+        afterwards."""
+        before = self._logged, self.outputs
+        self._logged = None
+        try:
+            yield
+        finally:
+            self._logged, self.outputs = before
+
+    @property
+    def _defers_signals(self) -> bool:
+        return self.validation.defers_signals
+
+    # Files
+
+    def save_soon(self, path: str | Path) -> None:
+        """Write everything, as soon as the update under way is whole."""
+        if self._broadcasts_requests:
+            self.runtime.broadcast_object(Path(path))
+        save = partial(self.save, self._without_rank(path))
+        if self.run.window.stage:
+            self.waiting.append(save)
+        else:
+            save()
+
+    def load(self, path: str | Path) -> None:
+        if not Path(path).exists():
+            raise CheckpointError(
+                "no-such-checkpoint",
+                f"load_checkpoint({str(path)!r}): there is no such file or directory.",
+            )
+        super().load(path)
+
+    def save_by(
+        self, write: Callable[..., Any], path: str | Path, *args: Any, **options: Any
+    ) -> Any:
+        """A call of `save_checkpoint`, the user's or ours, so that no two processes write one file.
+
+        With replicated models only the first rank runs it. If it calls
+        `super().save_checkpoint(path)`, which writes a full checkpoint and needs all ranks, it
+        broadcasts the path; the other ranks wait for such requests. Of a sharded model every rank
+        has a part, so each rank runs it, with a path of its own.
+        """
+        self.setup()
+        runtime = self.runtime
+        self.events.emit("on_save_start", path)
+        returned = None
+        with without_callbacks():
+            if runtime.world == 1:
+                returned = write(path, *args, **options)
+            elif runtime.forwards_together:
+                returned = write(self._with_rank(path), *args, **options)
+            elif runtime.is_main:
+                self._broadcasts_requests = True
+                try:
+                    returned = write(path, *args, **options)
+                finally:
+                    self._broadcasts_requests = False
+                    runtime.broadcast_object(None)
+            else:
+                while (requested := runtime.broadcast_object(None)) is not None:
+                    self.save_soon(requested)
+        runtime.barrier("save_checkpoint")
+        self.events.emit("on_save_end", path)
+        return returned
+
+    def load_by(
+        self, read: Callable[..., Any], path: str | Path, *args: Any, **options: Any
+    ) -> Any:
+        """A call of `load_checkpoint`, the user's or ours."""
+        self.setup()
+        self.events.emit("on_load_start", path)
+        is_divided = self.runtime.forwards_together and not self._without_rank(path).is_dir()
+        returned = read(self._with_rank(path) if is_divided else path, *args, **options)
+        self.runtime.barrier("load_checkpoint")
+        self.events.emit("on_load_end", path)
+        return returned
+
+    def _with_rank(self, path: str | Path) -> Path:
+        return Path(path).with_name(f"{Path(path).name}.rank{self.runtime.rank}")
+
+    def _without_rank(self, path: str | Path) -> Path:
+        return Path(path).with_name(Path(path).name.removesuffix(f".rank{self.runtime.rank}"))
+
+    # Events of the core; `States` calls the interface's after these
+
+    def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
+        super()._map_hooks(function)
+        for hooks in self.events.hooks.values():
+            hooks[:] = map(function, hooks)
+
+    def on_train_start(self) -> None:
+        self.gradients.reset()
+        self.schedulers.note()
+        self._logged = None
+        self.calls_before = None
+
+    def on_epoch_start(self) -> None:
+        self.schedulers.check()
+        self.schedulers.note()
+        self.calls_before = self.run.updates.calls
+
+    def on_eval_start(self, data: Stream) -> None:
+        self.validation.index = 0
+        self.events.emit("on_validation_start")
+
+    def on_loop_end(self) -> None:
+        self.schedulers.check()
+
+
+# Components on a trainer: what its `configure_*` assigned or returned
+
+
+def assign(owner: object, method: str, kind: type | tuple[type, ...], default: str) -> None:
+    """Put what a `configure_*` returns on the trainer, where it is not already."""
+    returned = getattr(owner, method)()
+    if returned is None:
+        return
+    parts = list(returned.values()) if isinstance(returned, Mapping) else returned
+    parts = list(parts) if isinstance(parts, list | tuple) else [parts]
+    held = {id(value) for value in vars(owner).values()}
+    if all(id(part) in held for part in parts):
+        return
+    if isinstance(returned, kind):
+        setattr(owner, default, returned)
+        return
+    is_named_by_text = isinstance(returned, Mapping) and all(isinstance(n, str) for n in returned)
+    if not is_named_by_text or not all(isinstance(part, kind) for part in parts):
+        raise ConfigurationError(
+            "unnamed-components",
+            f"{method} returned {type(returned).__name__}: assign its objects to self and return "
+            "nothing, or return them by name, as in {'generator': ..., 'discriminator': ...}.",
+        )
+    for name, part in returned.items():
+        setattr(owner, name, part)
+
+
+def modules_of(owner: object) -> dict[str, nn.Module]:
+    """The modules assigned to a trainer, each once and under its first name."""
+    found: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    for name, value in vars(owner).items():
+        if isinstance(value, nn.parallel.DistributedDataParallel):
+            raise ConfigurationError(
+                "wrapped-in-ddp",
+                f"self.{name} is a DistributedDataParallel: assign the module itself, or the "
+                "result of self.wrap_model; the trainer averages gradients over processes "
+                "according to its config.",
+            )
+        if isinstance(value, nn.Module) and id(raw_module(value)) not in seen:
+            seen.add(id(raw_module(value)))
+            found[name] = value
+    return found
+
+
+def check_models(owner: object, models: Mapping[str, nn.Module]) -> None:
+    """Refuse a trainer without a model; it does not see modules in a list or dict."""
+    if any(True for module in models.values() for _ in module.parameters()):
+        return
+    raise ConfigurationError(
+        "no-models",
+        f"{type(owner).__name__} has no models with parameters: override configure_models and "
+        "write `self.model = ...` in it; several models in a list or dict must be an "
+        "nn.ModuleList or nn.ModuleDict.",
+    )
+
+
+def initialise(module: nn.Module, device: torch.device, *, by_interface: bool) -> None:
+    """Give a model on the meta device memory, and values by its `init_weights`; `by_interface` if
+    the trainer's follows."""
+    from ...runtime.base import is_meta
+    from ...runtime.fsdp import allocate
+
+    init = getattr(module, "init_weights", None)
+    if (callable(init) or by_interface) and is_meta(module):
+        allocate(module, device)
+        if callable(init):
+            init()
+
+
+def raw_module(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` was given, so that names in state dicts stay as they are."""
+    return uncompiled(module) or module
+
+
+def as_loaders(returned: Any) -> tuple[Any, Any]:
+    """(training, validation) from what `configure_dataloaders` returned."""
+    if isinstance(returned, Mapping) and returned.keys() <= {"train", "val"}:
+        return returned.get("train"), returned.get("val")
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        return returned[0], returned[1]
+    if isinstance(returned, Mapping | tuple | list):
+        found = ", ".join(returned) if isinstance(returned, Mapping) else f"{len(returned)} parts"
+        raise ConfigurationError(
+            "unclear-loaders",
+            f"configure_dataloaders returned {found}: return (train_loader, val_loader), "
+            "{'train': ..., 'val': ...}, or one loader.",
+        )
+    return returned, None
+
+
+# Callbacks that every run has
+
+
+def default_callbacks(config: DreamTrainerConfig, given: list[CoreCallback]) -> list[CoreCallback]:
+    """What a run directory is filled with, as the config says, unless the user brought such
+    callbacks."""
+    if config.run_dir is None:
+        return []
+    saving = Checkpoints(
+        config.checkpoint_every_n_steps,
+        config.checkpoint_every_n_epochs,
+        config.checkpoint_every_n_minutes,
+        keep=config.keep_checkpoints,
+    )
+    is_wanted = config.monitor is not None
+    metric = config.monitor or "val_loss"
+    best = BestModel(metric, config.monitor_mode, keep=config.keep_best, required=is_wanted)
+    best.watched.argument = "monitor_mode"
+    return [
+        new for new in (best, saving) if not any(isinstance(other, type(new)) for other in given)
+    ]
+
+
+SAVED = re.compile(r"epoch_\d+")
+
+
+class Rounds(CoreCallback):
+    """Validations, the checkpoints requested inside an update, and the checkpoints of `save_dir`.
+
+    Checkpoints hold its state under the class name, so that the name is part of their format.
+    """
+
+    def __init__(self) -> None:
+        self._core: ModularCore | None = None
+        self._validated_at = 0
+
+    def on_train_start(self, trainer: Any) -> None:
+        core: ModularCore = trainer
+        self._core = core
+        core.validation.done_at = self._validated_at
+        if core.config.save_dir is not None:
+            names = None if core.overrides("save_checkpoint") else SAVED
+            check_inside(core.config.save_dir, names, "save_dir")
+
+    def on_update_end(self, trainer: Any) -> None:
+        core: ModularCore = trainer
+        every = core.config.val_every_n_steps
+        if every is not None and core.progress.update % every == 0 and self._is_time(core):
+            with core.validation.deferring_signals():
+                core.interface.validation_loop()
+        waiting = core.waiting
+        core.waiting = []
+        for action in waiting:
+            action()
+
+    def on_train_epoch_end(self, trainer: Any) -> None:
+        core: ModularCore = trainer
+        if core.run.updates.calls == core.calls_before:
+            raise nothing_trained(core)
+        if core.config.val_every_n_steps is None and self._is_time(core):
+            core.interface.validation_loop()
+
+    def on_epoch_end(self, trainer: Any, metrics: Mapping[str, float]) -> None:
+        core: ModularCore = trainer
+        folder = core.config.save_dir
+        epoch = core.progress.epoch
+        if folder is not None and epoch % core.config.save_every_n_epochs == 0:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            core.interface.save_checkpoint(Path(folder) / f"epoch_{epoch}")
+
+    def _is_time(self, core: ModularCore) -> bool:
+        """Whether to validate now; a training loop of the user's own says itself when."""
+        if core.overrides("training_loop"):
+            return False
+        answer = core.interface.should_validate()
+        if answer is None:
+            raise ConfigurationError(
+                "unclear-should-validate", "should_validate returned None: return True or False."
+            )
+        return bool(answer)
+
+    def state_dict(self) -> dict[str, Any]:
+        done_at = self._validated_at if self._core is None else self._core.validation.done_at
+        return {"validated_at": done_at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._validated_at = state["validated_at"]
+        if self._core is not None:
+            self._core.validation.done_at = self._validated_at
