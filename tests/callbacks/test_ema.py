@@ -16,6 +16,7 @@ from loopwright import Callback, ConfigurationError, DataError, Trainer
 from loopwright.callbacks import EMA, BestModel, Rewind, TorchMetrics
 
 from ..loops import assert_same_model, build_linear, build_net, train_by_hand
+from ..mistakes import raises
 from .runs import assert_same_after_crash, assert_same_tree, build_trainer, train
 
 
@@ -208,7 +209,7 @@ def test_all_models_are_averaged_unless_one_is_named(points):
 
 
 def test_a_model_that_is_not_there_is_refused_with_the_nearest_name(points):
-    with pytest.raises(ConfigurationError, match=r"'secund'.*first, second.*Did you mean 'second'"):
+    with raises("unknown-model", "'secund'", "did you mean second?"):
         train(two_models(EMA(model="secund")), points)
 
 

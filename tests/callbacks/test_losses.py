@@ -14,6 +14,7 @@ from loopwright.callbacks import EMA, BestModel, OfflineLoss, OnlineLoss, Rewind
 from loopwright.callbacks.losses import FLUSH_STEPS
 
 from ..loops import assert_same_model, build_net, evaluate_by_hand
+from ..mistakes import raises
 from .runs import assert_same_after_crash, assert_same_tree, build_trainer, state_of, train
 
 
@@ -76,9 +77,7 @@ def test_the_training_data_can_be_evaluated_too(points):
 
 def test_a_name_that_is_not_there_is_refused_before_the_first_step(points, others):
     trainer = build_trainer([OfflineLoss("tset", datasets={"test": others})])
-    with pytest.raises(
-        ConfigurationError, match=r"OfflineLoss\(dataset_key='tset'\).*Did you mean 'test'\?"
-    ):
+    with raises("unknown-data-set", "OfflineLoss(dataset_key='tset')", "did you mean test?"):
         trainer.train(points, 1)
     assert trainer.progress.step == 0
 

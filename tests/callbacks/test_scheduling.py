@@ -33,6 +33,7 @@ from loopwright.schedules import (
 
 from ..callbacks.runs import assert_same_after_crash
 from ..loops import assert_same_model, build_net, train_by_hand
+from ..mistakes import raises
 
 sgd = partial(torch.optim.SGD, lr=0.1)
 
@@ -213,9 +214,7 @@ def test_an_option_that_the_optimizer_does_not_have_is_refused(points):
 
 
 def test_an_unknown_optimizer_is_refused(points):
-    with pytest.raises(
-        ConfigurationError, match=r"optimizer='optimiser'.*Did you mean 'optimizer'\?"
-    ):
+    with raises("unknown-optimizer", "'optimiser'", "did you mean optimizer?"):
         build([ScheduleLearningRate(Cosine(), optimizer="optimiser")]).train(points, 1)
 
 

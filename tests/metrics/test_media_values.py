@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from loopwright import ConfigurationError
-from loopwright.metrics.media import Histogram, Table
-from loopwright.metrics.media_values import (
+from loopwright.metrics.media import (
+    Histogram,
+    Table,
     check_captions,
     check_range,
     count_values,
@@ -24,6 +25,8 @@ from loopwright.metrics.media_values import (
     read_images,
     read_table,
 )
+
+from ..mistakes import raises
 
 NAN, INF = float("nan"), float("inf")
 
@@ -91,33 +94,29 @@ def test_nonfinite_values_are_black_and_counted():
     assert bad == 3
 
 
-WRONG_IMAGES = {
-    "a batch of images": (torch.rand(4, 3, 8, 8), "is a batch: use log_images"),
-    "64 channels": (torch.rand(64, 28, 28), "64 or 28 channels"),
-    "two channels": (torch.rand(2, 8, 8), "2 or 8 channels"),
-    "one dimension": (torch.rand(8), "has 1 dimension;"),
-    "no dimension": (torch.tensor(1.0), "has 0 dimensions;"),
-    "five dimensions": (torch.rand(1, 1, 1, 2, 2), "has 5 dimensions"),
-    "no rows": (torch.rand(3, 0, 4), "has no values"),
-    "a list": ([torch.rand(3, 4, 4)], "use log_images for several"),
-    "a name of a file": ("cat.png", "PIL.Image.open"),
-    "a path": (Path("cat.png"), "PIL.Image.open"),
-    "nothing": (None, "a NoneType is not an image"),
-    "a number": (3, "an int is not an image"),
-    "complex numbers": (torch.rand(4, 4) + 0j, "does not contain real numbers"),
-    "texts": (np.array([["a", "b"]]), "does not contain real numbers"),
-    "floats from -1 to 1": (torch.rand(3, 8, 8) * 2 - 1, r"value_range=\(-1, 1\)"),
-    "floats from 0 to 255": (torch.rand(3, 8, 8) * 255, r"value_range=\(0, 255\)"),
-    "floats of any range": (torch.linspace(-4, 9, 16).reshape(4, 4), r"value_range=\(-4, 9\)"),
-    "whole numbers above 255": (torch.tensor([[0, 300]]), r"whole numbers from 0 to 255"),
-    "negative whole numbers": (torch.tensor([[-3, 3]]), r"value_range=\(-3, 3\)"),
-}
+WRONG_IMAGES = [
+    (torch.rand(4, 3, 8, 8), "not-an-image", "(4, 3, 8, 8)"),
+    (torch.rand(64, 28, 28), "not-an-image", "(64, 28, 28)"),
+    (torch.rand(2, 8, 8), "not-an-image", "(2, 8, 8)"),
+    (torch.rand(8), "not-an-image", "(8,)"),
+    (torch.tensor(1.0), "not-an-image", "()"),
+    (torch.rand(3, 0, 4), "not-an-image", "(3, 0, 4)"),
+    ([torch.rand(3, 4, 4)], "not-an-image", "a list"),
+    (Path("cat.png"), "not-an-image", "Path"),
+    (None, "not-an-image", "a NoneType"),
+    (torch.rand(4, 4) + 0j, "not-real-numbers", "(4, 4)"),
+    (np.array([["a", "b"]]), "not-real-numbers", "(1, 2)"),
+    (torch.rand(3, 8, 8) * 2 - 1, "image-values", "value_range=(-1, 1)"),
+    (torch.rand(3, 8, 8) * 255, "image-values", "value_range=(0, 255)"),
+    (torch.linspace(-4, 9, 16).reshape(4, 4), "image-values", "value_range=(-4, 9)"),
+    (torch.tensor([[0, 300]]), "image-values", "0 to 255"),
+    (torch.tensor([[-3, 3]]), "image-values", "value_range=(-3, 3)"),
+]
 
 
-@pytest.mark.parametrize("what", WRONG_IMAGES)
-def test_a_wrong_image_is_refused_with_what_is_accepted(what):
-    value, match = WRONG_IMAGES[what]
-    with pytest.raises(ConfigurationError, match=match):
+@pytest.mark.parametrize(("value", "code", "said"), WRONG_IMAGES)
+def test_a_wrong_image_is_refused_with_what_is_accepted(value, code, said):
+    with raises(code, said):
         pixels(value)
 
 
@@ -137,7 +136,7 @@ def test_any_shape_is_an_image_of_that_size_or_an_error_that_names_it(shape, kin
 
 @pytest.mark.parametrize("value", [(1, 0), (0, 0), 3, ("a", "b"), (0, INF), (NAN, 1), (0, 1, 2)])
 def test_a_range_that_is_none_is_refused(value):
-    with pytest.raises(ConfigurationError, match=r"as \(-1, 1\)"):
+    with raises("value-range"):
         check_range("x", value)
 
 
@@ -160,30 +159,30 @@ def test_several_images_are_read_one_by_one(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "match"),
+    "value",
     [
-        (torch.rand(3, 8, 8), "may be one image: use log_image for it, or 3 gray images"),
-        (torch.rand(8, 8), "for one image use log_image"),
-        ([], "it contains no image"),
-        (torch.rand(0, 3, 8, 8), "it contains no image"),
-        ("cats", "is not several images"),
-        (Image.new("L", (3, 3)), "is not several images"),
-        ([torch.rand(3, 4, 4), torch.rand(5)], "image 1: a tensor of shape"),
+        torch.rand(3, 8, 8),
+        torch.rand(8, 8),
+        [],
+        torch.rand(0, 3, 8, 8),
+        "cats",
+        Image.new("L", (3, 3)),
     ],
 )
-def test_wrong_images_are_refused(value, match):
-    with pytest.raises(ConfigurationError, match=match):
+def test_wrong_images_are_refused(value):
+    with raises("not-a-batch-of-images", "log_image"):
         read_images("x", value, None)
+
+
+def test_an_image_of_several_that_is_wrong_is_named():
+    with raises("not-an-image", "image 1"):
+        read_images("x", [torch.rand(3, 4, 4), torch.rand(5)], None)
 
 
 def test_each_image_has_a_caption_or_none_has():
     assert check_captions("x", None, 2) == ["", ""]
-    for captions, match in (
-        ("ab", "a list with one string"),
-        (["a"], "2 images and 1 captions"),
-        (3, "a list"),
-    ):
-        with pytest.raises(ConfigurationError, match=match):
+    for captions in ("ab", ["a"], 3):
+        with raises("captions", "2 images"):
             check_captions("x", captions, 2)
 
 
@@ -225,18 +224,19 @@ def test_nan_and_infinite_values_are_left_out_of_a_histogram_and_counted():
 
 
 @pytest.mark.parametrize(
-    ("edges", "counts", "match"),
+    ("edges", "counts"),
     [
-        ([0, 1], None, "both edges= and counts="),
-        ([0, 1], [1, 2], "2 edges and 2 counts"),
-        ([0, 1, 1], [1, 2], "increasing"),
-        ([0, NAN, 1], [1, 2], "finite"),
-        ([0, 1, 2], [1, -2], "whole numbers"),
-        ([0, 1, 2], [1, 0.5], "whole numbers"),
+        ([0, 1], None),
+        ([0, 1], [1, 2]),
+        ([0, 1, 1], [1, 2]),
+        ([0, NAN, 1], [1, 2]),
+        ([0, 1, 2], [1, -2]),
+        ([0, 1, 2], [1, 0.5]),
+        ([0, 1, 2], [1, INF]),
     ],
 )
-def test_a_histogram_that_was_counted_elsewhere_is_checked(edges, counts, match):
-    with pytest.raises(ConfigurationError, match=match):
+def test_a_histogram_that_was_counted_elsewhere_is_checked(edges, counts):
+    with raises("not-a-histogram"):
         read_counts("x", edges, counts)
 
 
@@ -266,23 +266,22 @@ def test_a_table_is_read_from_dicts_columns_rows_and_frames():
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "match"),
+    ("rows", "columns", "said"),
     [
-        ([[1, 2]], None, "the rows have no column names"),
-        ([[1], [1, 2]], ["a", "b"], "row 0 has 1 values, but there are 2 columns"),
-        ("text", None, "For a string use log_text"),
-        (3, None, "an int is not a table"),
-        ({"a": 1}, None, "for one row pass a list that contains the dict"),
-        ({"a": [1], "b": [1, 2]}, None, "different lengths"),
-        ([1, 2], ["a"], "an int is not a row"),
-        ([[1, 2]], "ab", "a list of names"),
-        ([[1, 2]], ["a", "a"], "two columns 'a'"),
-        ({"a": [1]}, ["z"], "no column 'z'; available: a"),
-        ([], None, "no column names"),
+        ([[1, 2]], None, "no column names"),
+        ([[1], [1, 2]], ["a", "b"], "row 0 has 1 values"),
+        ("text", None, "log_text"),
+        (3, None, "an int"),
+        ({"a": 1}, None, "[{...}]"),
+        ({"a": [1], "b": [1, 2]}, None, "a 1, b 2"),
+        ([1, 2], ["a"], "an int"),
+        ([[1, 2]], "ab", "'ab'"),
+        ([[1, 2]], ["a", "a"], "['a', 'a']"),
+        ({"a": [1]}, ["z"], "'z'"),
     ],
 )
-def test_a_wrong_table_is_refused(rows, columns, match):
-    with pytest.raises(ConfigurationError, match=match):
+def test_a_wrong_table_is_refused(rows, columns, said):
+    with raises("not-a-table", said):
         read_table("x", rows, columns)
 
 
@@ -292,5 +291,5 @@ def test_a_figure_and_its_axes_are_drawn():
     figure = Figure()
     axes = figure.subplots()
     assert decoded(draw_figure("x", figure)).shape == decoded(draw_figure("x", axes)).shape
-    with pytest.raises(ConfigurationError, match="is not a figure"):
+    with raises("not-a-figure"):
         draw_figure("x", torch.rand(3, 4, 4))

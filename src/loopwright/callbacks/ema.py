@@ -3,7 +3,6 @@ their own names."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from .._torch_compat import foreach_lerp_
 from ..callback import Callback
 from ..errors import CheckpointError, ConfigurationError, DataError
 from ..runtime.dtensor import group_by_mesh
+from ..text import listed, nearest
 
 if TYPE_CHECKING:
     from ..callback import Trainer
@@ -65,14 +65,12 @@ class EMA(Callback):
         name: str = "ema",
     ) -> None:
         decays = list(decay) if isinstance(decay, Sequence) else [decay]
-        if (
-            not decays
-            or len(set(decays)) < len(decays)
-            or not all(0 <= number < 1 for number in decays)
-        ):
+        are_different = len(set(decays)) == len(decays)
+        if not decays or not are_different or not all(0 <= number < 1 for number in decays):
             raise ConfigurationError(
+                "ema-decay",
                 f"EMA(decay={decay!r}): use a number from 0 to 1, such as 0.999, or a list of "
-                "such numbers."
+                "such numbers.",
             )
         self.decay = decay
         self.decays = {
@@ -119,8 +117,8 @@ class EMA(Callback):
         found = [prefix for prefix, number in self.decays.items() if number == decay]
         if not found:
             raise ConfigurationError(
-                f"EMA.weights(decay={decay}): choose one of "
-                f"{', '.join(map(str, self.decays.values()))}."
+                "unknown-decay",
+                f"EMA.weights(decay={decay}): choose one of {listed(self.decays.values())}.",
             )
         return found[0]
 
@@ -145,15 +143,13 @@ class EMA(Callback):
         return {f"eval_{prefix}_{name}" for prefix in self.decays for name in names}
 
     def on_train_start(self, trainer: Trainer) -> None:
-        for other in trainer.run.callbacks:
-            if (
-                isinstance(other, EMA)
-                and other is not self
-                and other.decays.keys() & self.decays.keys()
-            ):
+        averages = [other for other in trainer.run.callbacks if isinstance(other, EMA)]
+        for other in averages:
+            if other is not self and other.decays.keys() & self.decays.keys():
                 raise ConfigurationError(
+                    "two-averages",
                     f"Two EMA callbacks are both named {self.prefix!r}: give each its own, as in "
-                    f"EMA({self.decay}, name='ema_slow')."
+                    f"EMA({self.decay}, name='ema_slow').",
                 )
         self._warn_of_kept(trainer)
         self._prepare(trainer)
@@ -217,7 +213,8 @@ class EMA(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load into the averages; before the models are known, keep the state for later."""
-        self.num_updates, self._loaded = state["num_updates"], dict(state["models"])
+        self.num_updates = state["num_updates"]
+        self._loaded = dict(state["models"])
         if self._averages:
             self._load_kept()
 
@@ -251,11 +248,10 @@ class EMA(Callback):
         if self.model is None:
             return trainer.models
         if self.model not in trainer.models:
-            near = difflib.get_close_matches(self.model, trainer.models, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigurationError(
-                f"EMA(model={self.model!r}): the trainer's models are "
-                f"{', '.join(trainer.models)}.{hint}"
+                "unknown-model",
+                f"EMA(model={self.model!r}): the trainer has no such model; "
+                f"{nearest(self.model, trainer.models)}",
             )
         return {self.model: trainer.models[self.model]}
 
@@ -341,7 +337,8 @@ class Average:
         for key, value in self.model.state_dict(keep_vars=True).items():
             if key not in saved:
                 raise CheckpointError(
-                    f"The averages of {name!r} have no {key}: they belong to another model."
+                    "averages-of-another-model",
+                    f"The averages of {name!r} have no {key}: they belong to another model.",
                 )
             if id(value) in averages:
                 restore_into(averages[id(value)], saved[key])

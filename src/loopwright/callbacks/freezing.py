@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ..callback import Callback
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
 from ..optim.groups import BATCH_NORMS as BATCH_NORMS
 from ..optim.groups import FoundParts, find_parts, label_of
 from ..optim.groups import param_groups as param_groups
@@ -47,12 +47,11 @@ class Freeze(Callback):
         self.parts = (*([parts] if isinstance(parts, (str, nn.Module)) else parts), *more)
         if not self.parts:
             raise ConfigurationError(
-                "Freeze() has nothing to freeze: pass modules, names or patterns."
+                "nothing-to-freeze",
+                "Freeze() has nothing to freeze: pass modules, names or patterns.",
             )
-        if until_epoch is not None and (not isinstance(until_epoch, int) or until_epoch < 0):
-            raise ConfigurationError(
-                f"Freeze(until_epoch={until_epoch!r}): use a number of epochs, or None."
-            )
+        if until_epoch is not None:
+            check_number("Freeze(until_epoch", until_epoch, least=0, of="epochs", otherwise="None")
         self.until_epoch = until_epoch
         self.norm_in_eval = norm_in_eval
         self.is_frozen = False
@@ -65,8 +64,9 @@ class Freeze(Callback):
         self._apply(trainer)
         if not any(True for _ in trainer.parameters()):
             raise ConfigurationError(
+                "all-frozen",
                 f"Freeze({', '.join(map(label_of, self.parts))}) leaves nothing to train: name "
-                "fewer parts."
+                "fewer parts.",
             )
 
     def on_epoch_start(self, trainer: Trainer) -> None:
@@ -94,18 +94,15 @@ class Freeze(Callback):
         trainer.run.updates.refresh(trainer.modules.values())
 
     def _check_held(self, trainer: Trainer) -> None:
-        held = {
-            id(p)
-            for o in trainer.optimizers.values()
-            for group in o.param_groups
-            for p in group["params"]
-        }
+        groups = [group for o in trainer.optimizers.values() for group in o.param_groups]
+        held = {id(param) for group in groups for param in group["params"]}
         missing = sum(key not in held for key in self._found.params)
         if missing:
             raise ConfigurationError(
+                "unfrozen-not-in-optimizer",
                 f"Freeze(until_epoch={self.until_epoch}) will unfreeze {missing} parameters that "
                 "no optimizer holds: build the optimizer from all parameters of the model, or "
-                "pass it as a factory such as `partial(torch.optim.Adam, lr=1e-3)`."
+                "pass it as a factory such as `partial(torch.optim.Adam, lr=1e-3)`.",
             )
 
 

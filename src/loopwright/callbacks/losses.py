@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
 from ..metrics.meter import Meter
+from ..text import nearest
 from .interval import Periodic
 
 if TYPE_CHECKING:
@@ -133,12 +133,11 @@ def named_data(
         # reading it twice must be possible
         trainer._open(trainer.run.train_data, None, shuffle=False).check_resumable()
         return trainer.run.train_data
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ConfigurationError(
-        f"{owner}(dataset_key={key!r}): there is no data set with that name; available: "
-        f"{', '.join(known) or 'none'}.{hint} Name data sets with `trainer.datasets = {{{key!r}: "
-        "data}`, or pass `datasets=` here."
+        "unknown-data-set",
+        f"{owner}(dataset_key={key!r}): there is no data set with that name; "
+        f"{nearest(key, known)} Name data sets with `trainer.datasets = {{{key!r}: data}}`, or "
+        "pass `datasets=` here.",
     )
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from .._torch_compat import PersistentMetric, set_update_count, update_count
 from ..callback import Callback
+from ..data.containers import map_tensors
 from ..data.stream import Stateful
 from ..errors import ConfigurationError
 from ..metrics.metric_objects import Gather, compute_together, merge_copies
@@ -29,10 +30,6 @@ MetricFunction = Callable[[Any, Any], Any]
 ACCURACY = "accuracy"
 OWN_ACCURACY = (
     "metrics={'accuracy': lambda outputs, targets: (outputs.argmax(1) == targets).float()}"
-)
-_EXPECTED = (
-    "give 'accuracy', a function of (outputs, targets) such as `metrics={'mae': "
-    "torch.nn.functional.l1_loss}`, or a metric of torchmetrics."
 )
 # The value above which an output means "yes", by the loss that it was trained with.
 THRESHOLDS: tuple[tuple[Any, float], ...] = (
@@ -54,8 +51,7 @@ def build_callbacks(metrics: Any) -> list[Callback]:
         elif metric == ACCURACY or (callable(metric) and not isinstance(metric, type)):
             functions[name] = metric
         else:
-            what = f"{name!r} is not known" if metric == name else f"{name!r} is {_shown(metric)}"
-            raise ConfigurationError(f"metrics: {what}; {_EXPECTED}")
+            raise _not_a_metric(name, metric)
     callbacks: list[Callback] = [MetricFunctions(functions)] if functions else []
     return [*callbacks, TorchMetrics(objects)] if objects else callbacks
 
@@ -68,7 +64,8 @@ def _named_metrics(metrics: Any) -> dict[str, Any]:
         for metric in metrics:
             if (name := _name_of(metric)) in named:
                 raise ConfigurationError(
-                    f"metrics: two are named {name!r}; give a dict of names and metrics."
+                    "metrics-of-one-name",
+                    f"metrics: two are named {name!r}; give a dict of names and metrics.",
                 )
             named[name] = metric
     else:
@@ -76,7 +73,8 @@ def _named_metrics(metrics: Any) -> dict[str, Any]:
     for name in named:
         if not isinstance(name, str) or not name or name == "loss":
             raise ConfigurationError(
-                f"metrics: {name!r} cannot be the name of a metric; choose another."
+                "name-of-a-metric",
+                f"metrics: {name!r} cannot be the name of a metric; choose another.",
             )
     return named
 
@@ -88,18 +86,27 @@ def _name_of(metric: Any) -> str:
         return next(iter(TorchMetrics(metric).metrics))
     name = getattr(metric, "__name__", "<lambda>")
     if not callable(metric) or isinstance(metric, type):
-        raise ConfigurationError(f"metrics: {_shown(metric)} is not a metric; {_EXPECTED}")
+        raise _not_a_metric(str(name), metric)
     if name == "<lambda>":
         raise ConfigurationError(
-            "metrics: a function without a name; give a dict of names and functions."
+            "metric-without-name",
+            "metrics: a function without a name; give a dict of names and functions.",
         )
     return str(name)
 
 
-def _shown(metric: Any) -> str:
+def _not_a_metric(name: str, metric: Any) -> ConfigurationError:
+    shown = f"a {type(metric).__name__}"
     if isinstance(metric, type):
-        return f"the class {metric.__name__} (give an object: `{metric.__name__}(...)`)"
-    return repr(metric) if isinstance(metric, str) else f"a {type(metric).__name__}"
+        shown = f"the class {metric.__name__} (give an object: `{metric.__name__}(...)`)"
+    elif isinstance(metric, str):
+        shown = repr(metric)
+    return ConfigurationError(
+        "not-a-metric",
+        f"metrics: {name!r} is {shown}, which is no metric; give 'accuracy', a function of "
+        "(outputs, targets) such as `metrics={'mae': torch.nn.functional.l1_loss}`, or a metric "
+        "of torchmetrics.",
+    )
 
 
 class MetricFunctions(Callback):
@@ -132,12 +139,7 @@ class MetricFunctions(Callback):
             )
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        if result.outputs is None:
-            raise ConfigurationError(
-                "metrics: there are no outputs to measure, since `eval_step` returned none. Return "
-                "StepResult(loss, outputs=outputs) from it."
-            )
-        targets = trainer.split_batch(batch)[1]
+        targets = _measurable(trainer, batch, result, "metrics")
         trainer.log_step(
             {name: self._measure(name, trainer, result, targets) for name in self.functions}
         )
@@ -153,15 +155,28 @@ class MetricFunctions(Callback):
             return _exact(value.detach()).mean()
         if isinstance(value, Real):
             return value
-        kind = (
-            f"a tensor of shape {tuple(value.shape)}"
-            if isinstance(value, Tensor)
-            else f"a {type(value).__name__}"
-        )
         raise ConfigurationError(
-            f"The metric {name!r} returned {kind} for a batch of {result.size} samples: return "
-            "their mean, or one number for each sample."
+            "metric-shape",
+            f"The metric {name!r} returned {_shown(value)} for a batch of {result.size} samples: "
+            "return their mean, or one number for each sample.",
         )
+
+
+def _measurable(trainer: Trainer, batch: Any, result: StepResult, owner: str) -> Any:
+    """The targets of a step, which must have returned its outputs."""
+    if result.outputs is None:
+        raise ConfigurationError(
+            "no-outputs",
+            f"{owner}: there are no outputs to measure, since the step returned only a loss. "
+            "Return StepResult(loss, outputs=outputs) from your own `train_step` or `eval_step`.",
+        )
+    return trainer.split_batch(batch)[1]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def _exact(value: Tensor) -> Tensor:
@@ -183,35 +198,27 @@ def accuracy(outputs: Any, targets: Any, loss_fn: Any = None) -> Tensor:
     """
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         raise ConfigurationError(
-            f"metrics='accuracy' needs two tensors, but outputs are a {type(outputs).__name__} "
-            f"and targets a {type(targets).__name__}: give a function, as in {OWN_ACCURACY}."
+            "accuracy-of-tensors",
+            f"metrics='accuracy' needs two tensors, but outputs are {_shown(outputs)} and targets "
+            f"{_shown(targets)}: give a function, as in {OWN_ACCURACY}.",
         )
     threshold = next(
         (value for loss, value in THRESHOLDS if loss_fn is loss or type(loss_fn) is loss), None
     )
     if threshold is not None and outputs.shape == targets.shape:
         return ((outputs > threshold) == (targets > 0.5)).float().mean()
-    is_class = not (
-        targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool
-    )
-    if (
-        is_class
-        and outputs.dim() == 2
-        and targets.dim() == 1
-        and len(outputs) == len(targets)
-        and outputs.shape[1] > 1
-    ):
+    is_no_class = targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool
+    has_scores = outputs.dim() == 2 and outputs.shape[1] > 1
+    if has_scores and not is_no_class and targets.shape == outputs.shape[:1]:
         return (outputs.argmax(1) == targets).float().mean()
-    is_one_hot = outputs.shape == targets.shape and outputs.dim() == 2 and outputs.shape[1] > 1
-    own = (
-        f"{OWN_ACCURACY.replace('== targets', '== targets.argmax(1)')} for one-hot targets"
-        if is_one_hot
-        else OWN_ACCURACY
-    )
+    own = OWN_ACCURACY
+    if has_scores and outputs.shape == targets.shape:
+        own = f"{own.replace('== targets', '== targets.argmax(1)')} for one-hot targets"
     raise ConfigurationError(
+        "accuracy-of-shapes",
         "metrics='accuracy' does not know what is right for outputs of shape "
         f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} ({targets.dtype}): "
-        f"give a function, as in {own}."
+        f"give a function, as in {own}.",
     )
 
 
@@ -263,7 +270,9 @@ class TorchMetrics(Callback):
         names: Iterable[str] = (),
     ) -> None:
         if on not in ("eval", "train", "both"):
-            raise ConfigurationError(f"TorchMetrics(on={on!r}): use 'eval', 'train' or 'both'.")
+            raise ConfigurationError(
+                "metrics-on", f"TorchMetrics(on={on!r}): use 'eval', 'train' or 'both'."
+            )
         self.metrics = _named(metrics)
         self.prepare = prepare
         self.on = on
@@ -351,18 +360,12 @@ class TorchMetrics(Callback):
     def _update(
         self, metrics: Mapping[str, UpdatedMetric], trainer: Trainer, batch: Any, result: StepResult
     ) -> None:
-        if result.outputs is None:
-            raise ConfigurationError(
-                "TorchMetrics has no outputs to measure: the step returned only a loss. Return "
-                "StepResult(loss, outputs=outputs) from your own `train_step` or `eval_step`."
-            )
-        targets = trainer.split_batch(batch)[1]
-        given = (
-            (result.outputs, targets)
-            if self.prepare is None
-            else self.prepare(result.outputs, targets)
-        )
-        given = _detached(given)
+        targets = _measurable(trainer, batch, result, "TorchMetrics")
+        given: Any = (result.outputs, targets)
+        if self.prepare is not None:
+            given = self.prepare(*given)
+        # a metric that collects them would keep their graph alive
+        given = map_tensors(Tensor.detach, given)
         for metric in metrics.values():
             if isinstance(given, dict):
                 metric.update(**given)
@@ -373,24 +376,19 @@ class TorchMetrics(Callback):
 
 
 def _named(metrics: Any) -> dict[str, UpdatedMetric]:
-    named = (
-        dict(metrics)
-        if isinstance(metrics, Mapping)
-        else {_snake_case(type(metrics).__name__): metrics}
-    )
+    if isinstance(metrics, Mapping):
+        named = dict(metrics)
+    else:
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(metrics).__name__).lower()
+        named = {name: metrics}
     for name, metric in named.items():
         if not isinstance(metric, UpdatedMetric):
             raise ConfigurationError(
-                f"TorchMetrics: {name!r} is a {type(metric).__name__}; pass a metric with "
-                "`update`, `compute` and `reset`, a collection, or a dict of them."
+                "not-an-updated-metric",
+                f"TorchMetrics: {name!r} is {_shown(metric)}; pass a metric with `update`, "
+                "`compute` and `reset`, a collection, or a dict of them.",
             )
-    if not named:
-        raise ConfigurationError("TorchMetrics was given no metric: pass at least one.")
     return named
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def _value_names(metrics: Mapping[str, UpdatedMetric]) -> set[str]:
@@ -418,23 +416,18 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
     """Convert a value to named numbers: a dict by its keys, a vector (one number per class, say) by
     position."""
     if isinstance(value, Mapping):
-        return {
-            key: number
-            for part, item in value.items()
-            for key, number in _numbers(str(part), item).items()
-        }
+        numbers: dict[str, float] = {}
+        for part, item in value.items():
+            numbers |= _numbers(str(part), item)
+        return numbers
     if isinstance(value, Tensor) and value.dim() == 1 and value.numel() != 1:
         return {f"{name}/{i}": number for i, number in enumerate(value.tolist())}
     if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
         return {name: float(value)}
-    shape = (
-        f"a tensor of shape {tuple(value.shape)}"
-        if isinstance(value, Tensor)
-        else f"a {type(value).__name__}"
-    )
     raise ConfigurationError(
-        f"Metric {name!r} computed {shape}, which cannot be logged as numbers: log a summary of "
-        "it from your own callback."
+        "metric-not-numbers",
+        f"Metric {name!r} computed {_shown(value)}, which cannot be logged as numbers: log a "
+        "summary of it from your own callback.",
     )
 
 
@@ -449,23 +442,14 @@ def _move(metrics: Mapping[str, UpdatedMetric], device: torch.device) -> None:
             metric.to(device)
 
 
-def _detached(value: Any) -> Any:
-    """The same arguments without their graph, which a metric that collects them would keep
-    alive."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if type(value) is dict:
-        return {key: _detached(item) for key, item in value.items()}
-    return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value
-
-
 def _check_stateful(metrics: Mapping[str, UpdatedMetric]) -> None:
     for name, metric in metrics.items():
         if not isinstance(metric, Stateful):
             raise ConfigurationError(
+                "metric-without-state",
                 f"TorchMetrics: {name!r} cannot be resumed inside an epoch: give "
                 f"{type(metric).__name__} `state_dict` and `load_state_dict`, measure on 'eval' "
-                "only, or train without `run_dir`."
+                "only, or train without `run_dir`.",
             )
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..callback import Callback
 from ..errors import ConfigurationError, NonFiniteLossError
-from ..metrics.progress import counted
+from ..text import counted
 
 if TYPE_CHECKING:
     from ..callback import Trainer
@@ -44,7 +44,7 @@ class NonFiniteGuard(Callback):
     ) -> None:
         if action not in ("raise", "skip", "stop", "off"):
             raise ConfigurationError(
-                f"NonFiniteGuard({action!r}): use 'raise', 'skip', 'stop' or 'off'."
+                "guard-action", f"NonFiniteGuard({action!r}): use 'raise', 'skip', 'stop' or 'off'."
             )
         self.action = action
         self.max_skips = max_skips
@@ -74,8 +74,9 @@ class NonFiniteGuard(Callback):
             self._trainer.stop(f"{what} {where}")
             return
         raise NonFiniteLossError(
+            "non-finite",
             f"{what[0].upper()}{what[1:]} {where}; that optimizer step was not taken. "
-            f"{self._trainer._words.nonfinite}"
+            f"{self._trainer._words.nonfinite}",
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -58,9 +58,8 @@ class RunRecorder(Callback):
     'warn'
     """
 
-    spans_calls: ClassVar[bool] = (
-        False  # whether the end of a `train` call is not the end of the run
-    )
+    # whether the end of a `train` call is not the end of the run
+    spans_calls: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -77,9 +76,8 @@ class RunRecorder(Callback):
         self._is_open = False  # whether a `train` call is under way
         self._has_started = False
         self._has_left = False  # whether the end by a signal is recorded
-        self._left: tuple[int, ...] | None = (
-            None  # the file and the position at the end of a `train` call
-        )
+        # the file and the position at the end of a `train` call
+        self._left: tuple[int, ...] | None = None
         self._tree: WorkTree | None = None  # while git is at work
         self._waiting: list[Callable[[], None]] = []
         self._modes: dict[str, Mode | None] = {}  # of the metrics that epochs have had so far
@@ -151,13 +149,11 @@ class RunRecorder(Callback):
         run = trainer.run
         facts = trainer._facts()
         if directory.has_run:
-            now = run.fingerprint
-            changed = _accepted(trainer)
             update_manifest(
                 directory.manifest_path,
                 state="running",
-                fingerprint=now,
-                change=changed,
+                fingerprint=run.fingerprint,
+                change=_accepted(trainer),
                 facts=facts,
             )
             return
@@ -187,20 +183,14 @@ class RunRecorder(Callback):
 
         progress = trainer.progress
         view = MetricsView(directory.metrics_path)
-        points = [
-            e
-            for e in view.events()
-            if e.kind == "checkpoint" and e.update == progress.update and e.wall
-        ]
+        saved = [event for event in view.events() if event.kind == "checkpoint" and event.wall]
+        points = [event for event in saved if event.update == progress.update]
         if points and "media" in points[-1].detail:  # saved in an evaluation, which is done again
             trainer.run.media.count_on(progress.step, points[-1].detail["media"])
             return
+        until = (points[-1].wall or 0.0) if points else 0.0
         items = [item for item in view.media() if item.step == progress.step] if points else []
-        names = [
-            item.name
-            for item in items
-            if item.wall is not None and item.wall <= (points[-1].wall or 0.0)
-        ]
+        names = [item.name for item in items if item.wall is not None and item.wall <= until]
         trainer.run.media.count_on(progress.step, Counter(names))
 
     def _warn_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
@@ -281,9 +271,9 @@ class RunRecorder(Callback):
         if self._metrics is not None and self._is_open:
             self._add_notes(trainer)
             logged = trainer.run.media.logged_in_steps(trainer.progress)
-            detail = {"finished": trainer.progress.call_finished} | (
-                {} if logged is None else {"media": logged}
-            )
+            detail: dict[str, Any] = {"finished": trainer.progress.call_finished}
+            if logged is not None:
+                detail["media"] = logged
             self._add_event(trainer, "checkpoint", detail=detail)
             self._add(self._metrics.flush)
         return ()
@@ -355,16 +345,12 @@ class RunRecorder(Callback):
             return
         if RunManifest.read(directory.manifest_path).state in ("finished", "stopped"):
             return
-        self._directory, self._metrics = directory, MetricsStore(directory.metrics_path)
+        self._directory = directory
+        self._metrics = MetricsStore(directory.metrics_path)
         state, reason = _ending(trainer)
-        ends = [
-            event
-            for event in MetricsView(directory.metrics_path).events()
-            if event.kind in END_EVENTS
-        ]
-        if (trainer.progress.step, trainer.progress.epoch) not in [
-            (end.step, end.epoch) for end in ends
-        ]:
+        events = MetricsView(directory.metrics_path).events()
+        ends = [(event.step, event.epoch) for event in events if event.kind in END_EVENTS]
+        if (trainer.progress.step, trainer.progress.epoch) not in ends:
             self._add_end(trainer, state, reason, None)
         self._add(self._metrics.close)
         self._note(state=state, reason=reason, progress=_counts(trainer))
@@ -511,7 +497,8 @@ def _update(path: Path, **changes: Any) -> None:
         update_manifest(path, **changes)
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be written: {error}. Check the free disk space and the permissions."
+            "manifest-not-written",
+            f"{path} cannot be written: {error}. Check the free disk space and the permissions.",
         ) from error
 
 

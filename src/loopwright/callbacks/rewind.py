@@ -13,8 +13,9 @@ from torch import Tensor
 
 from .._torch_compat import are_finite
 from ..data.stream import SkippingStream
-from ..errors import ConfigurationError, NonFiniteLossError, Rewinding
+from ..errors import ConfigurationError, NonFiniteLossError, Rewinding, check_number
 from ..metrics.history import HistoryCopy
+from ..text import counted
 from .nonfinite import NonFiniteGuard
 
 if TYPE_CHECKING:
@@ -56,19 +57,11 @@ class Rewind(NonFiniteGuard):
         max_rewinds: int = 3,
     ) -> None:
         super().__init__("raise")
-        if spike is not None and not spike > 1:
-            raise ConfigurationError(
-                f"Rewind(spike={spike!r}): use a factor above 1, such as 3.0, or None."
-            )
-        for name, value in (
-            ("window", window),
-            ("every_updates", every_updates),
-            ("max_rewinds", max_rewinds),
-        ):
-            if not isinstance(value, int) or value < 1:
-                raise ConfigurationError(
-                    f"Rewind({name}={value!r}): use a whole number, 1 or more."
-                )
+        if spike is not None:
+            check_number("Rewind(spike", spike, above=1, is_whole=False, otherwise="None")
+        check_number("Rewind(window", window, least=1)
+        check_number("Rewind(every_updates", every_updates, least=1)
+        check_number("Rewind(max_rewinds", max_rewinds, least=1)
         self.spike = spike
         self.every_updates = every_updates
         self.max_rewinds = max_rewinds
@@ -90,14 +83,15 @@ class Rewind(NonFiniteGuard):
 
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
-        if any(
-            isinstance(other, NonFiniteGuard) and other is not self
-            for other in trainer.run.callbacks
-        ):
-            raise ConfigurationError("Rewind replaces NonFiniteGuard: pass only one of them.")
+        guards = [other for other in trainer.run.callbacks if isinstance(other, NonFiniteGuard)]
+        if guards != [self]:
+            raise ConfigurationError(
+                "two-guards", "Rewind replaces NonFiniteGuard: pass only one of them."
+            )
         if trainer.runtime.world > 1:
             raise ConfigurationError(
-                "Rewind works in one process only: use NonFiniteGuard('skip') with several."
+                "rewind-on-several-processes",
+                "Rewind works in one process only: use NonFiniteGuard('skip') with several.",
             )
         assert self._stream is not None
         self._stream.check_resumable()
@@ -210,11 +204,12 @@ class Rewind(NonFiniteGuard):
         progress = trainer.progress
         where = f"in batch {progress.epoch_step} of epoch {progress.epoch + 1}"
         if self.num_rewinds >= self.max_rewinds:
-            times = "1 rewind" if self.max_rewinds == 1 else f"{self.max_rewinds} rewinds"
+            times = counted(self.max_rewinds, "rewind")
             raise NonFiniteLossError(
+                "too-many-rewinds",
                 f"{reason[0].upper()}{reason[1:]} {where}, after {times}. So many bad batches "
                 "point to a real problem. Lower the learning rate, clip gradients "
-                "(`clip_norm=`), look for bad samples, or raise `max_rewinds`."
+                "(`clip_norm=`), look for bad samples, or raise `max_rewinds`.",
             )
         self._is_searching = not blame
         skipped = (

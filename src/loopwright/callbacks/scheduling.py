@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from ..callback import Callback
 from ..errors import ConfigurationError
 from ..optim.schedules import Curve, Extent
+from ..text import nearest
 from .progress import done_of
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ class Scheduled(Callback):
         owner = type(self).__name__
         if not is_limited(trainer.run.limits):
             raise ConfigurationError(
+                "curve-needs-length",
                 f"{owner} needs to know the length of the run: pass `num_epochs`, `num_updates` "
-                "or `num_samples`."
+                "or `num_samples`.",
             )
         self._curve = self.schedule.resolve(extent_of(trainer))
         self._groups = self._find(trainer, owner)
@@ -64,18 +65,18 @@ class Scheduled(Callback):
         names = list(trainer.optimizers) if self.optimizer is None else [self.optimizer]
         for name in names:
             if name not in trainer.optimizers:
-                near = difflib.get_close_matches(name, trainer.optimizers, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
                 raise ConfigurationError(
-                    f"{owner}(optimizer={name!r}): the trainer's optimizers are "
-                    f"{', '.join(trainer.optimizers)}.{hint}"
+                    "unknown-optimizer",
+                    f"{owner}(optimizer={name!r}): the trainer has no such optimizer; "
+                    f"{nearest(name, trainer.optimizers)}",
                 )
         groups = [group for name in names for group in trainer.optimizers[name].param_groups]
         if not all(self.option in group for group in groups):
+            options = [key for key in groups[0] if key != "params"]
             raise ConfigurationError(
+                "unknown-option",
                 f"{owner} schedules {self.option!r}, an option that optimizer {', '.join(names)} "
-                "does not have; available: "
-                f"{', '.join(key for key in groups[0] if key != 'params')}."
+                f"does not have; {nearest(self.option, options)}",
             )
         return groups
 
@@ -85,7 +86,9 @@ class Scheduled(Callback):
         value = self._curve.value(done)
         for group in self._groups:
             base = group[f"initial_{self.option}"]
-            wanted = base * value if not self.is_absolute else value if base != 0 else base
+            wanted = base * value
+            if self.is_absolute:
+                wanted = value if base != 0 else base
             own = group[self.option]
             if isinstance(own, Tensor):  # a compiled optimizer keeps a reference to it
                 own.fill_(wanted)

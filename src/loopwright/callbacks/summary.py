@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from ..callback import Callback
 from ..data.random import preserved_rng
-from ..errors import ConfigurationError
+from ..errors import check_number
+from ..trees import named_leaves
 from .losses import named_data
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class ModelSummary(Callback):
     """
 
     def __init__(self, max_depth: int = 1) -> None:
-        _check_depth(max_depth)
+        check_number("ModelSummary(max_depth", max_depth, least=0)
         self.max_depth = max_depth
 
     def on_train_start(self, trainer: Trainer) -> None:
@@ -62,7 +63,7 @@ def summarize(model: nn.Module, max_depth: int = 1, *, name: str = "model") -> s
     -------------------------------------
     head    Linear           8          8
     """
-    _check_depth(max_depth)
+    check_number("summarize(max_depth", max_depth, least=0)
     rows = [HEADER, *_rows(model, name, max_depth)]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = [_line(row, widths) for row in rows]
@@ -95,13 +96,6 @@ def _line(row: Row, widths: list[int]) -> str:
         trainable.rjust(widths[3]),
     )
     return "  ".join(cells)
-
-
-def _check_depth(max_depth: int) -> None:
-    if not isinstance(max_depth, int) or max_depth < 0:
-        raise ConfigurationError(
-            f"max_depth={max_depth!r}: use 0 for the model alone, 1 for its parts, and so on."
-        )
 
 
 class ParameterCount(Callback):
@@ -156,15 +150,12 @@ class FieldStatistics:
         self.squares += squares + distance * distance * self.count * count / total
         self.mean += distance * count / total
         self.count = total
-        self.min, self.max = min(self.min, values.min().item()), max(self.max, values.max().item())
+        self.min = min(self.min, values.min().item())
+        self.max = max(self.max, values.max().item())
 
     def to_dict(self) -> dict[str, float]:
-        state = asdict(self)
-        return {name: state[name] for name in ("count", "mean")} | {
-            "std": self.std,
-            "min": self.min,
-            "max": self.max,
-        }
+        names = ("count", "mean", "std", "min", "max")
+        return {name: getattr(self, name) for name in names}
 
 
 class DatasetStatistics(Callback):
@@ -229,30 +220,14 @@ class DatasetStatistics(Callback):
                 1, None if self.num_samples is None else self.num_samples - seen
             ):
                 seen += batches[0].size
-                for name, values in _fields(batches[0].value):
-                    self.statistics.setdefault(name, FieldStatistics()).add(values)
+                for name, values in named_leaves(batches[0].value):
+                    if isinstance(values, Tensor) and not values.is_complex():
+                        self.statistics.setdefault(name or "value", FieldStatistics()).add(values)
                 if self.num_samples is not None and seen >= self.num_samples:
                     break
         if data is not None:
             stream.close()
         return self.statistics
-
-
-def _fields(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a batch, at any depth, with their names."""
-    if isinstance(value, Tensor):
-        if not value.is_complex():
-            yield path or "value", value
-        return
-    items = (
-        value.items()
-        if isinstance(value, Mapping)
-        else enumerate(value)
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    for key, item in items:
-        yield from _fields(item, f"{path}.{key}" if path else str(key))
 
 
 def _write(trainer: Trainer, name: str, content: Any) -> None:

@@ -234,7 +234,7 @@ class MediaMethods:
         """
 
         def read(call: str) -> tuple[Callable[[], Content], int, str]:
-            from ..metrics.media_values import as_images, check_range, read_image
+            from ..metrics.media import as_images, check_range, read_image
 
             pixels, bad = read_image(call, image, check_range(call, value_range))
             return lambda: as_images([pixels], [str(caption)]), 1, _bad_pixels(bad)
@@ -269,7 +269,7 @@ class MediaMethods:
         """
 
         def read(call: str) -> tuple[Callable[[], Content], int, str]:
-            from ..metrics.media_values import as_images, check_captions, check_range, read_images
+            from ..metrics.media import as_images, check_captions, check_range, read_images
 
             pixels, keys, bad = read_images(call, images, check_range(call, value_range))
             texts = (
@@ -307,7 +307,7 @@ class MediaMethods:
         """
 
         def read(call: str) -> tuple[Callable[[], Content], int, str]:
-            from ..metrics.media_values import count_values, read_counts
+            from ..metrics.media import count_values, read_counts
 
             if edges is not None or counts is not None or values is None:
                 if values is not None:
@@ -371,7 +371,7 @@ class MediaMethods:
         """
 
         def read(call: str) -> tuple[Callable[[], Content], int, str]:
-            from ..metrics.media_values import read_table
+            from ..metrics.media import read_table
 
             table = read_table(call, rows, columns)
             return lambda: table, 1, ""
@@ -396,8 +396,7 @@ class MediaMethods:
         """
 
         def read(call: str) -> tuple[Callable[[], Content], int, str]:
-            from ..metrics.media import Images
-            from ..metrics.media_values import draw_figure
+            from ..metrics.media import Images, draw_figure
 
             return lambda: Images((draw_figure(call, figure),), (str(caption),)), 1, ""
 
