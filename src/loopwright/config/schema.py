@@ -14,7 +14,7 @@ from .compose import DEFAULTS, Config
 from .hints import json_of
 from .kinds import ANYTHING, RefusedError, beside, fits, resolve_kind
 from .places import KIND, Entry, Place, Schema, mapping_of, one_of_kind
-from .validate import Validation
+from .validate import ConfigValidation
 
 ARGUMENT = re.compile(
     r"^\s{0,12}(\w+)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?\s*:[ \t]+(\S.*)$", re.M
@@ -63,7 +63,7 @@ def json_schema(schema: Schema, config: Config | None = None) -> Json:
     folder: Path | None = None
     kinds: list[tuple[Place, str]] = []
     if config is not None:
-        validation = Validation(config.folder)
+        validation = ConfigValidation(config.folder)
         validation.check(config.root, schema, config.key)
         folder = config.folder
         kinds = validation.kinds

@@ -38,13 +38,13 @@ class ConfigError(ConfigurationError):
     >>> print(ConfigError([Problem("run.yaml", 3, "seed", "is null; expected a whole number.")]))
     1 mistake in the configuration:
     run.yaml:3: seed
-        is null; expected a whole number.
+        is null; expected a whole number. [config]
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = tuple(dict.fromkeys(problems))
         head = f"{counted(len(self.problems), 'mistake')} in the configuration:"
-        super().__init__("\n".join([head, *map(str, self.problems)]))
+        super().__init__("config", "\n".join([head, *map(str, self.problems)]))
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def check(config: Config, schema: Schema) -> list[Problem]:
     sed unknown key; did you mean seed?
     size is the text 'big'; expected a number.
     """
-    return Validation(config.folder).check(config.root, schema, config.key)[1]
+    return ConfigValidation(config.folder).check(config.root, schema, config.key)[1]
 
 
 def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> Any:
@@ -99,14 +99,14 @@ def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> An
     root = config.root if config is not None else to_node(dict(node), HERE, None)  # type: ignore[arg-type]
     folder, key = (config.folder, config.key) if config is not None else (None, "")
     with beside(folder):
-        recipe, problems = Validation(folder).check(root, one_of_kind(place), key)
+        recipe, problems = ConfigValidation(folder).check(root, one_of_kind(place), key)
         if problems:
             raise ConfigError(problems)
         return Builder(given, place.name).make(recipe, root, key)
 
 
 @dataclass
-class Validation:
+class ConfigValidation:
     """One check of a config, which is the context of pydantic's validators.
 
     kinds: which kind was named in which place.
@@ -258,7 +258,7 @@ class ObjectCheck:
     suspects: missing keys that an unknown one was probably meant to be.
     """
 
-    validation: Validation
+    validation: ConfigValidation
     value: Mapping[str, Any]
     place: Place
     target: Callable[..., Any]
