@@ -38,13 +38,16 @@ class ConfigError(ConfigurationError):
     >>> print(ConfigError([Problem("run.yaml", 3, "seed", "is null; expected a whole number.")]))
     1 mistake in the configuration:
     run.yaml:3: seed
-        is null; expected a whole number. [config]
+        is null; expected a whole number.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = tuple(dict.fromkeys(problems))
         head = f"{counted(len(self.problems), 'mistake')} in the configuration:"
         super().__init__("config", "\n".join([head, *map(str, self.problems)]))
+
+    def __str__(self) -> str:
+        return str(self.args[1])  # the last mistake ends the report, not a code
 
 
 @contextmanager

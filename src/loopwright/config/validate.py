@@ -3,13 +3,14 @@ and kinds."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn, Optional, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from torch import nn
 
@@ -43,9 +44,11 @@ from .places import (
     public_name,
 )
 from .tree import ConfigError, Node, Problem, child_of, join_key, to_node
+from .yaml import read_file
 
 Mistakes = list[InitErrorDetails]
 HERE = "config"
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def check(config: Config, schema: Schema) -> list[Problem]:
@@ -103,6 +106,40 @@ def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> An
         if problems:
             raise ConfigError(problems)
         return Builder(given, place.name).make(recipe, root, key)
+
+
+def load_model(source: str | os.PathLike[str] | Mapping[str, Any], model: type[Model]) -> Model:
+    """Read a YAML or JSON file, or a mapping, into a pydantic model.
+
+    For an interface whose settings are one model: unknown settings with the nearest known ones,
+    wrong values and missing ones are all in one ConfigError, with file and line.
+
+    Args:
+        source: The path of a file, or the values by name.
+        model: The pydantic model.
+
+    >>> from pydantic import BaseModel
+    >>> from loopwright.config import load_model
+    >>> class Settings(BaseModel):
+    ...     epochs: int = 10
+    >>> load_model({"epochs": 3}, Settings)
+    Settings(epochs=3)
+    >>> load_model({"epohcs": 3}, Settings)
+    Traceback (most recent call last):
+        ...
+    loopwright.config.tree.ConfigError: 1 mistake in the configuration:
+    config: epohcs
+        unknown key; Settings takes no such argument; did you mean epochs?
+    """
+    if isinstance(source, Mapping):
+        root = to_node(dict(source), HERE, None)
+    else:
+        root = read_file(Path(source))
+    recipe, problems = ConfigValidation(None).check(root, model, "")
+    if problems:
+        raise ConfigError(problems)
+    found: Model = Builder({}, model.__name__).make(recipe, root, "")
+    return found
 
 
 @dataclass
