@@ -11,7 +11,6 @@ import pytest
 from loopwright.cli import main
 from loopwright.scaling import Cluster, compare, transformer
 from tests.cli.sweep.projects import write_project
-from tests.mistakes import Mistakes
 
 MODEL = ["--params", "1.3B", "--layers", "24", "--width", "2048", "--batch", "512"]
 
@@ -91,10 +90,10 @@ def test_on_too_few_devices_the_exit_code_is_1(capsys: pytest.CaptureFixture[str
 
 REFUSED: dict[str, tuple[list[str], str]] = {
     "`loopwright scale` without a model": ([], "Which model? Name a run file"),
-    "`loopwright scale --device h10`": ([*MODEL, "--device", "h10"], "Did you mean 'h100'?"),
+    "`loopwright scale --device h10`": ([*MODEL, "--device", "h10"], "did you mean h100?"),
     "`loopwright scale --devices 0`": (
         [*MODEL, "--devices", "0"],
-        "use a number of devices, 1 or more",
+        "devices=0: use a whole number",
     ),
     "`loopwright scale --batch -1`": (
         [*MODEL[:-1], "-1"],
@@ -108,14 +107,11 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_is_refused(
-    what: str, mistake: Mistakes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_refused(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, message = REFUSED[what]
     assert main(["scale", *arguments]) == 2
     said = capsys.readouterr().err
     assert message in said
-    mistake.said("Arguments", what, said)
 
 
 @pytest.mark.parametrize(("option", "value"), [("--params", "seven"), ("--devices", "8;64")])

@@ -131,10 +131,10 @@ def test_a_node_inside_itself_is_refused():
     [
         ("a: 1\nb: [1, 2\n", 3, "is not YAML"),
         ("a:\n\tb: 1\n", 2, "spaces, not tabs"),
-        ("a: 1\nb: *gone\n", 2, "anchor"),
+        ("a: 1\nb: *gone\n", 2, "undefined alias"),
         ("a: b: c\n", 1, "quoted"),
         ("a: {b: ${c}}\n", 1, 'quoted: "${name}"'),
-        ("a: 1\n---\nb: 2\n", 2, "one document"),
+        ("a: 1\n---\nb: 2\n", 2, "single document"),
         ("a: 1\nb: \x07\n", 2, "does not allow"),
         ("true: 1\n", 1, "put it in quotes"),
         ("a: 1\n1.5: 2\n", 2, "put it in quotes"),

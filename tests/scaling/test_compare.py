@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright import ConfigurationError
 from loopwright.scaling import Cluster, Comparison, compare, measure, transformer
-from tests.mistakes import Mistakes
+from tests.mistakes import raises
 
 MODEL = transformer(24, 2048, sequence=2048)
 
@@ -96,35 +95,18 @@ def test_the_comparison_is_json(table: Comparison) -> None:
     assert first["memory"]["total"] == table.estimates["ddp", 8].memory.total
 
 
-def test_nothing_to_compare_is_refused(mistake: Mistakes) -> None:
-    with mistake(
-        "Several processes",
-        "`compare(devices=[])`",
-        ConfigurationError,
-        match="at least one number",
-    ):
-        compare(MODEL, devices=[], batch=8)
-    with mistake(
-        "Several processes",
-        "an unknown strategy in `compare`",
-        ConfigurationError,
-        match="there is no 'pp'",
-    ):
-        compare(MODEL, devices=[8], batch=8, strategies=["pp"])
+def test_without_a_plan_layers_are_not_split() -> None:
     bare = measure(nn.Linear(4, 2), torch.ones(3, 4))
-    assert {strategy for strategy, _ in compare(bare, devices=[16], batch=16).estimates} == {
-        "ddp",
-        "fsdp",
-        "hsdp",
-    }
-    with mistake(
-        "Several processes",
-        "TP in `compare` without a plan",
-        ConfigurationError,
-        match="without a plan=",
-    ):
+    strategies = {strategy for strategy, _ in compare(bare, devices=[16], batch=16).estimates}
+    assert strategies == {"ddp", "fsdp", "hsdp"}
+    with raises("no-plan", "tp"):
         compare(bare, devices=[8], batch=8, strategies=["tp"])
-    with mistake(
-        "Several processes", "`compare(devices=[-8])`", ConfigurationError, match="1 or more"
-    ):
+
+
+def test_nothing_to_compare_is_refused() -> None:
+    with raises("no-devices"):
+        compare(MODEL, devices=[], batch=8)
+    with raises("unknown-strategy", "pp"):
+        compare(MODEL, devices=[8], batch=8, strategies=["pp"])
+    with raises("number", "devices=-8"):
         compare(MODEL, devices=[-8], batch=8)

@@ -14,14 +14,15 @@ from loopwright.scaling import (
     Collective,
     Device,
     Link,
+    ModelShape,
     OptimizerState,
     estimate,
     measure,
     transformer,
 )
+from loopwright.scaling.estimate import LAUNCH, seconds_of
 from loopwright.scaling.layout import Sizes, chunk, optimizer_state
-from loopwright.scaling.timing import LAUNCH, seconds_of
-from tests.mistakes import Mistakes
+from tests.mistakes import raises
 from tests.scaling import models
 
 SMALL = {"layers": 2, "width": 8, "hidden": 12, "vocabulary": 11}
@@ -247,134 +248,90 @@ class Odd(torch.optim.Optimizer):
             self.state[param]["rows"] = param.sum(1)
 
 
-MISTAKES: dict[str, tuple[Any, str]] = {
-    "a mesh of another size than the devices": (
+def without_plan() -> ModelShape:
+    return measure(nn.Linear(4, 2), torch.ones(3, 4))
+
+
+MISTAKES: list[tuple[Any, str, str]] = [
+    (
         lambda: estimate(small(), {"replicate": 2, "shard": 4}, devices=16, batch=16),
-        "is for 8 devices, but there are 16: change the mesh, or pass devices=8",
+        "mesh-size",
+        "16",
     ),
-    "an axis that a mesh does not have, in `estimate`": (
-        lambda: estimate(small(), {"pipeline": 4}, devices=4, batch=16),
-        "a mesh is replicate=, shard= and tensor=",
-    ),
-    "an unknown strategy in `estimate`": (
-        lambda: estimate(small(), "zero3", devices=4, batch=16),
-        "use one of ddp, fsdp, hsdp, tp, fsdp",
-    ),
-    "half a node for HSDP": (
-        lambda: estimate(small(), "hsdp", devices=12, batch=16),
-        "needs whole nodes of 8 devices, but 12 is not a multiple",
-    ),
-    "an unknown device": (lambda: Cluster("h1000"), "Did you mean 'h100'"),
-    "an unknown link": (
-        lambda: Cluster("h100", between="infiniband"),
-        "There is no link 'infiniband'",
-    ),
-    "`Device(flops=0)`": (
-        lambda: Device("mine", 0, 10, 10),
-        r"Device\(flops=0\): use a number above 0",
-    ),
-    "`Link(bandwidth=-1)`": (
-        lambda: Link("mine", -1, 1e-6),
-        r"Link\(bandwidth=-1\): use a number above 0",
-    ),
-    "`Cluster(utilisation=40)`": (
-        lambda: Cluster(utilisation=40),
-        "use a share, from above 0 to 1",
-    ),
-    "no devices": (
-        lambda: estimate(small(), devices=0, batch=16),
-        "devices=0: use a number of devices, 1 or more",
-    ),
-    "an update of no samples": (
-        lambda: estimate(small(), devices=2, batch=0),
-        "batch=0: use a whole number",
-    ),
-    "an update that does not divide into steps": (
-        lambda: estimate(small(), devices=2, batch=10, accumulate=4),
-        "batch=10 samples per update cannot be divided into accumulate=4 steps",
-    ),
-    "a module where a shape is needed": (
-        lambda: estimate(nn.Linear(2, 2), devices=2, batch=4),  # type: ignore[arg-type]
-        r"use measure\(module, example_batch\)",
-    ),
-    "a transformer of negative width": (lambda: small(width=-8), "use a number above 0"),
-    "a transformer of contradicting numbers": (
-        lambda: transformer(2, 64, sequence=8, parameters=7e9),
-        "have about 4.19M parameters, not 7B",
-    ),
-    "a model that looks at values, measured": (
-        lambda: measure(Peeks(), torch.ones(3, 4)),
-        "on the meta device, where tensors have no values",
-    ),
-    "targets among the inputs of a model that is measured": (
+    (lambda: estimate(small(), {"pipeline": 4}, devices=4, batch=16), "mesh-axis", "pipeline"),
+    (lambda: estimate(small(), "zero3", devices=4, batch=16), "unknown-strategy", "zero3"),
+    (lambda: estimate(small(), "hsdp", devices=12, batch=16), "partial-node", "12"),
+    (lambda: Cluster("h1000"), "unknown-hardware", "did you mean h100?"),
+    (lambda: Cluster("h100", between="infiniband"), "unknown-hardware", "infiniband"),
+    (lambda: Device("mine", 0, 10, 10), "number", "Device(flops=0)"),
+    (lambda: Link("mine", -1, 1e-6), "number", "Link(bandwidth=-1)"),
+    (lambda: Cluster(utilisation=40), "number", "Cluster(utilisation=40)"),
+    (lambda: estimate(small(), devices=0, batch=16), "number", "devices=0"),
+    (lambda: estimate(small(), devices=2, batch=0), "number", "batch=0"),
+    (lambda: estimate(small(), devices=2, batch=10, accumulate=4), "uneven-steps", "accumulate=4"),
+    (lambda: estimate(nn.Linear(2, 2), devices=2, batch=4), "unmeasured-model", "Linear"),  # type: ignore[arg-type]
+    (lambda: small(width=-8), "number", "width=-8"),
+    (lambda: transformer(2, 64, sequence=8, parameters=7e9), "transformer-size", "4.19M"),
+    (lambda: measure(Peeks(), torch.ones(3, 4)), "cannot-measure", "meta device"),
+    (
         lambda: measure(nn.Linear(4, 2), (torch.ones(3, 4), torch.ones(3, 2))),
-        "Pass the inputs as the model takes them, without targets",
+        "cannot-measure",
+        "without targets",
     ),
-    "a model with lazy layers, measured": (
-        lambda: measure(nn.LazyLinear(2), torch.ones(3, 4)),
-        "call it once with a batch, then measure it",
-    ),
-    "a plan for layers that are not there, measured": (
-        lambda: measure(
-            nn.Sequential(nn.Linear(4, 2)),
-            torch.ones(2, 4),
-            plan={"upp": models.PLAN["blocks.*.up"]},
-        ),
-        "names upp, which the model does not have",
-    ),
-    "a mesh with `tensor=2` for a model measured without a plan": (
-        lambda: estimate(
-            measure(nn.Linear(4, 2), torch.ones(3, 4)), {"tensor": 2}, devices=2, batch=4
-        ),
-        "the model was measured without a plan",
-    ),
-    "`estimate(param_dtype=)` with copies": (
+    (lambda: measure(nn.LazyLinear(2), torch.ones(3, 4)), "lazy-layers", "call it once"),
+    (lambda: estimate(without_plan(), {"tensor": 2}, devices=2, batch=4), "no-plan", "tensor=2"),
+    (
         lambda: estimate(small(), devices=2, batch=4, param_dtype=torch.bfloat16),
-        "only for a sharded model",
+        "setting-of-shards",
+        "param_dtype",
     ),
-    "`estimate(reshard_after_forward=3)` with four shards": (
-        lambda: estimate(small(), "fsdp", devices=4, batch=4, reshard_after_forward=3),
-        "above 1 and below 4, that divides 4",
-    ),
-    "`estimate(bucket_mb=0)`": (
-        lambda: estimate(small(), devices=2, batch=4, bucket_mb=0),
-        "use a size in MiB above 0",
-    ),
-    "a model measured without inputs": (
-        lambda: measure(nn.Linear(2, 2), ()),
-        "pass example inputs of the model",
-    ),
-    "an optimizer that nobody knows, in `estimate`": (
+    (lambda: measure(nn.Linear(2, 2), ()), "no-example-inputs", "batch"),
+    (
         lambda: estimate(small(), devices=2, batch=4, optimizer="lamb"),
-        "use one of sgd, momentum, adam, adamw, the optimizer itself",
+        "unknown-optimizer",
+        "lamb",
     ),
-    "an optimizer with state of other shapes, in `estimate`": (
+    (
         lambda: estimate(
             small(), devices=2, batch=4, optimizer=Odd([nn.Parameter(torch.ones(2, 2))])
         ),
-        "keeps state whose shape differs",
+        "optimizer-state",
+        "Odd",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("what", MISTAKES)
-def test_figures_that_cannot_be_are_refused(what: str, mistake: Mistakes) -> None:
-    make, message = MISTAKES[what]
-    with mistake("Several processes", what, ConfigurationError, match=message):
+@pytest.mark.parametrize(("make", "code", "value"), MISTAKES)
+def test_figures_that_cannot_be_are_refused(make: Any, code: str, value: str) -> None:
+    with raises(code, value):
         make()
 
 
-def test_a_plan_whose_patterns_fit_no_layer_is_refused(mistake: Mistakes) -> None:
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ({"strategy": "fsdp", "devices": 4, "reshard_after_forward": 3}, "divides 4"),
+        ({"devices": 2, "bucket_mb": 0}, "above 0"),
+    ],
+)
+def test_settings_of_a_runtime_are_checked_as_the_runtime_does(
+    options: dict[str, Any], value: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=value):
+        estimate(small(), batch=4, **options)
+
+
+def test_a_plan_for_layers_that_are_not_there_is_refused() -> None:
+    plan = {"upp": models.PLAN["blocks.*.up"]}
+    with pytest.raises(ConfigurationError, match="upp"):
+        measure(nn.Sequential(nn.Linear(4, 2)), torch.ones(2, 4), plan=plan)
+
+
+def test_a_plan_whose_patterns_fit_no_layer_is_refused() -> None:
     plan = {"blok.*.up": models.PLAN["blocks.*.up"]}
-    what = "a plan with patterns that fit no layer, measured"
     with (
         pytest.warns(UserWarning, match="could not be resolved"),  # torch's, for each pattern
-        mistake(
-            "Several processes",
-            what,
-            ConfigurationError,
-            match="The plan splits no layer of the model",
-        ),
+        raises("plan-without-layers", "blok.*.up"),
     ):
         measure(models.text(), torch.zeros(2, 5, dtype=torch.long), plan=plan)
 

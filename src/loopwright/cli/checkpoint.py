@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import checkpoint as checkpoints  # which imports torch only for what needs it
-from ..errors import ConfigurationError
-from .exits import FOUND, OK
+from .exits import FOUND, OK, check_output
 from .output import (
     RED,
     age_text,
@@ -86,10 +85,7 @@ def diff_command(options: argparse.Namespace) -> int:
 
 def export_command(options: argparse.Namespace) -> int:
     out = Path(options.out)
-    if out.exists() and not options.force:
-        raise ConfigurationError(
-            f"{out} exists: choose another name, or add --force to replace it."
-        )
+    check_output(out, force=options.force)
 
     source = find_source(options.source, options.root, options.checkpoint)
     check_model(source, options.model)

@@ -68,7 +68,7 @@ def validate_command(options: argparse.Namespace) -> int:
     overrides = [text for text in given if is_override(text) and not Path(text).exists()]
     files = list(dict.fromkeys(text for text in given if text not in overrides))
     if not files:
-        raise ConfigurationError("Name at least one run file to check.")
+        raise ConfigurationError("no-run-file-named", "Name at least one run file to check.")
     found = {file: mistakes_in(file, overrides) for file in files}
     if options.json:
         print_json(

@@ -26,7 +26,7 @@ from ..data.stream import StreamWrapper
 from ..errors import ConfigurationError
 from ..interfaces.configured import BaseTrainer, Experiment
 from ..run.reading import RunView
-from .exits import OK, explained
+from .exits import OK, check_output, explained
 from .output import number_text, print_json, print_table, printable, size_text, strict_json
 from .selection import (
     checkpoint_name,
@@ -48,8 +48,9 @@ def eval_command(options: argparse.Namespace) -> int:
         metrics = experiment.evaluate(options.data, checkpoint=checkpoint.path)
     if not metrics:
         raise ConfigurationError(
+            "nothing-to-evaluate",
             f"{run.path} has no evaluation callbacks and no data set except `train`: name a data "
-            "set with --data KEY."
+            "set with --data KEY.",
         )
     _print(run, checkpoint, metrics, options)
     return OK
@@ -72,7 +73,8 @@ def _print(
 
 
 def predict_command(options: argparse.Namespace) -> int:
-    output = _destination(Path(options.output), options.force)
+    output = Path(options.output)
+    check_output(output, force=options.force, suffixes=list(SUFFIXES))
     run = find_run(options.name, options.root)
     require_config(run, *lines_in_python(run, "predict"))
     checkpoint = pick_checkpoint(run, options.checkpoint)
@@ -91,20 +93,6 @@ def predict_command(options: argparse.Namespace) -> int:
         printable(f"Outputs of {source} on {options.data}: {shapes}, written to {output} ({size}).")
     )
     return OK
-
-
-def _destination(output: Path, force: bool) -> Path:
-    """Check before anything is computed that the file can be written in the format of its
-    suffix."""
-    if output.suffix not in SUFFIXES:
-        raise ConfigurationError(f"--output {output}: the name must end in {', '.join(SUFFIXES)}.")
-    if output.exists() and not force:
-        raise ConfigurationError(
-            f"{output} exists: choose another --output, or add --force to replace it."
-        )
-    if not output.absolute().parent.is_dir():
-        raise ConfigurationError(f"--output {output}: there is no folder {output.parent}.")
-    return output
 
 
 def _shape(value: Any) -> str:
@@ -126,17 +114,17 @@ def _watched(trainer: BaseTrainer) -> Iterator[None]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("predicting", total=None)
 
-        class Counted(StreamWrapper):
+        class CountedStream(StreamWrapper):
             def take(self, count: int, max_samples: int | None = None) -> Any:
                 batches = self._stream.take(count, max_samples)
                 bar.update(task, advance=len(batches), total=self.num_batches)
                 return batches
 
-        class Watch(Callback):
+        class ShowsProgress(Callback):
             def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
-                return Counted(stream)
+                return CountedStream(stream)
 
-        trainer.engine.add_callback(Watch())
+        trainer.engine.add_callback(ShowsProgress())
         yield
 
 
@@ -177,7 +165,8 @@ def write_predictions(path: Path, outputs: Mapping[str, Any]) -> None:
     """Write the file at once or not at all."""
     if not outputs:
         raise ConfigurationError(
-            "There is nothing to write: the data set is empty, or the model gives no outputs."
+            "no-outputs",
+            "There is nothing to write: the data set is empty, or the model gives no outputs.",
         )
     content = SUFFIXES[path.suffix](outputs)
     with staged_file(path) as staging:
@@ -193,7 +182,8 @@ def _npy(outputs: Mapping[str, Any]) -> bytes:
     arrays = _arrays(outputs, ".npy")
     if len(arrays) != 1:
         raise ConfigurationError(
-            f"The model has {len(arrays)} outputs ({', '.join(arrays)}): use .npz, not .npy."
+            "several-outputs",
+            f"The model has {len(arrays)} outputs ({', '.join(arrays)}): use .npz, not .npy.",
         )
     file = BytesIO()
     np.save(file, next(iter(arrays.values())), allow_pickle=False)
@@ -223,9 +213,10 @@ def _tensors(outputs: Mapping[str, Any], suffix: str) -> dict[str, Tensor]:
     for name, value in outputs.items():
         if not isinstance(value, Tensor):
             raise ConfigurationError(
+                "output-format",
                 f"The output {name!r} cannot be written as {suffix}: its batches are "
                 f"{type(value[0]).__name__}s that do not form one tensor over all samples. Use "
-                ".json."
+                ".json.",
             )
     return {name: value.detach() for name, value in outputs.items()}
 

@@ -1,14 +1,14 @@
-"""Exit codes of all commands, and how a command reports an error of the user's own code."""
+"""Exit codes, files that commands write, and errors of the user's own code."""
 
 from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import LoopwrightError
+from ..errors import ConfigurationError, LoopwrightError
 
 OK = 0
 FOUND = 1
@@ -35,6 +35,18 @@ class ProgramError(LoopwrightError):
     """Code that a config names has raised an error, which is the cause."""
 
 
+def check_output(path: Path, *, force: bool, suffixes: Sequence[str] = ()) -> None:
+    """Refuse a file that cannot be written, or that exists, before anything is computed."""
+    if suffixes and path.suffix not in suffixes:
+        ends = " or ".join(suffixes)
+        raise ConfigurationError("output-suffix", f"{path}: the name must end in {ends}.")
+    if path.exists() and not force:
+        what = "choose another name, or add --force to replace it"
+        raise ConfigurationError("output-exists", f"{path} exists: {what}.")
+    if not path.absolute().parent.is_dir():
+        raise ConfigurationError("no-output-folder", f"{path}: there is no folder {path.parent}.")
+
+
 @contextmanager
 def explained(run: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
     """Turn an error of the user's model, data or trainer into a ProgramError that says where it was
@@ -48,14 +60,14 @@ def explained(run: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
         raise
     except LoopwrightError as error:
         if notes_of(error):
-            raise ProgramError("\n".join([str(error), *notes_of(error)])) from error
+            text = "\n".join([str(error), *notes_of(error)])
+            raise ProgramError("program-error", text) from error
         raise
     except Exception as error:
         log = None if (directory := run()) is None else directory / LOG
         kept = f"; it is also in {log}" if log is not None and log.is_file() else ""
-        raise ProgramError(
-            "\n".join([*described(error), f"(--debug shows the traceback{kept}.)"])
-        ) from error
+        lines = [*described(error), f"(--debug shows the traceback{kept}.)"]
+        raise ProgramError("program-error", "\n".join(lines)) from error
 
 
 def described(error: BaseException) -> list[str]:

@@ -20,7 +20,7 @@ from ..errors import ConfigurationError
 from ..interfaces.configured.experiment import Experiment
 from ..run.reading import RunView
 from ..trainer import Trainer
-from .exits import FOUND, OK
+from .exits import FOUND, OK, check_output
 from .output import printable, size_text
 from .selection import check_model, checkpoint_name, find_run, pick_checkpoint, require_config
 
@@ -62,17 +62,7 @@ def _destination(run: RunView, options: argparse.Namespace) -> Path:
     suffixes = SUFFIXES[options.format]
     plain = re.sub(r"[^\w.-]+", "-", run.name).strip("-.") or "model"
     out = Path(options.output or f"{plain}{suffixes[0]}")
-    if out.suffix not in suffixes:
-        raise ConfigurationError(
-            f"--output {out}: the name must end in {' or '.join(suffixes)} for --format "
-            f"{options.format}."
-        )
-    if out.exists() and not options.force:
-        raise ConfigurationError(
-            f"{out} exists: choose another --output, or add --force to replace it."
-        )
-    if not out.absolute().parent.is_dir():
-        raise ConfigurationError(f"--output {out}: there is no folder {out.parent}.")
+    check_output(out, force=options.force, suffixes=suffixes)
     return out
 
 
@@ -121,8 +111,9 @@ def example_inputs(trainer: Trainer, data: Any) -> Any:
             inputs, _ = trainer.split_batch(trainer.prepare_batch(batch))
             if isinstance(inputs, Mapping) and not inputs:
                 raise ConfigurationError(
+                    "unknown-inputs",
                     "trainer.forward_properties is empty, so the inputs of the model are not "
-                    "known: name the keys of a batch that it takes, or override `_split_batch`."
+                    "known: name the keys of a batch that it takes, or override `_split_batch`.",
                 )
             return tree_map(
                 lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, inputs
@@ -130,5 +121,6 @@ def example_inputs(trainer: Trainer, data: Any) -> Any:
     finally:
         stream.close()
     raise ConfigurationError(
-        "The training data of the run is empty, so there are no inputs to try the model with."
+        "no-samples-to-try",
+        "The training data of the run is empty, so there are no inputs to try the model with.",
     )

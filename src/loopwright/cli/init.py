@@ -27,12 +27,15 @@ def init_command(options: argparse.Namespace) -> int:
         if not _is_kept(folder / name)
     }
     if folder.exists() and not folder.is_dir():
-        raise ConfigurationError(f"{folder} is a file: name a folder, existing or new.")
+        raise ConfigurationError(
+            "folder-is-file", f"{folder} is a file: name a folder, existing or new."
+        )
     there = [name for name in files if _is_there(folder / name)]
     if there:
         raise ConfigurationError(
+            "would-overwrite",
             f"{folder.resolve()} already has {' and '.join(there)}, and nothing is overwritten: "
-            "name another folder."
+            "name another folder.",
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, source in files.items():

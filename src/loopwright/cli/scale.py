@@ -59,8 +59,9 @@ def scale_command(options: argparse.Namespace) -> int:
 def _transformer(options: argparse.Namespace) -> ModelShape:
     if options.layers is None or options.width is None:
         raise ConfigurationError(
+            "no-model-named",
             "Which model? Name a run file (CONFIG), or a transformer by --layers and --width (and "
-            "--params), as in `loopwright scale --params 7B --layers 32 --width 4096`."
+            "--params), as in `loopwright scale --params 7B --layers 32 --width 4096`.",
         )
     return transformer(
         options.layers,
@@ -76,7 +77,8 @@ def _compare_config(options: argparse.Namespace, given: dict[str, Any]) -> Compa
     plan for it."""
     if options.layers or options.width or options.params:
         raise ConfigurationError(
-            f"{options.config} has its own model: leave out --layers, --width and --params."
+            "model-named-twice",
+            f"{options.config} has its own model: leave out --layers, --width and --params.",
         )
     with built(options) as engine:
         stream = engine._open(engine.dataset("train"), None, shuffle=False)
@@ -85,7 +87,8 @@ def _compare_config(options: argparse.Namespace, given: dict[str, Any]) -> Compa
         stream.close()
         if not batches:
             raise ConfigurationError(
-                "The data set `train` is empty: there is no sample to measure the model with."
+                "no-sample-to-measure",
+                "The data set `train` is empty: there is no sample to measure the model with.",
             )
         inputs, _ = engine.split_batch(engine.prepare_batch(batches[0].value))
         model = measure(engine.model, inputs)

@@ -48,9 +48,10 @@ def load_single(path: str, overrides: list[str], command: str = "train") -> Any:
     space = read_sweep(path, overrides).space
     if space:
         raise ConfigurationError(
+            "several-runs",
             f"{path} describes several runs, with several values of {', '.join(space)}: use "
             "`loopwright sweep`, or give each of them one value (~sweep removes the `sweep:` "
-            "block)."
+            "block).",
         )
     return load_config(path, overrides)
 
@@ -101,10 +102,12 @@ def _earlier(text: str, root: str) -> Path:
 def _again(run: Path | None, overrides: list[str], progress: Display) -> Experiment:
     """A run with the config and the code that were kept in its directory."""
     if run is None:
-        raise ConfigurationError(name_run_file())
+        raise ConfigurationError("run-not-named", name_run_file())
     config = run / "config.yaml"
     if not config.is_file():
-        raise ConfigurationError(f"{run} has no config.yaml. {resume_text(RunView(run))}")
+        raise ConfigurationError(
+            "no-config-kept", f"{run} has no config.yaml. {resume_text(RunView(run))}"
+        )
     experiment = Experiment.from_config(load_config(config, overrides), progress=progress)
     experiment.run = run
     return experiment

@@ -28,8 +28,9 @@ IN_CODE = {
 def tune_command(options: argparse.Namespace) -> int:
     if str(options.config).endswith(".py"):
         raise ConfigurationError(
+            "tune-program",
             f"`loopwright tune` takes a run file (YAML), but {options.config} is a program: call "
-            "`trainer.tune(data)` in it instead."
+            "`trainer.tune(data)` in it instead.",
         )
     with built(options) as engine:
         data, size = _data_of(engine)

@@ -1,9 +1,8 @@
 """YAML as a constructor call written as data: read, checked as a whole, then built.
 
-    config = load_config("run.yaml", ["trainer.max_updates=500"])      # includes, variables,
-    overrides problems = check(config, schema)                                   # every mistake,
-    before anything is built model = build(config.at("model"), Place("model", nn.Module))       #
-    `kind` and its arguments, nested
+    config = load_config("run.yaml", ["trainer.max_updates=500"])  # includes, variables, overrides
+    problems = check(config, schema)                               # before anything is built
+    model = build(config.at("model"), Place("model", nn.Module))   # `kind` and its arguments
 
 This package knows nothing of trainers: which objects a file describes is said with `Place`, `Entry`
 and `Schema`.
@@ -16,7 +15,7 @@ from .places import Entry, Place, Schema, list_of, mapping_of, one_of_kind
 from .schema import json_schema, run_schema
 from .sweep import Interval, Sweep, Variant, expand_sweep, load_variant, read_sweep
 from .tree import ConfigError, Problem
-from .validate import build, check
+from .validate import build, check, load_model
 
 __all__ = [
     "Config",
@@ -35,6 +34,7 @@ __all__ = [
     "json_schema",
     "list_of",
     "load_config",
+    "load_model",
     "load_variant",
     "mapping_of",
     "nearest",

@@ -22,7 +22,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import Dataset, Sampler
 
 from ..callback import Callback
-from ..text import near_names, nearest
+from ..text import listed, near_names, nearest
 from .places import Place
 
 ANYTHING: tuple[type, ...] = (
@@ -156,10 +156,8 @@ def _check_installed(name: str, bases: tuple[type, ...], folder: Path | None) ->
             f"{' or '.join(sorted(wanted))}, so it cannot define the class that is needed here."
         )
     if find(name) is None:
-        beside_file = (
-            sorted(path.stem for path in folder.glob("*.py")) if folder is not None else []
-        )
-        there = f" (there: {', '.join(beside_file)})" if beside_file else ""
+        beside_file = [] if folder is None else sorted(path.stem for path in folder.glob("*.py"))
+        there = f" (there: {listed(beside_file)})" if beside_file else ""
         raise RefusedError(
             f"there is no module {name}, neither next to the file{there} nor installed."
         )
@@ -212,16 +210,11 @@ def resolve_kind(kind: object, place: Place, folder: Path | None) -> Callable[..
     short = place.short_names
     path = short.get(kind, kind)
     if "." not in path:
-        near = [
-            name
-            for name in near_names(kind, list(short), cutoff=0.7)
-            if _is_accepted(name, place, folder)
-        ]
-        hint = (
-            f"did you mean {' or '.join(near)}?"
-            if near
-            else "write its import path, such as mine.Net."
-        )
+        near = near_names(kind, short, cutoff=0.7)
+        near = [name for name in near if is_accepted(name, place, folder)]
+        hint = "write its import path, such as mine.Net."
+        if near:
+            hint = f"did you mean {' or '.join(near)}?"
         raise RefusedError(f"there is no kind {kind} for {place.name}; {hint}")
     found = find_object(path, place, folder)
     if path in short.values() and isinstance(found, FunctionType):
@@ -230,11 +223,11 @@ def resolve_kind(kind: object, place: Place, folder: Path | None) -> Callable[..
     return found  # type: ignore[no-any-return]
 
 
-def _is_accepted(short_name: str, place: Place, folder: Path | None) -> bool:
-    """Whether a short name leads to something that can be used: a package of ours has abstract
-    classes too."""
+def is_accepted(kind: str, place: Place, folder: Path | None) -> bool:
+    """Whether a kind is there and fits: a package of ours may list other things, and need what is
+    not installed."""
     try:
-        resolve_kind(short_name, place, folder)
+        resolve_kind(kind, place, folder)
     except RefusedError:
         return False
     return True
@@ -249,14 +242,8 @@ def find_object(path: str, place: Place, folder: Path | None) -> Any:
             raise RefusedError(f"{path!r} is not the import path of a class, such as mine.Net.")
     module = import_allowed(parts[0], place.bases, folder)
     rest = parts[1:]
-    while (
-        len(rest) > 1
-        and (name := f"{module.__name__}.{rest[0]}")
-        and _is_package(module)
-        and find(name)
-    ):
-        module = import_or_refuse(name)
-        rest = rest[1:]
+    while len(rest) > 1 and hasattr(module, "__path__") and find(f"{module.__name__}.{rest[0]}"):
+        module = import_or_refuse(f"{module.__name__}.{rest.pop(0)}")
     found = _attribute(module, rest[0], place)
     walked = f"{module.__name__}.{rest[0]}"
     for name in rest[1:]:
@@ -269,10 +256,6 @@ def find_object(path: str, place: Place, folder: Path | None) -> Any:
         if found is None:
             raise RefusedError(f"there is no {walked}.")
     return found
-
-
-def _is_package(module: ModuleType) -> bool:
-    return hasattr(module, "__path__")
 
 
 def _attribute(module: ModuleType, name: str, place: Place) -> Any:
@@ -290,11 +273,8 @@ def _attribute(module: ModuleType, name: str, place: Place) -> Any:
 
 def _public_names(module: ModuleType) -> list[str]:
     """The public names of a module; a name in `__all__` may be resolved when it is looked up."""
-    listed = getattr(module, "__all__", None)
-    names = (
-        list(vars(module)) if listed is None else [key for key in listed if isinstance(key, str)]
-    )
-    return [name for name in names if not name.startswith("_")]
+    names = getattr(module, "__all__", None) or vars(module)
+    return [name for name in names if isinstance(name, str) and not name.startswith("_")]
 
 
 def _is_usable(module: ModuleType, name: str, place: Place) -> bool:
@@ -380,67 +360,35 @@ def shipped_names(bases: tuple[type, ...]) -> Mapping[str, str]:
     """Short names with their import paths, for places that need one of these classes."""
     found: dict[str, str] = {}
     for base in bases:
-        for needed, names in _TABLE:
+        for needed, modules in SHIPPED.items():
             if issubclass(base, needed):
-                found |= names()
+                for module in modules:
+                    found |= names_in(module, needed)
     return found
 
 
-@cache
-def optimizer_names() -> Mapping[str, str]:
-    """`AdamW` for `torch.optim.AdamW`, and so on."""
-    return _classes("torch.optim", Optimizer)
+SHIPPED: dict[type, tuple[str, ...]] = {
+    Optimizer: ("torch.optim",),
+    lr_scheduler.LRScheduler: ("torch.optim.lr_scheduler",),
+    nn.Module: ("torch.nn",),
+    Callback: ("loopwright.callbacks", "loopwright.trackers"),
+}
+OWN_TRACKERS = ("Track", "TrackedRow", "TrackedRun", "Tracker")  # for trackers that users write
 
 
 @cache
-def scheduler_names() -> Mapping[str, str]:
-    """`CosineAnnealingLR` for `torch.optim.lr_scheduler.CosineAnnealingLR`, and so on."""
-    return _classes("torch.optim.lr_scheduler", lr_scheduler.LRScheduler)
+def names_in(module: str, base: type | None = None) -> dict[str, str]:
+    """The classes in a module under their own names, with their import paths.
 
-
-@cache
-def module_names() -> Mapping[str, str]:
-    """`Linear` for `torch.nn.Linear`, and so on."""
-    return _classes("torch.nn", nn.Module)
-
-
-@cache
-def callback_names() -> Mapping[str, str]:
-    """The callbacks and trackers that ship with Loopwright, under their own names."""
-    trackers = _public("loopwright.trackers")
-    for name in ("Track", "TrackedRow", "TrackedRun", "Tracker"):  # for trackers that users write
-        del trackers[name]
-    return _public("loopwright.callbacks") | trackers
-
-
-@cache
-def schedule_names() -> Mapping[str, str]:
-    """The schedules that ship with Loopwright, under their own names."""
-    return _public("loopwright.schedules")
-
-
-_TABLE: tuple[tuple[type, Callable[[], Mapping[str, str]]], ...] = (
-    (Optimizer, optimizer_names),
-    (lr_scheduler.LRScheduler, scheduler_names),
-    (nn.Module, module_names),
-    (Callback, callback_names),
-)
-
-
-def _classes(module: str, base: type) -> Mapping[str, str]:
-    found = vars(import_module(module)).items()
-    return {
-        name: f"{module}.{name}"
-        for name, value in sorted(found)
-        if not name.startswith("_")
-        and isinstance(value, type)
-        and issubclass(value, base)
-        and value is not base
-    }
-
-
-def _public(module: str) -> dict[str, str]:
-    """What a package of ours lists in `__all__`, without importing each of its modules; classes
-    only."""
-    names: list[str] = import_module(module).__all__
-    return {name: f"{module}.{name}" for name in sorted(names) if name[:1].isupper()}
+    Of a package of ours, those that it lists: its modules are not imported for it.
+    """
+    package = import_module(module)
+    if module.startswith("loopwright."):
+        names = [name for name in package.__all__ if name[:1].isupper()]
+    else:
+        names = [
+            name
+            for name, value in vars(package).items()
+            if isinstance(value, type) and base in value.__mro__[1:] and not name.startswith("_")
+        ]
+    return {name: f"{module}.{name}" for name in sorted(names) if name not in OWN_TRACKERS}

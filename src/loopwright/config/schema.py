@@ -6,15 +6,16 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from .arguments import EMPTY, Argument, arguments_of, fields_of, is_model, is_open, model_in
 from .compose import DEFAULTS, Config
 from .hints import json_of
-from .kinds import ANYTHING, RefusedError, beside, fits, resolve_kind
+from .kinds import ANYTHING, beside, fits, is_accepted, resolve_kind
 from .places import KIND, Entry, Place, Schema, mapping_of, one_of_kind
-from .validate import Validation
+from .validate import ConfigValidation
 
 ARGUMENT = re.compile(
     r"^\s{0,12}(\w+)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?\s*:[ \t]+(\S.*)$", re.M
@@ -63,7 +64,7 @@ def json_schema(schema: Schema, config: Config | None = None) -> Json:
     folder: Path | None = None
     kinds: list[tuple[Place, str]] = []
     if config is not None:
-        validation = Validation(config.folder)
+        validation = ConfigValidation(config.folder)
         validation.check(config.root, schema, config.key)
         folder = config.folder
         kinds = validation.kinds
@@ -192,20 +193,8 @@ class SchemaWriter:
 
     def kinds_of(self, place: Place) -> list[str]:
         used = [kind for other, kind in self.kinds if other is place]
-        return [
-            kind
-            for kind in dict.fromkeys([*place.short_names, *used])
-            if self.is_usable(kind, place)
-        ]
-
-    def is_usable(self, kind: str, place: Place) -> bool:
-        """Whether it is there and fits: a package of ours may list other things, and need what is
-        not installed."""
-        try:
-            resolve_kind(kind, place, self.folder)
-        except RefusedError:
-            return False
-        return True
+        kinds = dict.fromkeys([*place.short_names, *used])
+        return [kind for kind in kinds if is_accepted(kind, place, self.folder)]
 
     def is_detailed(self, kind: str, place: Place) -> bool:
         """The layers of torch are listed by name only: their arguments would be most of the
@@ -282,12 +271,8 @@ class SchemaWriter:
         return {**body, **extra}
 
     def free_name(self, wanted: str) -> str:
-        name = wanted
-        count = 2
-        while name in self.defs:
-            name = f"{wanted}_{count}"
-            count = count + 1
-        return name
+        names = (wanted if number == 1 else f"{wanted}_{number}" for number in count(1))
+        return next(name for name in names if name not in self.defs)
 
 
 def any_of(options: Iterable[Json]) -> Json:
@@ -328,48 +313,33 @@ def run_schema(
     >>> [name for name, entry in schema.entries.items() if entry.required]
     ['model', 'datasets', 'trainer']
     """
-    entries = {
-        "name": Entry(
-            str | None, description="The name of the run; its directory is `runs/<name>/<id>`."
-        ),
-        "seed": Entry(
-            int | None, description="The seed of all randomness: 0 is a seed, null is none."
-        ),
-        "output_path": Entry(
-            Path | None, description="The run directory. Default: a new one in `runs/<name>`."
-        ),
-        "tags": Entry(list[str], description="Words to find the run by."),
-        "resume": Entry(
+    texts = {
+        "name": (str | None, "The name of the run; its directory is `runs/<name>/<id>`."),
+        "seed": (int | None, "The seed of all randomness: 0 is a seed, null is none."),
+        "output_path": (Path | None, "The run directory. Default: a new one in `runs/<name>`."),
+        "tags": (list[str], "Words to find the run by."),
+        "resume": (
             bool | str | None,
-            description="true or auto to continue, false to start anew, or the path of a run.",
+            "true or auto to continue, false to start anew, or the path of a run.",
         ),
-        "vars": Entry(DATA, description="Values to use elsewhere in the file as `${vars.name}`."),
-        "defaults": Entry(
-            list[Any] | str, description="Files to include; this file's keys win over theirs."
-        ),
-        "modules": Entry(
-            str, description="The folder of your modules: that of the file, or one above it."
-        ),
-        "sweep": Entry(
-            DATA, description="Keys with lists of values, one run for each combination."
-        ),
-        "model": Entry(one_of_kind(model), True, model.description or "The model that is trained."),
-        "datasets": Entry(
+        "vars": (DATA, "Values to use elsewhere in the file as `${vars.name}`."),
+        "defaults": (list[Any] | str, "Files to include; this file's keys win over theirs."),
+        "modules": (str, "The folder of your modules: that of the file, or one above it."),
+        "sweep": (DATA, "Keys with lists of values, one run for each combination."),
+    }
+    entries = {name: Entry(accepts, description=text) for name, (accepts, text) in texts.items()}
+    needed = {
+        "model": (one_of_kind(model), model.description or "The model that is trained."),
+        "datasets": (
             mapping_of(dataset),
-            True,
             dataset.description or "Data sets by name, such as train and test.",
         ),
-        "trainer": Entry(
-            one_of_kind(trainer), True, trainer.description or "The trainer and its settings."
-        ),
+        "trainer": (one_of_kind(trainer), trainer.description or "The trainer and its settings."),
     }
-    for name, place in (
-        ("optimizer", optimizer),
-        ("scheduler", scheduler),
-        ("initializer", initializer),
-    ):
+    entries |= {name: Entry(accepts, True, text) for name, (accepts, text) in needed.items()}
+    optional = {"optimizer": optimizer, "scheduler": scheduler, "initializer": initializer}
+    for name, place in optional.items():
         if place is not None:
-            entries[name] = Entry(
-                one_of_kind(place), description=place.description or f"The {name}."
-            )
+            text = place.description or f"The {name}."
+            entries[name] = Entry(one_of_kind(place), description=text)
     return Schema(entries, "A training run.")

@@ -21,7 +21,7 @@ from .compose import Config, escaped, finish, parse_overrides, read_root
 from .overrides import RANGE, Override, parse_range
 from .places import Entry, Schema
 from .tree import COMMAND_LINE, ConfigError, Node, Problem, collecting, to_node
-from .validate import Validation
+from .validate import ConfigValidation
 from .yaml import plain_text
 
 SWEEP = "sweep"
@@ -127,7 +127,7 @@ def read_block(block: Node) -> Sweep:
     """
     if "space" not in (block.value or ()) and "method" not in (block.value or ()):
         return Sweep(_read_space(block, SWEEP))
-    options, problems = Validation(None).check(block, OPTIONS, SWEEP)
+    options, problems = ConfigValidation(None).check(block, OPTIONS, SWEEP)
     if problems:
         raise ConfigError(problems)
     num = options.get("num")
@@ -169,7 +169,7 @@ def _read_values(node: Node, key: str) -> Sequence[Any] | Interval:
 
 
 def _read_interval(node: Node, key: str) -> Interval:
-    values, problems = Validation(None).check(node, INTERVAL, key)
+    values, problems = ConfigValidation(None).check(node, INTERVAL, key)
     if problems:
         raise ConfigError(problems)
     found = Interval(**values)

@@ -44,7 +44,10 @@ class ConfigError(ConfigurationError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = tuple(dict.fromkeys(problems))
         head = f"{counted(len(self.problems), 'mistake')} in the configuration:"
-        super().__init__("\n".join([head, *map(str, self.problems)]))
+        super().__init__("config", "\n".join([head, *map(str, self.problems)]))
+
+    def __str__(self) -> str:
+        return str(self.args[1])  # the last mistake ends the report, not a code
 
 
 @contextmanager

@@ -3,13 +3,14 @@ and kinds."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn, Optional, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from torch import nn
 
@@ -43,9 +44,11 @@ from .places import (
     public_name,
 )
 from .tree import ConfigError, Node, Problem, child_of, join_key, to_node
+from .yaml import read_file
 
 Mistakes = list[InitErrorDetails]
 HERE = "config"
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def check(config: Config, schema: Schema) -> list[Problem]:
@@ -70,7 +73,7 @@ def check(config: Config, schema: Schema) -> list[Problem]:
     sed unknown key; did you mean seed?
     size is the text 'big'; expected a number.
     """
-    return Validation(config.folder).check(config.root, schema, config.key)[1]
+    return ConfigValidation(config.folder).check(config.root, schema, config.key)[1]
 
 
 def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> Any:
@@ -99,14 +102,49 @@ def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> An
     root = config.root if config is not None else to_node(dict(node), HERE, None)  # type: ignore[arg-type]
     folder, key = (config.folder, config.key) if config is not None else (None, "")
     with beside(folder):
-        recipe, problems = Validation(folder).check(root, one_of_kind(place), key)
+        recipe, problems = ConfigValidation(folder).check(root, one_of_kind(place), key)
         if problems:
             raise ConfigError(problems)
         return Builder(given, place.name).make(recipe, root, key)
 
 
+def load_model(source: str | os.PathLike[str] | Mapping[str, Any], model: type[Model]) -> Model:
+    """Read a YAML or JSON file, or a mapping, into a pydantic model.
+
+    For an interface whose settings are one model: unknown settings with the nearest known ones,
+    wrong values and missing ones are all in one ConfigError, with file and line.
+
+    Args:
+        source: The path of a file, or the values by name.
+        model: The pydantic model.
+
+    >>> from pydantic import BaseModel
+    >>> from loopwright.config import load_model
+    >>> class Settings(BaseModel):
+    ...     epochs: int = 10
+    >>> load_model({"epochs": 3}, Settings)
+    Settings(epochs=3)
+    >>> load_model({"epohcs": 3}, Settings)
+    Traceback (most recent call last):
+        ...
+    loopwright.config.tree.ConfigError: 1 mistake in the configuration:
+    config: epohcs
+        unknown key; Settings takes no such argument; did you mean epochs?
+    """
+    root = (
+        to_node(dict(source), HERE, None)
+        if isinstance(source, Mapping)
+        else read_file(Path(source))
+    )
+    recipe, problems = ConfigValidation(None).check(root, model, "")
+    if problems:
+        raise ConfigError(problems)
+    found: Model = Builder({}, model.__name__).make(recipe, root, "")
+    return found
+
+
 @dataclass
-class Validation:
+class ConfigValidation:
     """One check of a config, which is the context of pydantic's validators.
 
     kinds: which kind was named in which place.
@@ -258,7 +296,7 @@ class ObjectCheck:
     suspects: missing keys that an unknown one was probably meant to be.
     """
 
-    validation: Validation
+    validation: ConfigValidation
     value: Mapping[str, Any]
     place: Place
     target: Callable[..., Any]

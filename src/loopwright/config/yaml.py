@@ -38,78 +38,64 @@ class TextLoader(yaml.SafeLoader):
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         if kind is yaml.ScalarNode:
-            return PLAIN if implicit[0] else f"{TAG}str"
+            return PLAIN if implicit[0] else STRING
         return f"{TAG}seq" if kind is yaml.SequenceNode else f"{TAG}map"
 
 
 def read_file(path: Path) -> Node:
     """The content of a YAML file, which must be a mapping; an empty file is an empty one."""
-    file = str(path)
+    whole = Node(None, str(path), None)
     try:
         data = path.read_bytes()
         if len(data) > MAX_BYTES:
-            raise ConfigError(
-                [Problem(file, None, "", f"has {len(data)} bytes: too large for a config.")]
-            )
+            raise whole.error("", f"has {len(data)} bytes: too large for a config.")
         text = data.decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(
-            [Problem(file, None, "", f"cannot be read: {error.strerror or error}.")]
-        ) from None
+        raise whole.error("", f"cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise ConfigError(
-            [Problem(file, line, "", "is not UTF-8 text: save it as UTF-8.")]
-        ) from None
-    node = read_text(text, file)
+        whole.line = data[: error.start].count(b"\n") + 1
+        raise whole.error("", "is not UTF-8 text: save it as UTF-8.") from None
+    node = read_text(text, whole.file)
     if node.value is None:
         node.value = {}
     if not isinstance(node.value, dict):
-        message = f"is {node.shown()}; a config is a mapping of keys to values, such as `seed: 0`."
-        raise ConfigError([Problem(file, node.line, "", message)])
+        what = "a config is a mapping of keys to values, such as `seed: 0`"
+        raise node.error("", f"is {node.shown()}; {what}.")
     return node
 
 
 def read_text(text: str, file: str, *, has_lines: bool = True) -> Node:
     """The content of YAML text; raises ConfigError with all that is wrong with it."""
+    line: int | None = None
     try:
         loader = TextLoader(text)
         try:
-            root = loader.get_single_node()
+            return Reader(file, has_lines).read(loader.get_single_node())
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        message = f"is not YAML: {error.problem or error.context}{_advice(error, text)}"
-        line = mark.line + 1 if mark is not None and has_lines else None
-        raise ConfigError([Problem(file, line, "", message)]) from None
+        line = None if mark is None else mark.line + 1
+        what = ", ".join(filter(None, (error.context, error.problem)))
+        message = f"is not YAML: {what}{_advice(error, text)}"
     except yaml.reader.ReaderError as error:
-        line = text[: error.position].count("\n") + 1 if has_lines else None
+        line = text[: error.position].count("\n") + 1
         message = f"has a character that YAML does not allow ({error.character!r})."
-        raise ConfigError([Problem(file, line, "", message)]) from None
     except RecursionError:
-        raise ConfigError([Problem(file, None, "", "is nested too deeply for a config.")]) from None
-    except (
-        ValueError,
-        OverflowError,
-    ) as error:  # PyYAML on an escape or a directive that it did not expect
-        raise ConfigError([Problem(file, None, "", f"is not YAML: {error}.")]) from None
-    return Reader(file, has_lines).read(root)
+        message = "is nested too deeply for a config."
+    except ConfigError:
+        raise
+    except (ValueError, OverflowError) as error:  # PyYAML on an escape that it did not expect
+        message = f"is not YAML: {error}."
+    raise Node(None, file, line if has_lines else None).error("", message)
 
 
 def _advice(error: yaml.MarkedYAMLError, text: str) -> str:
     mark = error.problem_mark
-    line = (
-        text.splitlines()[mark.line]
-        if mark is not None and mark.line < len(text.splitlines())
-        else ""
-    )
+    lines = text.splitlines()
+    line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return "; indent with spaces, not tabs."
-    if "found undefined alias" in (error.problem or ""):
-        return "; an anchor (&name) must come before its alias (*name)."
-    if "expected a single document" in (error.context or ""):
-        return "; a config is one document, without `---` in the middle."
     if "mapping values are not allowed" in (error.problem or ""):
         return "; is the indentation right, and is text with a `: ` in it quoted?"
     if "${" in line and error.context and "flow" in error.context:
@@ -128,11 +114,8 @@ class Reader:
         self.open: set[int] = set()  # nodes that are being read, to see one that contains itself
 
     def read(self, root: yaml.Node | None) -> Node:
-        node = (
-            Node(None, self.file, 1 if self.has_lines else None)
-            if root is None
-            else self.node(root, "")
-        )
+        empty = Node(None, self.file, 1 if self.has_lines else None)
+        node = empty if root is None else self.node(root, "")
         if self.problems:
             raise ConfigError(self.problems)
         return node
@@ -140,15 +123,10 @@ class Reader:
     def node(self, node: yaml.Node, key: str) -> Node:
         self.count += 1
         if self.count > MAX_NODES:
-            raise ConfigError(
-                [
-                    self.problem(
-                        node, key, "aliases (*name) expand to more values than a config may have."
-                    )
-                ]
-            )
+            what = "aliases (*name) expand to more values than a config may have."
+            raise self.made(node, None).error(key, what)
         if len(self.open) > MAX_DEPTH:
-            raise ConfigError([self.problem(node, "", "is nested too deeply for a config.")])
+            raise self.made(node, None).error("", "is nested too deeply for a config.")
         if id(node) in self.open:
             self.add(node, key, "contains itself through an alias (*name).")
             return self.made(node, None)
@@ -166,14 +144,9 @@ class Reader:
             return [
                 self.node(child, join_key(key, index)) for index, child in enumerate(node.value)
             ]
-        if isinstance(node, yaml.ScalarNode) and (tag in TYPES or tag in (PLAIN, f"{TAG}str")):
+        if isinstance(node, yaml.ScalarNode) and (tag in TYPES or tag in (PLAIN, STRING)):
             return self.scalar(node, key)
-        self.add(
-            node,
-            key,
-            f"has the tag {tag.replace(TAG, '!!')}, but a config contains only data: remove the "
-            "tag.",
-        )
+        self.add(node, key, f"has the tag {tag.replace(TAG, '!!')}: a config contains only data.")
         return None
 
     def scalar(self, node: yaml.ScalarNode, key: str) -> Scalar:
@@ -181,7 +154,7 @@ class Reader:
         if any("\ud800" <= char <= "\udfff" for char in text):
             self.add(node, key, "has half of a character (a surrogate escape such as \\ud800).")
             return None
-        if node.tag == f"{TAG}str":
+        if node.tag == STRING:
             return text
         try:
             value = parse_scalar(text)
@@ -206,32 +179,22 @@ class Reader:
             child = self.node(value_node, join_key(key, name))
             child.line = self.line(key_node)
             if name in own:
-                first = own[name].line
-                since = f" (first in line {first})" if first is not None else ""
-                self.add(
-                    key_node,
-                    join_key(key, name),
-                    f"the key {name} appears twice{since}: remove one.",
-                )
+                first = f" (first in line {own[name].line})" if self.has_lines else ""
+                what = f"the key {name} appears twice{first}: remove one."
+                self.add(key_node, join_key(key, name), what)
             own.setdefault(name, child)
         return {**merged, **own} if merged else own
 
     def key(self, node: yaml.Node, above: str) -> Key | None:
         """A key as text or a whole number; the words that YAML reads as other things are refused as
         keys."""
-        if not isinstance(node, yaml.ScalarNode):
-            self.add(
-                node, above, "has a key that is not a string: a key is a name or a whole number."
-            )
-            return None
-        value = self.scalar(node, above) if node.tag in (PLAIN, f"{TAG}str", f"{TAG}int") else None
+        value: Scalar = None
+        if isinstance(node, yaml.ScalarNode) and node.tag in (PLAIN, STRING, f"{TAG}int"):
+            value = self.scalar(node, above)
         if isinstance(value, bool) or not isinstance(value, str | int):
-            self.add(
-                node,
-                above,
-                f"has the key {str(node.value)!r}: a key is a string or a whole number; put it in "
-                "quotes.",
-            )
+            shown = repr(node.value) if isinstance(node, yaml.ScalarNode) else "that is no text"
+            what = "a key is text or a whole number; put it in quotes."
+            self.add(node, above, f"has a key {shown}: {what}")
             return None
         return value
 
@@ -242,14 +205,10 @@ class Reader:
         result: dict[Key, Node] = {}
         for source in sources:
             if not isinstance(source, yaml.MappingNode):
-                self.add(
-                    source, key, "`<<` takes an alias of a mapping (<<: *name), or a list of them."
-                )
-                continue
-            for name, child in (
-                self.node(source, key).value.items() if id(source) not in self.open else ()
-            ):
-                result.setdefault(name, child)
+                what = "`<<` takes an alias of a mapping (<<: *name), or a list of them."
+                self.add(source, key, what)
+            elif id(source) not in self.open:
+                result = {**self.node(source, key).value, **result}
         return result
 
     def made(self, node: yaml.Node, value: Any) -> Node:
@@ -258,11 +217,8 @@ class Reader:
     def line(self, node: yaml.Node) -> int | None:
         return node.start_mark.line + 1 if self.has_lines else None
 
-    def problem(self, node: yaml.Node, key: str, message: str) -> Problem:
-        return Problem(self.file, self.line(node), key, message)
-
     def add(self, node: yaml.Node, key: str, message: str) -> None:
-        self.problems.append(self.problem(node, key, message))
+        self.problems.append(Problem(self.file, self.line(node), key, message))
 
 
 def parse_scalar(text: str) -> Scalar:
@@ -284,7 +240,9 @@ class TextDumper(yaml.SafeDumper):
     quoted."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        return f"{TAG}{'str' if kind is yaml.ScalarNode else 'seq' if kind is yaml.SequenceNode else 'map'}"
+        if kind is yaml.ScalarNode:
+            return STRING
+        return f"{TAG}seq" if kind is yaml.SequenceNode else f"{TAG}map"
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         """Indents the items of a list below their key."""

@@ -110,7 +110,8 @@ class Experiment(ABC, Generic[InterfaceTrainerT]):
         directory = RunDirectory.open(run)
         if not directory.config_path.is_file():
             raise ConfigurationError(
-                f"{run} was not started from a run file: it has no config.yaml."
+                "not-from-run-file",
+                f"{run} was not started from a run file: it has no config.yaml.",
             )
         experiment = cls.from_config(load_config(directory.config_path), progress=progress)
         experiment.run = directory.path
@@ -204,8 +205,9 @@ class Experiment(ABC, Generic[InterfaceTrainerT]):
             return self.trainer
         if self.run is None:
             raise ConfigurationError(
+                "not-trained-yet",
                 "There is nothing to evaluate yet: call `train` first, or load an existing run "
-                "with Experiment.from_run(directory)."
+                "with Experiment.from_run(directory).",
             )
         if self._reader is None or self._reader[0] != str(checkpoint):
             trainer = self._build()

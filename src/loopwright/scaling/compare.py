@@ -10,10 +10,17 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..errors import ConfigurationError
-from .estimate import Estimate, estimate_sizes
+from ..errors import ConfigurationError, check_number
+from .estimate import Estimate, estimate_sizes, no_plan
 from .hardware import Cluster
-from .layout import STRATEGIES, OptimizerState, Sizes, Training, optimizer_state
+from .layout import (
+    STRATEGIES,
+    OptimizerState,
+    Sizes,
+    UpdateSettings,
+    optimizer_state,
+    unknown_strategy,
+)
 from .model import ModelShape
 
 EQUAL = 1.002  # settings whose times differ by less are the same
@@ -195,10 +202,10 @@ def compare(
         DDP: 8 devices, the largest number requested.
     """
     if not devices:
-        raise ConfigurationError("compare(devices=[]): name at least one number of devices.")
+        raise ConfigurationError("no-devices", "compare(devices=[]): name a number of devices.")
     strategies = _checked(model, strategies)
     cluster = cluster if isinstance(cluster, Cluster) else Cluster(cluster)
-    base = Training(
+    base = UpdateSettings(
         batch,
         optimizer=optimizer_state(optimizer),
         param_dtype=param_dtype,
@@ -221,21 +228,15 @@ def _checked(model: ModelShape, strategies: Sequence[str] | None) -> Sequence[st
     known = [name for name in STRATEGIES if model.has_plan or "tp" not in name]
     for name in strategies or ():
         if name not in STRATEGIES:
-            raise ConfigurationError(
-                f"strategies: there is no {name!r}; use {', '.join(STRATEGIES)}."
-            )
+            raise unknown_strategy(name)
         if name not in known:
-            raise ConfigurationError(
-                f"strategies: {name!r} splits layers, but the model was measured without a plan= "
-                "that says which."
-            )
+            raise no_plan(name)
     return strategies or known
 
 
 def _meshes(strategy: str, devices: int, per_node: int) -> Iterator[Sizes]:
     """The meshes of a strategy on so many devices; layers are shared inside a node only."""
-    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
-        raise ConfigurationError(f"devices={devices!r}: use a number of devices, 1 or more.")
+    check_number("devices", devices, least=1)
     inside = [n for n in _doubled(2, min(per_node, devices)) if devices % n == 0]
     if strategy == "ddp":
         yield Sizes(replicate=devices)
@@ -261,7 +262,7 @@ def _doubled(first: int, last: int) -> Iterator[int]:
 
 
 def _fastest(
-    model: ModelShape, cluster: Cluster, base: Training, meshes: Iterator[Sizes]
+    model: ModelShape, cluster: Cluster, base: UpdateSettings, meshes: Iterator[Sizes]
 ) -> Estimate | None:
     """The fastest settings that fit; where none do, those that need the least memory."""
     tried = [
@@ -276,7 +277,7 @@ def _fastest(
     return min(tried, key=lambda one: one.memory.total, default=None)
 
 
-def _without_policy(training: Training, sizes: Sizes) -> Training:
+def _without_policy(training: UpdateSettings, sizes: Sizes) -> UpdateSettings:
     return training if sizes.shard > 1 else replace(training, param_dtype=None, reduce_dtype=None)
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from .._torch_compat.distributed import dispatching, group_named
 from ..runtime.dtensor import dtensor_type
+from ..trees import leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ def _read(name: str, args: Any, kwargs: Any) -> Iterator[Collective]:
         return
     kind, place, is_part = OPERATORS[name]
     size = _group((*args, *kwargs.values())).size()
-    payload = sum(tensor.nbytes for tensor in _flat(args[place])) * (size if is_part else 1)
+    payload = sum(tensor.nbytes for tensor in leaves(args[place])) * (size if is_part else 1)
     yield Collective(kind, payload, size)
 
 
@@ -177,11 +178,3 @@ def _group(values: Iterable[Any]) -> dist.ProcessGroup:
                 continue
     group: dist.ProcessGroup = group_named(name)
     return group
-
-
-def _flat(tensors: Any) -> Iterator[Any]:
-    if isinstance(tensors, list | tuple):
-        for each in tensors:
-            yield from _flat(each)
-    else:
-        yield tensors

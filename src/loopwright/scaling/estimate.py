@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from math import ceil, log2
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from .layout import (
     Memory,
     OptimizerState,
     Sizes,
-    Training,
+    UpdateSettings,
     local_numel,
     memory_of,
     optimizer_state,
@@ -27,7 +28,6 @@ from .layout import (
     resolve,
 )
 from .model import ModelShape
-from .timing import Timing, time_of
 from .traffic import collectives_of
 
 LOW = 0.5  # an efficiency below which a strategy is called bound by communication
@@ -58,7 +58,7 @@ class Estimate:
 
     model: ModelShape
     sizes: Sizes
-    training: Training
+    training: UpdateSettings
     cluster: Cluster
     memory: Memory
     collectives: tuple[Collective, ...]
@@ -223,25 +223,24 @@ def estimate(
     """
     if not isinstance(model, ModelShape):
         raise ConfigurationError(
+            "unmeasured-model",
             f"estimate(model={type(model).__name__}): use measure(module, example_batch), which "
-            "knows what a sample costs, or transformer(layers, width, sequence=...)."
+            "knows what a sample costs, or transformer(layers, width, sequence=...).",
         )
     cluster = cluster if isinstance(cluster, Cluster) else Cluster(cluster)
     sizes = resolve(strategy, devices, cluster)
     if sizes.tensor > 1 and not model.has_plan:
-        raise ConfigurationError(
-            f"tensor={sizes.tensor}, but the model was measured without a plan, so no layer is "
-            "split: use measure(module, batch, plan={...}), with the plan of your Mesh."
-        )
+        raise no_plan(f"tensor={sizes.tensor}")
     sharding = Sharding(param_dtype, reduce_dtype, reshard_after_forward=reshard_after_forward)
     if sizes.shard == 1 and sharding.given():
         raise ConfigurationError(
+            "setting-of-shards",
             f"{', '.join(sharding.given())}: only for a sharded model. Use a mesh with shard > 1, "
-            "or leave it out."
+            "or leave it out.",
         )
     sharding.check_size(sizes.shard)
     check_bucket_size("fsdp" if sizes.shard > 1 else "ddp", bucket_mb)
-    training = Training(
+    training = UpdateSettings(
         batch,
         accumulate,
         optimizer_state(optimizer),
@@ -257,8 +256,16 @@ def estimate(
     return estimate_sizes(model, sizes, training, cluster)
 
 
+def no_plan(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        "no-plan",
+        f"{what} splits layers, but the model was measured without a plan, so no layer is split: "
+        "use measure(module, batch, plan={...}), with the plan of your Mesh.",
+    )
+
+
 def estimate_sizes(
-    model: ModelShape, sizes: Sizes, training: Training, cluster: Cluster
+    model: ModelShape, sizes: Sizes, training: UpdateSettings, cluster: Cluster
 ) -> Estimate:
     """The same for settings that have been checked."""
     memory = memory_of(model, sizes, training)
@@ -299,3 +306,107 @@ def _padding(one: Estimate) -> float:
     sent = sum(padded_numel(weight, one.sizes) for weight in one.model.weights)
     whole = Sizes(tensor=one.sizes.tensor)
     return sent / sum(local_numel(weight, whole) for weight in one.model.weights)
+
+
+LAUNCH = 8.4e-6  # seconds before a collective begins; what NCCL's tuning tables assume
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one update.
+
+    Args:
+        compute: Matrix products, those that are recomputed included.
+        recompute: The part of them that recomputes activations.
+        optimizer: The optimizer's step, which is bound by memory.
+        communication: All collectives one after the other, as if nothing overlapped.
+        exposed: The part of them that nothing hides.
+    """
+
+    compute: float
+    recompute: float
+    optimizer: float
+    communication: float
+    exposed: float
+
+    @property
+    def step(self) -> float:
+        return self.compute + self.optimizer + self.exposed
+
+
+def time_of(
+    model: ModelShape,
+    sizes: Sizes,
+    training: UpdateSettings,
+    cluster: Cluster,
+    memory: Memory,
+    sent: Iterable[Collective],
+) -> Timing:
+    """How long an update takes, given what it keeps in memory and what it sends."""
+    samples = max(1.0, training.samples(sizes)) * training.accumulate
+    flops = samples * (model.flops - model.cut_flops * (1 - 1 / sizes.tensor))
+    speed = cluster.device.flops * cluster.utilisation
+    recompute = flops / 3 / speed if training.activation_checkpointing else 0.0
+    compute = flops / speed + recompute
+    # read, and written again
+    moved = 2 * memory.parameters + memory.gradients + 2 * memory.optimizer
+    each = [(one, seconds_of(one, sizes, cluster)) for one in sent]
+    return Timing(
+        compute=compute,
+        recompute=recompute,
+        optimizer=moved / cluster.device.bandwidth,
+        communication=sum(seconds for _, seconds in each),
+        exposed=_exposed(each, flops / 3 / speed, compute, training),
+    )
+
+
+def seconds_of(sent: Collective, sizes: Sizes, cluster: Cluster) -> float:
+    """The seconds of some equal collectives, one after the other, by the ring or, for all-reduces,
+    by a tree.
+
+    All groups along an axis are taken to send at the same time, so that they share the adapters of
+    a node.
+    """
+    n = sent.group
+    (_, stride) = sizes.group(sent.axis)
+    inside = max(1, min(n, cluster.per_node // stride))  # ranks of a group on one node
+    nodes = ceil(n / inside)
+    bandwidth = cluster.within.bandwidth if inside > 1 else float("inf")
+    if nodes > 1:
+        bandwidth = min(
+            bandwidth, cluster.between.bandwidth * cluster.adapters * inside / cluster.per_node
+        )
+    bandwidth *= cluster.link_utilisation
+    passes = 2 if sent.kind == "all-reduce" else 1
+    ring = passes * ((n - nodes) * cluster.within.latency + (nodes - 1) * cluster.between.latency)
+    transfer = sent.wire / sent.count / bandwidth
+    seconds = ring + transfer
+    if sent.kind == "all-reduce":
+        tree = 2 * ((inside - 1) * cluster.within.latency + log2(nodes) * cluster.between.latency)
+        seconds = min(seconds, tree + 2 * sent.payload / bandwidth)
+    return sent.count * (LAUNCH + seconds)
+
+
+def _exposed(
+    each: list[tuple[Collective, float]], forward: float, compute: float, training: UpdateSettings
+) -> float:
+    """The seconds of communication that no computation hides.
+
+    Collectives of activations are waited for at once. Gathered parameters arrive while the block
+    before them computes, gradients leave while the rest of the backward pass computes; the first
+    and the last of them wait for nothing. Messages between ranks take no time of the step.
+    """
+    activations = sum(seconds for one, seconds in each if one.what == "activations")
+    others = [(one, seconds) for one, seconds in each if one.what in ("gradients", "parameters")]
+    norms = sum(seconds for one, seconds in each if one.what in ("norms", "buffers"))
+    if not training.overlaps:
+        return activations + norms + sum(seconds for _, seconds in others)
+    hidden = 0.0
+    for phase, window in (("forward", forward), ("backward", compute - forward)):
+        own = [(one, seconds) for one, seconds in others if one.phase == phase]
+        if all(one.what == "gradients" and one.axis == "data" for one, _ in own):
+            window /= training.accumulate  # in the last step only
+        total = sum(seconds for _, seconds in own)
+        single = max((seconds / one.count for one, seconds in own), default=0.0)
+        hidden += min(total - single, window)
+    return activations + norms + sum(seconds for _, seconds in others) - hidden

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
+from ..text import nearest
 
 T = TypeVar("T")
 GB = 10**9
@@ -17,15 +16,8 @@ MICRO = 1e-6
 
 def _check_figures(value: object, *names: str) -> None:
     for name in names:
-        figure = getattr(value, name)
-        if (
-            isinstance(figure, bool)
-            or not isinstance(figure, int | float)
-            or not 0 < figure < math.inf
-        ):
-            raise ConfigurationError(
-                f"{type(value).__name__}({name}={figure!r}): use a number above 0."
-            )
+        label = f"{type(value).__name__}({name}"
+        check_number(label, getattr(value, name), above=0, is_whole=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +159,9 @@ class Cluster:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        _check_figures(
-            self, "per_node", "adapters", "utilisation", "link_utilisation", "usable_memory"
-        )
+        _check_figures(self, "per_node", "adapters")
         for name in ("utilisation", "link_utilisation", "usable_memory"):
-            if getattr(self, name) > 1:
-                raise ConfigurationError(
-                    f"Cluster({name}={getattr(self, name)!r}): use a share, from above 0 to 1."
-                )
+            check_number(f"Cluster({name}", values[name], above=0, most=1, is_whole=False)
 
     def num_nodes(self, devices: int) -> int:
         """The number of nodes that some devices take."""
@@ -189,16 +176,11 @@ def find(what: str, given: Any, known: Mapping[str, T], kind: type[T]) -> T:
     plain = {_plain(name): value for name, value in known.items()}
     if isinstance(given, str) and _plain(given) in plain:
         return plain[_plain(given)]
-    near = difflib.get_close_matches(_plain(str(given)), plain, n=1, cutoff=0.5)
-    hint = (
-        f"Did you mean {next(name for name in known if _plain(name) == near[0])!r}? "
-        if near
-        else ""
-    )
     own = ", ".join(f"{each.name}=" for each in fields(kind)[:4])  # type: ignore[arg-type]
     raise ConfigurationError(
-        f"There is no {what} {given!r}. {hint}Available: {', '.join(known)}; for any other, pass "
-        f"{kind.__name__}({own}) in Python."
+        "unknown-hardware",
+        f"There is no {what} {given!r}: {nearest(given, known)} For any other, pass "
+        f"{kind.__name__}({own}) in Python.",
     )
 
 

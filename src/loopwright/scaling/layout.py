@@ -13,12 +13,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
 from ..runtime.ddp import BUCKET_BYTES
 from ..runtime.dtensor import Mesh
+from ..text import nearest
 from .hardware import Cluster
 from .model import ModelShape, Weight, by_block
 
+AXES = ("replicate", "shard", "tensor")
 STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "fsdp+tp")
 
 
@@ -57,18 +59,13 @@ class Sizes:
             return 'runtime="ddp"'
         if self.replicate == self.tensor == 1:
             return 'runtime="fsdp"'
-        axes = [
-            f"{axis}={self.group(axis)[0]}"
-            for axis in ("replicate", "shard", "tensor")
-            if self.group(axis)[0] > 1
-        ]
+        axes = [f"{axis}={size}" for axis in AXES if (size := getattr(self, axis)) > 1]
         return f"runtime=Mesh({', '.join(axes)}{', plan=...' if self.tensor > 1 else ''})"
 
 
 def resolve(strategy: str | Mesh | Mapping[str, int], devices: int, cluster: Cluster) -> Sizes:
     """The mesh of a strategy on some devices; a mesh of another size is refused."""
-    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
-        raise ConfigurationError(f"devices={devices!r}: use a number of devices, 1 or more.")
+    check_number("devices", devices, least=1)
     if isinstance(strategy, Mesh):
         sizes = Sizes(strategy.replicate, strategy.shard, strategy.tensor)
     elif isinstance(strategy, Mapping):
@@ -77,22 +74,25 @@ def resolve(strategy: str | Mesh | Mapping[str, int], devices: int, cluster: Clu
         sizes = _named(strategy, devices, min(cluster.per_node, devices))
     if sizes.world != devices:
         raise ConfigurationError(
+            "mesh-size",
             f"A mesh of replicate={sizes.replicate} x shard={sizes.shard} x tensor={sizes.tensor} "
             f"is for {sizes.world} devices, but there are {devices}: change the mesh, or pass "
-            f"devices={sizes.world}."
+            f"devices={sizes.world}.",
         )
     return sizes
 
 
 def _from_mapping(sizes: Mapping[str, int]) -> Sizes:
-    unknown = [name for name in sizes if name not in ("replicate", "shard", "tensor")]
-    if unknown or any(
-        isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes.values()
-    ):
-        raise ConfigurationError(
-            f"{dict(sizes)}: a mesh is replicate=, shard= and tensor=, each 1 or more."
-        )
+    for name, number in sizes.items():
+        if name not in AXES:
+            raise ConfigurationError("mesh-axis", f"{dict(sizes)}: {name!r}: {nearest(name, AXES)}")
+        check_number(name, number, least=1)
     return Sizes(**sizes)
+
+
+def unknown_strategy(name: object) -> ConfigurationError:
+    text = f"There is no strategy {name!r}: {nearest(name, STRATEGIES)}"
+    return ConfigurationError("unknown-strategy", text)
 
 
 def _named(strategy: str, devices: int, per_node: int) -> Sizes:
@@ -101,23 +101,20 @@ def _named(strategy: str, devices: int, per_node: int) -> Sizes:
     if strategy == "fsdp":
         return Sizes(shard=devices)
     if strategy not in STRATEGIES:
-        raise ConfigurationError(
-            f"strategy={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh."
-        )
+        raise unknown_strategy(strategy)
     if devices % per_node:
         near = max(devices // per_node, 1) * per_node
         raise ConfigurationError(
+            "partial-node",
             f"{strategy!r} needs whole nodes of {per_node} devices, but {devices} is not a "
-            f"multiple: use {near} or {near + per_node}, or give the sizes of a mesh."
+            f"multiple: use {near} or {near + per_node}, or give the sizes of a mesh.",
         )
     if strategy == "hsdp":
         return Sizes(replicate=devices // per_node, shard=per_node)
     nodes = devices // per_node
-    return (
-        Sizes(shard=nodes, tensor=per_node)
-        if strategy == "fsdp+tp"
-        else Sizes(replicate=nodes, tensor=per_node)
-    )
+    if strategy == "fsdp+tp":
+        return Sizes(shard=nodes, tensor=per_node)
+    return Sizes(replicate=nodes, tensor=per_node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +152,9 @@ def optimizer_state(optimizer: str | Optimizer | OptimizerState) -> OptimizerSta
     if isinstance(optimizer, str):
         if optimizer.lower() not in NAMED:
             raise ConfigurationError(
-                f"optimizer={optimizer!r}: use one of {', '.join(NAMED)}, the optimizer itself, "
-                "or OptimizerState()."
+                "unknown-optimizer",
+                f"optimizer={optimizer!r}: {nearest(optimizer, NAMED)} For any other, pass the "
+                "optimizer itself, or OptimizerState().",
             )
         kind, options = NAMED[optimizer.lower()]
         return _try_out(kind, options)
@@ -166,11 +164,13 @@ def optimizer_state(optimizer: str | Optimizer | OptimizerState) -> OptimizerSta
     ]
     found = {_try_out(type(optimizer), options) for options in groups}
     if len(found) > 1:
-        raise ConfigurationError(
-            "The optimizer's parameter groups keep different state for each weight: pass "
-            "optimizer=OptimizerState(values=...) with the average."
-        )
+        raise _no_state("The optimizer's parameter groups keep different state for each weight")
     return found.pop()
+
+
+def _no_state(why: str) -> ConfigurationError:
+    what = "pass optimizer=OptimizerState(values=, tensor_bytes=), the average of all weights."
+    return ConfigurationError("optimizer-state", f"{why}: {what}")
 
 
 def _try_out(kind: Any, options: dict[str, Any]) -> OptimizerState:
@@ -180,22 +180,16 @@ def _try_out(kind: Any, options: dict[str, Any]) -> OptimizerState:
         probe = kind([{"params": [param], **options}])
         probe.step()
     except Exception as error:
-        raise ConfigurationError(
-            f"{kind.__name__} could not be tried out ({error}): pass "
-            "optimizer=OptimizerState(values=, tensor_bytes=)."
-        ) from error
+        raise _no_state(f"{kind.__name__} could not be tried out ({error})") from error
     kept = [value for value in probe.state[param].values() if isinstance(value, torch.Tensor)]
     if any(value.shape != param.shape and value.numel() > 1 for value in kept):
-        raise ConfigurationError(
-            f"{kind.__name__} keeps state whose shape differs from its parameters': pass "
-            "optimizer=OptimizerState(values=, tensor_bytes=)."
-        )
+        raise _no_state(f"{kind.__name__} keeps state of other shapes than its parameters")
     alike = [value for value in kept if value.shape == param.shape]
     return OptimizerState(len(alike), sum(value.nbytes for value in kept if value.numel() <= 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class UpdateSettings:
     """What is trained how: the settings of a program that change memory and traffic, checked."""
 
     batch: int
@@ -212,14 +206,13 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("batch", "accumulate"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"{name}={value!r}: use a whole number, 1 or more.")
+            check_number(name, getattr(self, name), least=1)
         if self.batch % self.accumulate:
             raise ConfigurationError(
+                "uneven-steps",
                 f"batch={self.batch} samples per update cannot be divided into "
                 f"accumulate={self.accumulate} steps: use a multiple of {self.accumulate}, or "
-                "other steps."
+                "other steps.",
             )
 
     @property
@@ -292,7 +285,7 @@ class Memory:
         return self.state + self.working + self.activations
 
 
-def memory_of(model: ModelShape, sizes: Sizes, training: Training, rank: int = 0) -> Memory:
+def memory_of(model: ModelShape, sizes: Sizes, training: UpdateSettings, rank: int = 0) -> Memory:
     """Bytes on a rank at the peak of a step."""
     parameters, gradients, num_trained = _held(model, sizes, rank)
     samples = max(1, -(-training.samples(sizes) // 1))
@@ -320,7 +313,7 @@ def _held(model: ModelShape, sizes: Sizes, rank: int) -> tuple[int, int, int]:
     return sum(size for _, size in own), sum(trained), len(trained)
 
 
-def _working(model: ModelShape, sizes: Sizes, training: Training) -> int:
+def _working(model: ModelShape, sizes: Sizes, training: UpdateSettings) -> int:
     """Memory that comes and goes: of FSDP2 full parameters and gradients, of DDP a flat copy of
     every gradient."""
     if sizes.data == 1:

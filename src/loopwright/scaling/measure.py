@@ -18,10 +18,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .._torch_compat import tree_leaves, tree_map
 from .._torch_compat.distributed import storage_key
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
+from ..runtime.batch_norm import own_buffers
 from ..runtime.dry_run import fake_group
 from ..runtime.dtensor import Mesh, local_tensor
 from ..runtime.fsdp import blocks_of, parallelize_layers
+from ..text import listed
 from .counting import Collective, counted_collectives
 from .model import Exchange, ModelShape, Weight, count_text
 
@@ -64,18 +66,18 @@ def measure(
     """
     if not isinstance(module, nn.Module):
         raise ConfigurationError(
-            f"measure({type(module).__name__}): use a module; `transformer` takes numbers."
+            "not-a-module",
+            f"measure({type(module).__name__}): use a module; `transformer` takes numbers.",
         )
     if any(is_lazy(tensor) for tensor in [*module.parameters(), *module.buffers()]):
         raise ConfigurationError(
-            "The model has lazy layers without a size: call it once with a batch, then measure it."
+            "lazy-layers",
+            "The model has lazy layers without a size: call it once with a batch, then measure it.",
         )
     args, kwargs = _arguments(batch)
     samples = _num_samples((args, kwargs))
-    if plan is not None and (isinstance(tensor, bool) or not isinstance(tensor, int) or tensor < 2):
-        raise ConfigurationError(
-            f"measure(tensor={tensor!r}): use the number of ranks that share a layer, 2 or more."
-        )
+    if plan is not None:
+        check_number("measure(tensor", tensor, least=2, of="ranks that share a layer")
     own = _on_meta(module)
     order = _Order(own)
     with FlopCounterMode(display=False) as flops:
@@ -135,8 +137,9 @@ def _num_samples(arguments: Any) -> int:
     ]
     if not sizes or not sizes[0]:
         raise ConfigurationError(
+            "no-example-inputs",
             "measure(batch=...): pass example inputs of the model, tensors whose first dimension "
-            "counts samples."
+            "counts samples.",
         )
     return sizes[0]
 
@@ -194,17 +197,18 @@ def _forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         outputs = module(*args, **kwargs)
     except Exception as error:
         raise ConfigurationError(
+            "cannot-measure",
             "The model cannot be run with this batch on the meta device, where tensors have no "
             f"values ({type(error).__name__}: {error}). Pass the inputs as the model takes them, "
             "without targets. A model that looks at values cannot be measured: measure the part "
-            "that does not, or use transformer(...)."
+            "that does not, or use transformer(...).",
         ) from error
     leaves = [
         leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad
     ]
     if not leaves:
         raise ConfigurationError(
-            "The outputs of the model do not depend on trained parameters: nothing to measure."
+            "nothing-to-measure", "The outputs of the model do not depend on trained parameters."
         )
     return torch.stack([leaf.sum() for leaf in leaves]).sum()
 
@@ -285,8 +289,8 @@ def _rehearse(
     """Run the module as rank 0 of a fake tensor-parallel group, and count its collectives."""
     if dist.is_initialized():
         raise ConfigurationError(
-            "measure(plan=...) simulates its own processes: call it where no process group is "
-            "running."
+            "running-process-group",
+            "measure(plan=...) simulates processes: call it where no process group is running.",
         )
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -300,8 +304,8 @@ def _rehearse(
                 found.dims[name] = getattr(placement, "dim", None)
         if not found.dims:
             raise ConfigurationError(
-                "The plan splits no layer of the model: no layer matches "
-                f"{', '.join(plan) or 'it'}."
+                "plan-without-layers",
+                f"The plan splits no layer of the model: no layer matches {listed(plan) or 'it'}.",
             )
         with FlopCounterMode(display=False) as flops:
             with counted_collectives() as forward, _kept(own) as kept:
@@ -326,9 +330,10 @@ def _per_sample(sent: list[tuple[str, Collective]], samples: int) -> Iterator[Ex
     for (phase, each), count in Counter(sent).items():
         if each.payload % samples:
             raise ConfigurationError(
+                "fixed-collective",
                 f"A collective of {each.payload} bytes in the {phase} pass of the plan does not "
                 f"grow with the batch of {samples} samples, so it cannot be scaled to another "
-                "batch size."
+                "batch size.",
             )
         yield Exchange(each.kind, each.payload // samples, phase, count)
 
@@ -353,8 +358,6 @@ def _weights(module: nn.Module, dims: Mapping[str, int | None]) -> Iterator[Weig
 
 def _buffers(module: nn.Module) -> tuple[int, ...]:
     """Bytes of the buffers that are broadcast after an update, one number for each dtype."""
-    from ..runtime.batch_norm import own_buffers
-
     sizes: dict[torch.dtype, int] = {}
     for buffer in own_buffers(module):
         sizes[buffer.dtype] = sizes.get(buffer.dtype, 0) + buffer.nbytes

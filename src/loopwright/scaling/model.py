@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import nn
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
 
 ROUND = 64  # a feed-forward width that is solved for is a multiple of it
 
@@ -147,19 +147,14 @@ def transformer(
         >>> transformer(32, 4096, sequence=4096, parameters=7e9).name
         '7.01B'
     """
-    given = {
-        "layers": layers,
-        "width": width,
-        "sequence": sequence,
-        "vocabulary": vocabulary,
-        "hidden": hidden,
-    }
-    for key, value in (given | {"parameters": parameters}).items():
-        if value is not None and (isinstance(value, bool) or not value > 0):
-            raise ConfigurationError(f"transformer({key}={value!r}): use a number above 0.")
+    given = {"layers": layers, "width": width, "sequence": sequence, "vocabulary": vocabulary}
+    for key, value in (given | {"hidden": hidden, "parameters": parameters}).items():
+        if value is not None:
+            check_number(f"transformer({key}", value, above=0, is_whole=False)
     if hidden is not None and parameters is not None:
         raise ConfigurationError(
-            "transformer(hidden=, parameters=): one follows from the other; leave one out."
+            "hidden-and-parameters",
+            "transformer(hidden=, parameters=): one follows from the other; leave one out.",
         )
     hidden = hidden or (
         4 * width if parameters is None else _solve_hidden(layers, width, vocabulary, parameters)
@@ -213,9 +208,10 @@ def _solve_hidden(layers: int, width: int, vocabulary: int, parameters: float) -
     if not 0 < hidden <= 16 * width:
         usual = 12 * layers * width**2 + 2 * vocabulary * width
         raise ConfigurationError(
+            "transformer-size",
             f"{layers} layers of width {width} with {vocabulary:,} tokens have about "
             f"{count_text(usual)} parameters, not {count_text(parameters)}: change the number of "
-            "parameters, of layers, or the width."
+            "parameters, of layers, or the width.",
         )
     return hidden
 

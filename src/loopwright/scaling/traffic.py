@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -11,29 +12,30 @@ import torch
 from ..runtime.buckets import MESSAGE_DTYPES, MESSAGE_SIZE, fill_buckets
 from ..runtime.consensus import NUM_REQUESTS
 from .counting import Collective
-from .layout import Sizes, Training, gathered_dtype, local_numel, padded_numel, reduced_dtype
+from .layout import Sizes, UpdateSettings, gathered_dtype, local_numel, padded_numel, reduced_dtype
 from .model import ModelShape, by_block
 
 
-def collectives_of(model: ModelShape, sizes: Sizes, training: Training) -> tuple[Collective, ...]:
+def collectives_of(
+    model: ModelShape, sizes: Sizes, training: UpdateSettings
+) -> tuple[Collective, ...]:
     """Every collective that a rank takes part in during one update, equal ones together."""
     found = [*_of_layers(model, sizes, training), *_of_gradients(model, sizes, training)]
     found += [*_of_messages(model, sizes, training), *_of_clipping(model, sizes, training)]
-    found += [Collective("broadcast", size, sizes.world, axis="world", phase="update", what="buffers")
-              for size in model.buffers]  # fmt: skip
+    for size in model.buffers:
+        found.append(Collective("broadcast", size, sizes.world, 1, "world", "update", "buffers"))
     return tuple(_merged(each for each in found if each.group > 1 and each.payload > 0))
 
 
 def _merged(found: Iterator[Collective]) -> Iterator[Collective]:
     counts: Counter[Collective] = Counter()
     for each in found:
-        key = Collective(each.kind, each.payload, each.group, 1, each.axis, each.phase, each.what)
-        counts[key] += each.count
-    for key, count in counts.items():
-        yield Collective(key.kind, key.payload, key.group, count, key.axis, key.phase, key.what)
+        counts[replace(each, count=1)] += each.count
+    for each, count in counts.items():
+        yield replace(each, count=count)
 
 
-def _of_layers(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[Collective]:
+def _of_layers(model: ModelShape, sizes: Sizes, training: UpdateSettings) -> Iterator[Collective]:
     """Activations of layers that several ranks share, in every step."""
     if sizes.tensor > 1:
         samples = max(1, training.samples(sizes))
@@ -45,14 +47,14 @@ def _of_layers(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[
             )
 
 
-def _of_gradients(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[Collective]:
+def _of_gradients(
+    model: ModelShape, sizes: Sizes, training: UpdateSettings
+) -> Iterator[Collective]:
     if sizes.shard > 1:
         yield from _of_shards(model, sizes, training)
     elif sizes.data > 1:
         for payload, _ in bucket_payloads(model, sizes.tensor, training.bucket_bytes):
-            yield Collective(
-                "all-reduce", payload, sizes.data, axis="data", phase="backward", what="gradients"
-            )
+            yield Collective("all-reduce", payload, sizes.data, 1, "data", "backward", "gradients")
 
 
 @lru_cache(maxsize=256)
@@ -70,7 +72,7 @@ def bucket_payloads(model: ModelShape, tensor: int, max_bytes: int) -> tuple[tup
     return tuple(found)
 
 
-def _of_shards(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[Collective]:
+def _of_shards(model: ModelShape, sizes: Sizes, training: UpdateSettings) -> Iterator[Collective]:
     """What FSDP2 sends for each block, and for the rest of the model."""
     dtypes = (training.param_dtype, training.reduce_dtype)
     for (is_root, gathered, reduced), count in shard_payloads(
@@ -125,42 +127,31 @@ def shard_payloads(
     return dict(found)
 
 
-def _of_messages(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[Collective]:
+def _of_messages(model: ModelShape, sizes: Sizes, training: UpdateSettings) -> Iterator[Collective]:
     """What Loopwright itself sends: whether loss and gradients are finite on all ranks, and what a
     rank requests."""
+    messages: list[int] = []
     is_in_bucket = sizes.replicate == sizes.world and any(
         fits for _, fits in bucket_payloads(model, sizes.tensor, training.bucket_bytes)
     )
     if not is_in_bucket:
-        size = MESSAGE_SIZE * (8 if training.is_host else 4)
-        yield Collective(
-            "all-reduce", size, sizes.world, axis="world", phase="update", what="messages"
-        )
+        messages.append(MESSAGE_SIZE * (8 if training.is_host else 4))
     if sizes.replicate != sizes.world:  # ranks have different gradients
-        yield Collective(
-            "all-reduce", 4, sizes.world, axis="world", phase="update", what="messages"
-        )
+        messages.append(4)
     if not training.is_host:
-        yield Collective(
-            "all-reduce",
-            8 * NUM_REQUESTS,
-            sizes.world,
-            axis="world",
-            phase="update",
-            what="messages",
-        )
+        messages.append(8 * NUM_REQUESTS)
+    for size in messages:
+        yield Collective("all-reduce", size, sizes.world, 1, "world", "update", "messages")
 
 
-def _of_clipping(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[Collective]:
+def _of_clipping(model: ModelShape, sizes: Sizes, training: UpdateSettings) -> Iterator[Collective]:
     """The norms of all gradients of a mesh, reduced together along each axis that cuts them."""
     if not training.clips:
         return
     for is_placed, axes in ((False, ("shard",)), (True, ("shard", "tensor"))):
         size = _norm_bytes(model, is_placed, sizes.tensor > 1)
         for axis in axes:
-            yield Collective(
-                "all-reduce", size, sizes.group(axis)[0], axis=axis, phase="update", what="norms"
-            )
+            yield Collective("all-reduce", size, getattr(sizes, axis), 1, axis, "update", "norms")
 
 
 @lru_cache(maxsize=64)

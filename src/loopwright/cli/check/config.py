@@ -39,7 +39,7 @@ from ...schedules import Curve, Extent, MultiStep, WarmupCosine
 from ..exits import FOUND, OK
 from ..output import printable, size_text
 from ..train import load_single
-from .report import Report
+from .report import CheckReport
 from .trial import (
     Factory,
     Measures,
@@ -74,10 +74,10 @@ def check_config_command(path: Path, arguments: Sequence[str], *, as_json: bool)
     return FOUND if report.mistakes else OK
 
 
-def check_config(path: str | Path, overrides: Sequence[str] = ()) -> Report:
+def check_config(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport:
     """Find everything that is wrong with a run file, and measure its run."""
     begin = monotonic()
-    report = Report("config", str(path))
+    report = CheckReport("config", str(path))
     measures: Measures | None = None
     checkpoint_bytes: int | None = None
     try:
@@ -110,7 +110,7 @@ def check_config(path: str | Path, overrides: Sequence[str] = ()) -> Report:
 class ConfigCheck:
     """Checks of a config, in the order in which they depend on each other."""
 
-    def __init__(self, report: Report, config: Config, folder: Path, begin: float) -> None:
+    def __init__(self, report: CheckReport, config: Config, folder: Path, begin: float) -> None:
         self.report = report
         self.config = config
         self.folder = folder
@@ -237,7 +237,7 @@ class ConfigCheck:
 # Data sets
 
 
-def check_dataset(report: Report, key: str, dataset: Any) -> None:
+def check_dataset(report: CheckReport, key: str, dataset: Any) -> None:
     """Check that samples can be read, collated, and read again the same."""
     place = f"datasets.{key}"
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
@@ -257,7 +257,7 @@ def check_dataset(report: Report, key: str, dataset: Any) -> None:
         _check_again(report, place, dataset, samples[0])
 
 
-def _read(report: Report, place: str, dataset: Any, index: int, length: int) -> Any:
+def _read(report: CheckReport, place: str, dataset: Any, index: int, length: int) -> Any:
     found: Any = None
     with report.collecting(place, f"sample {index} (of {length}) cannot be read"), preserved_rng():
         seed_sample(index)
@@ -267,7 +267,7 @@ def _read(report: Report, place: str, dataset: Any, index: int, length: int) -> 
     return found
 
 
-def _check_again(report: Report, place: str, dataset: Any, first: Any) -> None:
+def _check_again(report: CheckReport, place: str, dataset: Any, first: Any) -> None:
     """Check that the first sample is the same when it is read again with the same seed."""
     before = [tensor.clone() for tensor in tensors_in(first)]
     again = _read(report, place, dataset, 0, len(dataset))
@@ -315,7 +315,7 @@ def length_of(engine: ConfiguredCore) -> Length:
     return Length(**amounts)
 
 
-def check_intervals(report: Report, callbacks: Sequence[Callback], length: Length) -> None:
+def check_intervals(report: CheckReport, callbacks: Sequence[Callback], length: Length) -> None:
     """Check for callbacks whose interval is longer than the run."""
     for number, callback in enumerate(callbacks):
         if not isinstance(callback, Periodic | Watching):
@@ -330,7 +330,7 @@ def check_intervals(report: Report, callbacks: Sequence[Callback], length: Lengt
         (report.note if key == "trainer" else report.mistake)(key, message)
 
 
-def check_curves(report: Report, engine: ConfiguredCore, length: Length) -> None:
+def check_curves(report: CheckReport, engine: ConfiguredCore, length: Length) -> None:
     """Check the values of all curves from the beginning of the run to its end."""
     callbacks = engine.run.callbacks
     curves: list[tuple[str, Any]] = [
@@ -346,7 +346,7 @@ def check_curves(report: Report, engine: ConfiguredCore, length: Length) -> None
             _check_curve(report, key, curve, length)
 
 
-def _check_curve(report: Report, key: str, curve: Curve, length: Length) -> None:
+def _check_curve(report: CheckReport, key: str, curve: Curve, length: Length) -> None:
     for unit in ("epoch", "update", "sample"):
         whole = length.of(unit)
         warmup = getattr(curve, f"warmup_{unit}s") if isinstance(curve, WarmupCosine) else None
@@ -367,14 +367,14 @@ def _check_curve(report: Report, key: str, curve: Curve, length: Length) -> None
     report.checked.append("schedule to the end")
 
 
-def _schedule_key(report: Report, name: str) -> str:
+def _schedule_key(report: CheckReport, name: str) -> str:
     """The key of a schedule in the config; of several models it is below the model's name."""
     assert report.config is not None
     keys = (f"model.{name}.scheduler", "model.scheduler")
     return next((key for key in keys if report.config.get(key) is not None), "scheduler")
 
 
-def check_schedulers(report: Report, engine: ConfiguredCore, length: Length) -> None:
+def check_schedulers(report: CheckReport, engine: ConfiguredCore, length: Length) -> None:
     """Check torch's schedulers: their lengths, and each of their steps to the end of the run."""
     for name, schedule in engine.schedules.items():
         if isinstance(schedule.scheduler, CurveSchedule):
@@ -392,7 +392,7 @@ def check_schedulers(report: Report, engine: ConfiguredCore, length: Length) -> 
             _follow(report, key, schedule, math.floor(whole))
 
 
-def _check_length(report: Report, key: str, schedule: Schedule, steps: int) -> None:
+def _check_length(report: CheckReport, key: str, schedule: Schedule, steps: int) -> None:
     unit = schedule.interval
     scheduler = schedule.scheduler
     name = type(scheduler).__name__
@@ -415,7 +415,7 @@ def _check_length(report: Report, key: str, schedule: Schedule, steps: int) -> N
         report.mistake(key, f"{name}(milestones={milestones}): {run}.")
 
 
-def _follow(report: Report, key: str, schedule: Schedule, steps: int) -> None:
+def _follow(report: CheckReport, key: str, schedule: Schedule, steps: int) -> None:
     """Step a scheduler to the end of the run, for at most MAX_SECONDS."""
     scheduler = schedule.scheduler
     optimizer = scheduler.optimizer

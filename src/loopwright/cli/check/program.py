@@ -30,7 +30,7 @@ from ...errors import ConfigurationError, LoopwrightError
 from ...runtime.dry_run import AXES, DryRun, DryRunDone, local_bytes, local_shape, placement_text
 from ...runtime.dtensor import Mesh
 from ...scaling.counting import Collective, Counted, counted_collectives, table_of
-from ...scaling.layout import Sizes, Training
+from ...scaling.layout import Sizes, UpdateSettings
 from ...scaling.measure import shape_of
 from ...scaling.traffic import collectives_of
 from ...text import counted, listed
@@ -40,7 +40,7 @@ from ...training.first_batch import check_required_metrics
 from ...training.update import OptimizerUpdate
 from ..exits import FOUND, OK, described
 from ..output import size_text, table_lines
-from .report import Report
+from .report import CheckReport
 
 SAMPLES = 2  # per process and step: batch norm needs two, and activations are not measured
 MAX_ROWS = 40
@@ -56,7 +56,7 @@ def check_program_command(program: Path, options: argparse.Namespace) -> int:
             "no-program",
             f"{program} is no file: name a run file (YAML), or the Python program that trains.",
         )
-    report = Report("program", str(program))
+    report = CheckReport("program", str(program))
     probe = DryRunProbe(report)
     strategy = parse_mesh(options.mesh) if options.mesh else options.runtime
     dry_run = DryRun(probe.watch, world=options.processes, strategy=strategy)
@@ -174,7 +174,7 @@ class DryRunProbe(Callback):
     after the end of an epoch, which would evaluate.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: CheckReport) -> None:
         self.report = report
         self.layout = ProgramLayout()
         self._others: Sequence[Callback] = ()
@@ -366,7 +366,7 @@ def estimated_traffic(
     params = [param for param in model.parameters() if param.requires_grad]
     if set(map(id, params)) != {id(param) for param in update.params if param.requires_grad}:
         return "the optimizer does not have the parameters of the model that are trained"
-    training = Training(
+    training = UpdateSettings(
         batch=accumulate,  # samples make no difference to what is sent here
         accumulate=accumulate,
         param_dtype=runtime.sharding.param_dtype,
@@ -383,7 +383,7 @@ def estimated_traffic(
 # The report
 
 
-def add_facts(report: Report, layout: ProgramLayout, *, is_full: bool) -> None:
+def add_facts(report: CheckReport, layout: ProgramLayout, *, is_full: bool) -> None:
     """Add the layout of a program to its report."""
     mesh = layout.mesh
     sizes = None if mesh is None else {axis: getattr(mesh, axis) for axis in AXES}

@@ -18,7 +18,7 @@ BUILT = re.compile(r"raised while (\S+) \(kind: .*\) was built")
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """Everything that a check of a run file or program found; a problem is listed once."""
 
     kind: Literal["config", "program"]
@@ -32,11 +32,11 @@ class Report:
     _errors: set[str] = field(default_factory=set)
 
     def mistake(self, key: str, message: str) -> None:
-        """Report something that keeps the run from being trained as intended."""
+        """CheckReport something that keeps the run from being trained as intended."""
         self._add(self.mistakes, key, message)
 
     def note(self, key: str, message: str) -> None:
-        """Report something that may be intended."""
+        """CheckReport something that may be intended."""
         self._add(self.notes, key, message)
 
     def _add(self, problems: list[Problem], key: str, message: str) -> None:
@@ -67,7 +67,7 @@ class Report:
         self.text += lines
 
     def failed(self, key: str, doing: str, error: BaseException) -> None:
-        """Report an error that the user's code raised, or that was raised about it."""
+        """CheckReport an error that the user's code raised, or that was raised about it."""
         head, *details = described(error)
         if head in self._errors:
             return

@@ -32,7 +32,7 @@ from ...text import counted, duration, listed
 from ...trainer import Trainer
 from ...tuning.batch_size import TrialWatch
 from ..output import size_text
-from .report import Report
+from .report import CheckReport
 
 UPDATES = 2  # in an epoch
 SAMPLES = 4  # in a batch
@@ -246,7 +246,7 @@ def _culprit(error: BaseException, callbacks: Sequence[Callback]) -> int | None:
     return None
 
 
-def check_steps(report: Report, factory: Factory) -> bool:
+def check_steps(report: CheckReport, factory: Factory) -> bool:
     """Train, evaluate and predict without callbacks; return whether training works."""
     probe = Probe()
     with report.collecting("trainer", "a small test run cannot be built") as built:
@@ -273,7 +273,7 @@ def check_steps(report: Report, factory: Factory) -> bool:
     return True
 
 
-def _judge(report: Report, probe: Probe, *, has_schedule: bool) -> None:
+def _judge(report: CheckReport, probe: Probe, *, has_schedule: bool) -> None:
     """Check losses, weights and gradients; a schedule may begin with a rate of 0."""
     if probe.nonfinite is not None:
         what = "Look at the data, the loss and the learning rate."
@@ -289,7 +289,7 @@ def _judge(report: Report, probe: Probe, *, has_schedule: bool) -> None:
         report.note("model", f"no gradient reaches {names}. Is that intended?")
 
 
-def _check_evaluation(report: Report, engine: ConfiguredCore, probe: Probe) -> None:
+def _check_evaluation(report: CheckReport, engine: ConfiguredCore, probe: Probe) -> None:
     """Evaluate and predict on every data set."""
     measured: dict[str, float] | None = {}
     for key, dataset in engine.datasets.items():
@@ -315,7 +315,7 @@ def _check_evaluation(report: Report, engine: ConfiguredCore, probe: Probe) -> N
 
 
 def _evaluated(
-    report: Report, engine: ConfiguredCore, dataset: Any, place: str
+    report: CheckReport, engine: ConfiguredCore, dataset: Any, place: str
 ) -> dict[str, float] | None:
     """The metrics on a data set; None, with a note, where the trainer cannot evaluate."""
     try:
@@ -329,7 +329,7 @@ def _evaluated(
 
 
 def check_callbacks(
-    report: Report, factory: Factory, folder: Path
+    report: CheckReport, factory: Factory, folder: Path
 ) -> tuple[set[int], ConfiguredCore | None]:
     """Train two tiny epochs with all callbacks; one that fails is left out of the next try.
 
@@ -361,7 +361,7 @@ def check_callbacks(
 
 
 def check_saving(
-    report: Report, factory: Factory, engine: ConfiguredCore, dropped: set[int], folder: Path
+    report: CheckReport, factory: Factory, engine: ConfiguredCore, dropped: set[int], folder: Path
 ) -> int | None:
     """Save, and load into fresh objects; return the checkpoint's bytes, None on failure."""
     path = folder / "checkpoint"
@@ -391,7 +391,7 @@ def check_saving(
 
 
 def check_resuming(
-    report: Report, factory: Factory, dropped: Collection[int], folder: Path, num_updates: int
+    report: CheckReport, factory: Factory, dropped: Collection[int], folder: Path, num_updates: int
 ) -> None:
     """Compare an uninterrupted run with one that is saved and resumed in the middle."""
     made: list[Any] = []

@@ -21,7 +21,7 @@ from ...config import (
     load_config,
     read_sweep,
 )
-from ...errors import ConfigurationError, MissingExtraError
+from ...errors import ConfigurationError, MissingExtraError, check_number
 from ...interfaces.configured.experiment import schema
 from ...metrics.best import Mode, direction_of, ranked
 from ...run.changes import short_keys
@@ -45,14 +45,14 @@ MODES: dict[str, Mode] = {"minimize": "min", "maximize": "max"}
 
 
 def sweep_command(options: argparse.Namespace) -> int:
-    if options.jobs < 1:
-        raise ConfigurationError(f"--jobs {options.jobs}: use 1 or more.")
+    check_number("--jobs", options.jobs, least=1)
     check_run_file(options.config, "sweep")
     sweep = read_sweep(options.config, options.overrides)
     if not sweep.space:
         raise ConfigurationError(
+            "nothing-to-sweep",
             f"{options.config} has no values to try: give several, as in model.width=8,16, or add "
-            "a `sweep:` block."
+            "a `sweep:` block.",
         )
     fixed = [
         text for text in options.overrides if text.lstrip("+").partition("=")[0] not in sweep.space
@@ -79,8 +79,9 @@ class SweepJob:
     def list(self) -> int:
         if self.method == "optuna":
             raise ConfigurationError(
+                "no-list-of-runs",
                 "Optuna chooses values while the sweep runs, so there is no list of runs "
-                "beforehand."
+                "beforehand.",
             )
         print_tasks([task for task, _ in self._tasks()], as_json=self.options.json)
         return OK
@@ -129,9 +130,10 @@ class SweepJob:
         if noted != self.mode:
             better = "smaller" if noted == "min" else "larger"
             raise ConfigurationError(
+                "opposite-direction",
                 f"{result.task.path} records that {better} values of {self.metric!r} are better, "
                 "but the name of the metric says the opposite: add --direction minimize or "
-                "--direction maximize. Finished runs are not trained again."
+                "--direction maximize. Finished runs are not trained again.",
             )
 
     def _search(self) -> tuple[Search, int]:
@@ -191,9 +193,10 @@ def mode_of(metric: str, direction: str | None, config: Config) -> Mode:
     ) or direction_of(metric)
     if mode is None:
         raise ConfigurationError(
+            "sweep-direction",
             f"The sweep compares {metric!r}, and this name does not say whether smaller or larger "
             "values are better: add --direction minimize or --direction maximize (or "
-            "`direction:` under `sweep:`)."
+            "`direction:` under `sweep:`).",
         )
     return mode
 
@@ -334,7 +337,7 @@ class Optuna:
             from optuna.storages.journal import JournalFileBackend
         except ImportError as error:
             raise MissingExtraError(
-                "This sweep needs Optuna: pip install 'loopwright[tune]'."
+                "needs-optuna", "This sweep needs Optuna: pip install 'loopwright[tune]'."
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         folder.mkdir(parents=True, exist_ok=True)
@@ -353,9 +356,10 @@ class Optuna:
         )
         if study.direction.name.lower() != ("minimize" if mode == "min" else "maximize"):
             raise ConfigurationError(
+                "other-direction",
                 f"{folder} contains a sweep that should {study.direction.name.lower()} its "
                 "metric, but this sweep does the opposite: name another folder with --output, or "
-                f"add --direction {study.direction.name.lower()}."
+                f"add --direction {study.direction.name.lower()}.",
             )
         known = study.get_trials(deepcopy=False)
         study.sampler = optuna.samplers.TPESampler(seed=sweep.seed + len(known))

@@ -86,7 +86,8 @@ def _await_other(path: Path) -> None:
     while (path / "run.json").is_file() and RunView(path).state == "running":
         if time.monotonic() > end:
             raise ConfigurationError(
-                f"{path} is being trained by another process: wait for it, or stop it."
+                "run-is-busy",
+                f"{path} is being trained by another process: wait for it, or stop it.",
             )
         time.sleep(0.2)
 

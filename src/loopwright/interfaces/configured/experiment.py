@@ -27,7 +27,7 @@ from ...config import (
     one_of_kind,
     run_schema,
 )
-from ...config.kinds import resolve_kind, schedule_names, scheduler_names
+from ...config.kinds import names_in, resolve_kind, shipped_names
 from ...config.places import describes_several, names_of
 from ...data.order import derive_seed
 from ...data.random import preserved_rng, seed_generators
@@ -75,7 +75,7 @@ SCHEDULER = Place(
     "scheduler",
     (Curve, LRScheduler),
     given=("optimizer",),
-    short={**scheduler_names(), **schedule_names()},
+    short={**shipped_names((LRScheduler,)), **names_in("loopwright.schedules")},
     also={
         "every": Entry(
             Literal["update", "epoch"],
