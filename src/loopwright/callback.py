@@ -3,7 +3,6 @@ once per run."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -11,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import CheckpointError, ConfigurationError, check_arguments
+from .text import near_names
 
 if TYPE_CHECKING:
     from .checkpoint import AsyncWriter
@@ -236,9 +236,10 @@ class Callback:
         """
         name = type(self).__name__
         raise CheckpointError(
+            "callback-state-version",
             f"The checkpoint holds version {version} of the state of {name}, but the current "
             f"state_version is {self.state_version}: override `{name}.migrate_state(state, "
-            "version)` to convert it."
+            "version)` to convert it.",
         )
 
 
@@ -349,14 +350,16 @@ def as_callback(given: Any) -> Callback:
     name = given.__name__ if isinstance(given, type) else type(given).__name__
     if all(hasattr(given, method) for method in ("update", "compute", "reset")):
         raise ConfigurationError(
+            "metric-as-callback",
             f"{name} is a metric, not a callback: pass it as `Trainer(metrics={name}(...))`, to "
             f"be measured in evaluations; `loopwright.callbacks.TorchMetrics({name}(...), "
-            "on='train')` measures the training."
+            "on='train')` measures the training.",
         )
     if all(hasattr(given, method) for method in ("start", "log", "log_media", "finish")):
         raise ConfigurationError(
+            "tracker-as-callback",
             f"{name} is a tracker, not a callback: pass `loopwright.trackers.Track({name}(...))`, "
-            "which feeds it."
+            "which feeds it.",
         )
     if (
         callable(given)
@@ -365,8 +368,9 @@ def as_callback(given: Any) -> Callback:
     ):
         return FunctionCallback(given)
     raise ConfigurationError(
+        "not-a-callback",
         f"{given!r} is not a callback: pass a loopwright.Callback, or a function of (trainer, "
-        "metrics)."
+        "metrics).",
     )
 
 
@@ -374,8 +378,9 @@ def _check_state_version(callback: Callback) -> None:
     version = callback.state_version
     if type(version) is not int or version < 1:
         raise ConfigurationError(
+            "state-version",
             f"{type(callback).__name__}.state_version is {version!r}: use a whole number, 1 or "
-            "more, and increase it when the contents of `state_dict` change."
+            "more, and increase it when the contents of `state_dict` change.",
         )
 
 
@@ -405,9 +410,7 @@ def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = 
         from ._other_frameworks import EVENTS
 
         other = [] if allow_other else [event for event in (EVENTS.get(name),) if event in known]
-        near = other or difflib.get_close_matches(
-            name, known, n=3, cutoff=0.8 if allow_other else 0.5
-        )
+        near = other or near_names(name, known, cutoff=0.8 if allow_other else 0.5)
         if near or not allow_other:
             hint = (
                 f"; did you mean {' or '.join(near)}?"
@@ -415,7 +418,7 @@ def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = 
                 else f"; the events are: {', '.join(known)}."
             )
             raise ConfigurationError(
-                f"{owner}.{name} is not an event and would never be called{hint}"
+                "unknown-event", f"{owner}.{name} is not an event and would never be called{hint}"
             )
 
 
@@ -425,9 +428,10 @@ def _refuse_counts(function: Callable[..., Any], expected: Sequence[str], label:
     first = next(iter(inspect.signature(function).parameters), None)
     if first in COUNTS and expected and first != expected[0]:
         raise ConfigurationError(
+            "event-arguments",
             f"{label} takes {first!r} first, and is called with ({', '.join(expected)}): write "
             f"`def {label.rpartition('.')[2]}(self, {', '.join(expected)})`; counters are in "
-            "`trainer.progress`."
+            "`trainer.progress`.",
         )
 
 

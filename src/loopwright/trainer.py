@@ -88,6 +88,7 @@ class NotOfClass:
         if owner is not None:
             raise AttributeError(self.name)  # as above
         raise MissingAttributeError(
+            "no-class-method",
             f"{cls.__name__} has no {self.name!r}: make the trainer as before, `trainer = "
             f"{cls.__name__}(model, ...)`, then write `trainer.load(path)`, or "
             "`trainer.load_weights(path)` for the weights alone. A run with `run_dir=` continues "
@@ -325,7 +326,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         """Return (training data, evaluation data) for a `train` call without data. Default: an
         error."""
         raise ConfigurationError(
-            "Trainer has no data: pass it to `train`, or override `configure_data`."
+            "no-data", "Trainer has no data: pass it to `train`, or override `configure_data`."
         )
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -23,7 +23,7 @@ from ..callback import Callback
 from ..checkpoint import Difference, snapshot
 from ..checkpoint.compare import compare_trees
 from ..data.random import all_preserved, set_rng_state
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
 from ..metrics.progress import counted
 from ..trainer import Trainer
 from ..training.state import capture, save_trainer
@@ -127,8 +127,7 @@ def check_resume(
     >>> print(check_resume(build, (torch.ones(8, 2), torch.ones(8, 1)), batch_size=2, num_updates=1))
     Resuming after 1 update is exact: nothing differs 1 update later.
     """
-    if num_updates < 1:
-        raise ConfigurationError(f"check_resume(num_updates={num_updates}): use 1 or more.")
+    check_number("check_resume(num_updates", num_updates, least=1)
     with (
         all_preserved() as start,
         tempfile.TemporaryDirectory(prefix="loopwright-resume-") as folder,
@@ -182,7 +181,8 @@ class _Check:
         trainer = self.build()
         if not isinstance(trainer, Trainer):
             raise ConfigurationError(
-                f"build() returned a {type(trainer).__name__}: return a loopwright.Trainer."
+                "build-returns-trainer",
+                f"build() returned a {type(trainer).__name__}: return a loopwright.Trainer.",
             )
         trainer.run.progress_style = "silent"
         trainer.run_dir = self.folder / name if trainer.run_dir is not None else None
@@ -258,8 +258,9 @@ def _fresh(data: Any) -> Any:
         return deepcopy(data)
     except TypeError as error:
         raise ConfigurationError(
+            "data-not-copied",
             f"The data ({type(data).__name__}) cannot be copied ({error}): pass a function that "
-            "returns it."
+            "returns it.",
         ) from error
 
 

@@ -91,8 +91,9 @@ def check_returned(value: Any, name: str, example: str) -> None:
     """Refuse components that were returned and not assigned, as other frameworks have it."""
     if value is not None:
         raise ConfigurationError(
+            "component-returned",
             f"{name} returned a {type(value).__name__}, but its return value is not used: assign "
-            f"the value instead, as in `{example}`."
+            f"the value instead, as in `{example}`.",
         )
 
 
@@ -200,9 +201,10 @@ def adopt_in_training(trainer: Program) -> None:
         return
     if trainer.run.directory is not None:
         raise ConfigurationError(
+            "replaced-in-training",
             f"{', '.join(changed)} was replaced during training. A resumed run would load the "
             "saved weights and states into the original objects instead: replace it before "
-            "`train`, or build it in `configure_models` and `configure_optimizers`."
+            "`train`, or build it in `configure_models` and `configure_optimizers`.",
         )
     check_components(trainer)
     _renew_updates(trainer)
@@ -260,12 +262,13 @@ def assemble_training(trainer: Program) -> None:
             None,
         )
         raise ConfigurationError(
+            "no-optimizer",
             "Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers`."
             + (
                 f" {own}.configure_optimizers is a method of the model, which is not called."
                 if own
                 else ""
-            )
+            ),
         )
     check_components(trainer)
     callbacks = (
@@ -302,9 +305,10 @@ def assemble_training(trainer: Program) -> None:
 def build_update(trainer: Program, name: str, optimizer: Optimizer, guard: Any) -> OptimizerUpdate:
     if isinstance(optimizer, torch.optim.LBFGS) and trainer._has_default_step:
         raise ConfigurationError(
+            "lbfgs-default-step",
             f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: "
             "override `train_step` and call `optimizer.step(closure)` there, or use another "
-            "optimizer."
+            "optimizer.",
         )
     runtime = trainer.runtime
     return OptimizerUpdate(
@@ -341,9 +345,10 @@ def _attach_schedules(trainer: Program) -> None:
         ]
         if not own and isinstance(target, Optimizer):
             raise ConfigurationError(
+                "foreign-scheduler",
                 f"Scheduler {name!r} belongs to an optimizer that this trainer does not have, so "
                 "it would change nothing: make it from the trainer's own optimizer, or pass it "
-                "as a factory."
+                "as a factory.",
             )
         if schedule.interval == "update":
             for update in own:

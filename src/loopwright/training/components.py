@@ -13,7 +13,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ..callback import TrainerHooks, check_hooks
-from ..errors import CallError, ConfigurationError
+from ..errors import CallError, ConfigurationError, check_number
+from ..trees import as_json
 
 if TYPE_CHECKING:
     from ..checkpoint.writer import FiniteCheck
@@ -29,9 +30,10 @@ class OptimizersByName(dict[str, Optimizer]):
     def __call__(self, *_: Any, **__: Any) -> Never:
         names = " or ".join(f"`self.optimizers[{name!r}]`" for name in self)
         raise CallError(
+            "optimizers-called",
             "`trainer.optimizers` is a dict of the optimizers by name, not a method: write "
             f"{names}. A step needs none of them, since `self.update(loss)` runs backward and "
-            "steps the optimizer."
+            "steps the optimizer.",
         )
 
 
@@ -125,8 +127,9 @@ def replaced_in(
                 continue
             if result.setdefault(name, value) is not value:
                 raise ConfigurationError(
+                    "replaced-twice",
                     f"{name!r} was replaced twice with different objects, by `trainer.{name} = "
-                    "...` and by the entry with that name: assign only one of them."
+                    "...` and by the entry with that name: assign only one of them.",
                 )
     return result
 
@@ -147,9 +150,10 @@ def check_trainable(modules: Mapping[str, nn.Module], optimizers: Mapping[str, O
     """Refuse to train models or optimizers without a parameter that requires gradients."""
     if not any(p.requires_grad for module in modules.values() for p in module.parameters()):
         raise ConfigurationError(
+            "no-trainable-model",
             f"Nothing to train: none of the models ({', '.join(modules) or 'there is none'}) has "
             "a parameter with requires_grad=True. Unfreeze some, pass a model that has some, or "
-            "use `evaluate`."
+            "use `evaluate`.",
         )
     held = [
         p
@@ -159,17 +163,15 @@ def check_trainable(modules: Mapping[str, nn.Module], optimizers: Mapping[str, O
     ]
     if held and not any(p.requires_grad for p in held):
         raise ConfigurationError(
+            "all-parameters-frozen",
             f"Nothing to train: all {len(held)} parameters of the optimizers "
             f"({', '.join(optimizers)}) are frozen (requires_grad=False). Unfreeze some of them, "
-            "or give the optimizer parameters that are not frozen."
+            "or give the optimizer parameters that are not frozen.",
         )
 
 
 def check_accumulation(number: Any, name: str = "accumulate") -> None:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ConfigurationError(
-            f"{name}={number!r}: use the number of batches per update, 1 or more."
-        )
+    check_number(name, number, least=1, of="batches per update")
 
 
 def check_class(trainer: object, base: type) -> None:
@@ -190,12 +192,8 @@ def check_settings(accumulate: int, clip_norm: float | None, clip_value: float |
 
 def check_clipping(name: str, value: Any) -> None:
     """Refuse a clipping limit that is not a positive number."""
-    if value is not None and (
-        isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0
-    ):
-        raise ConfigurationError(
-            f"{name}={value!r}: use a number above 0, or None for no clipping."
-        )
+    if value is not None and value != inf:
+        check_number(name, value, above=0, is_whole=False, otherwise="None for no clipping")
 
 
 def check_options(optimizers: Mapping[str, Optimizer]) -> None:
@@ -210,8 +208,9 @@ def check_options(optimizers: Mapping[str, Optimizer]) -> None:
             if wrong or not 0 <= rate < inf:
                 key = wrong[0] if wrong else "lr"
                 raise ConfigurationError(
+                    "optimizer-option",
                     f"Optimizer {name!r} has {key}={float(group[key])}: use a finite number"
-                    f"{', 0 or more' if key == 'lr' else ''}."
+                    f"{', 0 or more' if key == 'lr' else ''}.",
                 )
 
 
@@ -231,10 +230,11 @@ def check_shared(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Opti
             other = owners.setdefault(id(param), name)
             if other != name:
                 raise ConfigurationError(
+                    "shared-parameter",
                     f"The parameter {names.get(id(param))!r} belongs to two optimizers, {other!r} "
                     f"and {name!r}. With gradient accumulation, gradients of one loss would be "
                     "added to those of the other. Give the parameter to only one of them, or do "
-                    "not accumulate."
+                    "not accumulate.",
                 )
 
 
@@ -246,11 +246,12 @@ def check_owners(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Opti
         strangers = sum(id(p) not in owned for p in params)
         if strangers:
             raise ConfigurationError(
+                "foreign-parameters",
                 f"Optimizer {name!r} holds {strangers} of {len(params)} parameters that belong to "
                 f"none of the models ({', '.join(modules)}): build it from the parameters of the "
                 "model that the trainer has, or pass it as a factory such as "
                 "`partial(torch.optim.Adam, lr=1e-3)`. After `trainer.model = ...` assign an "
-                f"optimizer of the new model too: `trainer.{name} = ...`."
+                f"optimizer of the new model too: `trainer.{name} = ...`.",
             )
 
 
@@ -258,9 +259,10 @@ def check_reached(params: Sequence[nn.Parameter], name: str) -> None:
     """Refuse the first step of an optimizer if none of its parameters has a gradient."""
     if any(p.requires_grad for p in params) and all(p.grad is None for p in params):
         raise ConfigurationError(
+            "no-gradient",
             f"Optimizer {name!r} cannot be updated: none of its {len(params)} parameters has a "
             "gradient, because the loss does not depend on them. Is this the loss of another "
-            "optimizer, was something detached, or does the forward pass use another model?"
+            "optimizer, was something detached, or does the forward pass use another model?",
         )
 
 
@@ -270,11 +272,12 @@ def check_default_model(trainer: object, models: Mapping[str, nn.Module]) -> Non
         return
     if not models:
         raise ConfigurationError(
-            "Trainer has no model: pass `model=` or override `configure_models`."
+            "no-model", "Trainer has no model: pass `model=` or override `configure_models`."
         )
     raise ConfigurationError(
+        "no-default-model",
         "The default `train_step` and `eval_step` use `self.model`, but the models are "
-        f"{', '.join(models)}: override `train_step` and `eval_step`, or `forward`."
+        f"{', '.join(models)}: override `train_step` and `eval_step`, or `forward`.",
     )
 
 
@@ -288,11 +291,12 @@ def check_default_optimizers(
     for name, optimizer in optimizers.items():
         if not any(id(p) in reached for group in optimizer.param_groups for p in group["params"]):
             raise ConfigurationError(
+                "optimizer-not-reached",
                 "The default `train_step` updates all optimizers with the loss of `self.model`, "
                 f"but optimizer {name!r} holds none of its parameters. Override `train_step` and "
                 f"pass the optimizer for each loss (`self.update(loss, {name!r})`; for a shared "
                 f"loss `self.update(loss, {list(optimizers)})`). Or override `forward` if the "
-                "loss depends on the other models too."
+                "loss depends on the other models too.",
             )
 
 
@@ -319,9 +323,10 @@ def check_reduction(loss_fn: Any, accumulate: int, num_processes: int) -> None:
         parts = f"accumulate={accumulate}" if accumulate > 1 else f"{num_processes} processes"
         if accumulate > 1 or num_processes > 1:
             raise ConfigurationError(
+                "summed-loss",
                 f'{type(loss_fn).__name__}(reduction="sum") with {parts}: the losses of the parts of a batch are '
                 'averaged, so the result would not be the loss of the whole batch. Use reduction="mean", or override '
-                "`compute_loss` and return (sum, count)."
+                "`compute_loss` and return (sum, count).",
             )
 
 
@@ -331,7 +336,9 @@ def check_label(name: Any, tags: Any, config: Any) -> RunFacts:
     label: RunFacts = {}
     if name is not None:
         if not isinstance(name, str) or not name.strip():
-            raise ConfigurationError(f"name={name!r:.60}: use a string, the name of the run.")
+            raise ConfigurationError(
+                "run-name", f"name={name!r:.60}: use a string, the name of the run."
+            )
         label["name"] = name
     if tags:
         words = (
@@ -343,31 +350,16 @@ def check_label(name: Any, tags: Any, config: Any) -> RunFacts:
         )
         if isinstance(tags, Mapping) or not all(isinstance(word, str) for word in words):
             raise ConfigurationError(
-                f"tags={tags!r:.60}: use a list of strings, such as ['baseline', 'small']."
+                "run-tags",
+                f"tags={tags!r:.60}: use a list of strings, such as ['baseline', 'small'].",
             )
         label["tags"] = words
     if config is not None:
         if not isinstance(config, Mapping):
             raise ConfigurationError(
+                "run-config",
                 f"config is of type {type(config).__name__}: pass a dict with the values to "
-                "record, such as `config=vars(args)` or `config=dataclasses.asdict(settings)`."
+                "record, such as `config=vars(args)` or `config=dataclasses.asdict(settings)`.",
             )
-        label["config"] = as_plain(config)
+        label["config"] = as_json(config)
     return label
-
-
-def as_plain(value: Any) -> Any:
-    """A value of a user's config as JSON can hold it: numbers, texts, lists and dicts; anything
-    else as its text."""
-    if isinstance(value, Mapping):
-        return {str(key): as_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [as_plain(item) for item in value]
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a scalar of numpy, or a tensor
-        value = value.item()
-    if value is None or type(value) in (str, int, bool):
-        return value
-    if type(value) is float:
-        return value if value - value == 0 else str(value)  # JSON has no NaN
-    name = getattr(value, "__qualname__", None)
-    return name if isinstance(name, str) else str(value)

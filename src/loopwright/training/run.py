@@ -313,10 +313,11 @@ class TrainingRun:
         self.current_meter.log(values)  # first: a value that is none is the mistake to tell of
         if not self.phases and self.meter.is_over and not self.progress.in_epoch:
             raise ConfigurationError(
+                "log-outside-epoch",
                 f"log({', '.join(map(str, values))}): no epoch or evaluation is in progress, so "
                 "the value would be lost. For a metric of the epoch, call it in a step or in "
                 "on_train_epoch_end (when on_epoch_end is called, the row of the epoch is "
-                "already written); before or after training, use log_text or log_table."
+                "already written); before or after training, use log_text or log_table.",
             )
 
     @contextmanager

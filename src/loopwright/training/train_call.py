@@ -16,10 +16,11 @@ from ..callback import Callback
 from ..data.open import Stream
 from ..data.random import seed_generators
 from ..data.workers import workers_explained
-from ..errors import ConfigurationError, DataError, interruption, is_notebook
+from ..errors import ConfigurationError, DataError, check_number, interruption, is_notebook
 from ..metrics.history import History
-from ..metrics.progress import Limits, Progress, counted
+from ..metrics.progress import Limits, Progress
 from ..runtime import dry_run
+from ..text import counted
 from . import steps as loop
 from .assembly import settle_seed
 from .facts import planned_totals, starting_line
@@ -43,7 +44,8 @@ def run_training(
     _check_run(run)
     if resume is True and run.run_dir is None:
         raise ConfigurationError(
-            "resume=True: there is no run to resume, since the trainer has no `run_dir=`."
+            "no-run-dir",
+            "resume=True: there is no run to resume, since the trainer has no `run_dir=`.",
         )
     limits = _checked(limits)
     origin = Origin.checked(resume, changes)
@@ -55,8 +57,9 @@ def _check_run(run: object) -> None:
     """Refuse an object that a subclass has assigned in place of the trainer's run."""
     if not isinstance(run, TrainingRun):
         raise ConfigurationError(
+            "run-replaced",
             f"`trainer.run` is a {type(run).__name__}, but the trainer keeps the state of its run "
-            "there: give your own attribute another name, such as `self.my_run`."
+            "there: give your own attribute another name, such as `self.my_run`.",
         )
 
 
@@ -122,10 +125,11 @@ def _check_passes(data: Any, limits: Limits, callbacks: Iterable[Callback]) -> N
         and not cuts_epochs
     ):
         raise DataError(
+            "one-use-data",
             f"Data is a {type(data).__name__}, which can be used only once, and "
             f"num_epochs={limits.epochs}: pass an object that can be iterated in each epoch (a "
             "data set, a list, one whose `__iter__` starts anew), or limit training by "
-            "`num_updates=`."
+            "`num_updates=`.",
         )
 
 
@@ -138,9 +142,10 @@ def _check_cycles(run: TrainingRun) -> None:
             total = schedule.scheduler.total_steps
             if planned is not None and planned > total:
                 raise ConfigurationError(
+                    "one-cycle-too-short",
                     f"OneCycleLR was made for {total} updates, and this run has {planned}: make "
                     f"it with total_steps={planned}, or use `scheduler=WarmupCosine()` of "
-                    "loopwright.schedules, which takes the length of the run."
+                    "loopwright.schedules, which takes the length of the run.",
                 )
 
 
@@ -148,14 +153,9 @@ def _checked(limits: Limits) -> Limits:
     for field in fields(limits):
         value = getattr(limits, field.name)
         is_time = field.name == "seconds"
-        is_number = isinstance(value, (int, float) if is_time else int) and not isinstance(
-            value, bool
-        )
-        if value is not None and not (is_number and value >= 0):
-            name, kind = (
-                ("max_time", "number") if is_time else (f"num_{field.name}", "whole number")
-            )
-            raise ConfigurationError(f"{name}={value!r}: use a {kind} of {field.name}, 0 or more.")
+        name = "max_time" if is_time else f"num_{field.name}"
+        if value is not None:
+            check_number(name, value, least=0, is_whole=not is_time, of=field.name)
     return Limits(epochs=1) if limits == Limits() else limits
 
 
