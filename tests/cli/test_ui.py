@@ -17,7 +17,7 @@ import pytest
 
 from loopwright import ConfigurationError
 from loopwright.cli import main
-from loopwright.dashboard.serve import bind
+from loopwright.dashboard.app import bind
 from loopwright.errors import MissingExtraError
 from tests.dashboard.small_runs import write_run
 

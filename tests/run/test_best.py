@@ -228,7 +228,7 @@ def eval_command(folder: Path) -> float:
 
 def reading_of_a_run(folder: Path) -> float:
     run_with(folder, [], metric_loss=SERIES)
-    return RunView(folder).best["metric_loss"].value
+    return RunView(folder).best("metric_loss").value
 
 
 def simple_interface(folder: Path) -> float:

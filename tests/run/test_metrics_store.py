@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from loopwright.errors import CheckpointError
 from loopwright.run import MetricsStore, MetricsView, StepRow
-from loopwright.run.metrics_writing import LogPoint, Tables, write_steps
+from loopwright.run.metrics_store import LogPoint, Tables, write_steps
 from loopwright.run.schema import TABLES
 from tests.metrics.step_rows import rows_from, rows_of
 from tests.run.run_helpers import assert_summaries_are_those_of_the_values
