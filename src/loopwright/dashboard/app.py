@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -279,7 +279,7 @@ class RunAnswers:
                 suppress(Refusal, LoopwrightError, OSError),
                 self.folder.metrics(self.folder.readable(run)) as metrics,
             ):
-                found[run] = [detail.as_event(event) for event in metrics.events()]
+                found[run] = [asdict(event) for event in metrics.events()]
         return json_answer(request, {"events": found})
 
     def csv(self, request: Request) -> Response:

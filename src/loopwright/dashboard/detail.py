@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from ..run.best import choose
 from ..run.changes import flatten
 from ..run.directory import CONFIG, LOG
 from ..run.files import PROFILE
-from ..run.metrics_view import Event, LogLine, MediaItem, MetricsView
+from ..run.metrics_view import Event, MediaItem, MetricsView
 from ..run.reading import Run
 from ..run.schema import AXES
 from .answers import Refusal
@@ -67,7 +68,7 @@ class Detail:
             "data": manifest.get("data") or None,
             "changes": run.changes,
             "checkpoints": self._part(lambda: checkpoints(run), list),
-            "events": [as_event(event) for event in events],
+            "events": [asdict(event) for event in events],
             "media": self._part(lambda: media_index(self.metrics.media()), list),
             "profile": run.profile if own_text(run.path, PROFILE) else None,
             "log": log,
@@ -104,24 +105,10 @@ def unreadable(entry: RunEntry) -> Json:
     }
 
 
-def as_event(event: Event) -> Json:
-    """An event as JSON."""
-    return {
-        "id": event.id,
-        "kind": event.kind,
-        "text": event.text,
-        "detail": event.detail or None,
-        **_place(event),
-    }
-
-
-def _place(item: Event | MediaItem) -> Json:
-    return {name: getattr(item, name) for name in AXES}
-
-
 def as_media(item: MediaItem) -> Json:
     """A picture, histogram, text or table without its content."""
-    return {"id": item.id, **_place(item), "position": item.position, "caption": item.caption}
+    place = {axis: getattr(item, axis) for axis in AXES}
+    return {"id": item.id, **place, "position": item.position, "caption": item.caption}
 
 
 def media_index(items: Iterable[MediaItem]) -> list[Json]:
@@ -230,7 +217,7 @@ def read_log(run: Path, metrics: MetricsView, last: int) -> Json:
     lines = metrics.log_lines(last + 1)
     if lines:
         return {
-            "lines": [as_log_line(line) for line in lines[-last:]],
+            "lines": [asdict(line) for line in lines[-last:]],
             "is_cut": len(lines) > last,
             "source": "store",
         }
@@ -241,11 +228,6 @@ def read_log(run: Path, metrics: MetricsView, last: int) -> Json:
         "is_cut": is_cut or len(parsed) > last,
         "source": LOG if parsed else None,
     }
-
-
-def as_log_line(line: LogLine) -> Json:
-    """A line of the log as JSON."""
-    return {"id": line.id, "wall": line.wall, "level": line.level, "text": line.text}
 
 
 def tail(run: Path, size: int) -> tuple[list[str], bool]:
@@ -271,29 +253,23 @@ def _parse_line(text: str) -> Json:
 
 def traceback_of(events: Iterable[Event], run: Path) -> str | None:
     """The traceback of a run that failed: as its last event has it, or the last one in its log."""
-    failed = [
-        event for event in events if event.kind in ("failed", "finished", "started", "resumed")
-    ]
-    if (
-        failed
-        and failed[-1].kind == "failed"
-        and isinstance((failed[-1].detail or {}).get("traceback"), str)
-    ):
-        return str(failed[-1].detail["traceback"])
-    if failed and failed[-1].kind != "failed":
+    kinds = ("failed", "finished", "started", "resumed")
+    last = next((event for event in reversed(list(events)) if event.kind in kinds), None)
+    if last is not None and last.kind != "failed":
         return None
+    noted = None if last is None else last.detail.get("traceback")
+    if isinstance(noted, str):
+        return noted
     lines, _ = tail(run, LOG_BYTES)
     starts = [at for at, line in enumerate(lines) if TRACEBACK in line]
     if not starts:
         return None
-    chain = [
-        at
-        for at in starts
-        if all(LINE.fullmatch(line) is None for line in lines[at + 1 : starts[-1]])
-    ]
-    first = chain[0]
-    ends = (at for at in range(first + 1, len(lines)) if LINE.fullmatch(lines[at]))
-    return "\n".join(lines[first : next(ends, len(lines))])
+    # an error that another one caused has several, with no line of the log between them
+    heads = [at for at, line in enumerate(lines) if LINE.fullmatch(line)]
+    before = max((at for at in heads if at < starts[-1]), default=-1)
+    first = min(at for at in starts if at >= before)
+    end = min((at for at in heads if at > first), default=len(lines))
+    return "\n".join(lines[first:end])
 
 
 def own_text(run: Path, name: str) -> Path | None:

@@ -14,14 +14,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LoopwrightError
 from ..run.metrics_view import Changes, MetricsCursor
 from .answers import Refusal, error_answer, plain, to_json
 from .curves import is_exact, odd_values
-from .detail import as_event, as_log_line, as_media
+from .detail import as_media
 from .folder import RunEntry, RunsFolder, Stamp, stamp_of
 
 if TYPE_CHECKING:
@@ -310,9 +310,9 @@ class NewRows:
 def _rows_event(run: str, changes: Changes) -> tuple[str, str] | None:
     steps = _columns(changes.steps)
     epochs = _columns(changes.epochs)
-    events = [as_event(event) for event in changes.events]
+    events = [asdict(event) for event in changes.events]
     media = [{"name": item.name, "kind": item.kind, **as_media(item)} for item in changes.media]
-    log = [as_log_line(line) for line in changes.log_lines]
+    log = [asdict(line) for line in changes.log_lines]
     if not (steps or epochs or events or media or log):
         return None
     data = {"run": run, "cursor": str(changes.cursor), "steps": steps, "epochs": epochs}

@@ -73,7 +73,14 @@ def compare_runs(
 ) -> RunDiff:
     """Compare two runs, without metrics that match a pattern of `ignore` and, unless `strict`,
     measured times."""
-    parts = {name: _compare(pick(first), pick(second)) for name, pick in PARTS.items()}
+    ours = described_parts(first)
+    theirs = described_parts(second)
+    parts = {
+        name: find_changes(ours[name], theirs[name], is_identical)  # in the order of the first run
+        if ours[name] or theirs[name]
+        else None
+        for name in PARTS
+    }
     return RunDiff(parts, *compare_metrics(first, second, ignore=ignore, strict=strict))
 
 
@@ -153,14 +160,6 @@ PARTS: dict[str, Callable[[Run], object]] = {
     "hardware": _hardware,
     "data": lambda run: run.manifest.get("data"),
 }
-
-
-def _compare(first: object, second: object) -> list[Change] | None:
-    """The changes between two trees; None where both are empty."""
-    if not first and not second:
-        return None
-    ours, theirs = (flatten(value) if value else {} for value in (first, second))
-    return find_changes(ours, theirs, is_identical)  # in the order of the first run
 
 
 def _part(

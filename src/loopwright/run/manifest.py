@@ -141,40 +141,31 @@ class RunManifest:
             fingerprint=dict(fingerprint or {}),
         )
 
-    def changed(
-        self,
-        *,
-        state: State | None = None,
-        reason: str | None = None,
-        progress: Mapping[str, int | float] | None = None,
-        git_dirty: bool | None = None,
-        metric_modes: Mapping[str, Mode] | None = None,
-        eval_keys: Iterable[str] = (),
-        watched: Iterable[str] = (),
-        fingerprint: Mapping[str, Any] | None = None,
-        change: Mapping[str, Any] | None = None,
-        facts: RunFacts | None = None,
-    ) -> Self:
-        """The manifest after an update: a new state replaces the reason, other values are added;
-        see its fields."""
-        if state is not None and state not in get_args(State):
+    def changed(self, **changes: Unpack[ManifestChanges]) -> Self:
+        """The manifest after an update: a new state replaces the reason, other values are added."""
+        given: dict[str, Any] = {
+            name: value for name, value in changes.items() if value is not None
+        }
+        state = given.get("state", self.state)
+        if state not in get_args(State):
             raise ConfigurationError(
                 "unknown-run-state",
                 f"{state!r} is not a state of a run: use one of {', '.join(get_args(State))}.",
             )
+        change = given.get("change")
         return replace(
             self,
             updated=_now(),
-            state=state or self.state,
-            reason=reason if state is not None or reason is not None else self.reason,
-            progress={**self.progress, **(progress or {})},
-            git_dirty=self.git_dirty if git_dirty is None else git_dirty,
-            metric_modes={**self.metric_modes, **(metric_modes or {})},
-            eval_keys=sorted({*self.eval_keys, *eval_keys}),
-            watched=list(watched) or self.watched,
-            fingerprint=self.fingerprint if fingerprint is None else dict(fingerprint),
+            state=state,
+            reason=given.get("reason", None if "state" in given else self.reason),
+            progress={**self.progress, **given.get("progress", {})},
+            git_dirty=given.get("git_dirty", self.git_dirty),
+            metric_modes={**self.metric_modes, **given.get("metric_modes", {})},
+            eval_keys=sorted({*self.eval_keys, *given.get("eval_keys", ())}),
+            watched=list(given.get("watched", ())) or self.watched,
+            fingerprint=dict(given.get("fingerprint", self.fingerprint)),
             changes=[*self.changes, {"at": _now(), **change}] if change else self.changes,
-            **(facts or {}),
+            **given.get("facts", {}),
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -37,8 +38,6 @@ from .schema import (
 )
 
 if TYPE_CHECKING:
-    import sqlite3
-
     import pandas
     import polars
 
@@ -502,8 +501,6 @@ class MetricsView:
     def query(self, sql: str) -> Answer:
         """The answer of a SELECT statement over the views that `loopwright query` lists; nothing is
         written."""
-        import sqlite3
-
         with closing(self._open_for_query()) as file:
             try:
                 cursor = file.execute(sql)
@@ -519,8 +516,6 @@ class MetricsView:
 
     def _open_for_query(self) -> sqlite3.Connection:
         """A file with our own views before any of its own, which allows nothing but reading."""
-        import sqlite3
-
         if not self.path.is_file():
             raise ConfigurationError(
                 "no-metrics", f"The run has not logged any metrics yet: there is no {self.path}."
@@ -546,8 +541,6 @@ class MetricsView:
         Args:
             by_name: Whether reading takes time and memory for each name of a metric.
         """
-        import sqlite3
-
         with self._lock:
             try:
                 file = self._open()
@@ -660,8 +653,6 @@ def _read_log_lines(file: sqlite3.Connection, after: int, last: int) -> list[Log
 
 
 def _allow_reading(action: int, *what: str | None) -> int:
-    import sqlite3
-
     reading = {
         sqlite3.SQLITE_SELECT,
         sqlite3.SQLITE_READ,

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+from ..checkpoint.inspect import CheckpointInfo, list_checkpoints
 from ..checkpoint.layout import read_json
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.best import Mode, direction_of, headline
@@ -23,9 +24,6 @@ from .changes import UNKNOWN, flatten
 from .directory import CONFIG, LOCK, MANIFEST, METRICS, is_locked, lock_host, not_a_run
 from .files import read_config, read_profile
 from .metrics_view import BestValue, Columns, Event, MetricsView, Point
-
-if TYPE_CHECKING:
-    from ..checkpoint import CheckpointInfo
 
 T = TypeVar("T")
 RunState: TypeAlias = Literal[
@@ -201,8 +199,6 @@ class Run:
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """The resume points of the run and then its kept models, each from old to new."""
-        from ..checkpoint.inspect import list_checkpoints
-
         return list_checkpoints(self.path)
 
     # How it stands
