@@ -122,7 +122,7 @@ def cost_of_reading(folder: Path, points: int) -> None:
         return (
             run.state,
             run.progress,
-            run.best,
+            run.as_json(),
             run.metrics.names(),
             run.metrics.latest(),
             run.metrics.cursor(),

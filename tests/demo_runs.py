@@ -163,7 +163,7 @@ class DemoRun:
         self.step = last
 
     def _add(self, rows: list[StepRow]) -> None:
-        from loopwright.run.metrics_writing import LogPoint
+        from loopwright.run.metrics_store import LogPoint
 
         self.store._add(LogPoint(rows, self.wall(rows[-1].step)))
 

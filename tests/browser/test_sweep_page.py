@@ -66,7 +66,7 @@ def test_the_metric_is_drawn_against_each_parameter_on_a_scale_that_fits(
     width = scatter(page, "model.width")
     assert (sorted(set(width["x"])), width["scale"]) == ([16, 32], "linear")
     summaries = page.evaluate("() => fetch('/api/runs').then((answer) => answer.json())")["runs"]
-    best = {run["id"]: run["best"]["value"] for run in summaries if run["best"]}
+    best = {run["id"]: run["metric"]["value"] for run in summaries if run["metric"]}
     assert dict(zip(lr["runs"], lr["y"], strict=True)) == {run: best[run] for run in lr["runs"]}
     wait_for_lines(page, 6)
     picture(page, "ui-sweep")

@@ -142,7 +142,7 @@ def test_the_mode_is_noted_in_the_run_and_with_the_model(points, tmp_path):
     assert {name: modes[name] for name in falling} == dict.fromkeys(falling, "min")
     run = RunView(tmp_path)
     (kept,) = [info for info in run.checkpoints() if info.kind == "kept"]
-    assert (kept.metric, kept.mode, run.best["foo"].value, run.main_metric) == (
+    assert (kept.metric, kept.mode, run.best("foo").value, run.main_metric) == (
         ("foo", 1.0),
         "min",
         1.0,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import loopwright
-from loopwright.run.metrics_view import MAX_NAMES
+from loopwright.run.files import MAX_NAMES
 
 SIZE = 500_000_000
 FILES = (
@@ -105,7 +105,7 @@ def test_runs_in_python_have_the_reason_too(folder):
         "first": "finished",
         "large": "unreadable",
     }
-    assert "run.json has 500,000,000 bytes" in " ".join(found["large"].view.problems)
+    assert "run.json has 500,000,000 bytes" in " ".join(found["large"].problems)
 
 
 def nest(run: Path) -> None:

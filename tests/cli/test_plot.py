@@ -10,7 +10,7 @@ import pytest
 
 from loopwright import ConfigurationError
 from loopwright.cli import main
-from loopwright.cli.plot import Curve, collect, draw_text
+from loopwright.cli.plot import PlottedCurve, collect, draw_text
 from loopwright.run import RunManifest, RunView
 from tests.cli.helpers import run_on_terminal
 
@@ -99,7 +99,7 @@ def plain(curves, **options):
 
 
 def test_a_straight_line_is_drawn_straight():
-    lines = plain([Curve("r", "x", "steps", (0, 1, 2), (0.0, 1.0, 2.0))])
+    lines = plain([PlottedCurve("r", "x", "steps", (0, 1, 2), (0.0, 1.0, 2.0))])
     marks = [(row, line.index("*")) for row, line in enumerate(lines[1:16]) if "*" in line]
     assert [row for row, _ in marks] == list(range(15))
     places = [column for _, column in marks]
@@ -110,18 +110,18 @@ def test_a_straight_line_is_drawn_straight():
 def test_values_that_are_not_finite_are_counted_and_not_drawn():
     values = (1.0, float("nan"), float("inf"), 2.0)
     assert (
-        plain([Curve("r", "x", "steps", (1, 2, 3, 4), values)])[-1]
+        plain([PlottedCurve("r", "x", "steps", (1, 2, 3, 4), values)])[-1]
         == "  * r: 2 (2 not drawn: not finite)"
     )
     with pytest.raises(
         ConfigurationError, match="No value of x can be drawn: none is finite and above 0"
     ):
-        plain([Curve("r", "x", "steps", (1, 2), (0.0, -1.0))], is_log=True)
+        plain([PlottedCurve("r", "x", "steps", (1, 2), (0.0, -1.0))], is_log=True)
 
 
 def test_constant_and_single_values_can_be_drawn():
     for values in ((3.0,), (3.0, 3.0)):
-        lines = plain([Curve("r", "x", "steps", tuple(range(len(values))), values)])
+        lines = plain([PlottedCurve("r", "x", "steps", tuple(range(len(values))), values)])
         assert sum("*" in line for line in lines[1:16]) == 1
 
 
@@ -170,7 +170,7 @@ def test_a_run_without_metrics_has_nothing_to_draw(tmp_path, monkeypatch, capsys
 MISTAKES = {
     "an unknown metric": (
         ["finished", "--metric", "los"],
-        "finished has no metric 'los'; it has: eval_loss, loss. D",
+        "finished has no metric 'los': did you mean loss? [unknown-metric]",
     ),
     "no such place": (
         ["finished", "--metric", "loss", "--output", "x.gif"],
@@ -178,7 +178,7 @@ MISTAKES = {
     ),
     "nothing to average": (
         ["finished", "--metric", "loss", "--smooth", "0"],
-        "--smooth 0: use 1 or more",
+        "--smooth=0: use a whole number, 1 or more",
     ),
     "no steps": (
         ["finished", "--metric", "eval_loss", "--by", "steps"],

@@ -15,6 +15,7 @@ from loopwright.errors import ConfigurationError
 from loopwright.run import MetricsStore, MetricsView
 from tests.demo_runs import make_demo_run
 from tests.metrics.step_rows import rows_of
+from tests.mistakes import raises
 
 STORED = Path(__file__).parents[1] / "stored" / "v0_first_edition" / "plateau" / "run"
 
@@ -76,14 +77,9 @@ def test_without_a_query_the_views_are_listed(run, capsys, given):
     assert "name, step, update, epoch, samples, seconds, wall, value" in printed
 
 
-def test_wrong_sql_is_answered_with_the_views_and_their_columns(run, mistake):
+def test_wrong_sql_is_answered_with_the_views_and_their_columns(run):
     view = MetricsView(run / "metrics.sqlite")
-    with mistake(
-        "Arguments",
-        "`loopwright query` with an unknown column",
-        ConfigurationError,
-        match="no such column: valu",
-    ):
+    with raises("query-failed", "no such column: valu"):
         view.query("SELECT valu FROM metrics")
     with pytest.raises(
         ConfigurationError, match=r"no such table: steps.*\n  metrics\(name, step, update, epoch"
@@ -125,13 +121,8 @@ def test_nothing_can_be_written_or_opened(run, tmp_path, monkeypatch, sql):
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.sqlite"]
 
 
-def test_a_query_that_writes_is_refused_with_what_to_do(run, mistake):
-    with mistake(
-        "Arguments",
-        "`loopwright query` with an INSERT",
-        ConfigurationError,
-        match="A query can only read",
-    ):
+def test_a_query_that_writes_is_refused_with_what_to_do(run):
+    with raises("query-writes"):
         MetricsView(run / "metrics.sqlite").query(WRITING[0])
     with pytest.raises(
         ConfigurationError, match="A query can only read: write one SELECT statement"

@@ -20,15 +20,15 @@ from torch.utils.data import TensorDataset
 from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import EarlyStopping
 from loopwright.run import MetricsStore, RunManifest, RunView, find_runs, update_manifest
+from loopwright.run.directory import is_locked
 from loopwright.run.metrics_view import MetricsView
-from loopwright.run.reading import is_locked
 from tests.cli.gallery import locked_by_another_process, train_run
 from tests.metrics.step_rows import rows_of
 
 ASK = """
 import sys
 from pathlib import Path
-from loopwright.run.reading import is_locked
+from loopwright.run.directory import is_locked
 print(is_locked(Path(sys.argv[1])))
 """
 
@@ -140,7 +140,7 @@ def test_best_is_the_smallest_loss_and_where_it_was(gallery):
     run = RunView(gallery / "runs/finished")
     rows = MetricsStore(run.path / "metrics.sqlite", read_only=True).epochs("eval_loss")
     epoch, _, _, value = min(rows, key=lambda row: row[3])
-    best = run.best["eval_loss"]
+    best = run.best("eval_loss")
     assert (best.value, best.epoch, best.mode) == (value, epoch, "min")
     assert run.main_metric == "eval_loss"
 
@@ -197,14 +197,14 @@ def test_reading_leaves_no_file_behind(gallery, tmp_path):
 def test_a_run_in_a_folder_that_cannot_be_written_is_read(gallery, tmp_path):
     path = Path(shutil.copytree(gallery / "runs/finished", tmp_path / "run"))
     path.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    assert RunView(path).best
+    assert RunView(path).best()
     path.chmod(stat.S_IRWXU)
 
 
 def test_a_run_before_its_first_metric_has_none(tmp_path):
     run = RunView(unfinished(tmp_path / "run"))
-    assert (run.best, run.main_metric, run.metrics.names(), run.metrics.last_step()) == (
-        {},
+    assert (run.best(), run.main_metric, run.metrics.names(), run.metrics.last_step()) == (
+        None,
         None,
         [],
         None,
@@ -232,7 +232,7 @@ def test_damaged_metrics_are_a_problem_of_the_run(gallery, tmp_path):
     path = Path(shutil.copytree(gallery / "runs/finished", tmp_path / "run"))
     (path / "metrics.sqlite").write_bytes(b"no database at all" * 100)
     run = RunView(path)
-    assert run.best == {}
+    assert run.best() is None
     assert "metrics.sqlite cannot be read" in run.problems[0]
 
 

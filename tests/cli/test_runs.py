@@ -37,7 +37,7 @@ def test_table_has_a_row_for_each_run_with_state_progress_and_best_metric(in_gal
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["RUN", "STATE", "PROGRESS", "BEST", "@EPOCH", "TIME", "AGE"]
     table = {row.split()[0]: row for row in rows}
-    best = RunView("runs/finished").best["eval_loss"]
+    best = RunView("runs/finished").best("eval_loss")
     assert set(table) == ALL
     assert (
         f" finished     3 of 3 epochs, 100%  eval_loss {best.value:.6g} @3  " in table["finished"]
@@ -62,8 +62,8 @@ def test_names_are_filtered_by_a_part_or_a_pattern(runs):
 
 
 def test_metrics_are_filtered_by_their_best_value(runs):
-    best = RunView("runs/finished").best["eval_loss"].value
-    others = {name for name in ALL if RunView(Path("runs") / name).best["eval_loss"].value <= best}
+    best = RunView("runs/finished").best("eval_loss").value
+    others = {name for name in ALL if RunView(Path("runs") / name).best("eval_loss").value <= best}
     assert set(runs("--where", f"eval_loss<={best!r}")) == others
     assert runs("--where", "eval_loss<0") == []
     assert runs("--where", "nothing>0") == []
@@ -71,7 +71,7 @@ def test_metrics_are_filtered_by_their_best_value(runs):
 
 def test_best_first_when_sorted_by_metric(runs):
     values = [
-        RunView(Path("runs") / name).best["loss"].value
+        RunView(Path("runs") / name).best("loss").value
         for name in runs("--sort", "metric", "--metric", "loss")
     ]
     assert values == sorted(values)
@@ -106,7 +106,7 @@ def test_tags_are_shown_and_filtered(configured, capsys):
 def test_json_says_everything_that_the_table_does(in_gallery, capsys):
     assert main(["runs", "--json", "--name", "killed"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    best = RunView("runs/killed").best["eval_loss"]
+    best = RunView("runs/killed").best("eval_loss")
     assert row["state"] == "crashed"
     assert row["progress"] == {
         "epoch": 1,

@@ -9,11 +9,11 @@ import pytest
 
 from loopwright.cli.app import build_parser
 from loopwright.cli.selection import find_run, find_source, pick_checkpoint
-from loopwright.errors import ConfigurationError
 from loopwright.run import RunView
 from loopwright.run.best import find_weights
 from tests.cli.helpers import cut
 from tests.cli.projects import Project, Shell
+from tests.mistakes import raises
 
 KEPT, RESUME = "kept/update-00000012", "checkpoints/update-00000012"
 
@@ -54,7 +54,8 @@ def test_diff_compares_the_last_two_or_one_with_the_last(in_gallery: Path, shell
     assert (shell("diff", "twin"), shell.out) == both
     assert shell("diff", "last") == 2
     assert (
-        shell.err == "loopwright: killed is the last run itself: name the run to compare it with.\n"
+        shell.err
+        == "loopwright: killed is the last run itself: name the run to compare it with. [run-with-itself]\n"
     )
 
 
@@ -81,7 +82,7 @@ MISUNDERSTOOD = {
     ),
     "`loopwright diff` with one run": (
         ["diff", "--root", "runs/deep"],
-        "There is only one run in runs/deep/, twin: name the runs to compare.",
+        "runs/deep/ has only 1 run.",
     ),
     "`loopwright eval` of a run that a program started": (
         ["eval", "finished"],
@@ -214,18 +215,15 @@ def test_a_run_that_kept_no_model_stands_for_its_newest_resume_point(
     run = Path(shutil.copytree(gallery / "runs/finished", tmp_path / "run"))
     shutil.rmtree(run / "kept")
     assert pick_checkpoint(RunView(run)).path == run / RESUME
-    with pytest.raises(ConfigurationError, match="kept no best model: use --checkpoint newest"):
+    with raises("no-kept-model", "--checkpoint newest"):
         pick_checkpoint(RunView(run), "best")
     cut(run / RESUME / "model.safetensors")
     assert pick_checkpoint(RunView(run)).path == run / "checkpoints/update-00000008"
     cut(run / "checkpoints/update-00000008/model.safetensors")
-    with pytest.raises(
-        ConfigurationError,
-        match=r"Every checkpoint of .* is damaged: `loopwright checkpoint verify",
-    ):
+    with raises("no-checkpoint", "damaged", "loopwright checkpoint verify"):
         pick_checkpoint(RunView(run))
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(ConfigurationError, match="has no checkpoint yet"):
+    with raises("no-checkpoint", "none is saved yet"):
         pick_checkpoint(RunView(run))
 
 

@@ -51,7 +51,7 @@ def test_show_says_why_a_run_ended_and_exits_with_1_if_it_broke(
 def test_show_lists_metrics_and_checkpoints(in_gallery, capsys):
     main(["show", "finished"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    best = RunView("runs/finished").best["eval_loss"]
+    best = RunView("runs/finished").best("eval_loss")
     assert ["eval_loss", f"{best.value:.6g}", f"{best.value:.6g}", "(min)", "3", "3"] in lines
     assert [line[0] for line in lines if line and line[-1] == "ok"] == [
         "checkpoints/update-00000008",

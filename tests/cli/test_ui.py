@@ -17,9 +17,9 @@ import pytest
 
 from loopwright import ConfigurationError
 from loopwright.cli import main
-from loopwright.dashboard.serve import bind
-from loopwright.errors import MissingExtraError
+from loopwright.dashboard.app import bind
 from tests.dashboard.small_runs import write_run
+from tests.mistakes import raises
 
 
 @contextmanager
@@ -106,9 +106,9 @@ def test_another_host_has_a_token_in_its_address(tmp_path: Path):
         assert get(address, f"/?token={token[2]}") == 303
 
 
-def test_a_file_is_no_folder_of_runs(tmp_path: Path, mistake):
+def test_a_file_is_no_folder_of_runs(tmp_path: Path):
     (tmp_path / "run.yaml").write_text("")
-    with mistake("Files", "`loopwright ui` on a file", ConfigurationError, match="is not a folder"):
+    with raises("not-a-folder", "run.yaml"):
         from loopwright.cli.ui import ui_command
 
         class Options:
@@ -132,7 +132,7 @@ def test_an_address_that_cannot_be_listened_on_is_refused(host: str, port: int, 
 
 
 def test_packages_that_are_missing_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, mistake
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -140,12 +140,7 @@ def test_packages_that_are_missing_are_named(
     assert "pip install 'loopwright[ui]'" in capsys.readouterr().err
     monkeypatch.delitem(sys.modules, "uvicorn")
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
-    with mistake(
-        "Arguments",
-        "`loopwright ui` without its packages",
-        MissingExtraError,
-        match=r"loopwright\[ui\]",
-    ):
+    with raises("ui-extra", "loopwright[ui]"):
         from loopwright.dashboard.app import build_app
         from loopwright.dashboard.folder import RunsFolder
 

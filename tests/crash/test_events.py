@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from loopwright import Callback, Trainer
 from loopwright.callbacks import BestModel, Checkpoints
 from loopwright.run import MetricsStore, RunView
-from loopwright.run.metrics_writing import PROCESS_EVENTS
+from loopwright.run.metrics_store import PROCESS_EVENTS
 
 from ..forked import call_forked
 from ..loops import build_net

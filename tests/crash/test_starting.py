@@ -18,7 +18,7 @@ from loopwright.checkpoint.atomic import clean_leftovers, staged_file
 from loopwright.cli.app import main
 from loopwright.errors import ConfigurationError
 from loopwright.run import RunDirectory, RunView
-from loopwright.run.reading import is_locked
+from loopwright.run.directory import is_locked
 
 from ..loops import build_net
 from ..runs import adam, assert_same_run, cross_entropy

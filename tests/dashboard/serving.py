@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loopwright.dashboard.app import bind, build_server
 from loopwright.dashboard.folder import RunsFolder
-from loopwright.dashboard.serve import bind, build_server
 
 SECONDS = 120.0  # after which something that must come has not come
 

@@ -95,10 +95,10 @@ def test_a_damaged_run_is_listed_and_breaks_nothing(tmp_path: Path, damage: Call
     with serving(tmp_path) as served:
         runs = {run["id"]: run for run in served.data("/api/runs")["runs"]}
         assert set(runs) == {"bad", "sound"}
-        assert (runs["sound"]["damaged"], runs["sound"]["state"]) == ([], "finished")
+        assert (runs["sound"]["problems"], runs["sound"]["state"]) == ([], "finished")
         answer = served.data("/api/run/bad")
         said = [
-            *runs["bad"]["damaged"],
+            *runs["bad"]["problems"],
             *answer["problems"],
             *(p for c in answer["checkpoints"] for p in c["problems"]),
         ]

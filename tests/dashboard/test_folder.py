@@ -36,7 +36,7 @@ def test_a_folder_that_is_itself_a_link_is_served(tmp_path: Path):
     write_run(tmp_path / "disk" / "a", media=False)
     os.symlink(tmp_path / "disk", tmp_path / "runs")
     folder = RunsFolder(tmp_path / "runs")
-    assert folder.view("a").state == "finished"
+    assert folder.run("a").state == "finished"
     assert folder.scan()["a"].problem is None
 
 

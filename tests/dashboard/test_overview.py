@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.dashboard.overview import duration_text, sentences
+from loopwright.dashboard.summary import sentences
 from loopwright.run import MetricsStore, RunView, update_manifest
 from loopwright.run.directory import RunDirectory
-from loopwright.run.metrics_records import Event
+from loopwright.run.metrics_view import Event
 
 from .serving import serving
 from .small_runs import step_rows, write_run
@@ -22,49 +22,29 @@ def event(kind: str) -> Event:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        *(
-            (0.04, "0.0 s"),
-            (9.96, "10.0 s"),
-            (10, "10 s"),
-            (59.6, "1 min"),
-            (252, "4 min 12 s"),
-            (3600, "1 h"),
-        ),
-        *(
-            (3720, "1 h 2 min"),
-            (3601, "1 h"),
-            (86400 * 3 + 7200 + 59, "3 d 2 h"),
-            (86400 + 60, "1 d"),
-        ),
-    ],
-)
-def test_durations_are_told_in_two_units(seconds: float, text: str):
-    assert duration_text(seconds) == text
-
-
-@pytest.mark.parametrize(
     ("state", "reason", "expected"),
     [
-        ("finished", None, ["Finished after 2 epochs (50 updates) in 0.5 s on cpu."]),
+        ("finished", None, ["Finished after 2 epochs (50 updates) in 500 ms on cpu."]),
         (
             "stopped",
             "early stopping",
             [
-                "Stopped after 2 of 4 epochs (50 updates) in 0.5 s on cpu.",
+                "Stopped after 2 of 4 epochs (50 updates) in 500 ms on cpu.",
                 "Reason: early stopping.",
             ],
         ),
         (
             "failed",
             "ValueError: no\nmore",
-            ["Failed after 2 of 4 epochs (50 updates) in 0.5 s on cpu.", "Reason: ValueError: no."],
+            [
+                "Failed after 2 of 4 epochs (50 updates) in 500 ms on cpu.",
+                "Reason: ValueError: no.",
+            ],
         ),
         (
             "interrupted",
             "SIGTERM",
-            ["Interrupted after 2 of 4 epochs (50 updates) in 0.5 s on cpu.", "Reason: SIGTERM."],
+            ["Interrupted after 2 of 4 epochs (50 updates) in 500 ms on cpu.", "Reason: SIGTERM."],
         ),
     ],
 )
@@ -109,9 +89,11 @@ def test_a_running_run_has_its_time_of_training_and_what_is_left(tmp_path: Path)
     update_manifest(run / "run.json", state="running")
     with RunDirectory(run):
         told = sentences(RunView(run))
-    assert told[0] == "Running: 2 of 4 epochs (50 updates) in 0.5 s on cpu."
+    assert told[0] == "Running: 2 of 4 epochs (50 updates) in 500 ms on cpu."
     assert any(sentence.startswith("About ") and sentence.endswith(" left.") for sentence in told)
-    assert sentences(RunView(run))[0] == "Crashed after 2 of 4 epochs (50 updates) in 0.5 s on cpu."
+    assert (
+        sentences(RunView(run))[0] == "Crashed after 2 of 4 epochs (50 updates) in 500 ms on cpu."
+    )
 
 
 def test_the_time_between_a_crash_and_a_resume_is_not_counted(tmp_path: Path):

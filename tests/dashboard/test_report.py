@@ -13,6 +13,7 @@ from loopwright import ConfigurationError
 from loopwright.cli import main
 from loopwright.dashboard.report import build_report, find_entries
 from loopwright.run import RunView
+from tests.mistakes import raises
 
 from .serving import Served
 from .small_runs import png, step_rows, write_run
@@ -123,7 +124,7 @@ def test_the_command_says_what_it_wrote_and_how_large_it_is(tmp_path: Path, monk
     assert main(["report", "last"]) == 0, "a report may be written again"
 
 
-def test_a_file_that_is_no_report_is_not_written_over(tmp_path: Path, mistake):
+def test_a_file_that_is_no_report_is_not_written_over(tmp_path: Path):
     write_run(tmp_path / "a", media=False)
     (tmp_path / "thesis.html").write_text("years of work")
     from loopwright.cli.report import report_command
@@ -136,9 +137,7 @@ def test_a_file_that_is_no_report_is_not_written_over(tmp_path: Path, mistake):
             None,
         )
 
-    with mistake(
-        "Files", "`report -o` on a file of yours", ConfigurationError, match="is not a report"
-    ):
+    with raises("not-a-report", "thesis.html"):
         report_command(Options())
     assert (tmp_path / "thesis.html").read_text() == "years of work"
 

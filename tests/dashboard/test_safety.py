@@ -155,7 +155,7 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path):
         }
         for name in set(runs) - {"first", "soft"}:
             assert runs[name]["state"] == "unreadable"
-            assert "link" in runs[name]["damaged"][0]
+            assert "link" in runs[name]["problems"][0]
         shown = [served.get("/api/runs").body]
         for run in (*runs, "folder/other"):
             part = quote(run, safe="")

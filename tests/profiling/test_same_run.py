@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright import Callback, ConfigurationError, Trainer
+from loopwright import Callback, Trainer
 from loopwright.callbacks import EMA, Profile, Rewind, TrainTime
+from tests.mistakes import raises
 
 from ..loops import build_linear, build_net
 
@@ -150,18 +151,11 @@ def test_nothing_stays_wrapped_after_a_run_or_an_exception_in_it(points, event):
     assert timed["timed"] == []
 
 
-def test_an_error_before_the_first_step_says_nothing_of_time_and_leaves_nothing(
-    points, tmp_path, mistake
-):
+def test_an_error_before_the_first_step_says_nothing_of_time_and_leaves_nothing(points, tmp_path):
     trainer = Trainer(
         build_net(), sgd, cross_entropy, callbacks=Profile(trace=True), progress="silent"
     )
-    with mistake(
-        "Arguments",
-        "`Profile(trace=True)` without a run directory",
-        ConfigurationError,
-        match="pass `run_d",
-    ):
+    with raises("trace-without-folder", "run_dir="):
         trainer.train(points)
     assert traces(trainer)["timed"] == []
     assert torch.autograd.backward.__module__ == "torch.autograd"

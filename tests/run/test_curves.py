@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from loopwright.metrics.rows import StepRow
 from loopwright.run import MetricsStore, MetricsView
 from loopwright.run.curves import step_curve
-from loopwright.run.metrics_view import Cursor
+from loopwright.run.metrics_view import MetricsCursor
 from loopwright.run.schema import open_for_reading
 from tests.demo_runs import grow, make_demo_run
 from tests.metrics.step_rows import rows_of
@@ -208,7 +208,7 @@ def test_the_work_for_a_curve_does_not_grow_with_the_run(tmp_path):
 def test_only_what_is_new_is_given_since_a_cursor(tmp_path):
     run = make_demo_run(tmp_path / "run", steps=600, epochs=3)
     view = MetricsView(run / "metrics.sqlite")
-    everything = view.since(Cursor(), ["loss", "eval_loss"])
+    everything = view.since(MetricsCursor(), ["loss", "eval_loss"])
     assert (everything.steps["loss"].total, everything.epochs["eval_loss"].places) == (
         600,
         [200, 400, 600],
@@ -217,7 +217,7 @@ def test_only_what_is_new_is_given_since_a_cursor(tmp_path):
         len(view.events()),
         len(view.media()),
     )
-    assert everything.cursor == view.cursor() == Cursor.parse(str(view.cursor()))
+    assert everything.cursor == view.cursor() == MetricsCursor.parse(str(view.cursor()))
     nothing = view.since(everything.cursor, ["loss", "eval_loss"])
     assert (nothing.steps, nothing.epochs, nothing.events, nothing.media, nothing.log_lines) == (
         {},
@@ -270,4 +270,4 @@ def test_a_view_that_is_kept_open_sees_what_is_written_later(tmp_path):
 )
 def test_a_text_that_is_no_cursor_is_refused(text):
     with pytest.raises(ValueError, match="is not a cursor"):
-        Cursor.parse(text)
+        MetricsCursor.parse(text)

@@ -118,7 +118,7 @@ def test_a_finished_run_is_evaluated_from_its_directory_alone(config: Config) ->
     experiment.train()
     assert experiment.run is not None
     again = PlainExperiment.from_run(experiment.run)
-    best = RunView(experiment.run).best["eval_loss"]
+    best = RunView(experiment.run).best("eval_loss")
     assert again.evaluate(checkpoint="best")["loss"] == best.value
     outputs = again.predict("test")
     assert [len(batch) for batch in outputs] == [4]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,9 @@ import polars
 import pytest
 
 import loopwright
-from loopwright import ConfigurationError
 from loopwright.run import Columns, RunView
 from tests.demo_runs import make_demo_run
+from tests.mistakes import raises
 
 STORED = Path(__file__).parents[1] / "stored" / "v0_first_edition"
 
@@ -114,38 +113,20 @@ def test_runs_of_the_first_edition_are_read(tmp_path):
     assert set(columns["wall"]) == {None}
 
 
-def test_a_metric_that_is_not_there_is_named_with_those_that_are(root, mistake):
+def test_a_metric_that_is_not_there_is_named_with_those_that_are(root):
     run = loopwright.runs(root)["first"]
-    what = '`run.metrics("los")` of `loopwright.runs`'
-    with mistake(
-        "Arguments",
-        what,
-        ConfigurationError,
-        match="Did you mean 'loss'",
-        hide=re.escape(str(root)),
-    ):
+    with raises("unknown-metric", "'los'", "did you mean loss?"):
         run.metrics("los")
-    with pytest.raises(
-        ConfigurationError, match="no metric 'train/grad_norms' of epochs; it has: loss"
-    ):
+    with raises("unknown-metric", "'train/grad_norms' per epoch", "did you mean"):
         run.best("train/grad_norms")
-    with pytest.raises(
-        ConfigurationError,
-        match=r"not known whether smaller or larger values of 'lr' are better: pass mode=",
-    ):
+    with raises("unknown-direction", "'lr'", "mode='min'"):
         run.best("lr")
 
 
-def test_a_folder_or_a_run_that_is_not_there_is_named(root, tmp_path, mistake, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with mistake(
-        "Arguments",
-        '`loopwright.runs("nowhere")`',
-        ConfigurationError,
-        match="There is no folder 'nowhere'",
-    ):
+def test_a_folder_or_a_run_that_is_not_there_is_named(root, tmp_path):
+    with raises("no-runs-folder", "'nowhere'"):
         loopwright.runs("nowhere")
-    with pytest.raises(KeyError, match=r"There is no run 'frist' in .*similar names: first"):
+    with pytest.raises(KeyError, match=r"There is no run 'frist' in .*did you mean first"):
         loopwright.runs(root)["frist"]
     assert list(loopwright.runs(tmp_path)) == []
 

@@ -11,7 +11,7 @@ import torch
 from loopwright._version import __version__
 from loopwright.errors import CheckpointError, ConfigurationError
 from loopwright.run import RunManifest, update_manifest
-from loopwright.run.environment import WorkTree
+from loopwright.run.manifest import WorkTree
 
 IDENTITY = {
     f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
@@ -159,7 +159,7 @@ def slow_git(folder, monkeypatch, seconds):
 
 def test_a_git_that_does_not_answer_is_ended(repository, tmp_path, monkeypatch):
     slow_git(tmp_path / "bin", monkeypatch, 600)
-    monkeypatch.setattr("loopwright.run.environment.SECONDS_FOR_STATUS", 0.05)
+    monkeypatch.setattr("loopwright.run.manifest.SECONDS_FOR_STATUS", 0.05)
     tree = WorkTree(repository).ask()
     assert not tree.is_answered
     assert tree.is_dirty is None
@@ -172,5 +172,5 @@ def test_a_manifest_does_not_wait_for_a_tree_that_is_given(repository, tmp_path,
     manifest = RunManifest.collect(tree=tree)
     assert not tree.is_answered
     assert (manifest.git_commit, manifest.git_dirty) == (tree.commit, None)
-    monkeypatch.setattr("loopwright.run.environment.SECONDS_FOR_STATUS", 0.0)
+    monkeypatch.setattr("loopwright.run.manifest.SECONDS_FOR_STATUS", 0.0)
     assert tree.is_dirty is None

@@ -13,7 +13,7 @@ import torch
 
 from loopwright.run import RunManifest
 from loopwright.run.directory import logging_to
-from loopwright.run.environment import describe_hardware, installed_packages, uncommitted_diff
+from loopwright.run.manifest import describe_hardware, installed_packages, uncommitted_diff
 from loopwright.training.fingerprint import fingerprint
 
 IDENTITY = {
@@ -23,7 +23,7 @@ IDENTITY = {
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    monkeypatch.setattr("loopwright.run.environment.SECONDS_FOR_DIFF", 300.0)
+    monkeypatch.setattr("loopwright.run.manifest.SECONDS_FOR_DIFF", 300.0)
     if shutil.which("git") is None:
         pytest.skip("there is no git")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas
 import pytest
 
-from loopwright import ConfigurationError
 from loopwright.trackers import CSV, JSONL, TrackedRow, TrackedRun
 from loopwright.trackers.files import CSVFile, JSONLFile
+from tests.mistakes import raises
 
 from .runs import (
     CONTENTS,
@@ -180,28 +180,19 @@ def test_an_epoch_that_was_complete_and_is_not_at_the_resume_point_is_removed(tm
 
 
 @pytest.mark.parametrize("kind", [CSV, JSONL])
-def test_wrong_arguments_are_refused_when_the_tracker_is_made(kind, mistake):
-    with mistake(
-        "Arguments", f"`{kind.__name__}(path=3)`", ConfigurationError, match="use a string"
-    ):
+def test_wrong_arguments_are_refused_when_the_tracker_is_made(kind):
+    with raises("tracker-text", "path=3"):
         kind(3)
-    with mistake(
-        "Arguments", f"`{kind.__name__}('run', every=0)`", ConfigurationError, match="1 or more"
-    ):
+    with raises("number", "every=0", "1 or more"):
         kind(Path("run"), every=0)
 
 
 @pytest.mark.parametrize("kind", [CSV, JSONL])
-def test_a_folder_is_no_file_to_write_and_stays_where_it_is(tmp_path, mistake, kind):
+def test_a_folder_is_no_file_to_write_and_stays_where_it_is(tmp_path, kind):
     runs = tmp_path / "runs"
     runs.mkdir()
     (runs / "note").write_text("kept")
-    with mistake(
-        "Files",
-        f"`{kind.__name__}` with a folder",
-        ConfigurationError,
-        match="is a folder: name the file",
-    ):
+    with raises("log-is-folder", runs):
         kind(runs)
     late = kind(tmp_path / "late")
     (tmp_path / "late").mkdir()

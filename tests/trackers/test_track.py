@@ -13,10 +13,11 @@ import threading
 import numpy as np
 import pytest
 
-import loopwright.trackers.background as background
-from loopwright import Callback, ConfigurationError, Interrupted, MissingExtraError
+import loopwright.trackers.track as background
+from loopwright import Callback, ConfigurationError, Interrupted
 from loopwright.callbacks import EarlyStopping, Rewind
 from loopwright.trackers import CSV, JSONL, Track
+from tests.mistakes import raises
 
 from ..callbacks.rewinding import build as build_rewinding
 from ..callbacks.rewinding import good_batches, poisoned
@@ -318,22 +319,15 @@ def test_only_the_first_of_several_processes_tracks(tmp_path):
         ("Trackio", "trackio"),
     ],
 )
-def test_a_tracker_whose_package_is_missing_says_what_to_install(
-    name, package, monkeypatch, mistake
-):
+def test_a_tracker_whose_package_is_missing_says_what_to_install(name, package, monkeypatch):
     import loopwright.trackers
 
     monkeypatch.setitem(sys.modules, package, None)
-    with mistake(
-        "Arguments",
-        f"`{name}()` without {package}",
-        MissingExtraError,
-        match=rf"loopwright\[{package}\]",
-    ):
+    with raises("tracker-extra", f"loopwright[{package}]"):
         getattr(loopwright.trackers, name)()
 
 
-def test_what_is_no_tracker_is_refused_with_what_a_tracker_has(mistake):
+def test_what_is_no_tracker_is_refused_with_what_a_tracker_has():
     class Half(Recorded):
         log_media = None
 
@@ -341,34 +335,17 @@ def test_what_is_no_tracker_is_refused_with_what_a_tracker_has(mistake):
         def log(self, values, step):
             pass
 
-    with mistake(
-        "Arguments",
-        "`Track(tracker)` without the method `log_media`",
-        ConfigurationError,
-        match="log_media",
-    ):
+    with raises("not-a-tracker", "log_media"):
         Track(Half())
-    with mistake(
-        "Arguments", "`Track(tracker)` with `log(values, step)`", ConfigurationError, match="rows"
-    ):
+    with pytest.raises(ConfigurationError, match="rows"):
         Track(Wrong())
-    with mistake(
-        "Arguments",
-        "`Track(Recorded)`, a class",
-        ConfigurationError,
-        match=r"Track\(Recorded\(\)\)",
-    ):
+    with raises("not-a-tracker", "Recorded", "start(run)"):
         Track(Recorded)
-    with mistake(
-        "Arguments",
-        "`callbacks=[tracker]`",
-        ConfigurationError,
-        match=r"trackers.Track\(Recorded\(",
-    ):
+    with pytest.raises(ConfigurationError, match=r"trackers.Track\(Recorded\("):
         build([Recorded()])
-    with mistake("Arguments", "`Track(CSV())`", ConfigurationError, match="already a callback"):
+    with raises("tracker-in-track", "CSV"):
         Track(CSV())
-    with mistake("Arguments", "`Track(tracker, timeout=0)`", ConfigurationError, match="above 0"):
+    with raises("number", "Recorded(timeout=0)", "above 0"):
         Track(Recorded(), timeout=0)
 
 

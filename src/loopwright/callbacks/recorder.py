@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from ..metrics.media import Media
     from ..metrics.rows import StepRow
     from ..run import MetricsStore, RunDirectory
-    from ..run.environment import WorkTree
-    from ..run.manifest import State
+    from ..run.manifest import State, WorkTree
 
 
 logger = logging.getLogger("loopwright")
@@ -144,7 +143,7 @@ class RunRecorder(Callback):
 
     def _write_manifest(self, trainer: Trainer, directory: RunDirectory) -> None:
         from ..run import RunManifest, update_manifest
-        from ..run.environment import WorkTree
+        from ..run.manifest import WorkTree
 
         run = trainer.run
         facts = trainer._facts()
@@ -337,8 +336,8 @@ class RunRecorder(Callback):
         """Note the end of a run that was killed between its last resume point and the end of the
         call."""
         from ..run import MetricsStore, RunManifest
+        from ..run.metrics_store import END_EVENTS
         from ..run.metrics_view import MetricsView
-        from ..run.metrics_writing import END_EVENTS
 
         directory = trainer.run.directory
         if directory is None or not directory.has_run:  # a user may have removed the manifest

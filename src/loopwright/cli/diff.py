@@ -8,6 +8,7 @@ from typing import Any
 
 from ..run.changes import Change, values_text
 from ..run.compare import Divergence, RunDiff, compare_runs
+from ..text import counted
 from .exits import FOUND, OK
 from .output import BOLD, print_json, printable, styled
 from .selection import find_two_runs
@@ -46,7 +47,7 @@ def _print_part(name: str, changes: list[Change] | None, most: int | None) -> No
     elif len(changes) == 1 and changes[0].key == name:
         print(printable(f"{name}: {values_text(changes[0])}"))
     else:
-        print(f"{name}: {len(changes)} {'difference' if len(changes) == 1 else 'differences'}")
+        print(f"{name}: {counted(len(changes), 'difference')}")
         for change in changes[:most]:
             print("  " + printable(f"{change.key}: {values_text(change)}"))
         if most is not None and len(changes) > most:
@@ -54,17 +55,12 @@ def _print_part(name: str, changes: list[Change] | None, most: int | None) -> No
 
 
 def _print_divergence(divergence: Divergence) -> None:
-    what = {"steps": "step", "epochs": "epoch"}[divergence.level]
+    what = divergence.level.removesuffix("s")
+    same = f"{counted(divergence.num_same, what)} identical"
     if divergence.at is not None:
-        before = (
-            f"{_count(divergence.num_same, what)} before"
-            if divergence.num_same
-            else f"the first common {what}"
-        )
-        print(
-            styled(f"metrics per {what}: first difference at {what} {divergence.at}", BOLD)
-            + f" ({before})"
-        )
+        before = f"{same} before" if divergence.num_same else f"the first common {what}"
+        place = styled(f"metrics per {what}: first difference at {what} {divergence.at}", BOLD)
+        print(f"{place} ({before})")
         for change in divergence.changes:
             print("  " + printable(f"{change.key}: {values_text(change)}{_distance(change)}"))
     elif divergence.ends == (None, None):
@@ -72,23 +68,13 @@ def _print_divergence(divergence: Divergence) -> None:
     elif None in divergence.ends or divergence.num_same == 0:
         print(f"metrics per {what}: the runs have none in common")
     else:
-        print(f"metrics per {what}: {_count(divergence.num_same, what)}")
-    if (
-        divergence.at is None
-        and divergence.ends[0] != divergence.ends[1]
-        and None not in divergence.ends
-    ):
-        print(
-            f"  the first run ends at {what} {divergence.ends[0]}, the second at {what} "
-            f"{divergence.ends[1]}"
-        )
+        print(f"metrics per {what}: {same}")
+    first, second = divergence.ends
+    if divergence.at is None and first != second and None not in divergence.ends:
+        print(f"  the first run ends at {what} {first}, the second at {what} {second}")
     for which, names in (("first", divergence.only_first), ("second", divergence.only_second)):
         if names:
             print("  " + printable(f"only the {which} run has {', '.join(names)}"))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'} identical"
 
 
 def _distance(change: Change) -> str:
@@ -100,14 +86,14 @@ def _distance(change: Change) -> str:
 def _as_json(diff: RunDiff) -> dict[str, Any]:
     return {
         **{
-            name: None if part is None else [_change_as_json(c) for c in part]
+            name: None if part is None else [change._asdict() for change in part]
             for name, part in diff.parts.items()
         },
         "metrics": {
             divergence.level: {
                 "part_at": divergence.at,
                 "same": divergence.num_same,
-                "changes": [_change_as_json(change) for change in divergence.changes],
+                "changes": [change._asdict() for change in divergence.changes],
                 "ends": divergence.ends,
                 "only_first": divergence.only_first,
                 "only_second": divergence.only_second,
@@ -116,7 +102,3 @@ def _as_json(diff: RunDiff) -> dict[str, Any]:
         },
         "not_compared": diff.ignored,
     }
-
-
-def _change_as_json(change: Change) -> dict[str, Any]:
-    return {"key": change.key, "first": change.first, "second": change.second}

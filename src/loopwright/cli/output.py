@@ -1,27 +1,26 @@
-"""How commands print: tables, sizes, ages and runs as text, and JSON."""
+"""How commands print: tables, times and best values as text, and JSON."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckpointError
+from ..errors import ConfigurationError
 from ..metrics.best import Mode
-from ..metrics.progress import counted
-from ..run.metrics_view import Point
-from ..run.reading import RunView
-from ..run.run_progress import COUNTS, RunProgress
+from ..run.reading import Run
+from ..text import age, clock, size
+from ..trees import as_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-AGES = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+size_text = size
+strict_json = as_json
+progress_text = str
 RED = "\x1b[31m"
 BOLD = "\x1b[1m"
 PLAIN = "\x1b[0m"
@@ -40,7 +39,8 @@ STYLES = {
 def printable(text: str, keep: str = "") -> str:
     """Escape the characters that would move the cursor or change colours of a terminal."""
     return "".join(
-        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+        one if one.isprintable() or one in keep else one.encode("unicode_escape").decode()
+        for one in text
     )
 
 
@@ -67,7 +67,7 @@ def table_lines(
 
 def print_json(value: Any) -> None:
     """Print strict JSON; numbers that are not finite become the strings "nan", "inf" and "-inf"."""
-    print(json.dumps(strict_json(value), indent=2, allow_nan=False))
+    print(json.dumps(as_json(value), indent=2, allow_nan=False))
 
 
 def styled(text: str, style: str) -> str:
@@ -75,22 +75,14 @@ def styled(text: str, style: str) -> str:
     return f"{style}{text}{PLAIN}" if has_colours() else text
 
 
-def size_text(size: int) -> str:
-    """1234567 as "1.23 MB"."""
-    value = float(size)
-    unit = 0
-    while value >= 999.5 and unit < len(UNITS) - 1:
-        value = value / 1000
-        unit = unit + 1
-    return f"{size} B" if unit == 0 else f"{value:.3g} {UNITS[unit]}"
-
-
 def age_text(seconds: float | None) -> str:
-    """90 as "1 min"; a moment in the future, on another machine's clock, is "0 s"."""
-    if seconds is None:
-        return "?"
-    unit, length = next(((unit, length) for unit, length in AGES if seconds >= length), AGES[-1])
-    return f"{max(int(seconds // length), 0)} {unit}"
+    """90 as "1 min"; "?" where it is not known."""
+    return "?" if seconds is None else age(seconds)
+
+
+def time_text(seconds: float | None) -> str:
+    """3723 as "1:02:03"; "-" where it is not known."""
+    return "-" if seconds is None else clock(seconds)
 
 
 def number_text(value: object) -> str:
@@ -98,17 +90,6 @@ def number_text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return "-" if value is None else f"{value!s:.40}"
-
-
-def strict_json(value: Any) -> Any:
-    """Convert values that JSON does not have (NaN, infinity, paths, ...) to strings."""
-    if isinstance(value, dict):
-        return {str(key): strict_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def print_fitted(
@@ -150,52 +131,14 @@ def fitted_table(
     return table
 
 
-def age_of(run: RunView) -> float | None:
-    """Seconds since the run was started."""
-    return None if run.started is None else (datetime.now(UTC) - run.started).total_seconds()
-
-
-def progress_text(progress: RunProgress) -> str:
-    """ "3 of 10 epochs, 30%", or "3 epochs, 15 updates" where no limit is known."""
-    if progress.limit is not None and progress.fraction is not None:
-        name, limit = progress.limit
-        return f"{getattr(progress, name) or 0} of {counted(limit, name)}, {progress.fraction:.0%}"
-    counts = ((name, getattr(progress, name)) for name in ("epoch", "update"))
-    texts = [counted(count, name) for name, count in counts if count is not None]
-    return ", ".join(texts) or "-"
-
-
-def best_text(run: RunView, metric: str | None = None, mode: Mode | None = None) -> str:
+def best_text(run: Run, metric: str | None = None, mode: Mode | None = None) -> str:
     """The best value of a metric and its epoch; the last value where its mode is not known; "-"
     without any."""
-    name = metric or run.main_metric
-    best = None if name is None else run.best_of(name, mode)
-    if best is not None:
-        return f"{best.name} {number_text(best.value)} @{best.epoch}"
-    last = None if name is None or run.mode_of(name) else run.last_of(name)
-    return "-" if last is None else f"{name} {number_text(last.value)} @{last.at} (last)"
-
-
-def time_text(seconds: float | None) -> str:
-    """3723 as "1:02:03"."""
-    if seconds is None:
+    best = run.headline(metric, mode)
+    if best is None:
         return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def left_text(run: RunView) -> str:
-    """The time that a run still takes; "-" where that is not known."""
-    return time_text(seconds_left(run))
-
-
-def seconds_left(run: RunView) -> float | None:
-    """The time that a run still takes, in seconds; None where that is not known."""
-    try:
-        return run.eta
-    except CheckpointError:  # of the metrics, which `problems` is about
-        return None
+    last = " (last)" if best.mode is None else ""
+    return f"{best.name} {number_text(best.value)} @{best.epoch}{last}"
 
 
 def has_colours() -> bool:
@@ -203,55 +146,10 @@ def has_colours() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
-def run_as_json(
-    run: RunView, *, metric: str | None = None, mode: Mode | None = None
-) -> dict[str, Any]:
-    """A run as `runs --json` and `show --json` print it."""
-    progress = run.progress
-    name = metric or run.main_metric
-    values = {
-        known: run.best_of(known, mode if known == name else None) for known in run.epoch_names
-    }
-    best = {
-        known: {"value": b.value, "epoch": b.epoch, "mode": b.mode}
-        for known, b in values.items()
-        if b is not None
-    }
-    last = (
-        run.last_of(name)
-        if name is not None and name not in best and run.mode_of(name) is None
-        else None
-    )
-    return {
-        "path": str(run.path),
-        "id": run.id,
-        "name": run.name,
-        "state": run.state,
-        "reason": run.reason,
-        "tags": list(run.tags),
-        "progress": {
-            **{count: getattr(progress, count) for count in COUNTS},
-            "limit": None if progress.limit is None else {progress.limit[0]: progress.limit[1]},
-            "fraction": progress.fraction,
-        },
-        "metric": _metric_as_json(name, best.get(name or ""), last),
-        "best": best,
-        "started": None if run.started is None else run.started.isoformat(),
-        "ended": None if run.ended is None else run.ended.isoformat(),
-        "seconds": run.seconds,
-        "age_seconds": age_of(run),
-        "problems": list(run.problems),
-    }
-
-
-def _metric_as_json(
-    name: str | None, best: Mapping[str, Any] | None, last: Point | None
-) -> dict[str, Any] | None:
-    """The main metric of a run; without a mode its last value, since the best is not known."""
-    if best is not None:
-        return {"name": name, **best}
-    return (
-        None
-        if last is None
-        else {"name": name, "value": last.value, "epoch": last.at, "mode": None}
-    )
+def check_output_folder(path: Path) -> None:
+    """Refuse a file to write whose folder does not exist."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigurationError(
+            "no-output-folder",
+            f"--output {path}: there is no folder {path.parent}: create it, or name another file.",
+        )

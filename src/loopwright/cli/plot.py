@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import re
 import shutil
@@ -13,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError
-from ..run.reading import RunView
+from ..errors import ConfigurationError, MissingExtraError, check_number
+from ..run.reading import Run
 from .charts import Chart, Drawn, Line, metric_groups, pen_of
 from .exits import OK
-from .output import has_colours, number_text, print_json, printable
+from .output import check_output_folder, has_colours, number_text, print_json, printable
 from .selection import find_run, short_path
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -27,7 +26,7 @@ FEW = 50  # points that are marked one by one
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PlottedCurve:
     """Values of a metric of one run along its epochs, steps or updates."""
 
     label: str
@@ -38,8 +37,7 @@ class Curve:
 
 
 def plot_command(options: argparse.Namespace) -> int:
-    if options.smooth < 1:
-        raise ConfigurationError(f"--smooth {options.smooth}: use 1 or more.")
+    check_number("--smooth", options.smooth, least=1)
     found = {run.path: run for run in (find_run(name, options.root) for name in options.names)}
     runs = list(found.values())
     groups = (
@@ -57,8 +55,8 @@ def plot_command(options: argparse.Namespace) -> int:
         every = [curve for curves in panels.values() for curve in curves]
         print_json(
             {
-                name: [_as_json(c) for c in every if c.metric == name]
-                for name in {c.metric: 0 for c in every}
+                name: [_as_json(curve) for curve in every if curve.metric == name]
+                for name in dict.fromkeys(curve.metric for curve in every)
             }
         )
     elif options.text:
@@ -69,28 +67,28 @@ def plot_command(options: argparse.Namespace) -> int:
     return OK
 
 
-def main_metrics(runs: Sequence[RunView], options: argparse.Namespace) -> list[str]:
+def main_metrics(runs: Sequence[Run], options: argparse.Namespace) -> list[str]:
     """The loss and its evaluations; of runs without a loss, the group of their most important
     metric."""
     names = dict.fromkeys(name for run in runs for name in run.metrics.names())
     if not names:
         listed = ", ".join(short_path(run, options.root) for run in runs)
         raise ConfigurationError(
-            f"There is nothing to draw yet: {listed} has not logged any metrics."
+            "nothing-to-draw", f"There is nothing to draw yet: {listed} has not logged any metrics."
         )
     groups = metric_groups(names, [key for run in runs for key in run.eval_keys])
     return next((group for group in groups if group[0] == "loss"), groups[0])
 
 
 def collect(
-    runs: Sequence[RunView],
+    runs: Sequence[Run],
     names: Sequence[str],
     by: str | None,
     smooth: int,
     root: str,
     *,
     is_chosen: bool = True,
-) -> list[Curve]:
+) -> list[PlottedCurve]:
     """The curves of a panel, all along one axis; a metric that was chosen and is missing is an
     error."""
     pairs = [
@@ -103,16 +101,20 @@ def collect(
         if along == "updates" and not points:
             points = run.metrics.epochs(name)
         if not points and is_chosen:
-            raise ConfigurationError(_missing(run, name, by, root))
+            raise run.metrics.missing(name, None if by is None else by.removesuffix("s"))
         places = tuple(point.update if along == "updates" else point.at for point in points)
         values = tuple(_smoothed([point.value for point in points], smooth))
-        curves += [Curve(short_path(run, root), name, along, places, values)] if points else []
+        curves += (
+            [PlottedCurve(short_path(run, root), name, along, places, values)] if points else []
+        )
     if not curves:
-        raise ConfigurationError(f"There is nothing to draw over {along}: use another --by.")
+        raise ConfigurationError(
+            "nothing-along-axis", f"There is nothing to draw over {along}: use another --by."
+        )
     return curves
 
 
-def _axis(pairs: Sequence[tuple[RunView, str]]) -> str:
+def _axis(pairs: Sequence[tuple[Run, str]]) -> str:
     """Epochs, once every curve has two; before that steps, or updates where some metrics are of
     epochs only."""
     epochs = [len(run.metrics.epochs(name)) for run, name in pairs]
@@ -120,17 +122,6 @@ def _axis(pairs: Sequence[tuple[RunView, str]]) -> str:
     if min(epochs) >= 2 or not any(steps):
         return "epochs"
     return "steps" if all(steps) else "updates"
-
-
-def _missing(run: RunView, name: str, by: str | None, root: str) -> str:
-    known = run.metrics.epoch_names if by == "epochs" else run.metrics.names()
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near and near[0] != name else ""
-    where = f" per {by.removesuffix('s')}" if by else ""
-    return (
-        f"{short_path(run, root)} has no metric {name!r}{where}; it has: "
-        f"{', '.join(known) or 'none yet'}.{hint}"
-    )
 
 
 def _smoothed(values: Sequence[float], window: int) -> list[float]:
@@ -144,7 +135,7 @@ def _smoothed(values: Sequence[float], window: int) -> list[float]:
     ]
 
 
-def _as_json(curve: Curve) -> dict[str, Any]:
+def _as_json(curve: PlottedCurve) -> dict[str, Any]:
     return {
         "label": curve.label,
         "along": curve.along,
@@ -153,7 +144,7 @@ def _as_json(curve: Curve) -> dict[str, Any]:
     }
 
 
-def curve_names(curves: Sequence[Curve]) -> list[str]:
+def curve_names(curves: Sequence[PlottedCurve]) -> list[str]:
     """What tells the curves of a panel apart: the run, the metric, or both."""
     has_runs, has_metrics = (
         len({getattr(curve, key) for curve in curves}) > 1 for key in ("label", "metric")
@@ -167,32 +158,31 @@ def curve_names(curves: Sequence[Curve]) -> list[str]:
 
 
 def _write_picture(
-    panels: dict[str, list[Curve]], runs: Sequence[RunView], options: argparse.Namespace
+    panels: dict[str, list[PlottedCurve]], runs: Sequence[Run], options: argparse.Namespace
 ) -> None:
     path = Path(options.output or re.sub(r"[^\w.-]+", "-", "+".join(panels)).strip("-.") + ".png")
     if path.suffix.lower() not in FORMATS:
         raise ConfigurationError(
-            f"--output {path}: the name of a picture ends in {', '.join(FORMATS)}."
+            "unknown-picture-format",
+            f"--output {path}: the name of a picture ends in {', '.join(FORMATS)}.",
         )
-    if not path.absolute().parent.is_dir():
-        raise ConfigurationError(f"--output {path}: there is no folder {path.parent}.")
+    check_output_folder(path)
     draw_picture(path, panels, is_log=options.log)
     names = dict.fromkeys(curve.metric for curves in panels.values() for curve in curves)
     whose = short_path(runs[0], options.root) if len(runs) == 1 else f"{len(runs)} runs"
     print(printable(f"{', '.join(names)} of {whose}: {path}"))
 
 
-def draw_picture(path: Path, panels: dict[str, list[Curve]], *, is_log: bool) -> None:
+def draw_picture(path: Path, panels: dict[str, list[PlottedCurve]], *, is_log: bool) -> None:
     """Draw one panel beside the other, with a curve for each run and metric."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import FuncFormatter
     except ImportError as error:
-        from ..errors import MissingExtraError
-
         raise MissingExtraError(
+            "plots-extra",
             "A picture needs matplotlib: pip install 'loopwright[plots]'. (--text draws without "
-            "it.)"
+            "it.)",
         ) from error
     figure = Figure(figsize=(max(5.5 * len(panels), 7.0), 4.2), layout="constrained")
     for axis, (name, curves) in zip(
@@ -212,7 +202,7 @@ def _minor_label(value: float, _: object) -> str:
     return f"{value:g}" if round(value / 10 ** math.floor(math.log10(value))) in (2, 5) else ""
 
 
-def _draw_panel(axis: Any, name: str, curves: Sequence[Curve]) -> None:
+def _draw_panel(axis: Any, name: str, curves: Sequence[PlottedCurve]) -> None:
     """Runs have colours, and metrics of several runs have line styles; the axes are named."""
     runs = list(dict.fromkeys(c.label for c in curves))
     metrics = list(dict.fromkeys(c.metric for c in curves))
@@ -249,7 +239,7 @@ def _plain(text: str) -> str:
 # Text
 
 
-def print_chart(curves: Sequence[Curve], *, is_log: bool) -> None:
+def print_chart(curves: Sequence[PlottedCurve], *, is_log: bool) -> None:
     """Print a chart as wide as the terminal, in colours where it has some."""
     width = min(shutil.get_terminal_size().columns, MOST_WIDE)
     lines = draw_text(curves, width, is_log=is_log, is_plain=_is_plain(len(curves)))
@@ -272,13 +262,15 @@ def _is_plain(num_curves: int) -> bool:
 
 
 def draw_text(
-    curves: Sequence[Curve], width: int, *, is_log: bool = False, is_plain: bool = False
+    curves: Sequence[PlottedCurve], width: int, *, is_log: bool = False, is_plain: bool = False
 ) -> list[Line]:
     """The lines of a chart with its legend; an error where no value can be drawn."""
     metrics = list(dict.fromkeys(curve.metric for curve in curves))
     if not any(_is_drawn(value, is_log) for curve in curves for value in curve.values):
         which = "finite and above 0" if is_log else "finite"
-        raise ConfigurationError(f"No value of {', '.join(metrics)} can be drawn: none is {which}.")
+        raise ConfigurationError(
+            "no-drawable-value", f"No value of {', '.join(metrics)} can be drawn: none is {which}."
+        )
     drawn = [
         Drawn(curve.metric, curve.places, curve.values, curve.values, curve.values)
         for curve in curves
@@ -289,7 +281,7 @@ def draw_text(
     return [*chart.lines(width, HEIGHT), *_legend(curves, is_log=is_log, is_plain=is_plain)]
 
 
-def _legend(curves: Sequence[Curve], *, is_log: bool, is_plain: bool) -> Iterator[Line]:
+def _legend(curves: Sequence[PlottedCurve], *, is_log: bool, is_plain: bool) -> Iterator[Line]:
     for number, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
         style, mark = pen_of(number)
         left_out = sum(not _is_drawn(value, is_log) for value in curve.values)

@@ -7,8 +7,7 @@ import csv
 import sys
 from pathlib import Path
 
-from ..run.querying import Answer, list_views, run_query
-from ..run.reading import METRICS
+from ..run.metrics_view import Answer
 from .commands import LAST
 from .exits import OK
 from .output import number_text, print_fitted, print_json, print_table, printable
@@ -22,15 +21,15 @@ def query_command(options: argparse.Namespace) -> int:
     sql = options.sql
     if len(name.split()) > 1 and not Path(name).exists():  # SQL alone, or SQL first
         name, sql = sql or LAST, name
-    path = find_run(name, options.root).path / METRICS
+    metrics = find_run(name, options.root).metrics
     if not (sql or "").strip():
-        views = [(name, ", ".join(columns), what) for name, columns, what in list_views(path)]
+        views = [(name, ", ".join(columns), what) for name, columns, what in metrics.views()]
         answer = Answer(("table", "columns", "content"), list(views))
         if not (options.json or options.csv):
             print_fitted(answer.columns, views, fold="12")
             return OK
     else:
-        answer = run_query(path, sql)
+        answer = metrics.query(sql)
     if options.json:
         print_json(
             [dict(zip(answer.columns, map(_plain, row), strict=True)) for row in answer.rows]
@@ -51,9 +50,7 @@ def _print_rows(answer: Answer) -> None:
         all(isinstance(row[index], int | float) for row in answer.rows)
         for index in range(len(answer.columns))
     ]
-    right = "".join(
-        str(index) for index, is_number in enumerate(numeric) if is_number and index < 10
-    )
+    right = "".join(str(index) for index, is_number in enumerate(numeric[:10]) if is_number)
     print_table(answer.columns, rows, right=right if answer.rows else "")
     if (left_out := len(answer.rows) - MOST_ROWS) > 0:
         print(

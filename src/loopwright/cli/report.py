@@ -6,19 +6,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..errors import ConfigurationError
-from ..run.reading import RunView
+from ..checkpoint.atomic import staged_file, write_bytes
+from ..dashboard.report import MARK, build_report, find_entries
+from ..errors import ConfigurationError, check_number
+from ..run.reading import Run, newest_first
+from ..text import counted, size
 from .exits import OK
-from .output import printable, size_text
-from .selection import all_runs, find_run
+from .output import check_output_folder, printable
+from .selection import find_run
 
 OUTPUT = "report.html"
 
 
 def report_command(options: argparse.Namespace) -> int:
-    from ..checkpoint.atomic import staged_file, write_bytes
-    from ..dashboard.report import build_report, find_entries
-
     output = Path(options.output)
     _check(output, options.points)
     entries = find_entries([run for name in options.names for run in _runs(name, options.root)])
@@ -28,33 +28,31 @@ def report_command(options: argparse.Namespace) -> int:
         write_bytes(staging, data)
     for note in notes:
         print(note)
-    count = "1 run" if len(entries) == 1 else f"{len(entries)} runs"
-    print(printable(f"{output}: {count}, {size_text(len(data))}. Open it in a browser."))
+    made = f"{output}: {counted(len(entries), 'run')}, {size(len(data))}"
+    print(printable(f"{made}. Open it in a browser."))
     return OK
 
 
 def _check(output: Path, points: int | None) -> None:
-    from ..dashboard.report import MARK
-
-    if points is not None and points < 2:
-        raise ConfigurationError(f"--points {points}: use 2 or more.")
-    if not output.absolute().parent.is_dir():
-        raise ConfigurationError(
-            f"There is no folder {output.parent}: create it, or name another file with -o."
-        )
+    if points is not None:
+        check_number("--points", points, least=2)
+    check_output_folder(output)
     if output.is_dir():
-        raise ConfigurationError(f"{output} is a folder: name a file, as in -o {output / OUTPUT}.")
+        raise ConfigurationError(
+            "output-is-folder", f"{output} is a folder: name a file, as in -o {output / OUTPUT}."
+        )
     if output.exists():
         with output.open("rb") as file:
             if MARK.encode() not in file.read(4096):
                 raise ConfigurationError(
-                    f"{output} exists and is not a report: name another file with -o."
+                    "not-a-report",
+                    f"{output} exists and is not a report: name another file with -o.",
                 )
 
 
-def _runs(name: str, root: str) -> list[RunView]:
+def _runs(name: str, root: str) -> list[Run]:
     """The run of this name, or all runs of a folder, the oldest first."""
     for path in (Path(name), Path(root) / name):
-        if path.is_dir() and len(found := all_runs(path)) > 1:
+        if path.is_dir() and len(found := newest_first(path)) > 1:
             return found[::-1]
     return [find_run(name, root)]

@@ -14,26 +14,22 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError
 from ..metrics.best import Mode, ranked
-from ..metrics.progress import counted
 from ..run.metrics_view import BestValue
-from ..run.reading import STATES, RunView
+from ..run.reading import STATES, Run, newest_first
+from ..text import counted
 from .commands import ROOT
 from .exits import OK
 from .live import HINT, is_terminal, show_live
 from .output import (
-    age_of,
     age_text,
     best_text,
     fitted_table,
-    left_text,
     print_fitted,
     print_json,
     printable,
-    progress_text,
-    run_as_json,
     time_text,
 )
-from .selection import all_runs, no_runs_text, short_path
+from .selection import no_runs_text, short_path
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -49,15 +45,16 @@ def runs_command(options: argparse.Namespace) -> int:
         if options.root == ROOT and not options.watch:
             return _print_nothing(options)
         raise ConfigurationError(
+            "no-such-folder",
             f"There is no folder {options.root}: name the folder that has the runs, as in "
-            "`loopwright runs DIR`."
+            "`loopwright runs DIR`.",
         )
     if options.watch and not options.json and is_terminal():
         show_live(lambda console: _screen(root, options, console.size.height), WATCH_SECONDS)
         return OK
     chosen = _ordered(root, options)
     if options.json:
-        print_json([run_as_json(run, metric=options.metric, mode=options.best) for run in chosen])
+        print_json([run.as_json(options.metric, options.best) for run in chosen])
     elif chosen:
         rows, problems = _rows(chosen, root, options)
         print_fitted(_header(chosen), rows, right="45", fold="0236")
@@ -73,8 +70,8 @@ def _print_nothing(options: argparse.Namespace) -> int:
     return OK
 
 
-def _ordered(root: Path, options: argparse.Namespace) -> list[RunView]:
-    chosen = ORDERS[options.sort](_choose(all_runs(root), options), options)
+def _ordered(root: Path, options: argparse.Namespace) -> list[Run]:
+    chosen = ORDERS[options.sort](_choose(newest_first(root), options), options)
     return (chosen[::-1] if options.reverse else chosen)[: options.limit]
 
 
@@ -103,34 +100,37 @@ class Condition:
             number = math.nan
         if match is None or math.isnan(number):
             raise ConfigurationError(
+                "malformed-condition",
                 f"--where {text!r}: write a metric, one of < > <= >=, and a number, as in "
-                "'eval_loss<0.5'."
+                "'eval_loss<0.5'.",
             )
         return cls(match[1], COMPARISONS[match[2]], number)
 
-    def fits(self, run: RunView, mode: Mode | None) -> bool:
+    def fits(self, run: Run, mode: Mode | None) -> bool:
         best = best_to_compare(run, self.name, mode, "--where")
         return best is not None and self.compare(best.value, self.number)
 
 
-def best_to_compare(run: RunView, name: str, mode: Mode | None, option: str) -> BestValue | None:
+def best_to_compare(run: Run, name: str, mode: Mode | None, option: str) -> BestValue | None:
     """The best value of a metric, None where it was not measured; an error where it is not known
     what is better."""
     if mode is None and name in run.epoch_names and run.mode_of(name) is None:
         raise ConfigurationError(
+            "unknown-best",
             f"{option} compares the best values of {name!r}, and neither its name nor the run "
             f"{run.name!r} says whether smaller or larger values are better: add --best min or "
-            "--best max."
+            "--best max.",
         )
     return run.best_of(name, mode)
 
 
-def _choose(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:
+def _choose(runs: list[Run], options: argparse.Namespace) -> list[Run]:
     if options.state is not None:
         wanted = {state.strip() for state in options.state.split(",")}
         if unknown := wanted - set(STATES):
             raise ConfigurationError(
-                f"--state {', '.join(sorted(unknown))}: a run is one of {', '.join(STATES)}."
+                "unknown-state",
+                f"--state {', '.join(sorted(unknown))}: a run is one of {', '.join(STATES)}.",
             )
         runs = [run for run in runs if run.state in wanted]
     if options.name is not None:
@@ -142,7 +142,7 @@ def _choose(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:
     return runs
 
 
-def _is_named(run: RunView, wanted: str, root: str) -> bool:
+def _is_named(run: Run, wanted: str, root: str) -> bool:
     words = (run.name, short_path(run, root))
     has_wildcard = any(mark in wanted for mark in "*?[")
     return any(fnmatchcase(word, wanted) if has_wildcard else wanted in word for word in words)
@@ -152,34 +152,36 @@ def _is_filtered(options: argparse.Namespace) -> bool:
     return bool(options.state or options.name or options.tag or options.where or options.limit == 0)
 
 
-def _by_metric(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:
+def _by_metric(runs: list[Run], options: argparse.Namespace) -> list[Run]:
     """Best first; those without the metric last."""
     modes = {run.mode_of(options.metric) for run in runs if options.metric in run.epoch_names}
     if options.best is None and {"min", "max"} <= modes:
         raise ConfigurationError(
+            "differing-best",
             f"--sort metric: some of these runs record that smaller values of {options.metric!r} "
-            "are better, and others that larger values are: add --best min or --best max."
+            "are better, and others that larger values are: add --best min or --best max.",
         )
 
-    chosen = [(run, options.metric or run.main_metric) for run in runs]
-    found = [
-        (run, best_to_compare(run, name, options.best, "--sort metric") if name else None)
-        for run, name in chosen
-    ]
-    known = [(run, best) for run, best in found if best is not None]
-    unknown = [run for run, best in found if best is None]
-    return [
-        run for run, _ in ranked(known, lambda pair: pair[1].value, lambda pair: pair[1].mode)
-    ] + unknown
+    known = []
+    unknown = []
+    for run in runs:
+        name = options.metric or run.main_metric
+        best = best_to_compare(run, name, options.best, "--sort metric") if name else None
+        if best is None:
+            unknown.append(run)
+        else:
+            known.append((run, best))
+    best_first = ranked(known, lambda pair: pair[1].value, lambda pair: pair[1].mode or "min")
+    return [run for run, _ in best_first] + unknown
 
 
-def _by_progress(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:
+def _by_progress(runs: list[Run], options: argparse.Namespace) -> list[Run]:
     return sorted(
         runs, key=lambda run: (run.progress.fraction or 0.0, run.progress.update or 0), reverse=True
     )
 
 
-ORDERS: dict[str, Callable[[list[RunView], argparse.Namespace], list[RunView]]] = {
+ORDERS: dict[str, Callable[[list[Run], argparse.Namespace], list[Run]]] = {
     "age": lambda runs, options: runs,
     "name": lambda runs, options: sorted(runs, key=lambda run: (run.name, str(run.path))),
     "state": lambda runs, options: sorted(runs, key=lambda run: STATES.index(run.state)),
@@ -189,13 +191,13 @@ ORDERS: dict[str, Callable[[list[RunView], argparse.Namespace], list[RunView]]] 
 }
 
 
-def _header(runs: list[RunView]) -> list[str]:
+def _header(runs: list[Run]) -> list[str]:
     tags = ["TAGS"] if any(run.tags for run in runs) else []
     return ["RUN", "STATE", "PROGRESS", "BEST @EPOCH", "TIME", "AGE", *tags]
 
 
 def _rows(
-    runs: list[RunView], root: Path, options: argparse.Namespace
+    runs: list[Run], root: Path, options: argparse.Namespace
 ) -> tuple[list[list[str]], list[str]]:
     """The rows of the table, and what of the runs cannot be read."""
     has_tags = any(run.tags for run in runs)
@@ -204,8 +206,8 @@ def _rows(
     for run in runs:
         tags = [" ".join(run.tags) or "-"] if has_tags else []
         best = best_text(run, options.metric, options.best)
-        cells = [run.state, progress_text(run.progress), best, time_text(run.seconds)]
-        rows.append([short_path(run, root), *cells, age_text(age_of(run)), *tags])
+        cells = [run.state, str(run.progress), best, time_text(run.seconds)]
+        rows.append([short_path(run, root), *cells, age_text(run.age), *tags])
         problems += [f"{short_path(run, root)}: {problem}" for problem in run.problems]
     return rows, problems
 
@@ -221,7 +223,7 @@ def _screen(root: Path, options: argparse.Namespace, height: int) -> Group:
     shown = runs[: max(height - 4, 1)]
     rows, _ = _rows(shown, root, options)
     header = [*_header(shown), "LEFT"]
-    rows = [[*row, left_text(run)] for row, run in zip(rows, shown, strict=True)]
+    rows = [[*row, time_text(run.eta)] for row, run in zip(rows, shown, strict=True)]
     table = fitted_table(header, rows, right=f"45{len(header) - 1}", fold="0236")
     running = sum(run.state == "running" for run in runs)
     more = (

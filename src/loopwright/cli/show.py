@@ -8,57 +8,28 @@ from datetime import datetime
 from typing import Any
 
 from ..checkpoint.layout import read_limited
-from ..run.config_file import MAX_BYTES
-from ..run.reading import CONFIG, RunView
+from ..dashboard.summary import sentences
+from ..profiling.report import Report
+from ..run.directory import CONFIG, LOG
+from ..run.files import MAX_BYTES
+from ..run.reading import Run
+from ..text import counted, size
 from .exits import FOUND, OK
 from .output import (
     BOLD,
     RED,
-    age_of,
     age_text,
     number_text,
+    print_fitted,
     print_json,
     printable,
-    progress_text,
-    run_as_json,
-    size_text,
     styled,
     time_text,
 )
 from .selection import find_run
 
-FACTS = {  # entries of the manifest that have a line of their own
-    *(
-        "id",
-        "name",
-        "tags",
-        "created",
-        "updated",
-        "state",
-        "reason",
-        "progress",
-        "command",
-        "format",
-        "seed",
-        "seed_source",
-    ),
-    *(
-        "changes",
-        "watched",
-        "metric_modes",
-        "eval_keys",
-        "git_commit",
-        "git_dirty",
-        "device",
-        "platform",
-        "python",
-        "torch",
-    ),
-    *("door", "arguments", "num_parameters", "planned", "compiled"),
-    "loopwright",
-}
+TABLES = ("packages", "hardware", "data", "config", "fingerprint")  # of which --all shows more
 MAX_TEXT = 200
-LOG = "log.txt"
 
 
 def show_command(options: argparse.Namespace) -> int:
@@ -66,10 +37,10 @@ def show_command(options: argparse.Namespace) -> int:
     if options.json:
         print_json(
             {
-                **run_as_json(run),
+                **run.as_json(),
                 "metrics": _metrics_as_json(run),
                 "manifest": run.manifest,
-                "config": run.config,
+                "config": run.config or None,
                 "profile": run.profile,
             }
         )
@@ -80,7 +51,7 @@ def show_command(options: argparse.Namespace) -> int:
     return FOUND if run.problems or run.state in ("failed", "crashed", "unreadable") else OK
 
 
-def _print_config(run: RunView) -> int:
+def _print_config(run: Run) -> int:
     path = run.path / CONFIG
     if not path.is_file():
         print(printable(f"{run.path} has no {CONFIG}: a program started this run, not a run file."))
@@ -89,9 +60,9 @@ def _print_config(run: RunView) -> int:
     return OK
 
 
-def _print_run(run: RunView, *, is_full: bool) -> None:
+def _print_run(run: Run, *, is_full: bool) -> None:
     print(styled(printable(str(run.path)), BOLD))
-    _print_overview(run)
+    print(printable(" ".join(sentences(run, run.happened))))
     _print_facts(run, is_full=is_full)
     _print_metrics(run)
     _print_checkpoints(run)
@@ -100,36 +71,28 @@ def _print_run(run: RunView, *, is_full: bool) -> None:
         print(styled(printable(problem), RED))
 
 
-def _print_overview(run: RunView) -> None:
-    from ..dashboard.overview import sentences
-
-    events = run.metrics.events() if run.epoch_names or not run.problems else []
-    print(printable(" ".join(sentences(run, events))))
-
-
-def _print_facts(run: RunView, *, is_full: bool) -> None:
+def _print_facts(run: Run, *, is_full: bool) -> None:
     manifest = run.manifest
     because = f": {run.reason}" if run.reason else ""
-    hint = (
-        ": its process ended without recording a reason; start the same program or command to "
-        "resume it"
-        if run.state == "crashed"
-        else because
-    )
+    if run.state == "crashed":
+        because = (
+            ": its process ended without recording a reason; start the same program or command to "
+            "resume it"
+        )
     facts: dict[str, str | None] = {
         "name": run.name,
         "id": run.id,
-        "state": f"{run.state}{hint}",
-        "progress": progress_text(run.progress),
-        "started": _moment_text(run.started, f"{age_text(age_of(run))} ago"),
+        "state": f"{run.state}{because}",
+        "progress": str(run.progress),
+        "started": _moment_text(run.started, f"{age_text(run.age)} ago"),
         "ended": _moment_text(run.ended),
         "time": time_text(run.seconds),
         "tags": ", ".join(run.tags) or None,
-        "command": _command_text(manifest.get("command")),
+        "command": run.command,
         "code": _code_text(manifest),
         "seed": _seed_text(manifest),
-        "device": _text(manifest.get("device")),
-        "interface": _text(manifest.get("door")),
+        "device": run.device,
+        "interface": run.interface,
         "compile": _compile_text(manifest.get("arguments"), manifest.get("compiled")),
         "parameters": _size_text(manifest.get("num_parameters")),
         "versions": ", ".join(
@@ -137,11 +100,12 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         )
         or None,
         "platform": _text(manifest.get("platform")),
-        "changes": _changes_text(manifest.get("changes")),
+        "changes": "; ".join(run.changes) or None,
         "config": f"{CONFIG} (--config prints it)" if (run.path / CONFIG).is_file() else None,
         "log": LOG if (run.path / LOG).is_file() else None,
     }
-    others = {key: _short(value) for key, value in manifest.items() if key not in FACTS}
+    tables = ((key, manifest.get(key)) for key in TABLES)
+    others = {key: f"{counted(len(value), 'value')} (--all)" for key, value in tables if value}
     lines = {key: value for key, value in {**facts, **others}.items() if value is not None}
     width = max(map(len, lines))
     for key, value in lines.items():
@@ -153,7 +117,7 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         )
 
 
-def _seed_text(manifest: Mapping[str, Any]) -> str | None:
+def _seed_text(manifest: Mapping[str, Any]) -> str:
     """The seed, and where it is from, which runs of earlier versions do not record."""
     text = number_text(manifest.get("seed"))
     source = manifest.get("seed_source")
@@ -162,7 +126,7 @@ def _seed_text(manifest: Mapping[str, Any]) -> str | None:
         "seed_everything": "from seed_everything",
         "argument": "given as `seed`",
     }
-    return f"{text}, {sources[source]}" if text is not None and source in sources else text
+    return f"{text}, {sources[source]}" if source in sources else text
 
 
 def _print_entries(entries: Mapping[str, Any]) -> None:
@@ -174,14 +138,12 @@ def _print_entries(entries: Mapping[str, Any]) -> None:
             print(printable(f"  {key}: {value}"))
 
 
-def _print_metrics(run: RunView) -> None:
-    from .output import print_fitted
-
+def _print_metrics(run: Run) -> None:
     rows = []
     unknown = []
     for name in run.epoch_names:
         points = run.metrics.epochs(name)
-        best = run.best.get(name)
+        best = run.best_of(name)
         unknown += [name] if run.mode_of(name) is None else []
         values = (
             ["-", "-"]
@@ -202,26 +164,22 @@ def _print_metrics(run: RunView) -> None:
         )
 
 
-def _print_checkpoints(run: RunView) -> None:
+def _print_checkpoints(run: Run) -> None:
     found = run.checkpoints()
     if not found:
         return
-    from .output import print_fitted
-
     rows = []
     for info in found:
         metric = "-" if info.metric is None else f"{info.metric[0]} {number_text(info.metric[1])}"
         verdict = "ok" if info.is_sound else "damaged"
-        rows.append([f"{info.path.parent.name}/{info.name}", metric, size_text(info.size), verdict])
+        rows.append([f"{info.path.parent.name}/{info.name}", metric, size(info.size), verdict])
     print()
     print_fitted(["SAVED", "METRIC", "SIZE", "STATE"], rows, right="2")
 
 
-def _print_profile(run: RunView) -> None:
+def _print_profile(run: Run) -> None:
     if run.profile is None:
         return
-    from ..profiling.report import Report
-
     report = Report.from_dict(run.profile)
     print()
     for line in report.lines():
@@ -255,7 +213,7 @@ def _compile_text(arguments: object, noted: object) -> str | None:
     return f"{given or 'step'}: {noted['choice']} ({noted.get('reason')}); {counts}"
 
 
-def _metrics_as_json(run: RunView) -> dict[str, Any]:
+def _metrics_as_json(run: Run) -> dict[str, Any]:
     """All epochs of all metrics."""
     return {
         name: [
@@ -272,12 +230,6 @@ def _moment_text(moment: datetime | None, more: str = "") -> str | None:
     return f"{local} ({more})" if more else local
 
 
-def _command_text(command: object) -> str | None:
-    import shlex
-
-    return shlex.join(map(str, command)) if isinstance(command, list) else _text(command)
-
-
 def _code_text(manifest: Mapping[str, Any]) -> str | None:
     commit = manifest.get("git_commit")
     if commit is None:
@@ -286,37 +238,5 @@ def _code_text(manifest: Mapping[str, Any]) -> str | None:
     return f"{commit}{dirty.get(str(manifest.get('git_dirty')), ', maybe changed')}"
 
 
-def _changes_text(noted: object) -> str | None:
-    """Changes that the program made in the middle of the run: "at update 96: optimizer.lr 0.01 ->
-    0.003"."""
-    changes = (
-        [change for change in noted if isinstance(change, dict)] if isinstance(noted, list) else []
-    )
-    return (
-        "; ".join(
-            f"at update {change.get('update')}: {_pairs_text(change.get('values'))}"
-            for change in changes
-        )
-        or None
-    )
-
-
-def _pairs_text(values: object) -> str:
-    pairs = (
-        [(key, pair) for key, pair in values.items() if isinstance(pair, list)]
-        if isinstance(values, dict)
-        else []
-    )
-    return ", ".join(f"{key} {' -> '.join(map(str, pair))}" for key, pair in pairs)
-
-
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def _short(value: object) -> str | None:
-    if isinstance(value, dict | list):
-        return (
-            f"{len(value)} {'entry' if len(value) == 1 else 'entries'} (--all)" if value else None
-        )
-    return _text(value)

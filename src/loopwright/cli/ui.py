@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..dashboard.app import Address, bind, serve
+from ..dashboard.folder import RunsFolder
 from ..errors import ConfigurationError
-from ..run.reading import MANIFEST
+from ..run.directory import MANIFEST
+from ..text import counted
 from .exits import OK
 from .output import printable
-
-if TYPE_CHECKING:
-    from ..dashboard.folder import RunsFolder
-    from ..dashboard.serve import Address
 
 FIRST = (
     "Runs appear here as they start: Trainer(..., run_dir='runs/first'), or `loopwright train "
@@ -22,14 +21,12 @@ FIRST = (
 
 
 def ui_command(options: argparse.Namespace) -> int:
-    from ..dashboard.folder import RunsFolder
-    from ..dashboard.serve import bind, serve
-
     root = Path(options.root)
     root = root.parent if root.name == MANIFEST else root
     if root.exists() and not root.is_dir():
         raise ConfigurationError(
-            f"{options.root} is not a folder: name the folder that runs are in, or one run."
+            "not-a-folder",
+            f"{options.root} is not a folder: name the folder that runs are in, or one run.",
         )
     folder = RunsFolder(root)
     address = bind(options.host, options.port)
@@ -45,8 +42,6 @@ def _started(folder: RunsFolder, address: Address, options: argparse.Namespace) 
         print("Everyone who has this address can see the runs:")
     print(f"{address.url}\nCtrl-C stops it.", flush=True)
     if options.open:
-        import webbrowser
-
         webbrowser.open(address.url)
 
 
@@ -58,4 +53,4 @@ def _found(folder: RunsFolder) -> str:
     count = len(folder.find())
     if not count:
         return f"No runs in {folder.shown} yet. {FIRST}"
-    return f"{count} {'run' if count == 1 else 'runs'} in {folder.shown}"
+    return f"{counted(count, 'run')} in {folder.shown}"

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import math
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import CheckpointError, ConfigurationError
+from rich.console import Console
+from rich.text import Text
+
+from ..errors import CheckpointError, check_number
 from ..run.curves import Curve
-from ..run.reading import RunView
+from ..run.reading import Run
+from ..text import clock
 from .charts import Chart, Drawn, Line, metric_groups, pen_of
 from .exits import OK
 from .live import HINT, is_terminal, show_live
 from .output import STYLES as STATE_STYLES
-from .output import (
-    best_text,
-    left_text,
-    print_json,
-    printable,
-    progress_text,
-    run_as_json,
-    seconds_left,
-    time_text,
-)
+from .output import best_text, print_json, printable, time_text
 from .selection import find_run
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
 
 HEIGHT = 8  # lines of a chart, at least
 WIDTH = 50  # columns of a chart, at least, where there are several beside each other
@@ -39,62 +28,41 @@ PRINTED = 30  # lines of a picture that is printed
 
 
 def watch_command(options: argparse.Namespace) -> int:
-    if not (math.isfinite(options.interval) and options.interval > 0):
-        raise ConfigurationError(
-            f"--interval {options.interval:g}: use a number of seconds above 0."
-        )
+    check_number("--interval", options.interval, above=0, is_whole=False, of="seconds")
     run = find_run(options.name, options.root)
     _check_metrics(run, options.metric or ())
     if options.json:
-        print_json(_as_json(run))
+        print_json({**run.as_json(), "last": run.last})
         return OK
     if options.once or not is_terminal():
         _print_once(run, options)
         return OK
     show_live(
-        lambda console: _Screen(RunView(run.path), options, console.size.height, is_live=True),
+        lambda console: _Screen(Run(run.path), options, console.size.height, is_live=True),
         options.interval,
     )
-    print(printable(f"{run.name}: {summary_text(RunView(run.path))}"))
+    print(printable(f"{run.name}: {summary_text(Run(run.path))}"))
     return OK
 
 
-def _check_metrics(run: RunView, wanted: Sequence[str]) -> None:
+def _check_metrics(run: Run, wanted: Sequence[str]) -> None:
     """Refuse a metric that is not there; a run that trains may still come to measure it."""
     if run.state == "running" or not wanted:
         return
-    try:
-        names = run.metrics.names()
-    except CheckpointError:  # the picture says so
-        return
+    names = [*run.step_names, *run.epoch_names]
     for name in wanted:
         if names and name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigurationError(
-                f"This run has no metric {name!r}; it has: {', '.join(names)}.{hint}"
-            )
+            raise run.metrics.missing(name)
 
 
-def _as_json(run: RunView) -> dict[str, Any]:
-    """What the picture shows, without the curves."""
-    try:
-        values = run.metrics.latest()
-    except CheckpointError:  # among the problems
-        values = {}
-    return {**run_as_json(run), "seconds_left": seconds_left(run), "last": values}
-
-
-def summary_text(run: RunView) -> str:
+def summary_text(run: Run) -> str:
     """State, progress and best value of a run, in a line."""
     best = best_text(run)
     named = [] if best == "-" else [best if best.endswith("(last)") else f"best {best}"]
-    return ", ".join([run.state, progress_text(run.progress), *named])
+    return ", ".join([run.state, str(run.progress), *named])
 
 
-def _print_once(run: RunView, options: argparse.Namespace) -> None:
-    from rich.console import Console
-
+def _print_once(run: Run, options: argparse.Namespace) -> None:
     size = shutil.get_terminal_size((80, PRINTED))
     height = size.lines - 1 if sys.stdout.isatty() else PRINTED
     Console(highlight=False, width=size.columns).print(_Screen(run, options, height), end="")
@@ -104,7 +72,7 @@ class _Screen:
     """One picture of a run, as high as asked for."""
 
     def __init__(
-        self, run: RunView, options: argparse.Namespace, height: int, *, is_live: bool = False
+        self, run: Run, options: argparse.Namespace, height: int, *, is_live: bool = False
     ) -> None:
         self.run = run
         self.options = options
@@ -112,8 +80,6 @@ class _Screen:
         self.is_live = is_live
 
     def __rich_console__(self, console: Console, _: object) -> Any:
-        from rich.text import Text
-
         width = console.width
         is_plain = not (console.encoding or "").lower().startswith("utf")
         lines = [*_heading(self.run, width), Text("")]
@@ -130,10 +96,8 @@ class _Screen:
             yield line
 
 
-def _heading(run: RunView, width: int) -> list[Text]:
+def _heading(run: Run, width: int) -> list[Text]:
     """The name and state, the progress with its bar, and what is wrong, if anything is."""
-    from rich.text import Text
-
     first = Text(f"{printable(run.name)}  ", style="bold", no_wrap=True)
     first.append(run.state, style=f"not bold {STATE_STYLES.get(run.state, '')}")
     if run.reason is not None:
@@ -152,9 +116,9 @@ def _heading(run: RunView, width: int) -> list[Text]:
     return lines
 
 
-def _progress_line(run: RunView, width: int) -> str:
+def _progress_line(run: Run, width: int) -> str:
     fraction = run.progress.fraction
-    parts = [progress_text(run.progress)]
+    parts = [str(run.progress)]
     parts += (
         []
         if run.progress.update is None or "update" in parts[0]
@@ -163,8 +127,8 @@ def _progress_line(run: RunView, width: int) -> str:
     parts.append(
         f"{time_text(run.seconds)} so far" if run.state == "running" else time_text(run.seconds)
     )
-    if (left := left_text(run)) != "-":
-        parts.append(f"{left} left")
+    if (left := run.eta) is not None:
+        parts.append(f"{clock(left)} left")
     text = "  ".join(parts)
     space = min(width - len(text) - 4, 40)
     if fraction is None or space < 10:
@@ -177,11 +141,9 @@ def _progress_line(run: RunView, width: int) -> str:
 
 
 def _charts(
-    run: RunView, options: argparse.Namespace, width: int, height: int, *, is_plain: bool
+    run: Run, options: argparse.Namespace, width: int, height: int, *, is_plain: bool
 ) -> list[Text]:
     """The charts that fit, in rows of one or several; a line names the metrics that have none."""
-    from rich.text import Text
-
     metrics = run.metrics
     names = dict.fromkeys((*run.epoch_names, *metrics.step_names()))
     if not names:
@@ -217,7 +179,7 @@ def _charts(
     return lines
 
 
-def _chart(run: RunView, names: Sequence[str], width: int, is_log: bool, is_plain: bool) -> Chart:
+def _chart(run: Run, names: Sequence[str], width: int, is_log: bool, is_plain: bool) -> Chart:
     title: Line = []
     curves = []
     of_steps = run.metrics.step_names()
@@ -234,7 +196,7 @@ def _chart(run: RunView, names: Sequence[str], width: int, is_log: bool, is_plai
     return Chart(title, curves, "update", is_log=is_log, is_plain=is_plain)
 
 
-def _note(run: RunView, curve: Curve) -> str:
+def _note(run: Run, curve: Curve) -> str:
     """The last value, the best one of epochs, and how many are not drawn."""
     last = run.last_of(curve.name) if curve.level == "epoch" else None
     value = last.value if last is not None else next((mean for mean in reversed(curve.mean)), None)
@@ -249,8 +211,6 @@ def _note(run: RunView, curve: Curve) -> str:
 
 def _beside(charts: Sequence[Sequence[Text]], width: int) -> list[Text]:
     """Charts beside each other, line by line."""
-    from rich.text import Text
-
     lines = []
     for number in range(max(map(len, charts))):
         line = Text(no_wrap=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..run.config_file import MAX_NODES
+from ..run.files import MAX_NODES
 from ..text import near_names, nearest
 from .overrides import Override, apply_override, parse_override
 from .tree import ConfigError, Node, Problem, child_of, collecting, descend, join_key

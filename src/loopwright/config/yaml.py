@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ..run.config_file import MAX_BYTES, MAX_DEPTH, MAX_NODES
+from ..run.files import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from .tree import ConfigError, Key, Node, Problem, Scalar, join_key
 
 TAG = "tag:yaml.org,2002:"

@@ -1,35 +1,163 @@
-"""The server of the live page: its routes, and how each request is answered. Starlette is imported
-when it is used."""
+"""The server of the live page: the address it listens on, its routes, and how each request is
+answered. Starlette and uvicorn are imported when they are used."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from .._version import __version__
-from ..errors import LoopwrightError, MissingExtraError
+from ..errors import ConfigurationError, LoopwrightError
 from . import comparison, curves, detail
-from .answers import Refusal, answer, error_answer, number, plain, to_json, whole_number
+from .answers import (
+    Refusal,
+    StaticFiles,
+    answer,
+    error_answer,
+    find_plotly,
+    json_answer,
+    missing_extra,
+    number,
+    plain,
+    to_json,
+    whole_number,
+)
 from .folder import RunsFolder
-from .safety import Access, Guard
-from .static import StaticFiles
-from .stores import Stores
+from .live import LiveEvents
+from .safety import Access, AccessGuard, is_loopback
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
 logger = logging.getLogger("loopwright")
 
-EXTRA = "The page needs starlette, uvicorn and plotly: pip install 'loopwright[ui]'."
 MAX_POINTS = 20_000
 MAX_LOG = 20_000
 LARGEST_ID = 2**62
+MAX_TRIES = 100  # ports after the one that is asked for
+LARGEST_PORT = 65_535
+SECONDS_TO_END = 3  # for answers under way
+ANY = ("0.0.0.0", "::", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the page is: a socket that is bound, and the URL to open."""
+
+    socket: socket.socket
+    host: str
+    port: int
+    token: str | None
+
+    @property
+    def url(self) -> str:
+        name = socket.gethostname() if self.host in ANY else self.host
+        name = f"[{name}]" if ":" in name else name
+        query = "" if self.token is None else f"?token={self.token}"
+        return f"http://{name}:{self.port}/{query}"
+
+
+def bind(host: str, port: int) -> Address:
+    """Bind the first free port from the given one on; a host that others reach has a token.
+
+    Args:
+        host: A name or an address of this machine.
+        port: The port; 0 takes any that is free.
+    """
+    if not 0 <= port <= LARGEST_PORT:
+        raise _unusable(f"--port {port}", f"use 1 to {LARGEST_PORT}, or 0 for any free one")
+    try:
+        found = socket.getaddrinfo(host or ANY[0], port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise _unusable(f"--host {host}", f"{error}. Use an address of this machine") from error
+    family, _, _, _, place = found[0]
+    last = min(port + MAX_TRIES, LARGEST_PORT) if port else 0
+    for candidate in range(port, last + 1):
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((place[0], candidate))
+            # two servers may bind one port, but only one can listen
+            listening.listen(socket.SOMAXCONN)
+        except OSError as error:
+            listening.close()
+            if error.errno == errno.EADDRINUSE:
+                continue
+            is_reserved = error.errno == errno.EACCES
+            advice = "a port above 1023" if is_reserved else "an address of this machine"
+            problem = f"{error.strerror}. Use {advice}"
+            raise _unusable(f"{host}:{candidate}", problem) from error
+        is_local = is_loopback(host) and is_loopback(str(place[0]))
+        token = None if is_local else secrets.token_urlsafe(24)
+        return Address(listening, host, listening.getsockname()[1], token)
+    raise _unusable(f"--port {port}", f"no port up to {last} is free. Use another, or 0 for any")
+
+
+def _unusable(what: str, problem: str) -> ConfigurationError:
+    return ConfigurationError("unusable-address", f"{what}: {problem}.")
+
+
+def serve(folder: RunsFolder, address: Address, started: Callable[[], None] = lambda: None) -> None:
+    """Serve the page until Ctrl-C.
+
+    Args:
+        folder: The runs.
+        address: Where to serve.
+        started: Called when requests are answered.
+    """
+    try:
+        build_server(folder, address, started).run(sockets=[address.socket])
+    except KeyboardInterrupt:  # how such a server ends
+        pass
+    finally:
+        address.socket.close()
+
+
+def build_server(
+    folder: RunsFolder, address: Address, started: Callable[[], None]
+) -> uvicorn.Server:
+    """The server of a folder at an address; see `serve`."""
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise missing_extra() from error
+
+    find_plotly()  # an error now, rather than a page without charts
+    app = build_app(folder, Access(address.token, f"loopwright_token_{address.port}"))
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            started()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            app.state.live.close()  # streams of events never end by themselves
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="critical",  # what goes wrong is said by us, in a line
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=SECONDS_TO_END,
+    )
+    return Server(config)
+
+
+# Requests
 
 
 def build_app(folder: RunsFolder, access: Access | None = None) -> Starlette:
@@ -39,13 +167,11 @@ def build_app(folder: RunsFolder, access: Access | None = None) -> Starlette:
         from starlette.middleware import Middleware
         from starlette.routing import Route
     except ImportError as error:
-        raise MissingExtraError(EXTRA) from error
-    from .live import Live
+        raise missing_extra() from error
 
-    stores = Stores()
     static = StaticFiles()
-    data = Data(folder, stores)
-    live = Live(folder, stores)
+    data = RunAnswers(folder)
+    live = LiveEvents(folder)
     endpoints = {
         "/api/runs": data.runs,
         "/api/curves": data.curves,
@@ -66,14 +192,14 @@ def build_app(folder: RunsFolder, access: Access | None = None) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         live.close()
-        stores.close()
+        folder.close()
 
     app = Starlette(
         routes=[
             Route("/api/live", live.stream),
             *(Route(path, answering(endpoint)) for path, endpoint in endpoints.items()),
         ],
-        middleware=[Middleware(Guard, access=access or Access())],
+        middleware=[Middleware(AccessGuard, access=access or Access())],
         lifespan=lifespan,
     )
     app.state.live = live
@@ -90,9 +216,8 @@ def answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], Re
             return error_answer(refusal.status, str(refusal))
         except (LoopwrightError, OSError) as error:  # damaged, or removed while it was read
             return error_answer(404, str(error))
-        except (
-            Exception
-        ) as error:  # files of a run may hold anything; other runs are served all the same
+        except Exception as error:
+            # files of a run may hold anything; other runs are served all the same
             logger.warning("%s cannot be answered", request.url.path, exc_info=True)
             return error_answer(404, f"This cannot be read: {type(error).__name__}: {error}"[:500])
 
@@ -109,13 +234,12 @@ def said_when_cut_short(parts: Iterator[str]) -> Iterator[str]:
         raise
 
 
-class Data:
+class RunAnswers:
     """The answers about runs, each a function of a request."""
 
-    def __init__(self, folder: RunsFolder, stores: Stores) -> None:
+    def __init__(self, folder: RunsFolder) -> None:
         self.folder = folder
-        self.stores = stores
-        self._curves = curves.Curves(folder, stores)
+        self._curves = curves.CurveAnswers(folder)
 
     def runs(self, request: Request) -> Response:
         """The table of runs."""
@@ -135,16 +259,15 @@ class Data:
     def curves(self, request: Request) -> Response:
         """Curves at the resolution of a screen."""
         query = request.query_params
-        window = curves.Window(
+        window = curves.CurveWindow(
             x=query.get("x") or "step",
             first=number(request, "first"),
             last=number(request, "last"),
             points=whole_number(request, "points", 1000, least=2, most=MAX_POINTS),
-            level=curves.parse_level(query.get("level", "")),
+            levels=curves.parse_levels(query.get("level", "")),
         )
-        return answer(
-            request, self._curves.answer(query.getlist("run"), query.getlist("name"), window)
-        )
+        text = self._curves.answer(query.getlist("run"), query.getlist("name"), window)
+        return answer(request, text)
 
     def events(self, request: Request) -> Response:
         """The events of some runs, to be marked on their curves; a run that cannot be read has
@@ -154,10 +277,10 @@ class Data:
             found[run] = []
             with (
                 suppress(Refusal, LoopwrightError, OSError),
-                self.stores.opened(self.folder.readable(run)) as metrics,
+                self.folder.metrics(self.folder.readable(run)) as metrics,
             ):
-                found[run] = [detail.as_event(event) for event in metrics.events()]
-        return answer(request, to_json(plain({"events": found})))
+                found[run] = [asdict(event) for event in metrics.events()]
+        return json_answer(request, {"events": found})
 
     def csv(self, request: Request) -> Response:
         """All values as CSV."""
@@ -167,8 +290,7 @@ class Data:
         runs = query.getlist("run")
         if not runs:
             raise Refusal(400, "Name at least one run: /api/csv?run=first&name=loss")
-        paths = [(run, self.folder.readable(run)) for run in dict.fromkeys(runs)]
-        lines = curves.csv_lines(self.stores, paths, query.getlist("name"))
+        lines = curves.csv_lines(self.folder, runs, query.getlist("name"))
         # most errors come with the first part
         lines = said_when_cut_short(chain([next(lines)], lines))
         sent = {
@@ -181,60 +303,53 @@ class Data:
         """One run whole."""
         entry = self.folder.entry(request.path_params["run"])
         if entry.problem is not None:
-            return answer(request, to_json(plain(detail.unreadable(entry))))
-        view = self.folder.view(entry.id)
-        with self.stores.opened(view.path) as metrics:
-            return answer(request, to_json(plain(detail.Detail(entry, view, metrics).answer())))
+            return json_answer(request, detail.unreadable(entry))
+        run = self.folder.run(entry.id)
+        with self.folder.metrics(run.path) as metrics:
+            return json_answer(request, detail.Detail(entry, run, metrics).answer())
 
     def checkpoints(self, request: Request) -> Response:
         """The checkpoints, with their hashes compared on request."""
-        view = self.folder.view(request.path_params["run"])
+        run = self.folder.run(request.path_params["run"])
         verify = request.query_params.get("verify") in ("1", "true")
-        return answer(
-            request, to_json(plain({"checkpoints": detail.checkpoints(view, verify=verify)}))
-        )
+        return json_answer(request, {"checkpoints": detail.checkpoints(run, verify=verify)})
 
     def log(self, request: Request) -> Response:
         """The end of the log."""
-        view = self.folder.view(request.path_params["run"])
+        path = self.folder.readable(request.path_params["run"])
         last = whole_number(request, "last", detail.LOG_LINES, least=1, most=MAX_LOG)
-        with self.stores.opened(view.path) as metrics:
-            return answer(
-                request, to_json(plain({"log": detail.read_log(view.path, metrics, last)}))
-            )
+        with self.folder.metrics(path) as metrics:
+            return json_answer(request, {"log": detail.read_log(path, metrics, last)})
 
     def contents(self, request: Request) -> Response:
         """Histograms, texts or tables of a name."""
         path = self.folder.readable(request.path_params["run"])
         points = whole_number(request, "points", 200, least=1, most=MAX_POINTS)
-        with self.stores.opened(path) as metrics:
-            found = detail.contents(metrics, request.query_params.get("name", ""), points)
-        return answer(request, to_json(plain(found)))
+        with self.folder.metrics(path) as metrics:
+            name = request.query_params.get("name", "")
+            return json_answer(request, detail.contents(metrics, name, points))
 
     def media(self, request: Request) -> Response:
         """A picture, or the content of another item."""
         path = self.folder.readable(request.path_params["run"])
         number: int = request.path_params["item"]
-        with self.stores.opened(path) as metrics:
+        with self.folder.metrics(path) as metrics:
             item = metrics.media_item(number) if number < LARGEST_ID else None
         if item is None:
             raise Refusal(404, "The run has no such picture; it may have been rewound.")
         if item.kind == "image":
             return answer(request, detail.media_file(path, item), kind="image/png")
         found = {"id": item.id, "name": item.name, "kind": item.kind, "content": item.content}
-        return answer(request, to_json(plain(found)))
+        return json_answer(request, found)
 
     def compare(self, request: Request) -> Response:
         """Differences between runs."""
         runs = list(dict.fromkeys(request.query_params.getlist("run")))[: comparison.MAX_RUNS + 1]
-        return answer(
-            request,
-            to_json(plain(comparison.compare([(run, self.folder.view(run)) for run in runs]))),
+        return json_answer(
+            request, comparison.compare([(run, self.folder.run(run)) for run in runs])
         )
 
     def sweep(self, request: Request) -> Response:
         """The runs of a folder with the parameters that vary."""
         folder = request.query_params.get("folder", "").strip("/")
-        return answer(
-            request, to_json(plain(comparison.sweep(self.folder.scan().values(), folder)))
-        )
+        return json_answer(request, comparison.sweep(self.folder.scan().values(), folder))

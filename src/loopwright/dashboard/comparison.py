@@ -11,19 +11,18 @@ from ..errors import LoopwrightError
 from ..metrics.best import headline
 from ..run.changes import MISSING, short_keys
 from ..run.compare import OWN, Divergence, compare_metrics, described_parts
-from ..run.reading import RunView
+from ..run.reading import Run
 from .answers import Refusal
-from .folder import Entry
+from .folder import RunEntry
 
 Json = dict[str, Any]
 MAX_RUNS = 20
 MAX_VALUES = 50  # of a parameter that are listed
-LOG_RATIO = (
-    50.0  # of the largest to the smallest value of a parameter that is drawn on a logarithmic axis
-)
+# of the largest to the smallest value of a parameter that is drawn on a logarithmic axis
+LOG_RATIO = 50.0
 
 
-def compare(runs: Sequence[tuple[str, RunView]]) -> Json:
+def compare(runs: Sequence[tuple[str, Run]]) -> Json:
     """Differences between runs; the metrics of the first are compared with those of each other
     run."""
     if not 2 <= len(runs) <= MAX_RUNS:
@@ -61,7 +60,7 @@ def _differences(part: str, described: Sequence[dict[str, object]]) -> list[Json
     return found
 
 
-def _divergences(runs: Sequence[tuple[str, RunView]]) -> tuple[list[Json], list[str]]:
+def _divergences(runs: Sequence[tuple[str, Run]]) -> tuple[list[Json], list[str]]:
     first_name, first = runs[0]
     found: list[Json] = []
     ignored: set[str] = set()
@@ -112,13 +111,13 @@ def sentence(first: str, second: str, divergence: Divergence) -> str:
     return f"{first} and {second} are identical for {count}, bit for bit.{longer}"
 
 
-def sweep(entries: Iterable[Entry], folder: str) -> Json:
+def sweep(entries: Iterable[RunEntry], folder: str) -> Json:
     """The runs of a folder with the parameters that vary among them, and their metrics."""
     known = list(entries)
     folders = Counter(entry.id.rpartition("/")[0] for entry in known)
     chosen = [entry.summary for entry in known if not folder or entry.id.startswith(f"{folder}/")]
     metrics = list(dict.fromkeys(name for run in chosen for name in run["best_values"]))
-    main = [run["best"]["name"] for run in chosen if run["best"]]
+    main = [run["metric"]["name"] for run in chosen if run["metric"]]
     keys = _varied(chosen)
     titles = short_keys(keys)
     return {
@@ -191,4 +190,4 @@ def _parameter(key: str, title: str, values: Sequence[object]) -> Json:
 
 
 def _mode(runs: Sequence[Json], name: str) -> str | None:
-    return next((run["modes"][name] for run in runs if run["modes"].get(name)), None)
+    return next((run["best"][name]["mode"] for run in runs if name in run["best"]), None)

@@ -10,34 +10,33 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import LoopwrightError
-from ..run.axes import AXES
 from ..run.metrics_view import MetricsView
+from ..run.schema import AXES
 from .answers import Refusal, plain, to_json
 from .folder import RunsFolder, stamp_of
-from .stores import Stores
 
 if TYPE_CHECKING:
     from ..run.curves import Curve
 
 Level = Literal["step", "epoch"]
+LEVELS: tuple[Level, ...] = ("step", "epoch")
 MAX_CURVES = 2_000
 CACHE_CHARACTERS = 64_000_000
 DIGITS = 9  # of the numbers of thinned curves; exact values keep all of theirs
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CurveWindow:
     """The part of curves that is asked for."""
 
     x: str = "step"
     first: float | None = None
     last: float | None = None
     points: int = 1000
-    level: Level | None = None
+    levels: tuple[Level, ...] = LEVELS
 
 
 class CurveCache:
@@ -64,13 +63,14 @@ class CurveCache:
                 self._size -= len(self._texts.popitem(last=False)[1])
 
 
-class Curves:
+class CurveAnswers:
     """Answers of /api/curves."""
 
-    def __init__(self, folder: RunsFolder, stores: Stores) -> None:
-        self.folder, self.stores, self.cache = folder, stores, CurveCache()
+    def __init__(self, folder: RunsFolder) -> None:
+        self.folder = folder
+        self.cache = CurveCache()
 
-    def answer(self, runs: Sequence[str], names: Sequence[str], window: Window) -> str:
+    def answer(self, runs: Sequence[str], names: Sequence[str], window: CurveWindow) -> str:
         """The curves of some metrics of some runs, as JSON; what cannot be read is listed beside
         them."""
         if not runs or not names:
@@ -99,20 +99,20 @@ class Curves:
         self,
         run: str,
         names: Sequence[str],
-        window: Window,
+        window: CurveWindow,
         texts: list[str],
         missing: list[dict[str, str]],
     ) -> str:
         path = self.folder.path_of(run)
         stamp = stamp_of(path)
-        with self.stores.opened(path) as metrics:
+        with self.folder.metrics(path) as metrics:
             cursor = str(metrics.cursor())
             known: dict[Level, set[str]] = {
                 "step": set(metrics.step_names()),
                 "epoch": set(metrics.epoch_names),
             }
             for name in dict.fromkeys(names):
-                levels = [level for level in _levels(window.level) if name in known[level]]
+                levels = [level for level in window.levels if name in known[level]]
                 for level in levels:
                     key = (run, stamp, name, level, window)
                     text = self.cache.get(key)
@@ -127,19 +127,15 @@ class Curves:
         return cursor
 
 
-def parse_level(text: str) -> Level | None:
-    """The level that a query names; None for both."""
-    levels: dict[str, Level | None] = {"step": "step", "epoch": "epoch", "": None}
-    if text not in levels:
+def parse_levels(text: str) -> tuple[Level, ...]:
+    """The level that a query names; both where it names none."""
+    found = tuple(level for level in LEVELS if text in ("", level))
+    if not found:
         raise Refusal(400, f"level={text[:40]!r}: use step or epoch.")
-    return levels[text]
+    return found
 
 
-def _levels(level: Level | None) -> tuple[Level, ...]:
-    return ("step", "epoch") if level is None else (level,)
-
-
-def read_curve(metrics: MetricsView, name: str, level: Level, window: Window) -> Curve:
+def read_curve(metrics: MetricsView, name: str, level: Level, window: CurveWindow) -> Curve:
     """One curve of a run."""
     if level == "epoch":
         return metrics.epoch_curve(name, x=window.x, first=window.first, last=window.last)
@@ -180,34 +176,31 @@ def odd_values(curve: Curve) -> dict[str, str]:
     return {str(at): str(value) for at, value in enumerate(curve.mean) if not math.isfinite(value)}
 
 
-HEADER = ("run", "name", "level", "step", "update", "epoch", "samples", "seconds", "wall", "value")
+HEADER = ("run", "name", "level", *AXES, "value")
 ROWS_AT_ONCE = 5_000
 
 
-def csv_lines(
-    stores: Stores, runs: Sequence[tuple[str, Path]], names: Sequence[str]
-) -> Iterator[str]:
+def csv_lines(folder: RunsFolder, runs: Sequence[str], names: Sequence[str]) -> Iterator[str]:
     """All values of some metrics of some runs as CSV, in parts; what a run does not know is empty.
 
     Every run is looked at before the first part is given, so that an error comes before it.
     """
-    asked = {run: (path, _csv_names(stores, path, names)) for run, path in runs}
+    paths = {run: folder.readable(run) for run in runs}
+    asked = {}
+    for run, path in paths.items():
+        with folder.metrics(path) as metrics:
+            known = metrics.names()
+            asked[run] = [name for name in dict.fromkeys(names or known) if name in known]
     yield _csv([HEADER])
-    for run, (path, own) in asked.items():
-        with stores.opened(path) as metrics:
-            for name, level in product(own, _levels(None)):
+    for run, path in paths.items():
+        with folder.metrics(path) as metrics:
+            for name, level in product(asked[run], LEVELS):
                 columns = metrics.columns(name, level)
                 values = [repr(value) for value in columns["value"]]
                 places = zip(*(columns[axis] for axis in AXES), values, strict=True)
                 rows = [(run, name, level, *row) for row in places]  # None is empty in CSV
                 for at in range(0, len(rows), ROWS_AT_ONCE):
                     yield _csv(rows[at : at + ROWS_AT_ONCE])
-
-
-def _csv_names(stores: Stores, run: Path, names: Sequence[str]) -> list[str]:
-    with stores.opened(run) as metrics:
-        known = metrics.names()
-    return [name for name in dict.fromkeys(names or known) if name in known]
 
 
 def _csv(rows: Sequence[Sequence[object]]) -> str:

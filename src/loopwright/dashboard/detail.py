@@ -4,51 +4,42 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from ..checkpoint.inspect import CheckpointInfo, list_checkpoints
 from ..checkpoint.layout import read_limited
 from ..errors import LoopwrightError
-from ..run.axes import AXES
+from ..run.best import choose
 from ..run.changes import flatten
-from ..run.metrics_records import Event, LogLine, MediaItem
-from ..run.metrics_view import MetricsView
-from ..run.profile_file import PROFILE
-from ..run.reading import CONFIG, RunView
+from ..run.directory import CONFIG, LOG
+from ..run.files import PROFILE
+from ..run.metrics_view import Event, MediaItem, MetricsView
+from ..run.reading import Run
+from ..run.schema import AXES
 from .answers import Refusal
-from .folder import Entry, own_file
-from .overview import sentences
-
-if TYPE_CHECKING:
-    from ..checkpoint import CheckpointInfo
+from .folder import RunEntry, own_file
+from .summary import sentences
 
 T = TypeVar("T")
 Json = dict[str, Any]
-LOG = "log.txt"
 LOG_LINES = 400
 LOG_BYTES = 400_000
 LARGEST_TEXT = 4_000_000  # bytes of a file that is passed through
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3}) ([A-Z]+) (.*)", re.DOTALL)
 TRACEBACK = "Traceback (most recent call last):"
 # entries of the manifest that have a place of their own
-APART = (
-    "packages",
-    "hardware",
-    "fingerprint",
-    "data",
-    "config",
-    "arguments",
-)
+APART = ("packages", "hardware", "fingerprint", "data", "config", "arguments")
 
 
 class Detail:
     """The answer of /api/run; a part that cannot be read is empty, and `problems` says why."""
 
-    def __init__(self, entry: Entry, run: RunView, metrics: MetricsView) -> None:
+    def __init__(self, entry: RunEntry, run: Run, metrics: MetricsView) -> None:
         self.entry = entry
         self.run = run
         self.metrics = metrics
@@ -68,16 +59,16 @@ class Detail:
             "cursor": cursor,
             "sentences": self._part(lambda: sentences(run, events), list),
             "path": str(run.path),
-            "command": _command(manifest.get("command")),
+            "command": run.command,
             "manifest": {key: value for key, value in manifest.items() if key not in APART},
-            "config": run.config or manifest.get("config") or None,
+            "config": run.config or None,
             "settings": run.settings,
             "config_text": None if config is None else config.read_text(errors="replace"),
             "environment": environment(manifest),
             "data": manifest.get("data") or None,
-            "changes": _changes(manifest.get("changes")),
+            "changes": run.changes,
             "checkpoints": self._part(lambda: checkpoints(run), list),
-            "events": [as_event(event) for event in events],
+            "events": [asdict(event) for event in events],
             "media": self._part(lambda: media_index(self.metrics.media()), list),
             "profile": run.profile if own_text(run.path, PROFILE) else None,
             "log": log,
@@ -85,7 +76,7 @@ class Detail:
             if run.state in ("failed", "crashed")
             else None,
             "problems": list(
-                dict.fromkeys([*self.entry.summary["damaged"], *run.problems, *self.problems])
+                dict.fromkeys([*self.entry.summary["problems"], *run.problems, *self.problems])
             ),
         }
 
@@ -97,12 +88,12 @@ class Detail:
             return nothing()
 
 
-def unreadable(entry: Entry) -> Json:
+def unreadable(entry: RunEntry) -> Json:
     """The answer about a run of which nothing can be read."""
     nothing = ("command", "config", "config_text", "data", "profile", "traceback")
     return {
         "summary": entry.summary,
-        "sentences": ["This run cannot be read.", *entry.summary["damaged"]],
+        "sentences": ["This run cannot be read.", *entry.summary["problems"]],
         "path": str(entry.path),
         "cursor": "",
         "manifest": {},
@@ -110,28 +101,14 @@ def unreadable(entry: Entry) -> Json:
         **dict.fromkeys(nothing),
         **{name: [] for name in ("environment", "changes", "checkpoints", "events", "media")},
         "log": empty_log(),
-        "problems": entry.summary["damaged"],
+        "problems": entry.summary["problems"],
     }
-
-
-def as_event(event: Event) -> Json:
-    """An event as JSON."""
-    return {
-        "id": event.id,
-        "kind": event.kind,
-        "text": event.text,
-        "detail": event.detail or None,
-        **_place(event),
-    }
-
-
-def _place(item: Event | MediaItem) -> Json:
-    return {name: getattr(item, name) for name in AXES}
 
 
 def as_media(item: MediaItem) -> Json:
     """A picture, histogram, text or table without its content."""
-    return {"id": item.id, **_place(item), "position": item.position, "caption": item.caption}
+    place = {axis: getattr(item, axis) for axis in AXES}
+    return {"id": item.id, **place, "position": item.position, "caption": item.caption}
 
 
 def media_index(items: Iterable[MediaItem]) -> list[Json]:
@@ -169,12 +146,9 @@ def media_file(run: Path, item: MediaItem) -> bytes:
     return read_limited(path)
 
 
-def checkpoints(run: RunView, *, verify: bool = False) -> list[Json]:
+def checkpoints(run: Run, *, verify: bool = False) -> list[Json]:
     """The resume points and kept models of a run; sizes are compared, and hashes too if
     `verify`."""
-    from ..checkpoint.inspect import list_checkpoints
-    from ..run.best import choose
-
     home = run.path.resolve()
     found = [
         info
@@ -233,28 +207,6 @@ def _table(value: object) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _command(command: object) -> str | None:
-    if isinstance(command, list):
-        return shlex.join(map(str, command))
-    return None if command is None else str(command)
-
-
-def _changes(noted: object) -> list[str]:
-    """Changes that the program made in the middle of the run: "at update 96: optimizer.lr 0.01 ->
-    0.003"."""
-    changes = (
-        [change for change in noted if isinstance(change, dict)] if isinstance(noted, list) else []
-    )
-    texts = []
-    for change in changes:
-        pairs = _table(change.get("values")).items()
-        values = ", ".join(
-            f"{key} {' -> '.join(map(str, pair))}" for key, pair in pairs if isinstance(pair, list)
-        )
-        texts.append(f"at update {change.get('update')}: {values}")
-    return texts
-
-
 def empty_log() -> Json:
     return {"lines": [], "is_cut": False, "source": None}
 
@@ -265,7 +217,7 @@ def read_log(run: Path, metrics: MetricsView, last: int) -> Json:
     lines = metrics.log_lines(last + 1)
     if lines:
         return {
-            "lines": [as_log_line(line) for line in lines[-last:]],
+            "lines": [asdict(line) for line in lines[-last:]],
             "is_cut": len(lines) > last,
             "source": "store",
         }
@@ -276,11 +228,6 @@ def read_log(run: Path, metrics: MetricsView, last: int) -> Json:
         "is_cut": is_cut or len(parsed) > last,
         "source": LOG if parsed else None,
     }
-
-
-def as_log_line(line: LogLine) -> Json:
-    """A line of the log as JSON."""
-    return {"id": line.id, "wall": line.wall, "level": line.level, "text": line.text}
 
 
 def tail(run: Path, size: int) -> tuple[list[str], bool]:
@@ -306,29 +253,23 @@ def _parse_line(text: str) -> Json:
 
 def traceback_of(events: Iterable[Event], run: Path) -> str | None:
     """The traceback of a run that failed: as its last event has it, or the last one in its log."""
-    failed = [
-        event for event in events if event.kind in ("failed", "finished", "started", "resumed")
-    ]
-    if (
-        failed
-        and failed[-1].kind == "failed"
-        and isinstance((failed[-1].detail or {}).get("traceback"), str)
-    ):
-        return str(failed[-1].detail["traceback"])
-    if failed and failed[-1].kind != "failed":
+    kinds = ("failed", "finished", "started", "resumed")
+    last = next((event for event in reversed(list(events)) if event.kind in kinds), None)
+    if last is not None and last.kind != "failed":
         return None
+    noted = None if last is None else last.detail.get("traceback")
+    if isinstance(noted, str):
+        return noted
     lines, _ = tail(run, LOG_BYTES)
     starts = [at for at, line in enumerate(lines) if TRACEBACK in line]
     if not starts:
         return None
-    chain = [
-        at
-        for at in starts
-        if all(LINE.fullmatch(line) is None for line in lines[at + 1 : starts[-1]])
-    ]
-    first = chain[0]
-    ends = (at for at in range(first + 1, len(lines)) if LINE.fullmatch(lines[at]))
-    return "\n".join(lines[first : next(ends, len(lines))])
+    # an error that another one caused has several, with no line of the log between them
+    heads = [at for at, line in enumerate(lines) if LINE.fullmatch(line)]
+    before = max((at for at in heads if at < starts[-1]), default=-1)
+    first = min(at for at in starts if at >= before)
+    end = min((at for at in heads if at > first), default=len(lines))
+    return "\n".join(lines[first:end])
 
 
 def own_text(run: Path, name: str) -> Path | None:

@@ -1,48 +1,47 @@
-"""The runs below a folder: found without leaving it, and summarized again only when their files
-change."""
+"""The runs below a folder: found without leaving it, summarized again only when their files change,
+and their metrics, of which files at rest stay open between requests.
+
+A reader that has the file of a training run open when the run ends would make SQLite leave its log
+behind; a file at rest is opened without any lock. See `MetricsView`.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError, LoopwrightError
-from ..run.reading import CONFIG, LOCK, MANIFEST, METRICS, RunView
-from .answers import Refusal, plain, to_json
+from ..errors import CheckpointError, ConfigurationError, LoopwrightError
+from ..run.directory import CONFIG, LOCK, MANIFEST, METRICS
+from ..run.metrics_view import MetricsView
+from ..run.reading import Run
+from ..run.schema import state_at_rest
+from .answers import Refusal, is_inside, plain, to_json
 from .summary import damaged_summary, summarize
 
+logger = logging.getLogger("loopwright")
+
 Stamp = tuple[tuple[int, int], ...]
-# that a summary depends on
-WATCHED = (
-    MANIFEST,
-    CONFIG,
-    METRICS,
-    f"{METRICS}-wal",
-    "checkpoints",
-    "kept",
-)
-# that are read, so none may lead elsewhere
-OWN_FILES = (
-    MANIFEST,
-    CONFIG,
-    METRICS,
-    f"{METRICS}-wal",
-    LOCK,
-)
+FILES = (MANIFEST, CONFIG, METRICS, f"{METRICS}-wal")
+WATCHED = (*FILES, "checkpoints", "kept")  # that a summary depends on
+OWN_FILES = (*FILES, LOCK)  # that are read, so none may lead elsewhere
+MAX_OPEN = 100  # files of metrics
 MAX_DEPTH = 12  # of folders in folders
 NUM_THREADS = 4
 PATIENCE = 10  # times as long as reading took: a tenth of a processor at most for one run
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RunEntry:
     """A run of the list: its summary, and the same as JSON."""
 
     id: str
@@ -80,10 +79,11 @@ class RunsFolder:
         self.is_single = (path / MANIFEST).is_file()
         self.root = path.parent if self.is_single else path
         self._only = path if self.is_single else None
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, RunEntry] = {}
         self._lock = threading.Lock()
+        self._metrics = OpenMetrics()
 
-    def scan(self) -> dict[str, Entry]:
+    def scan(self) -> dict[str, RunEntry]:
         """All runs by id, sorted by path; only those that changed are read."""
         with self._lock:
             found = self.find()
@@ -99,7 +99,7 @@ class RunsFolder:
             }
             return dict(self._entries)
 
-    def _read(self, runs: list[tuple[str, Path, Stamp]]) -> dict[str, Entry | None]:
+    def _read(self, runs: list[tuple[str, Path, Stamp]]) -> dict[str, RunEntry | None]:
         if len(runs) < 2 * NUM_THREADS:
             return {run: read_entry(run, path, stamp) for run, path, stamp in runs}
         with ThreadPoolExecutor(NUM_THREADS) as pool:
@@ -115,7 +115,7 @@ class RunsFolder:
             for path in sorted(_walk(self.root, self.root, 0))
         }
 
-    def entry(self, run: str) -> Entry:
+    def entry(self, run: str) -> RunEntry:
         """A run by its id, as it is now.
 
         Raises:
@@ -138,12 +138,35 @@ class RunsFolder:
             raise no_run(run)
         return entry
 
-    def view(self, run: str) -> RunView:
+    def run(self, run: str) -> Run:
         """A run to read from."""
         try:
-            return RunView(self.readable(run))
+            return Run(self.readable(run))
         except (ConfigurationError, OSError):
             raise no_run(run) from None
+
+    @contextmanager
+    def metrics(self, path: Path) -> Iterator[MetricsView]:
+        """The metrics of a run directory, for one request.
+
+        Raises:
+            CheckpointError: The file is damaged, or holds rows that make no sense.
+        """
+        metrics = self._metrics.view(path / METRICS)
+        try:
+            yield metrics
+        except LoopwrightError:
+            raise
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            # no row that we have written
+            logger.debug("%s contains malformed rows", metrics.path, exc_info=True)
+            raise CheckpointError(
+                "metrics-damaged", f"The metrics in {metrics.path} are damaged: {error}."
+            ) from error
+
+    def close(self) -> None:
+        """Close all files."""
+        self._metrics.close()
 
     def readable(self, run: str) -> Path:
         """The directory of a run to read from; an error says why one that is damaged cannot be
@@ -174,7 +197,42 @@ class RunsFolder:
         return path
 
 
-def _newer(old: Entry | None, new: Entry) -> Entry:
+class OpenMetrics:
+    """The metrics of runs, opened when they are asked for; at most `MAX_OPEN` at rest stay open."""
+
+    def __init__(self) -> None:
+        self._views: OrderedDict[Path, tuple[object, MetricsView]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def view(self, path: Path) -> MetricsView:
+        """A view of a file as it is now; that of a file at rest is kept for later."""
+        state = state_at_rest(path)
+        if state is None:
+            return MetricsView(path)
+        with self._lock:
+            known, view = self._views.get(path, (None, None))
+            if view is None or known != state:
+                self._drop(path)
+                view = MetricsView(path, keep_open=True)
+                self._views[path] = state, view
+            self._views.move_to_end(path)
+            while len(self._views) > MAX_OPEN:
+                self._drop(next(iter(self._views)))
+            return view
+
+    def close(self) -> None:
+        with self._lock:
+            for path in list(self._views):
+                self._drop(path)
+
+    def _drop(self, path: Path) -> None:
+        if path in self._views:
+            _, view = self._views.pop(path)
+            view.keep_open = False  # whoever still reads from it opens the file for each call
+            view.close()
+
+
+def _newer(old: RunEntry | None, new: RunEntry) -> RunEntry:
     """A summary that says the same as before counts as read then."""
     return new if old is None or old.text != new.text else replace(new, read_at=old.read_at)
 
@@ -190,11 +248,6 @@ def no_run(run: str) -> Refusal:
     return Refusal(
         404, f"There is no run {shown!r} in this folder; it may have been moved or removed."
     )
-
-
-def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a resolved path is below a folder."""
-    return path != folder and path.is_relative_to(folder)
 
 
 def own_file(run: Path, name: str) -> Path | None:
@@ -225,7 +278,7 @@ def _time_and_size(path: str) -> tuple[int, int]:
 def state_of(path: Path) -> str:
     """The state of a run, by its lock."""
     try:
-        return RunView(path).state
+        return Run(path).state
     except (LoopwrightError, OSError):
         return "unreadable"
 
@@ -244,25 +297,24 @@ def find_problem(path: Path) -> str | None:
     return None
 
 
-def read_entry(run: str, path: Path, stamp: Stamp) -> Entry | None:
+def read_entry(run: str, path: Path, stamp: Stamp) -> RunEntry | None:
     """Summarize a run; None where it is gone. A damaged run has a summary too, which says what is
     wrong."""
     began = time.monotonic()
     try:
         problem = find_problem(path)
-        summary = damaged_summary(run, path, problem) if problem else _summarize(run, RunView(path))
-    except (
-        Exception
-    ) as error:  # files of a run may hold anything, and one run must not take the list with it
+        summary = damaged_summary(run, path, problem) if problem else _summarize(run, Run(path))
+    except Exception as error:
+        # files of a run may hold anything, and one run must not take the list with it
         if not (path / MANIFEST).is_file():
             return None
         problem = f"It cannot be read: {error or type(error).__name__}"
         summary = damaged_summary(run, path, problem)
     summary = plain(summary)
-    return Entry(run, path, stamp, summary, to_json(summary), problem, time.monotonic() - began)
+    return RunEntry(run, path, stamp, summary, to_json(summary), problem, time.monotonic() - began)
 
 
-def _summarize(run: str, view: RunView) -> dict[str, Any]:
+def _summarize(run: str, view: Run) -> dict[str, Any]:
     """A summary, for which a file at rest is opened once."""
     view.metrics.keep_open = True
     try:

@@ -14,16 +14,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LoopwrightError
-from ..run.metrics_records import Changes, Cursor
+from ..run.metrics_view import Changes, MetricsCursor
 from .answers import Refusal, error_answer, plain, to_json
 from .curves import is_exact, odd_values
-from .detail import as_event, as_log_line, as_media
-from .folder import Entry, RunsFolder, Stamp, stamp_of
-from .stores import Stores
+from .detail import as_media
+from .folder import RunEntry, RunsFolder, Stamp, stamp_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -57,21 +56,24 @@ class Listener:
     def take(self) -> tuple[set[str], dict[str, str], set[str]]:
         """What has come up since the last call."""
         taken = (self.runs, self.summaries, self.removed)
-        self.runs, self.summaries, self.removed = set(), {}, set()
+        self.runs = set()
+        self.summaries = {}
+        self.removed = set()
         self.wake.clear()
         return taken
 
 
-class Live:
+class LiveEvents:
     """All clients, and the task that looks for changes while there are any."""
 
-    def __init__(self, folder: RunsFolder, stores: Stores) -> None:
+    def __init__(self, folder: RunsFolder) -> None:
         self.listeners: set[Listener] = set()
         self.is_closed = False
-        self._folder, self._rows = folder, Rows(folder, stores)
+        self._folder = folder
+        self._rows = NewRows(folder)
         self._task: asyncio.Task[None] | None = None
         self._stamps: dict[str, Stamp | None] = {}
-        self._entries: dict[str, Entry] | None = None
+        self._entries: dict[str, RunEntry] | None = None
 
     async def stream(self, request: Request) -> Response:
         """Answer with events until the client goes."""
@@ -138,7 +140,7 @@ class Live:
             self._entries = None
             self._stamps = {}
 
-    def _catch_up(self, listener: Listener, entries: dict[str, Entry]) -> None:
+    def _catch_up(self, listener: Listener, entries: dict[str, RunEntry]) -> None:
         since = listener.since
         missed = {
             run: e.text for run, e in entries.items() if since is not None and e.read_at > since
@@ -164,8 +166,7 @@ class Live:
     async def _compare_files(self) -> None:
         watched = {run for listener in self.listeners for run in listener.cursors}
         stamps = await asyncio.to_thread(lambda: {run: self._stamp(run) for run in watched})
-        # A run that was not looked at before counts as changed: it may have been, since the client
-        # read it.
+        # a run that was not looked at before may have changed since the client read it
         changed = {
             run
             for run, stamp in stamps.items()
@@ -206,7 +207,8 @@ class Live:
 
 
 def _changed_runs(summaries: dict[str, str], removed: set[str]) -> str:
-    return f'{{"runs":[{",".join(summaries.values())}],"removed":{to_json(sorted(removed))},"time":{time.time():.3f}}}'
+    runs = ",".join(summaries.values())
+    return f'{{"runs":[{runs}],"removed":{to_json(sorted(removed))},"time":{time.time():.3f}}}'
 
 
 def parse_listener(request: Request) -> Listener:
@@ -247,22 +249,21 @@ def _time(value: object) -> float | None:
         raise Refusal(400, f"since={str(value)[:40]!r} is not a time.") from None
 
 
-def parse_cursor(text: str) -> Cursor | None:
+def parse_cursor(text: str) -> MetricsCursor | None:
     """A place in a run's metrics; None for the newest."""
     try:
-        return Cursor.parse(text) if text else None
+        return MetricsCursor.parse(text) if text else None
     except ValueError:
         raise Refusal(
             400, f"cursor={text[:40]!r} is not from this server: read /api/curves again."
         ) from None
 
 
-class Rows:
+class NewRows:
     """Reads the rows that a client does not have, once for all clients at the same place."""
 
-    def __init__(self, folder: RunsFolder, stores: Stores) -> None:
+    def __init__(self, folder: RunsFolder) -> None:
         self._folder = folder
-        self._stores = stores
         self._kept: OrderedDict[object, Changes] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -273,34 +274,32 @@ class Rows:
             path = self._folder.readable(run)
             cursor = parse_cursor(listener.cursors[run])
             if cursor is None:
-                with self._stores.opened(path) as metrics:
+                with self._folder.metrics(path) as metrics:
                     listener.cursors[run] = str(metrics.cursor())
                 return None
             changes = self._changes(run, stamp_of(path), cursor, listener)
         except Refusal:
-            return self._gone(run, listener)
-        except (
-            LoopwrightError,
-            OSError,
-        ) as error:  # it may be removed, or replaced, at this moment
+            listener.cursors.pop(run, None)
+            return "gone", to_json({"run": run})
+        except (LoopwrightError, OSError) as error:
+            # it may be removed, or replaced, at this moment
             logger.debug("%s cannot be read: %s", run, error)
             return None
         listener.cursors[run] = str(changes.cursor)
-        if changes.is_reset or _is_behind(changes):
+        is_behind = not all(is_exact(curve) for curve in changes.steps.values())
+        if changes.is_reset or is_behind:
             reason = "rewound" if changes.is_reset else "behind"
             return "reread", to_json({"run": run, "cursor": str(changes.cursor), "reason": reason})
         return _rows_event(run, changes)
 
-    def _gone(self, run: str, listener: Listener) -> tuple[str, str]:
-        listener.cursors.pop(run, None)
-        return "gone", to_json({"run": run})
-
-    def _changes(self, run: str, stamp: Stamp, cursor: Cursor, listener: Listener) -> Changes:
+    def _changes(
+        self, run: str, stamp: Stamp, cursor: MetricsCursor, listener: Listener
+    ) -> Changes:
         key = (run, stamp, str(cursor), listener.names, listener.x)
         # one after the other: clients at the same place find what the first has read
         with self._lock:
             if key not in self._kept:
-                with self._stores.opened(self._folder.path_of(run)) as metrics:
+                with self._folder.metrics(self._folder.path_of(run)) as metrics:
                     found = metrics.since(cursor, listener.names, x=listener.x, points=MAX_ROWS)
                 self._kept[key] = found
                 while len(self._kept) > MAX_KEPT:
@@ -308,16 +307,12 @@ class Rows:
             return self._kept[key]
 
 
-def _is_behind(changes: Changes) -> bool:
-    return not all(is_exact(curve) for curve in changes.steps.values())
-
-
 def _rows_event(run: str, changes: Changes) -> tuple[str, str] | None:
     steps = _columns(changes.steps)
     epochs = _columns(changes.epochs)
-    events = [as_event(event) for event in changes.events]
+    events = [asdict(event) for event in changes.events]
     media = [{"name": item.name, "kind": item.kind, **as_media(item)} for item in changes.media]
-    log = [as_log_line(line) for line in changes.log_lines]
+    log = [asdict(line) for line in changes.log_lines]
     if not (steps or epochs or events or media or log):
         return None
     data = {"run": run, "cursor": str(changes.cursor), "steps": steps, "epochs": epochs}

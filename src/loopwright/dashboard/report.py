@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -20,16 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import CheckpointError, ConfigurationError, LoopwrightError
-from ..run.axes import AXES
-from ..run.metrics_records import MediaItem
-from ..run.metrics_view import MetricsView
-from ..run.reading import RunView
+from ..run.metrics_view import MediaItem, MetricsView
+from ..run.reading import Run
+from ..run.schema import AXES
 from . import comparison, detail
-from .answers import plain, to_json
+from .answers import KINDS, PLOTLY, STATIC, find_plotly, plain, to_json
 from .curves import is_exact, odd_values, rounded
-from .folder import Entry, own_file, read_entry, stamp_of
-from .static import KINDS, PLOTLY, STATIC, find_plotly
-from .stores import Stores
+from .folder import RunEntry, RunsFolder, own_file, read_entry, stamp_of
 
 if TYPE_CHECKING:
     from ..run.curves import Curve
@@ -49,7 +46,7 @@ SCRIPT = re.compile(r'<script\s[^>]*src="/static/([\w.-]+\.js)"[^>]*></script>')
 
 
 @dataclass(slots=True)
-class Report:
+class ReportDraft:
     """A report while it is made: what it holds, and what was left out."""
 
     points: int
@@ -59,42 +56,45 @@ class Report:
     num_left_out: int = 0
 
 
-def find_entries(runs: Sequence[RunView]) -> list[Entry]:
+def find_entries(runs: Sequence[Run]) -> list[RunEntry]:
     """The runs of a report, under their paths below the folder that holds them all."""
     paths = list(dict.fromkeys(run.path for run in runs))
     if not paths:
-        raise ConfigurationError("A report needs at least one run.")
+        raise ConfigurationError(
+            "nothing-to-report",
+            "A report needs at least one run.",
+        )
     root = commonpath([path.parent for path in paths])
     entries = [
         read_entry(path.relative_to(root).as_posix(), path, stamp_of(path)) for path in paths
     ]
     found = [entry for entry in entries if entry is not None]
     if broken := next((entry for entry in found if entry.problem is not None), None):
-        raise ConfigurationError(f"{broken.path} cannot be in a report. {broken.problem}")
+        raise ConfigurationError(
+            "unreadable-run",
+            f"{broken.path} cannot be in a report. {broken.problem}",
+        )
     return found
 
 
-def build_report(entries: Sequence[Entry], points: int | None = None) -> tuple[str, list[str]]:
+def build_report(entries: Sequence[RunEntry], points: int | None = None) -> tuple[str, list[str]]:
     """The HTML of a report about runs, and sentences about what is not in it whole.
 
     Args:
         entries: The runs.
         points: The most points of a curve; by default as many as keep the file small.
     """
-    stores = Stores()
     num_curves = sum(len(e.summary["step_names"]) + len(e.summary["epoch_names"]) for e in entries)
     fitting = max(FEWEST_POINTS, min(MOST_POINTS, MAX_COLUMNS // max(num_curves, 1)))
-    report = Report(points or fitting)
-    try:
-        data = _collect(report, entries, stores)
-    finally:
-        stores.close()
+    report = ReportDraft(points or fitting)
+    with closing(RunsFolder(entries[0].path.parent)) as folder:
+        data = _collect(report, entries, folder)
     data["notes"] = _notes(report)
     title = entries[0].summary["name"] if len(entries) == 1 else f"{len(entries)} runs"
     return render(f"{title} · Loopwright", data), data["notes"]
 
 
-def _notes(report: Report) -> list[str]:
+def _notes(report: ReportDraft) -> list[str]:
     if report.num_thinned:
         report.notes.append(
             f"{report.num_thinned} curves have more than {report.points:,} points and are thinned "
@@ -108,23 +108,23 @@ def _notes(report: Report) -> list[str]:
     return report.notes
 
 
-def _collect(report: Report, entries: Sequence[Entry], stores: Stores) -> Json:
+def _collect(report: ReportDraft, entries: Sequence[RunEntry], folder: RunsFolder) -> Json:
     runs: list[Json] = []
     details: dict[str, Json] = {}
     curves: dict[str, list[Json]] = {}
     media: dict[str, Json] = {}
     contents: dict[str, Json] = {}
-    views = [(entry.id, RunView(entry.path)) for entry in entries]
+    views = [(entry.id, Run(entry.path)) for entry in entries]
     for entry, (run, view) in zip(entries, views, strict=True):
         runs.append(entry.summary)
         curves[run] = []
         media[run] = {}
         contents[run] = {}
-        with stores.opened(entry.path) as metrics:
+        with folder.metrics(entry.path) as metrics:
             details[run] = _detail(entry, view, metrics)
             if problems := details[run]["problems"]:
                 report.notes.append(f"{run} is damaged: {' '.join(problems)}")
-            if entry.summary["damaged"]:
+            if entry.summary["problems"]:
                 continue
             curves[run] = _curves(report, entry, metrics)
             with suppress(CheckpointError):  # which is among the problems
@@ -157,7 +157,7 @@ def _collect(report: Report, entries: Sequence[Entry], stores: Stores) -> Json:
     }
 
 
-def _detail(entry: Entry, view: RunView, metrics: MetricsView) -> Json:
+def _detail(entry: RunEntry, view: Run, metrics: MetricsView) -> Json:
     """The page of a run, without what says more of the machine than a reader of the report
     needs."""
     return {**detail.Detail(entry, view, metrics).answer(), "path": entry.id}
@@ -171,7 +171,7 @@ def _keep_present(answer: Json, images: Mapping[str, str]) -> None:
     answer["media"] = [group for group in answer["media"] if group["items"]]
 
 
-def _curves(report: Report, entry: Entry, metrics: MetricsView) -> list[Json]:
+def _curves(report: ReportDraft, entry: RunEntry, metrics: MetricsView) -> list[Json]:
     found = []
     for name in entry.summary["step_names"]:
         axes = {axis: metrics.curve(name, x=axis, points=report.points) for axis in AXES}
@@ -201,7 +201,7 @@ def _curve(axes: Mapping[str, Curve]) -> Json:
     return {**head, "columns": {**places, **values}, "odd": odd_values(base) if every == 1 else {}}
 
 
-def _images(report: Report, run: Path, items: Sequence[MediaItem]) -> Json:
+def _images(report: ReportDraft, run: Path, items: Sequence[MediaItem]) -> Json:
     """Images as data addresses, the newest first, as long as there is room for them."""
     found: dict[str, str] = {}
     images = sorted(
@@ -228,7 +228,8 @@ def render(title: str, data: Json) -> str:
         text = (STATIC / "index.html").read_text(encoding="utf-8")
     except OSError as error:
         raise LoopwrightError(
-            f"The files of the page are missing from this installation: {error}"
+            "page-missing",
+            f"The files of the page are missing from this installation: {error}",
         ) from error
     text = SHEET.sub(lambda found: _sheet(f"{found[1]}.css"), text)
     text = ICON.sub(

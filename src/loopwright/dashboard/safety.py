@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
-# Plotly fills an empty <style> through the CSSOM (the first hash), brings the sheet of its maps
-# (the second, of plotly
-# 7; without it a browser only logs that), and sets attributes `style`. It needs no eval and no
-# inline script.
+# Plotly fills an empty <style> through the CSSOM (the first hash), brings the sheet of its maps (the
+# second, of plotly 7; without it a browser only logs that), and sets attributes `style`. It needs no
+# eval and no inline script.
 STYLES = (
     "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' "
     "'sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o='"
@@ -60,11 +59,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def new_token() -> str:
-    """A token that cannot be guessed."""
-    return secrets.token_urlsafe(24)
-
-
 @dataclass(frozen=True, slots=True)
 class Access:
     """Who may see the page: anybody on this machine, or whoever has the token.
@@ -88,7 +82,7 @@ def _digest(text: str) -> bytes:
     return sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
-class Guard:
+class AccessGuard:
     """Middleware that refuses requests before any route sees them, and adds the headers of every
     answer."""
 
@@ -107,8 +101,7 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
-        refused = self._refusal(scope)
-        await (refused or self.app)(scope, receive, send_with_headers)
+        await (self._refusal(scope) or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
@@ -154,11 +147,9 @@ class Guard:
 
 def _is_local(host: str) -> bool:
     """Whether a Host header names this machine; a request without one comes from no browser."""
-    name = (
-        host.rpartition(":")[0]
-        if host.rpartition(":")[2].isdigit() and not host.endswith("]")
-        else host
-    )
+    name, _, port = host.rpartition(":")
+    if not port.isdigit() or host.endswith("]"):
+        name = host
     return name.strip("[]").lower().rstrip(".") in LOCAL_NAMES or is_loopback(name)
 
 

@@ -1,4 +1,4 @@
-"""`Profile`: where the time of a run goes."""
+"""`Profile`: where the time of a run goes, and what torch's own profiler records of a few steps."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from .._torch_compat import dump_memory_snapshot, record_memory
 from ..callback import Callback, surrounding
+from ..callbacks.measuring import process_peak
 from ..checkpoint.atomic import staged_file
-from ..errors import ConfigurationError, Interrupted, public
-from ..run.profile_file import PROFILE
+from ..errors import ConfigurationError, Interrupted, check_number, public
+from ..run.files import PROFILE
 from .clock import Clock
 from .instrument import Instrument, is_timed, program_of
 from .report import NANOSECONDS, Report
-from .trace import NUM_STEPS, Recording, peaks
 
 if TYPE_CHECKING:
     from ..callback import Trainer
 
 logger = logging.getLogger("loopwright")
+NUM_STEPS = 3  # of a trace
+NUM_OPERATORS = 10
 Phase = Literal["warm-up", "trace", "measure", "over"]
 
 
@@ -76,14 +79,10 @@ class Profile(Callback):
         memory: bool = False,
         sync_every: int = 10,
     ) -> None:
-        _check("warmup", warmup, 0)
-        _check("sync_every", sync_every, 1)
+        check_number("Profile(warmup", warmup, least=0, of="steps")
+        check_number("Profile(sync_every", sync_every, least=1, of="steps")
         if steps is not None:
-            _check("steps", steps, 1)
-        if not isinstance(trace, bool | str | Path):
-            raise ConfigurationError(
-                f"Profile(trace={trace!r}): use True, False, or the path of a file."
-            )
+            check_number("Profile(steps", steps, least=1, of="steps")
         self.warmup = warmup
         self.steps = steps
         self.trace = trace
@@ -150,8 +149,9 @@ class Profile(Callback):
             return
         if is_timed(program.run):
             raise ConfigurationError(
+                "two-profiles",
                 "Two profiles measure the same run, and each would measure the other: pass one "
-                "`Profile` as a callback, or use one around the training."
+                "`Profile` as a callback, or use one around the training.",
             )
         self._program = program
         self._first_sample = program.progress.sample
@@ -228,6 +228,7 @@ class Profile(Callback):
         memory: dict[str, Any] = dict(peaks(device))
         if recording is not None and recording.operators:
             memory["operators"] = list(recording.operators)
+        files = {} if recording is None else recording.files
         return Report(
             dict(clock.spent),
             num_steps=clock.num_steps,
@@ -237,15 +238,11 @@ class Profile(Callback):
             warmup_seconds=self._earlier / NANOSECONDS,
             device=str(device),
             num_workers=getattr(program.run.train_data, "num_workers", None),
-            num_cores=len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count(),
+            num_cores=_num_cores(),
             world=program.runtime.world,
             sampled_every=None if device.type == "cpu" else self.sync_every,
             memory=memory,
-            files={}
-            if recording is None
-            else {name: self._shown(path) for name, path in recording.files.items()},
+            files={name: self._shown(path) for name, path in files.items()},
         )
 
     def _publish(self, *, is_shown: bool) -> None:
@@ -275,8 +272,9 @@ class Profile(Callback):
         if self.trace is True:
             if directory is None:
                 raise ConfigurationError(
+                    "trace-without-folder",
                     "Profile(trace=True) writes to the run directory, but there is none: pass "
-                    "`run_dir=` to the trainer, or a path: Profile(trace='trace.json')."
+                    "`run_dir=` to the trainer, or a path: Profile(trace='trace.json').",
                 )
             trace = directory / "trace.json"
         beside = directory if trace is None else trace.parent
@@ -292,11 +290,8 @@ class Profile(Callback):
 
     def _shown(self, path: Path) -> str:
         directory = self._directory
-        return (
-            str(path.relative_to(directory))
-            if directory and path.is_relative_to(directory)
-            else str(path)
-        )
+        is_inside = directory is not None and path.is_relative_to(directory)
+        return str(path.relative_to(directory) if is_inside and directory else path)
 
 
 def _is_end(error: BaseException | None) -> bool:
@@ -304,13 +299,86 @@ def _is_end(error: BaseException | None) -> bool:
     return error is None or isinstance(error, Interrupted | KeyboardInterrupt)
 
 
-def _check(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(
-            f"Profile({name}={value!r}): use a whole number of steps, {least} or more."
-        )
+def _num_cores() -> int | None:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def _sync_of(device: torch.device) -> Any:
     """The function that waits for an accelerator; None for the CPU."""
     return None if device.type == "cpu" else partial(torch.accelerator.synchronize, device)
+
+
+class Recording:
+    """Records a few steps for a trace file, and for the memory of operators or (on CUDA) a memory
+    snapshot.
+
+    Args:
+        device: The device of the run.
+        trace: The file of the chrome trace; None for no trace.
+        memory: Whether to record memory.
+        snapshot: The file of the memory snapshot, which CUDA has; None without a place for it.
+    """
+
+    def __init__(
+        self, device: torch.device, trace: Path | None, memory: bool, snapshot: Path | None
+    ) -> None:
+        self._is_cuda = device.type == "cuda"
+        self.trace = trace
+        self.memory = memory
+        self.snapshot = snapshot if self._is_cuda else None
+        self.operators: tuple[dict[str, Any], ...] = ()  # that allocated the most
+        self._profiler: Any = None
+
+    def start(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        if self.memory and self.snapshot is not None:
+            record_memory(True)
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_cuda else [])]
+        self._profiler = profile(activities=kinds, profile_memory=self.memory)
+        self._profiler.start()
+
+    def stop(self) -> None:
+        """End the recording and write its files."""
+        if self._profiler is None:
+            return
+        profiler = self._profiler
+        self._profiler = None
+        profiler.stop()
+        if self.trace is not None:
+            self.trace.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(self.trace))
+        if self.memory:
+            self.operators = _largest(profiler.key_averages())
+            if self.snapshot is not None:
+                dump_memory_snapshot(str(self.snapshot))
+                record_memory(False)
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that were asked for, by what they are."""
+        found = {"trace": self.trace, "memory snapshot": self.snapshot if self.memory else None}
+        return {name: path for name, path in found.items() if path is not None and path.exists()}
+
+
+def _largest(events: Any) -> tuple[dict[str, Any], ...]:
+    """The operators that allocated the most, with the bytes of all their calls."""
+    found = [
+        (event.self_cpu_memory_usage + event.self_device_memory_usage, event) for event in events
+    ]
+    found = sorted(((size, event) for size, event in found if size > 0), key=lambda pair: -pair[0])
+    return tuple(
+        {"name": e.key, "bytes": size, "calls": e.count} for size, e in found[:NUM_OPERATORS]
+    )
+
+
+def peaks(device: torch.device) -> dict[str, int]:
+    """The most memory in use so far, in bytes: of the process, and on CUDA what torch had allocated
+    on the device."""
+    found = {"process": process_peak()}
+    return found | (
+        {"device": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
+    )

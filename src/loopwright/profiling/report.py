@@ -1,19 +1,57 @@
-"""The report of a profile: parts, shares and details, as a table, as a dict, and as the file
-`profile.json`."""
+"""The report of a profile: parts, shares and details, as a table, as a dict, as the file
+`profile.json`, and as sentences: what stands out, and what to do about it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from math import ceil
 from typing import Any
 
-from ..run.profile_file import VERSION
-from .clock import CALLBACKS, CHECKPOINTS, EVALUATION, LOGGING, OTHER, PARTS, divided
+from ..run.files import PROFILE_VERSION
+from ..text import counted, duration, size
+from .clock import (
+    BACKWARD,
+    CALLBACKS,
+    CHECKPOINTS,
+    COMMUNICATION,
+    DATA,
+    EVALUATION,
+    FORWARD,
+    LOGGING,
+    OF_A_STEP,
+    OPTIMIZER,
+    OTHER,
+    PARTS,
+    TRAIN_STEP,
+    TRANSFER,
+    divided,
+)
 
 NANOSECONDS = 1_000_000_000
 DETAILED = (CALLBACKS, LOGGING, EVALUATION, CHECKPOINTS, OTHER)
 SHOWN_SHARE = 0.005  # a detail of a smaller share has no line of its own
+LIMITS = {  # the share from which on a part stands out
+    DATA: 0.25,
+    TRANSFER: 0.2,
+    TRAIN_STEP: 0.3,
+    OPTIMIZER: 0.5,
+    COMMUNICATION: 0.25,
+    CALLBACKS: 0.15,
+    LOGGING: 0.15,
+    EVALUATION: 0.4,
+    CHECKPOINTS: 0.1,
+    OTHER: 0.3,
+}
+COMPUTING = (FORWARD, BACKWARD, OPTIMIZER)
+HEALTHY = 0.8
+SHORT_STEP = 1_000_000  # nanoseconds; below, calls of torch cost as much as what they compute
+BRIEF = 2_000_000_000  # nanoseconds
+BRIEF_SENTENCE = (
+    "The measured time is short, so work that a run does only once, at its start and end, has a "
+    "larger share than in a long run."
+)
 
 
 @dataclass(frozen=True)
@@ -116,9 +154,7 @@ class Report:
     def findings(self) -> list[str]:
         """What stands out, the largest first, each with what to do; one sentence if nothing
         does."""
-        from .verdict import findings
-
-        return findings(self)
+        return find(self)
 
     @property
     def verdict(self) -> str:
@@ -144,10 +180,9 @@ class Report:
             yield f"The {what} is in {name}."
 
     def _title(self) -> str:
-        text = (
-            f"Where the time went: {self.num_steps:,} step{'' if self.num_steps == 1 else 's'} in "
-        )
-        text += duration(self.total)
+        steps = "step" if self.num_steps == 1 else "steps"
+        text = f"Where the time went: {self.num_steps:,} {steps} in "
+        text += duration(self.seconds)
         if self.warmup_steps:
             text += f", after {self.warmup_steps} of warm-up"
         return f"{text}; rank 0 of {self.world} processes" if self.world > 1 else text
@@ -164,17 +199,14 @@ class Report:
         yield self._row("all", self.total, "100.0 %")
 
     def _row(self, name: str, spent: int, share: str) -> tuple[str, str, str, str]:
-        return (
-            name,
-            share,
-            duration(spent),
-            duration(spent // self.num_steps) if self.num_steps else "",
-        )
+        seconds = spent / NANOSECONDS
+        per_step = duration(seconds / self.num_steps) if self.num_steps else ""
+        return name, share, duration(seconds), per_step
 
     def _memory_lines(self) -> Iterator[str]:
         peaks = {"process": "the process", "device": str(self.device)}
         texts = [
-            f"{size_text(self.memory[key])} ({name})"
+            f"{size(self.memory[key])} ({name})"
             for key, name in peaks.items()
             if self.memory.get(key)
         ]
@@ -182,7 +214,7 @@ class Report:
             yield f"Peak memory: {', '.join(texts)}"
         if operators := self.memory.get("operators"):
             largest = (
-                f"{one['name']} {size_text(one['bytes'])} in {one['calls']} calls"
+                f"{one['name']} {size(one['bytes'])} in {one['calls']} calls"
                 for one in operators[:3]
             )
             yield f"Most memory allocated in the recorded steps: {', '.join(largest)}"
@@ -211,27 +243,18 @@ class Report:
             "findings": self.findings,
             "parts": parts,
         }
-        return {"version": VERSION, **found, **values, "nanoseconds": dict(self.nanoseconds)}
+        return {
+            "version": PROFILE_VERSION,
+            **found,
+            **values,
+            "nanoseconds": dict(self.nanoseconds),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
         """The report that `as_dict` gave."""
         names = cls.__dataclass_fields__
         return cls(**{name: value for name, value in values.items() if name in names})
-
-
-def duration(nanoseconds: float) -> str:
-    """A time with three digits and the unit that fits."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if nanoseconds >= size * 0.9995:
-            value = nanoseconds / size
-            return f"{value:,.0f} {unit}" if value >= 999.5 else f"{value:.3g} {unit}"
-    return f"{nanoseconds:.0f} ns"
-
-
-def size_text(size: float) -> str:
-    """A number of bytes in kB or MB."""
-    return f"{size / 1e6:,.0f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
 
 
 def _rounded(parts: Mapping[str, int]) -> dict[str, int]:
@@ -243,3 +266,154 @@ def _rounded(parts: Mapping[str, int]) -> dict[str, int]:
     for part in sorted(exact, key=lambda part: result[part] - exact[part])[:missing]:
         result[part] += 1
     return result
+
+
+# Sentences
+
+
+def find(report: Report) -> list[str]:
+    """The sentences of a report, the largest share first; never none."""
+    if not report.total:
+        return ["Nothing was measured."]
+    found = [sentence for _, sentence in sorted(_outstanding(report), reverse=True)] or [
+        _calm(report)
+    ]
+    return [*found, *([BRIEF_SENTENCE] if report.total < BRIEF else [])]
+
+
+def _calm(report: Report) -> str:
+    """The sentence of a report in which nothing stands out."""
+    computing = sum(report.shares.get(part, 0.0) for part in COMPUTING)
+    text = f"{percent(computing)} of the time is forward, backward and optimizer"
+    if computing >= HEALTHY:
+        return f"Healthy: {text}."
+    largest = max(
+        (part for part in report.parts if part not in COMPUTING), key=report.parts.__getitem__
+    )
+    return (
+        f"Nothing stands out: {text}; the largest other part is {largest}, "
+        f"{percent(report.shares[largest])}."
+    )
+
+
+def _outstanding(report: Report) -> Iterator[tuple[float, str]]:
+    """The parts above their limits, by share."""
+    is_short = _is_short(report)
+    if is_short is not None:
+        yield is_short
+    for part, share in report.shares.items():
+        is_overhead = is_short is not None and part in (TRAIN_STEP, OPTIMIZER, OTHER)
+        if share >= LIMITS.get(part, 2.0) and not is_overhead:
+            yield share, _sentence(report, part, share)
+
+
+def _is_short(report: Report) -> tuple[float, str] | None:
+    """Whether a step's own work is so short that it is mostly the cost of calling torch."""
+    own = sum(
+        report.parts.get(part, 0) for part in (*OF_A_STEP, OTHER) if part not in (DATA, TRANSFER)
+    )
+    if not report.num_steps or own / report.num_steps >= SHORT_STEP:
+        return None
+    share = own / report.total
+    if share < 0.5:
+        return None
+    size = f" of {report.num_samples / report.num_steps:.0f} samples" if report.num_samples else ""
+    return share, (
+        f"Batches are tiny: a step{size} takes {duration(own / report.num_steps / NANOSECONDS)}, most of which "
+        "is the overhead of calling Python and torch, not arithmetic: try a larger batch, or "
+        "compile the model (Runtime(compile='model'))."
+    )
+
+
+SENTENCES = {  # what to do about a part that stands out, after its share of the time
+    TRAIN_STEP: "code of the training step outside of the models: losses, metrics, reading numbers "
+    "(`.item()`), printing. If a value is not needed in every step, compute it in `on_log` or in "
+    "the evaluation",
+    OPTIMIZER: "the optimizer: use its fused=True, or update less often with larger batches "
+    "(`accumulate`)",
+    COMMUNICATION: "waiting for the other processes: compute more between two updates "
+    "(`accumulate`, larger batches), and check whether one process is slower than the others",
+    OTHER: "in none of these parts: your own code between the steps, or your own loop that reads "
+    "data from a loader. Profile(trace=True) writes a trace that shows it",
+}
+
+
+def _sentence(report: Report, part: str, share: float) -> str:
+    """What stands out, and what to do about it."""
+    if part == CALLBACKS:
+        return _of_callbacks(report, share)
+    if part == EVALUATION:
+        return _of_evaluation(report, share)
+    most = next((f", most of it in {name}" for name in report.details(part)), "")
+    if part == LOGGING:
+        return f"Logging takes {percent(share)} of the time{most}: log fewer values, or less often."
+    if part == CHECKPOINTS:
+        is_ours = "Checkpoints" in report.details(part)
+        how = " (Checkpoints(every_epochs=None, every_minutes=10))" if is_ours else ""
+        return (
+            f"Checkpoints block training for {percent(share)} of the time{most}: save less "
+            f"often{how}."
+        )
+    what = SENTENCES.get(part)
+    if part == DATA:
+        what = f"waiting for data: {_more_workers(report, share)}"
+    elif part == TRANSFER and report.device.startswith("cpu"):
+        what = (
+            "`prepare_batch`. On the CPU there is nothing to move, so this is your own code: do "
+            "this work in the data set, where workers can do it in parallel"
+        )
+    elif part == TRANSFER:
+        what = (
+            f"moving batches to {report.device}: use a DataLoader with pin_memory=True, and send "
+            "less data (integers instead of floats, images before they are scaled)"
+        )
+    return f"{percent(share)} of the time is {what}."
+
+
+def _more_workers(report: Report, share: float) -> str:
+    """What to do about data: as many workers as would keep up, if there are cores for them."""
+    cores = report.num_cores
+    workers = report.num_workers or 0
+    busy = max(1.0 - share, 0.01)
+    needed = ceil(workers / busy) if workers else ceil(share / busy)
+    cheaper = "make the data set's __getitem__ cheaper (decode once, cache, smaller files)"
+    if cores is not None and (cores == 1 or workers >= cores):
+        who = f"{workers} workers" if workers else "this process"
+        return f"{who} on {counted(cores, 'core')} cannot go faster: {cheaper}"
+    wanted = max(needed, workers + 1)
+    if cores is not None:
+        wanted = min(wanted, cores)
+    how = "try" if report.num_workers is not None else "pass a DataLoader with"
+    return f"{how} num_workers={wanted}" + (f", and {cheaper}" if needed > wanted else "")
+
+
+def _of_callbacks(report: Report, share: float) -> str:
+    name, spent = next(iter(report.details(CALLBACKS).items()), ("?", 0))
+    own = percent(spent / report.total)
+    if spent / report.total < share / 2:
+        return (
+            f"Callbacks take {percent(share)} of the time, {name} most of all ({own}): call them "
+            "less often, or remove some."
+        )
+    where = next((f" in `{event}`" for event in report.events_of(name)), "")
+    return (
+        f"Callback {name} takes {own} of the time{where}: do it less often (every n updates, or in "
+        "`on_log` or `on_epoch_end`)."
+    )
+
+
+def _of_evaluation(report: Report, share: float) -> str:
+    part, spent = next(iter(report.details(EVALUATION).items()), (OTHER, 0))
+    of_it = spent / report.parts[EVALUATION]
+    more = ""
+    if part == DATA and of_it >= 0.5:
+        more = f", {percent(of_it)} of it waiting for data (num_workers=)"
+    return (
+        f"Evaluation takes {percent(share)} of the run{more}: evaluate less often (longer "
+        "epochs), on fewer samples, or in larger batches."
+    )
+
+
+def percent(share: float) -> str:
+    """A share as a whole number of percent."""
+    return f"{100 * share:.0f} %"

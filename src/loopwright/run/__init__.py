@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ..metrics.rows import StepRow
     from .best import choose
     from .directory import RunDirectory
-    from .frames import Columns, Run, Runs, runs
+    from .frames import Runs, runs
     from .manifest import RunManifest, update_manifest
     from .metrics_store import EpochRow, MetricsStore
-    from .metrics_view import MetricsView
-    from .reading import RunView, find_runs
+    from .metrics_view import Columns, MetricsView
+    from .reading import Run, RunView, find_runs
 
 __all__ = [
     "Columns",
@@ -38,11 +38,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Columns": "frames",
+    "Columns": "metrics_view",
     "EpochRow": "metrics_store",
     "MetricsStore": "metrics_store",
     "MetricsView": "metrics_view",
-    "Run": "frames",
+    "Run": "reading",
     "RunDirectory": "directory",
     "RunManifest": "manifest",
     "RunView": "reading",

@@ -16,7 +16,8 @@ from ..checkpoint.inspect import (
 )
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.best import Mode, direction_of, headline, ranked
-from .reading import MANIFEST, RunView
+from .directory import MANIFEST
+from .reading import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,13 +25,11 @@ if TYPE_CHECKING:
 Choice = Literal["any", "best", "newest"]
 
 
-def choose(
-    run: str | os.PathLike[str] | RunView, metric: str | None = None
-) -> CheckpointInfo | None:
+def choose(run: str | os.PathLike[str] | Run, metric: str | None = None) -> CheckpointInfo | None:
     """The best sound model that a run kept; None where it kept none.
 
     Everything that asks for the best model of a run asks here. Where models were kept by several
-    metrics, the run's main metric (`RunView.main_metric`) decides. Of kept models that were copied
+    metrics, the run's main metric (`Run.main_metric`) decides. Of kept models that were copied
     without their run, the metric that would come first by its name decides. Of models that are
     equally good, the earliest is the best.
 
@@ -47,7 +46,7 @@ def choose(
         ...     print(choose(folder))
         None
     """
-    path = run.path if isinstance(run, RunView) else Path(run)
+    path = run.path if isinstance(run, Run) else Path(run)
     kept = [
         info
         for info in list_checkpoints(path)
@@ -55,8 +54,8 @@ def choose(
     ]
     if not kept:
         return None
-    has_run = isinstance(run, RunView) or (path / MANIFEST).is_file()
-    view = None if not has_run else run if isinstance(run, RunView) else RunView(path)
+    has_run = isinstance(run, Run) or (path / MANIFEST).is_file()
+    view = None if not has_run else run if isinstance(run, Run) else Run(path)
     names = list(dict.fromkeys(_metric(info) for info in kept))
     if metric is None:
         main = None if view is None else view.main_metric
@@ -64,20 +63,22 @@ def choose(
     by_metric = [info for info in kept if _metric(info) == metric]
     if not by_metric:
         raise CheckpointError(
-            f"{path} has no model kept by {metric!r}; models were kept by {', '.join(names)}."
+            "no-such-kept-metric",
+            f"{path} has no model kept by {metric!r}; models were kept by {', '.join(names)}.",
         )
     return ranked(sorted(by_metric, key=_age), _value, _mode_of(by_metric, view))[0]
 
 
-def _mode_of(kept: list[CheckpointInfo], view: RunView | None) -> Mode:
-    """Which values of the metric are better: `RunView.mode_of`, or without a run the note of the
+def _mode_of(kept: list[CheckpointInfo], view: Run | None) -> Mode:
+    """Which values of the metric are better: `Run.mode_of`, or without a run the note of the
     newest model."""
     metric = _metric(kept[0])
     mode = kept[-1].mode or direction_of(metric) if view is None else view.mode_of(metric)
     if mode is None and len(kept) > 1:
         raise CheckpointError(
+            "unrecorded-direction",
             f"Models were kept by {metric!r}, but it was not recorded whether smaller or larger "
-            f"values are better: name one of {', '.join(info.name for info in kept)}."
+            f"values are better: name one of {', '.join(info.name for info in kept)}.",
         )
     return mode or "min"
 
@@ -123,8 +124,9 @@ def load_weights(
 
     if not isinstance(path, (str, os.PathLike)):
         raise CheckpointError(
+            "weights-path",
             f"load_weights was given a {type(path).__name__}, but it takes a path: write "
-            "`model.load_state_dict(load_weights('runs/first'))`."
+            "`model.load_state_dict(load_weights('runs/first'))`.",
         )
     source = find_weights(path, use=use)
     if use == "any" and source != Path(path):
@@ -139,13 +141,17 @@ def find_weights(path: str | os.PathLike[str], *, use: Choice = "any") -> Path:
     if not source.is_dir() or is_checkpoint(source) or _is_published(source):
         return source
     if use not in ("any", "best", "newest"):
-        raise ConfigurationError(f"use={use!r}: use 'best', 'newest' or 'any'.")
+        raise ConfigurationError(
+            "weights-choice",
+            f"use={use!r}: use 'best', 'newest' or 'any'.",
+        )
     best = None if use == "newest" else choose(source)
     if best is not None:
         return best.path
     if use == "best":
         raise CheckpointError(
-            f"{source} has no kept model: train with BestModel, or pass use='newest'."
+            "no-best-model",
+            f"{source} has no kept model: train with BestModel, or pass use='newest'.",
         )
     return find_checkpoint(source)
 

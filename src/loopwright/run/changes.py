@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from ..errors import ConfigurationError
+from ..trees import named_leaves
+from .files import MAX_LEAVES
 
 MISSING = "-"  # in place of a value that a run does not have
 UNKNOWN = "unknown"  # in place of a value that cannot be compared: it is equal to any other
-MAX_LEAVES = 100_000
 MAX_LISTED = 20
 MAX_TEXT = 100
 # a hash of code, which another version compiles differently
@@ -34,25 +35,12 @@ class Change(NamedTuple):
 
 def flatten(value: object) -> dict[str, object]:
     """The leaves of nested dicts and lists under dotted keys; an empty dict or list is a leaf."""
-    leaves = dict(islice(_leaves(value, ""), MAX_LEAVES + 1))
+    leaves = dict(islice(named_leaves(value), MAX_LEAVES + 1))
     if len(leaves) > MAX_LEAVES:
         raise ConfigurationError(
-            f"This config has more than {MAX_LEAVES} values, too many to compare."
+            "large-config", f"This config has more than {MAX_LEAVES} values, too many to compare."
         )
     return leaves
-
-
-def _leaves(value: object, key: str) -> Iterator[tuple[str, object]]:
-    entries: Iterable[tuple[object, object]] | None = None
-    if isinstance(value, Mapping):
-        entries = value.items()
-    elif isinstance(value, list):
-        entries = enumerate(value)
-    if not entries or not value:
-        yield key, value
-        return
-    for name, item in entries:
-        yield from _leaves(item, f"{key}.{name}" if key else str(name))
 
 
 def short_keys(keys: Iterable[str]) -> dict[str, str]:

@@ -14,26 +14,20 @@ from ..checkpoint.manifest import hash_file
 from .changes import Change, find_changes, flatten, is_identical
 from .directory import FOLDERS
 from .metrics_view import MetricsView
-from .reading import RunView
-from .settings import compile_choice
+from .reading import Run, compile_choice
 
 if TYPE_CHECKING:
     from .curves import Array
 
-    Columns: TypeAlias = Mapping[str, tuple[Array, Array]]
+    PlacesAndValues: TypeAlias = Mapping[str, tuple[Array, Array]]
 
 Level = Literal["steps", "epochs"]
 # steps or epochs that are compared at once; each window is twice as long as the one before
 FIRST_WINDOW = 4096
 LEVELS: tuple[Level, Level] = ("steps", "epochs")
 # keys of a config that name a run and do not change its training
-OWN = (
-    "name",
-    "output_path",
-    "tags",
-    "resume",
-)
-# of the machine
+OWN = ("name", "output_path", "tags", "resume")
+# metrics of the machine
 MEASURED = re.compile(r"(^|[_/.])(time|seconds|second|eta|memory|throughput|speed)($|[_/.])")
 
 
@@ -46,10 +40,7 @@ class Divergence:
     at: int | None = None
     changes: tuple[Change, ...] = ()
     # the last step or epoch of each run, where they do not diverge
-    ends: tuple[int | None, int | None] = (
-        None,
-        None,
-    )
+    ends: tuple[int | None, int | None] = (None, None)
     only_first: tuple[str, ...] = ()
     only_second: tuple[str, ...] = ()
 
@@ -78,16 +69,23 @@ class RunDiff:
 
 
 def compare_runs(
-    first: RunView, second: RunView, *, ignore: tuple[str, ...] = (), strict: bool = False
+    first: Run, second: Run, *, ignore: tuple[str, ...] = (), strict: bool = False
 ) -> RunDiff:
     """Compare two runs, without metrics that match a pattern of `ignore` and, unless `strict`,
     measured times."""
-    parts = {name: _compare(pick(first), pick(second)) for name, pick in PARTS.items()}
+    ours = described_parts(first)
+    theirs = described_parts(second)
+    parts = {
+        name: find_changes(ours[name], theirs[name], is_identical)  # in the order of the first run
+        if ours[name] or theirs[name]
+        else None
+        for name in PARTS
+    }
     return RunDiff(parts, *compare_metrics(first, second, ignore=ignore, strict=strict))
 
 
 def compare_metrics(
-    first: RunView, second: RunView, *, ignore: tuple[str, ...] = (), strict: bool = False
+    first: Run, second: Run, *, ignore: tuple[str, ...] = (), strict: bool = False
 ) -> tuple[tuple[Divergence, Divergence], tuple[str, ...]]:
     """Where the metrics of steps and of epochs diverge, and the metrics that were left out."""
     left_out: set[str] = set()
@@ -104,19 +102,20 @@ def compare_metrics(
     return (steps, epochs), tuple(sorted(left_out))
 
 
-def described_parts(run: RunView) -> dict[str, dict[str, object]]:
+def described_parts(run: Run) -> dict[str, dict[str, object]]:
     """Config, code, packages, seed, hardware and data of a run under dotted keys; a part that it
     lacks is empty."""
     parts = {name: pick(run) for name, pick in PARTS.items()}
     return {name: flatten(value) if value else {} for name, value in parts.items()}
 
 
-def _config(run: RunView) -> object:
-    given = run.settings if run.config is None else {**run.config, **compile_choice(run.manifest)}
+def _config(run: Run) -> object:
+    config = run.config_file
+    given = run.settings if config is None else {**config, **compile_choice(run.manifest)}
     return {key: value for key, value in given.items() if key not in OWN}
 
 
-def _code(run: RunView) -> object:
+def _code(run: Run) -> object:
     """The commit, the uncommitted changes, and the hashes of the program's own modules."""
     found = _noted(run, {"git_commit": "commit", "git_dirty": "uncommitted changes"})
     own = [
@@ -132,19 +131,19 @@ def _hash(path: Path) -> str:
     return hash_file(path)[:12]
 
 
-def _packages(run: RunView) -> object:
+def _packages(run: Run) -> object:
     listed = run.manifest.get("packages")
     own = _noted(run, dict.fromkeys(("python", "loopwright", "torch")))
     return {**(listed if isinstance(listed, dict) else {}), **own}
 
 
-def _hardware(run: RunView) -> object:
+def _hardware(run: Run) -> object:
     listed = run.manifest.get("hardware")
     own = _noted(run, dict.fromkeys(("platform", "device")))
     return {**own, **(listed if isinstance(listed, dict) else {})}
 
 
-def _noted(run: RunView, names: Mapping[str, str | None]) -> dict[str, object]:
+def _noted(run: Run, names: Mapping[str, str | None]) -> dict[str, object]:
     """Entries of the manifest that are known, some under clearer names."""
     return {
         title or name: run.manifest[name]
@@ -153,7 +152,7 @@ def _noted(run: RunView, names: Mapping[str, str | None]) -> dict[str, object]:
     }
 
 
-PARTS: dict[str, Callable[[RunView], object]] = {
+PARTS: dict[str, Callable[[Run], object]] = {
     "config": _config,
     "code": _code,
     "packages": _packages,
@@ -161,14 +160,6 @@ PARTS: dict[str, Callable[[RunView], object]] = {
     "hardware": _hardware,
     "data": lambda run: run.manifest.get("data"),
 }
-
-
-def _compare(first: object, second: object) -> list[Change] | None:
-    """The changes between two trees; None where both are empty."""
-    if not first and not second:
-        return None
-    ours, theirs = (flatten(value) if value else {} for value in (first, second))
-    return find_changes(ours, theirs, is_identical)  # in the order of the first run
 
 
 def _part(
@@ -211,7 +202,7 @@ def _last(metrics: MetricsView, level: Level) -> int | None:
 class _Window:
     """The metrics of two runs in the same steps or epochs: for each its places and values."""
 
-    def __init__(self, first: Columns, second: Columns) -> None:
+    def __init__(self, first: PlacesAndValues, second: PlacesAndValues) -> None:
         self.runs = first, second
         self.common = _both(*(_union([places for places, _ in run.values()]) for run in self.runs))
 

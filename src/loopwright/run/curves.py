@@ -3,21 +3,22 @@ lost."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
-from math import isfinite
+from math import ceil, floor, inf, isfinite
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from .axes import AXES, Axis
-from .schema import LEVELS, VERSION
+import numpy as np
+
+from .schema import AXES, CLOCK_AT, LEVELS, has_summaries, id_of
 
 if TYPE_CHECKING:
     import sqlite3
 
-    import numpy as np
-
-    Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-    Columns: TypeAlias = dict[str, Array]
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+CurveColumns: TypeAlias = dict[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,6 @@ def epoch_curve(
     after: int | None = None,
 ) -> Curve:
     """The curve of a metric of epochs, every value."""
-    import numpy as np
-
     if x in AXES:
         place = "v.epoch" if x == "epoch" else 'v."update"' if x == "update" else f"c.{x}"
         columns = f'v.epoch, v.value, {place}, v."update"'
@@ -122,8 +121,6 @@ def epoch_curve(
 def _steps_of_updates(connection: sqlite3.Connection, updates: Array) -> Array:
     """The last logged steps up to some updates, for epochs of an earlier version, which noted no
     step; else NaN."""
-    import numpy as np
-
     one_metric = "name = (SELECT name FROM step_values LIMIT 1)"
     rows = connection.execute(
         f'SELECT step, "update" FROM step_values WHERE {one_metric} ORDER BY step'
@@ -131,19 +128,6 @@ def _steps_of_updates(connection: sqlite3.Connection, updates: Array) -> Array:
     steps, ends = np.array([(np.nan, -np.inf), *rows], float).T
     found: Array = steps[np.searchsorted(ends, updates, side="right") - 1]
     return found
-
-
-def id_of(connection: sqlite3.Connection, name: str) -> object:
-    """The id of a metric in the file; of one that is not there, an id that nothing has."""
-    if not has_summaries(connection):
-        return name
-    found = connection.execute("SELECT id FROM names WHERE name = ?", (name,)).fetchone()
-    return -1 if found is None else found[0]
-
-
-def has_summaries(connection: sqlite3.Connection) -> bool:
-    """Whether the file is of today's version."""
-    return bool(connection.execute("PRAGMA user_version").fetchone()[0] == VERSION)
 
 
 def first_and_last_step(connection: sqlite3.Connection, key: object) -> tuple[int, int]:
@@ -178,14 +162,12 @@ class StepRange:
         """The steps that a column stands for, where it stands for several."""
         return max(-(-(self.last - self.first + 1) // self.points), 1)
 
-    def read(self, key: object) -> Columns:
+    def read(self, key: object) -> CurveColumns:
         """Every value, where they are few enough, else columns of several values."""
         return self._values(key) if self._fits(key) else self._merged(key)
 
-    def read_against(self, key: object, other: object) -> Columns:
+    def read_against(self, key: object, other: object) -> CurveColumns:
         """The columns of a metric at the means of another one in the same steps."""
-        import numpy as np
-
         read = self._values if self._fits(key) else self._merged
         ours = read(key)
         theirs = read(other)
@@ -204,10 +186,10 @@ class StepRange:
             <= self.points
         )
 
-    def _values(self, key: object) -> Columns:
+    def _values(self, key: object) -> CurveColumns:
         return _values(self.connection, key, self.first, self.last)
 
-    def _merged(self, key: object) -> Columns:
+    def _merged(self, key: object) -> CurveColumns:
         fitting = (
             level for level in LEVELS if 8**level <= self.width and has_summaries(self.connection)
         )
@@ -217,11 +199,9 @@ class StepRange:
 
 def _pieces(
     connection: sqlite3.Connection, key: object, first: int, last: int, level: int
-) -> Columns:
+) -> CurveColumns:
     """Summaries of a level and, where its buckets reach beyond the range, of the levels below it;
     in order."""
-    import numpy as np
-
     if level == 0 or first > last:
         return _values(connection, key, first, last)
     size = 8**level
@@ -240,9 +220,7 @@ def _pieces(
 
 def _buckets(
     connection: sqlite3.Connection, key: object, first: int, last: int, level: int
-) -> Columns:
-    import numpy as np
-
+) -> CurveColumns:
     names = ("key", "first", "last", "count", "nonfinite", "min", "max", "total")
     query = (
         "SELECT bucket, first_step, last_step, count, nonfinite, min, max, total FROM summaries "
@@ -250,15 +228,13 @@ def _buckets(
     )
     rows = connection.execute(query, (key, level, first, last)).fetchall()
     table = np.array(rows, float).reshape(-1, len(names)).T
-    columns: Columns = dict(zip(names, table, strict=True))
+    columns: CurveColumns = dict(zip(names, table, strict=True))
     columns["key"] = columns["key"] * 8**level
     columns["update"] = np.full(len(rows), np.nan)
     return columns
 
 
-def _values(connection: sqlite3.Connection, key: object, first: int, last: int) -> Columns:
-    import numpy as np
-
+def _values(connection: sqlite3.Connection, key: object, first: int, last: int) -> CurveColumns:
     query = (
         'SELECT step, value, "update" FROM step_values WHERE name = ? AND step BETWEEN ? AND '
         "? ORDER BY step"
@@ -273,8 +249,6 @@ def read_between(
 ) -> dict[str, tuple[Array, Array]]:
     """The places and the values, bit for bit, of all metrics that have any within the bounds, the
     last excluded."""
-    import numpy as np
-
     rows = f"FROM {table} WHERE name = ? AND {place} >= ? AND {place} < ?"
     found = {}
     for key, name in connection.execute("SELECT id, name FROM names").fetchall():
@@ -294,10 +268,8 @@ def read_between(
     return found
 
 
-def _of_values(places: Array, values: Array) -> Columns:
+def _of_values(places: Array, values: Array) -> CurveColumns:
     """Columns of one value each."""
-    import numpy as np
-
     ones = np.ones(len(places))
     odd = ~np.isfinite(values)
     finite = np.where(odd, 0.0, values)
@@ -316,10 +288,8 @@ def _of_values(places: Array, values: Array) -> Columns:
     }
 
 
-def _merge(columns: Columns, groups: Array) -> Columns:
+def _merge(columns: CurveColumns, groups: Array) -> CurveColumns:
     """One column for each group of neighbours."""
-    import numpy as np
-
     if not len(groups):
         return columns
     starts = np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))
@@ -337,10 +307,8 @@ def _merge(columns: Columns, groups: Array) -> Columns:
 
 
 def _within(
-    columns: Columns, bounds: tuple[float | None, float | None], place: str = "x"
-) -> Columns:
-    import numpy as np
-
+    columns: CurveColumns, bounds: tuple[float | None, float | None], place: str = "x"
+) -> CurveColumns:
     if bounds == (None, None):
         return columns
     first = -np.inf if bounds[0] is None else bounds[0]
@@ -349,9 +317,7 @@ def _within(
     return {name: column[kept] for name, column in columns.items()}
 
 
-def _curve(name: str, level: Literal["step", "epoch"], x: str, columns: Columns) -> Curve:
-    import numpy as np
-
+def _curve(name: str, level: Literal["step", "epoch"], x: str, columns: CurveColumns) -> Curve:
     total = int(columns["count"].sum())
     known = ~np.isnan(columns["x"])
     unplaced = int(columns["count"][~known].sum())
@@ -374,13 +340,93 @@ def _curve(name: str, level: Literal["step", "epoch"], x: str, columns: Columns)
     )
 
 
-def _mean(columns: Columns) -> Array:
+def _mean(columns: CurveColumns) -> Array:
     """The mean of the finite values of each column; a single value as it is."""
-    import numpy as np
-
     finite = columns["count"] - columns["nonfinite"]
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(finite > 0, columns["total"] / finite, np.nan)
     return np.where(
         columns["count"] == 1, columns["min"], np.clip(mean, columns["min"], columns["max"])
     )
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One of `AXES`, as a file knows it."""
+
+    connection: sqlite3.Connection
+    name: str
+
+    def place(self, columns: dict[str, Array]) -> dict[str, Array]:
+        """Columns with the place of the middle of their steps; NaN where it is not known."""
+        if self.name == "update" and not np.isnan(columns["update"]).any():
+            return columns | {"x": columns["update"]}
+        return columns | {"x": self.of_steps((columns["first"] + columns["last"]) / 2)}
+
+    def of_steps(self, steps: Array) -> Array:
+        """The places of steps."""
+        if self.name == "step" or not len(steps):
+            return steps
+        if self.name == "epoch" and len(self._epoch_ends) > 1:
+            return self._of_epochs(steps)
+        query = f'SELECT "{self.name}" FROM ({CLOCK_AT})'
+        rows = self.connection.execute(query, (json.dumps(steps.tolist()),)).fetchall()
+        return np.array(rows, float).reshape(-1)
+
+    def _of_epochs(self, steps: Array) -> Array:
+        """The epochs so far at steps, with the part of the epoch that a step is in."""
+        ends = self._epoch_ends
+        places = np.interp(steps, ends[:, 0], ends[:, 1])
+        (last, epoch) = ends[-1]
+        before = ends[-2]
+        # the epoch that goes on is taken to be as long as the one before
+        length = max(last - before[0], 1.0)
+        return np.where(steps > last, epoch + np.minimum((steps - last) / length, 1.0), places)
+
+    @cached_property
+    def _epoch_ends(self) -> Array:
+        """The last step of each epoch and its number, after those of the beginning."""
+        rows = self.connection.execute(
+            "SELECT step, epoch FROM epoch_clock WHERE step IS NOT NULL ORDER BY epoch"
+        )
+        return np.array([(0, 0), *rows], float)
+
+    def steps_between(
+        self, first: float | None, last: float | None, ends: tuple[int, int], key: object
+    ) -> tuple[int, int]:
+        """The first and the last step of a metric between two places, both included."""
+        if self.name == "step":
+            start = ends[0] if first is None else ceil(max(first, ends[0]))
+            return start, ends[1] if last is None else floor(min(last, ends[1]))
+        start = ends[0] if first is None else self._first_step(ends, first, key, is_above=False)
+        end = ends[1] if last is None else self._first_step(ends, last, key, is_above=True) - 1
+        return start, end
+
+    def _first_step(
+        self, ends: tuple[int, int], place: float, key: object, *, is_above: bool
+    ) -> int:
+        """The first step that is at or above a place, found by bisection: an axis grows along the
+        steps."""
+        low = ends[0]
+        high = ends[1] + 1
+        while low < high:
+            middle = (low + high) // 2
+            found = self._of_step(middle, key)
+            if found > place or (found == place and not is_above):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _of_step(self, step: int, key: object) -> float:
+        """The place of a step; that of the first value from there on, where values have one of
+        their own."""
+        if self.name == "update":
+            query = (
+                'SELECT "update" FROM step_values WHERE name = ? AND step >= ? ORDER BY step '
+                "LIMIT 1"
+            )
+            row = self.connection.execute(query, (key, step)).fetchone()
+            return inf if row is None else float(row[0])
+        place = float(self.of_steps(np.array([float(step)]))[0])
+        return -inf if place != place else place  # before the clock began

@@ -8,6 +8,8 @@ import fcntl
 import itertools
 import logging
 import os
+import struct
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,14 +25,11 @@ logger = logging.getLogger("loopwright")
 
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
-# Record locks belong to the process, so worker processes that outlive it do not keep them. The
-# other side of
-# that: within one process they do not exclude, and closing any descriptor of the file drops them.
-# Hence this
-# table of what this process (by its id, for forks copy the table) holds, asked before the file is
-# touched. A file may
-# have several names (links, `..`), hence its real path and its device and inode, which stay its own
-# while it is open.
+# Record locks belong to the process, so worker processes that outlive it do not keep them. The other
+# side of that: within one process they do not exclude, and closing any descriptor of the file drops
+# them. Hence this table of what this process (by its id, for forks copy the table) holds, asked
+# before the file is touched. A file may have several names (links, `..`), hence its real path and
+# its device and inode, which stay its own while it is open.
 _held: dict[str | tuple[int, int], int] = {}
 
 
@@ -47,6 +46,53 @@ def _keys(path: Path) -> list[str | tuple[int, int]]:
     except OSError:
         return [real]
     return [real, (found.st_dev, found.st_ino)]
+
+
+# `struct flock` of fcntl(2): the order of its fields differs by system
+_IS_BSD = sys.platform == "darwin"
+_FLOCK = struct.Struct("qqihh" if _IS_BSD else "hhqqi4x")
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock in this file; None where the file system cannot say.
+
+    The lock is looked at and not tried: a trainer that starts at this moment is not refused because
+    of us.
+    """
+    if is_held_here(path):  # opening and closing the file would drop our own lock
+        return True
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _lock_query())
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    kind: int = _FLOCK.unpack(answer)[3 if _IS_BSD else 0]
+    return kind != fcntl.F_UNLCK
+
+
+def lock_host(path: Path) -> str | None:
+    """The machine of the process that took the lock last."""
+    if is_held_here(path):
+        return os.uname().nodename
+    try:
+        words = read_limited(path).decode(errors="replace").split()
+    except (CheckpointError, OSError):
+        return None
+    return words[3] if len(words) == 4 and words[:3:2] == ["process", "on"] else None
+
+
+def _lock_query() -> bytes:
+    """The `struct flock` that asks who would block a write lock on the whole file."""
+    if _IS_BSD:
+        return _FLOCK.pack(0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
+    return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class RunLock:
@@ -113,8 +159,12 @@ class RunLock:
 
 
 MANIFEST = "run.json"
+CONFIG = "config.yaml"
+METRICS = "metrics.sqlite"
+LOG = "log.txt"
+DIFF = "code.diff"
 LOCK = ".lock"
-FILES = ("config.yaml", "code.diff", "log.txt", "metrics.sqlite")
+FILES = (CONFIG, DIFF, LOG, METRICS)
 FOLDERS = ("checkpoints", "kept", "artifacts")
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
@@ -122,16 +172,25 @@ REMEDIES = {
 }
 
 
+def not_a_run(path: Path) -> ConfigurationError:
+    """The error about a directory that no run has written."""
+    return ConfigurationError("not-a-run", f"{path} is not a run directory: it has no {MANIFEST}.")
+
+
 class RunDirectory:
     """A run's directory, created where it does not exist.
 
     ```
     run.json         versions, machine, seed, progress, state
-    config.yaml      the resolved config it was started from, if it was, beside the user's own
-    modules code.diff        uncommitted changes of the code        log.txt   the log
-    metrics.sqlite   every metric of every step and epoch, events, log lines        media/   logged
-    images checkpoints/     resume points        kept/   best models        artifacts/   anything
-    else ```
+    config.yaml      the resolved config it was started from, beside the user's own modules
+    code.diff        uncommitted changes of the code
+    log.txt          the log
+    metrics.sqlite   every metric of every step and epoch, events, log lines
+    media/           logged images
+    checkpoints/     resume points
+    kept/            best models
+    artifacts/       anything else
+    ```
 
     Args:
         path: The directory; an error where it holds other things that a run would overwrite.
@@ -149,7 +208,7 @@ class RunDirectory:
 
     def __init__(self, path: str | os.PathLike[str], *, records_only: bool = False) -> None:
         self.path = local_path(path, "run_dir").absolute()
-        self._refuse_others(("metrics.sqlite",) if records_only else FILES)
+        self._refuse_others((METRICS,) if records_only else FILES)
         with self.starting():
             for folder in (
                 self.path,
@@ -165,9 +224,7 @@ class RunDirectory:
         directory.path = Path(path).absolute()
         directory._lock = RunLock(directory.path / LOCK)
         if not directory.has_run:
-            raise ConfigurationError(
-                f"{directory.path} is not a run directory: it has no run.json."
-            )
+            raise not_a_run(directory.path)
         return directory
 
     @classmethod
@@ -196,19 +253,19 @@ class RunDirectory:
 
     @property
     def config_path(self) -> Path:
-        return self.path / "config.yaml"
+        return self.path / CONFIG
 
     @property
     def log_path(self) -> Path:
-        return self.path / "log.txt"
+        return self.path / LOG
 
     @property
     def diff_path(self) -> Path:
-        return self.path / "code.diff"
+        return self.path / DIFF
 
     @property
     def metrics_path(self) -> Path:
-        return self.path / "metrics.sqlite"
+        return self.path / METRICS
 
     @property
     def checkpoints(self) -> Path:
@@ -236,8 +293,9 @@ class RunDirectory:
         """Lock the directory for this process; the error names the process that holds the lock."""
         if not self._take():
             raise ConfigurationError(
+                "run-is-locked",
                 f"Run directory {self.path} is being written by {self._lock.holder()}: wait for "
-                "it, stop it, or choose another `run_dir`."
+                "it, stop it, or choose another `run_dir`.",
             )
         return self
 
@@ -259,29 +317,27 @@ class RunDirectory:
         except OSError as error:
             remedy = f"{REMEDIES[error.errno]}, or " if error.errno in REMEDIES else ""
             raise ConfigurationError(
+                "unusable-run-dir",
                 f"{self.path} cannot be a run directory ({error}): {remedy}choose another "
-                "`run_dir`."
+                "`run_dir`.",
             ) from error
 
     def _refuse_others(self, files: tuple[str, ...]) -> None:
         """Raise where other files have names that a run would overwrite."""
-        names = (MANIFEST, LOCK, *files)
-        taken = [
-            name
-            for name in names
-            if (self.path / name).exists() and not (self.path / name).is_file()
-        ]
-        if taken:
+        found = [name for name in (MANIFEST, LOCK, *files) if (self.path / name).exists()]
+        folders = [name for name in found if not (self.path / name).is_file()]
+        if folders:
             raise ConfigurationError(
-                f"{self.path} cannot be a run directory ({taken[0]} in it is not a file): move "
-                "that away, or choose another `run_dir`."
+                "folder-for-file",
+                f"{self.path} cannot be a run directory ({folders[0]} in it is not a file): move "
+                "that away, or choose another `run_dir`.",
             )
-        others = [name for name in files if (self.path / name).exists()]
-        if others and not (self.path / LOCK).exists() and not (self.path / MANIFEST).exists():
+        if found and LOCK not in found and MANIFEST not in found:
             raise ConfigurationError(
-                f"{self.path} is not a run directory, but it contains {' and '.join(others)}, "
+                "foreign-files",
+                f"{self.path} is not a run directory, but it contains {' and '.join(found)}, "
                 "which a run would overwrite: choose another `run_dir`, such as a new folder "
-                "inside it."
+                "inside it.",
             )
 
     def set_aside(self) -> Path:
@@ -292,7 +348,7 @@ class RunDirectory:
         earlier.mkdir()
         for name in (
             "media",
-            *(f"metrics.sqlite{ending}" for ending in ("", "-wal", "-shm")),
+            *(f"{METRICS}{ending}" for ending in ("", "-wal", "-shm")),
             MANIFEST,
         ):
             if (self.path / name).exists():

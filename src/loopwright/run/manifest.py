@@ -6,11 +6,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import secrets
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
@@ -21,28 +24,13 @@ from ..checkpoint.atomic import staged_file, write_bytes
 from ..checkpoint.layout import read_json
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.best import Mode
-from .environment import WorkTree, describe_hardware, describe_platform, installed_packages
 
 State = Literal["running", "finished", "stopped", "failed", "interrupted"]
 FORMAT = 1
-OPTIONAL = frozenset(
-    (
-        *(
-            "git_commit",
-            "git_dirty",
-            "reason",
-            "progress",
-            "format",
-            "name",
-            "tags",
-            "packages",
-            "hardware",
-            "data",
-        ),
-        *("metric_modes", "eval_keys", "watched", "fingerprint", "changes"),
-        *("door", "config", "arguments", "num_parameters", "planned", "compiled", "seed_source"),
-    )
-)
+SECONDS_FOR_STATUS = 10.0
+SECONDS_FOR_DIFF = 5.0
+MAX_DIFF_BYTES = 4 << 20
+COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,39 +141,31 @@ class RunManifest:
             fingerprint=dict(fingerprint or {}),
         )
 
-    def changed(
-        self,
-        *,
-        state: State | None = None,
-        reason: str | None = None,
-        progress: Mapping[str, int | float] | None = None,
-        git_dirty: bool | None = None,
-        metric_modes: Mapping[str, Mode] | None = None,
-        eval_keys: Iterable[str] = (),
-        watched: Iterable[str] = (),
-        fingerprint: Mapping[str, Any] | None = None,
-        change: Mapping[str, Any] | None = None,
-        facts: RunFacts | None = None,
-    ) -> Self:
-        """The manifest after an update: a new state replaces the reason, other values are added;
-        see its fields."""
-        if state is not None and state not in get_args(State):
+    def changed(self, **changes: Unpack[ManifestChanges]) -> Self:
+        """The manifest after an update: a new state replaces the reason, other values are added."""
+        given: dict[str, Any] = {
+            name: value for name, value in changes.items() if value is not None
+        }
+        state = given.get("state", self.state)
+        if state not in get_args(State):
             raise ConfigurationError(
-                f"{state!r} is not a state of a run: use one of {', '.join(get_args(State))}."
+                "unknown-run-state",
+                f"{state!r} is not a state of a run: use one of {', '.join(get_args(State))}.",
             )
+        change = given.get("change")
         return replace(
             self,
             updated=_now(),
-            state=state or self.state,
-            reason=reason if state is not None or reason is not None else self.reason,
-            progress={**self.progress, **(progress or {})},
-            git_dirty=self.git_dirty if git_dirty is None else git_dirty,
-            metric_modes={**self.metric_modes, **(metric_modes or {})},
-            eval_keys=sorted({*self.eval_keys, *eval_keys}),
-            watched=list(watched) or self.watched,
-            fingerprint=self.fingerprint if fingerprint is None else dict(fingerprint),
+            state=state,
+            reason=given.get("reason", None if "state" in given else self.reason),
+            progress={**self.progress, **given.get("progress", {})},
+            git_dirty=given.get("git_dirty", self.git_dirty),
+            metric_modes={**self.metric_modes, **given.get("metric_modes", {})},
+            eval_keys=sorted({*self.eval_keys, *given.get("eval_keys", ())}),
+            watched=list(given.get("watched", ())) or self.watched,
+            fingerprint=dict(given.get("fingerprint", self.fingerprint)),
             changes=[*self.changes, {"at": _now(), **change}] if change else self.changes,
-            **(facts or {}),
+            **given.get("facts", {}),
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -209,8 +189,19 @@ class RunManifest:
         try:
             content = read_json(Path(path))
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-        return cls(**_checked(content, path, {f.name for f in fields(cls)}))
+            raise CheckpointError(
+                "manifest-unreadable",
+                f"{path} cannot be read: {error}",
+            ) from error
+        entries = _checked(content, path)
+        known = {entry.name for entry in fields(cls)}
+        # an early version did not have all of the entries that have no default
+        required: dict[str, Any] = {
+            entry.name: None
+            for entry in fields(cls)
+            if entry.default is MISSING and entry.default_factory is MISSING
+        }
+        return cls(**required | {name: value for name, value in entries.items() if name in known})
 
 
 class RunFacts(TypedDict, total=False):
@@ -264,25 +255,196 @@ def update_manifest(
     return manifest
 
 
-def _checked(content: object, path: object, known: set[str]) -> dict[str, Any]:
+def _checked(content: object, path: object) -> dict[str, Any]:
+    """The entries of a manifest; an error where they are not those of a run."""
     required = {"id", "created", "command", "state"}
-    if not isinstance(content, dict) or not required <= set(content):
+    entries = content if isinstance(content, dict) else {}
+    problem = None
+    if not required <= set(entries):
+        problem = f"it lacks some of {sorted(required)}"
+    elif entries["state"] not in get_args(State):
+        problem = f"its state is {entries['state']!r:.60}"
+    elif not all(type(entries.get(name, {})) is dict for name in ("progress", "fingerprint")):
+        problem = "its record of the program is malformed"
+    elif not isinstance(entries.get("changes", []), list):
+        problem = "its changes are no list"
+    if problem is not None:
         raise CheckpointError(
-            f"{path} is not the manifest of a run: it lacks some of {sorted(required)}."
+            "manifest-damaged", f"{path} is not the manifest of a run: {problem}."
         )
-    if content["state"] not in get_args(State) or not isinstance(content.get("progress", {}), dict):
-        raise CheckpointError(
-            f"{path} is not the manifest of a run: its state is {content['state']!r:.60}."
-        )
-    if not isinstance(content.get("fingerprint", {}), dict) or not isinstance(
-        content.get("changes", []), list
-    ):
-        raise CheckpointError(
-            f"{path} is not the manifest of a run: its record of the program is malformed."
-        )
-    unknown: dict[str, Any] = dict.fromkeys(known - OPTIONAL)
-    return unknown | {key: value for key, value in content.items() if key in known}
+    return entries
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+# Where a run was started
+
+
+class WorkTree:
+    """The commit around a directory, and whether tracked files differ from it.
+
+    Git may take longer than the first step of a training run: `ask` starts it, and `is_dirty` waits
+    for its answer.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.commit = _commit_around(directory)
+        self._asked: subprocess.Popen[bytes] | None = None
+
+    def ask(self) -> Self:
+        """Start git in the background."""
+        if self.commit is not None and self._asked is None:
+            self._asked = _start_git(self.directory)
+        return self
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether `is_dirty` is known without waiting."""
+        return self._asked is None or self._asked.poll() is not None
+
+    @cached_property
+    def is_dirty(self) -> bool | None:
+        """Whether tracked files differ from the commit; None where git does not answer."""
+        self.ask()
+        if self._asked is None:
+            return None
+        try:
+            code = self._asked.wait(SECONDS_FOR_STATUS)
+        except subprocess.TimeoutExpired:
+            self._asked.kill()
+            self._asked.wait()
+            return None
+        return {0: False, 1: True}.get(code)
+
+
+def _start_git(directory: Path) -> subprocess.Popen[bytes] | None:
+    command = ["git", "-c", "core.fsmonitor=false", "diff", "--quiet", "--no-ext-diff", "HEAD"]
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=directory,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # leave no lock behind when cut short
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+
+
+def _commit_around(directory: Path) -> str | None:
+    try:
+        git = _find_git(directory)
+        return None if git is None else _read_commit(git)
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _find_git(directory: Path) -> Path | None:
+    for parent in (directory, *directory.parents):
+        git = parent / ".git"
+        if git.is_dir():
+            return git
+        if git.is_file():  # a worktree or a submodule: the file says where
+            return (parent / git.read_text().removeprefix("gitdir:").strip()).resolve()
+    return None
+
+
+def _read_commit(git: Path) -> str | None:
+    """The commit of HEAD, read from git's files, which is faster than starting git."""
+    head = (git / "HEAD").read_text().strip()
+    if not head.startswith("ref:"):
+        return head if COMMIT.fullmatch(head) else None
+    name = head.removeprefix("ref:").strip()
+    shared = git / "commondir"
+    root = (git / shared.read_text().strip()).resolve() if shared.is_file() else git
+    for folder in (git, root):
+        if (folder / name).is_file():
+            commit = (folder / name).read_text().strip()
+            return commit if COMMIT.fullmatch(commit) else None
+    packed = root / "packed-refs"
+    lines = packed.read_text().splitlines() if packed.is_file() else []
+    found = (line.split(" ", 1)[0] for line in lines if line.endswith(f" {name}"))
+    return next((commit for commit in found if COMMIT.fullmatch(commit)), None)
+
+
+def installed_packages() -> dict[str, str]:
+    """Names and versions of the installed packages, from the names of their `.dist-info` folders,
+    which is fast."""
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        try:
+            entries = sorted(
+                name for name in os.listdir(folder or ".") if name.endswith(".dist-info")
+            )
+        except OSError:
+            continue
+        for name in entries:
+            package, _, version = name.removesuffix(".dist-info").partition("-")
+            found.setdefault(package.replace("_", "-").lower(), version)
+    return dict(sorted(found.items()))
+
+
+def describe_platform() -> str:
+    """System, release, machine and C library, as `platform.platform` gives them, without its child
+    process."""
+    parts = [platform.system(), platform.release(), platform.machine()]
+    if "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {}):
+        parts.append(f"with-{(os.confstr('CS_GNU_LIBC_VERSION') or 'libc').replace(' ', '')}")
+    return "-".join(parts)
+
+
+def describe_hardware() -> dict[str, Any]:
+    """The machine: its name, processor, memory and accelerators."""
+    return {
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": _memory(),
+        "accelerators": [
+            torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
+        ],
+    }
+
+
+def uncommitted_diff(directory: Path) -> bytes | None:
+    """Uncommitted changes of the work tree around a directory, as a patch; None without git.
+
+    Untracked files, which may be large, are only named at the end.
+    """
+    tracked = _git(directory, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
+    if tracked is None:
+        return None
+    if len(tracked) > MAX_DIFF_BYTES:
+        tracked = tracked[:MAX_DIFF_BYTES] + b"\n# cut short: the changes go on\n"
+    unknown = _git(directory, "ls-files", "--others", "--exclude-standard") or b""
+    lines = [b"# not under version control: " + name for name in unknown.splitlines()[:1000]]
+    return tracked + b"".join(line + b"\n" for line in lines)
+
+
+def _git(directory: Path, *arguments: str) -> bytes | None:
+    try:
+        done = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", "-c", "core.quotepath=off", *arguments],
+            cwd=directory,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=SECONDS_FOR_DIFF,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None

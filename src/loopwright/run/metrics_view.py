@@ -1,49 +1,68 @@
 """The reader of `metrics.sqlite`: it changes nothing, reads while others write, and takes files of
-any version."""
+any version.
+
+Curves are imported when they are asked for, with numpy.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import sqlite3
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..checkpoint.layout import LARGEST_TEXT
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigurationError, MissingExtraError
 from ..metrics.best import Mode, first_best
-from .curves import Curve, epoch_curve, id_of, read_between, step_curve
-from .metrics_records import (
-    Changes,
-    Cursor,
-    Event,
-    LogLine,
-    MediaItem,
-    read_changes,
-    read_columns,
-    read_cursor,
-    read_epochs,
-    read_events,
-    read_last_step,
-    read_latest,
-    read_log_lines,
-    read_media,
+from ..text import nearest
+from .files import MAX_NAMES
+from .schema import (
+    AXES,
+    EPOCHS_WITH_PLACE,
+    OLD_TABLES,
+    VALUES_WITH_PLACE,
+    VIEWS,
+    exact_value,
+    has_summaries,
+    has_tables,
+    id_of,
+    metrics_error,
+    open_empty,
+    open_for_reading,
+    state_at_rest,
 )
-from .querying import Answer, run_query
-from .schema import exact_value, is_at_rest, open_for_reading
 
 if TYPE_CHECKING:
-    import sqlite3
+    import pandas
+    import polars
 
-    from .curves import Array
+    from .curves import Array, Curve
 
-T = TypeVar("T")
 PLACES = {"steps": ("step_values", "step"), "epochs": ("epoch_values", "epoch")}
-MAX_NAMES = 100_000
-PLACE = ("step", "update", "epoch", "samples", "seconds", "wall")
+MOST_LINES = 1000  # of the log, that are given at once
+QUERIED = {  # what users' SQL may ask: views, and tables that are as simple as views
+    "metrics": "every value of steps",
+    "epochs": "every value of epochs",
+    "clock": "the steps at which the run logged",
+    "events": "what happened",
+    "media": "images, histograms, texts and tables",
+    "log_lines": "the log",
+    "summaries": "values of 8, 64, 512, ... steps in one row",
+    "names": "the names of metrics, by their ids in summaries",
+}
+INSTRUCTIONS = 100_000  # of SQLite, after which a signal such as Ctrl-C is looked for
+REFUSALS = (
+    "not authorized",
+    "prohibited",
+    "authorization denied",
+    "one statement",
+    "cannot modify",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +76,153 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class BestValue:
-    """The best value of an epoch metric and the epoch that measured it."""
+    """The best value of an epoch metric and the epoch that measured it.
+
+    Where it is not known whether smaller or larger values are better, `Run.headline` gives the last
+    value, without a mode.
+    """
 
     name: str
     value: float
     epoch: int
-    mode: Mode
+    mode: Mode | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in a run; what is not known of its place is None."""
+
+    id: int
+    kind: str
+    text: str
+    detail: dict[str, Any]
+    update: int | None
+    step: int | None
+    epoch: int | None
+    samples: int | None
+    seconds: float | None
+    wall: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """An image, which has a file below the run directory, or a histogram, a text or a table, which
+    have a content."""
+
+    id: int
+    name: str
+    kind: str
+    update: int | None
+    step: int | None
+    epoch: int | None
+    samples: int | None
+    seconds: float | None
+    wall: float | None
+    position: int
+    file: str | None
+    content: Any
+    caption: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of a run's log."""
+
+    id: int
+    wall: float
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsCursor:
+    """How far a reader has read; as text, for an address.
+
+    >>> from loopwright.run.metrics_view import MetricsCursor
+    >>> str(MetricsCursor(step=7)), MetricsCursor.parse("0.7.0.0.0.0") == MetricsCursor(step=7)
+    ('0.7.0.0.0.0', True)
+    """
+
+    generation: int = 0
+    step: int = 0
+    epoch: int = 0
+    event: int = 0
+    media: int = 0
+    log_line: int = 0
+
+    def __str__(self) -> str:
+        return ".".join(map(str, astuple(self)))
+
+    @classmethod
+    def parse(cls, text: str) -> MetricsCursor:
+        """The cursor of a text; a ValueError for any other text."""
+        parts = text.split(".")
+        if len(parts) != 6 or not all(part.isdecimal() and len(part) < 19 for part in parts):
+            raise ValueError(
+                f"{text!r} is not a cursor: expected six whole numbers separated by points."
+            )
+        return cls(*map(int, parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is new since a cursor. Where `is_reset`, rows were removed or replaced, and this is all
+    there is."""
+
+    cursor: MetricsCursor
+    is_reset: bool
+    steps: dict[str, Curve]
+    epochs: dict[str, Curve]
+    events: list[Event]
+    media: list[MediaItem]
+    log_lines: list[LogLine]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The rows that a query gave, under the names of their columns."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+class Columns(dict[str, list[Any]]):
+    """A table as a dict of lists of one length, by the names of the columns.
+
+    >>> from loopwright.run import Columns
+    >>> Columns({"step": [1, 2], "value": [0.5, 0.25]})["value"]
+    [0.5, 0.25]
+    """
+
+    def __init__(self, columns: Mapping[str, list[Any]]) -> None:
+        super().__init__(columns)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The table as a frame of pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise _missing_frames("pandas", "'loopwright[frames]'") from error
+        return pandas.DataFrame(self)
+
+    def to_polars(self) -> polars.DataFrame:
+        """The table as a frame of polars."""
+        try:
+            import polars
+        except ImportError as error:
+            raise _missing_frames("polars", "polars") from error
+        return polars.DataFrame(dict(self), strict=False, infer_schema_length=None)
+
+
+def _missing_frames(package: str, extra: str) -> MissingExtraError:
+    return MissingExtraError(
+        "frames-extra", f"A {package} frame needs {package}: pip install {extra}."
+    )
 
 
 class MetricsView:
     """What one run has logged, read when it is asked for; each method sees one consistent state of
-    the file.
+    the file. `view("loss")` has every value of a metric.
 
     Args:
         path: The file; without one, everything is empty.
@@ -90,6 +245,36 @@ class MetricsView:
         self._kept: tuple[sqlite3.Connection, object] | None = None
         self._lock = threading.RLock()
 
+    # Metrics
+
+    def __call__(self, name: str, *, by: Literal["step", "epoch"] | None = None) -> Columns:
+        """Every value of a metric, bit for bit, and where in the run it was measured.
+
+        Args:
+            name: The metric.
+            by: "step" for the values of steps, "epoch" for those of epochs; by default those of
+                steps if there are any.
+
+        Returns:
+            The columns step, update, epoch, samples, seconds (of training), wall (seconds since
+            1970) and value. What is not known is None, as times of runs of the first edition.
+        """
+        levels: tuple[Literal["step", "epoch"], ...] = ("step", "epoch") if by is None else (by,)
+        for level in levels:
+            columns = self.columns(name, level)
+            if columns["value"]:
+                return columns
+        raise self.missing(name, by)
+
+    def missing(self, name: str, by: str | None = None) -> ConfigurationError:
+        """The error about a metric that the run does not have, `by` step or epoch."""
+        known = self.epoch_names if by == "epoch" else self.names()
+        where = f" per {by}" if by else ""
+        return ConfigurationError(
+            "unknown-metric",
+            f"{self.path.parent} has no metric {name!r}{where}: {nearest(name, known)}",
+        )
+
     def names(self) -> list[str]:
         """The names of all metrics, sorted."""
         return sorted({*self.epoch_names, *self.step_names()})
@@ -97,11 +282,9 @@ class MetricsView:
     def step_names(self) -> list[str]:
         """The names of the metrics of steps, sorted."""
         has_values = "EXISTS (SELECT 1 FROM step_values v WHERE v.name = n.id)"
-        query = f"SELECT n.name FROM names n WHERE {has_values}"
-        return sorted(
-            str(name)
-            for (name,) in self._read_named(lambda found: found.execute(query).fetchall()) or ()
-        )
+        with self._reading(by_name=True) as file:
+            rows = file.execute(f"SELECT n.name FROM names n WHERE {has_values}").fetchall()
+        return sorted(str(name) for (name,) in rows)
 
     @cached_property
     def epoch_names(self) -> list[str]:
@@ -111,10 +294,9 @@ class MetricsView:
     def steps(self, name: str) -> list[Point]:
         """The values of a metric at every step that was logged."""
         query = 'SELECT step, "update", value, exact FROM step_values WHERE name = ? ORDER BY step'
-        rows = self._read(
-            lambda connection: connection.execute(query, (id_of(connection, name),)).fetchall()
-        )
-        return [point for row in rows or () if (point := _point(*row)) is not None]
+        with self._reading() as file:
+            rows = file.execute(query, (id_of(file, name),)).fetchall()
+        return [point for row in rows if (point := _point(*row)) is not None]
 
     def epochs(self, name: str) -> list[Point]:
         """The values of a metric of the epochs; an epoch that was cut short and went on has its
@@ -131,24 +313,31 @@ class MetricsView:
     def latest(self) -> dict[str, float]:
         """The newest value of every metric; of a metric of steps and epochs, that of the last
         epoch."""
-        rows = self._read_named(read_latest) or []
-        of_steps = {
-            str(name): value for name, *both in rows if (value := exact_value(*both)) is not None
-        }
+        newest = "v.step = (SELECT max(step) FROM step_values WHERE name = n.id)"
+        query = (
+            "SELECT n.name, v.value, v.exact FROM names n CROSS JOIN step_values v "
+            f"ON v.name = n.id AND {newest}"
+        )
+        old_query = "SELECT name, value, exact, max(step) FROM step_values GROUP BY name"
+        with self._reading(by_name=True) as file:
+            rows = file.execute(query if has_summaries(file) else old_query).fetchall()
+        values = {str(name): exact_value(value, exact) for name, value, exact, *_ in rows}
+        of_steps = {name: value for name, value in values.items() if value is not None}
         return of_steps | {name: point.value for name, point in self._epochs}
 
     def last_step(self) -> tuple[int, int] | None:
         """The newest (step, update) that was logged, found without reading the others."""
-        rows = self._read(read_last_step) or ()
-        return next((row for row in rows if _are_counts(*row)), None)
+        with self._reading() as file:
+            row = _last_step(file)
+        return row if row is not None and all(isinstance(value, int) for value in row) else None
 
     def last_place(self) -> dict[str, Any] | None:
         """The newest row of the clock: step, update, epoch, samples, seconds and wall."""
-        rows = self._rows(
-            'SELECT step, "update", epoch, samples, seconds, wall FROM clock ORDER BY step DESC '
-            "LIMIT 1"
-        )
-        return dict(zip(PLACE, rows[0], strict=True)) if rows else None
+        columns = ", ".join(f'"{axis}"' for axis in AXES)
+        with self._reading() as file:
+            query = f"SELECT {columns} FROM clock ORDER BY step DESC LIMIT 1"
+            row = file.execute(query).fetchone()
+        return None if row is None else dict(zip(AXES, row, strict=True))
 
     def last_epoch(self) -> Point | None:
         """Any metric of the newest epoch, for its number and update."""
@@ -159,13 +348,19 @@ class MetricsView:
     ) -> dict[str, tuple[Array, Array]]:
         """The places and the values of all metrics from one step or epoch up to another, which is
         not included."""
+        from .curves import read_between
+
         table, place = PLACES[level]
-        return (
-            self._read_named(
-                lambda connection: read_between(connection, table, place, (first, end))
-            )
-            or {}
-        )
+        with self._reading(by_name=True) as file:
+            return read_between(file, table, place, (first, end))
+
+    def columns(self, name: str, level: Literal["step", "epoch"]) -> Columns:
+        """Every value of a metric, bit for bit, with its place; empty columns where it has none."""
+        query = VALUES_WITH_PLACE if level == "step" else EPOCHS_WITH_PLACE
+        with self._reading() as file:
+            rows = file.execute(query, (id_of(file, name),)).fetchall()
+        places = {axis: [row[index] for row in rows] for index, axis in enumerate(AXES)}
+        return Columns(places | {"value": [exact_value(*row[-2:]) for row in rows]})
 
     def curve(
         self,
@@ -188,81 +383,31 @@ class MetricsView:
             last: Where it ends, which is included.
             points: How many columns there may be.
         """
-        found = self._read(
-            lambda connection: step_curve(connection, name, x, (first, last), points)
-        )
-        return Curve(name, "step", x, 1, 0, 0, [], [], [], [], [], []) if found is None else found
+        from .curves import step_curve
+
+        with self._reading() as file:
+            return step_curve(file, name, x, (first, last), points)
 
     def epoch_curve(
         self, name: str, *, x: str = "epoch", first: float | None = None, last: float | None = None
     ) -> Curve:
         """A metric of epochs along an axis, every value; the axes are those of `curve`."""
-        found = self._read(lambda connection: epoch_curve(connection, name, x, (first, last)))
-        return Curve(name, "epoch", x, 1, 0, 0, [], [], [], [], [], []) if found is None else found
+        from .curves import epoch_curve
 
-    def columns(self, name: str, level: Literal["step", "epoch"]) -> dict[str, list[Any]]:
-        """Every value of a metric, bit for bit, with its place, by the names of the columns."""
-        rows = self._read(lambda connection: read_columns(connection, name, level)) or []
-        values = [exact_value(value, exact) for *_, value, exact in rows]
-        return {key: [row[index] for row in rows] for index, key in enumerate(PLACE)} | {
-            "value": values
-        }
-
-    def events(self) -> list[Event]:
-        """Everything that happened, in order."""
-        return self._read(lambda connection: read_events(connection, 0)) or []
-
-    def media(self, name: str | None = None) -> list[MediaItem]:
-        """Images, histograms, texts and tables, in the order of steps."""
-        where, value = ("id > ?", 0) if name is None else ("name = ?", name)
-        return self._read(lambda connection: read_media(connection, where, value)) or []
-
-    def media_item(self, number: int) -> MediaItem | None:
-        """The item with an id."""
-        items = self._read(lambda connection: read_media(connection, "id = ?", number)) or []
-        return items[0] if items else None
-
-    def media_names(self) -> dict[str, str]:
-        """The names of all media and the kind of each, sorted."""
-        return dict(self._rows("SELECT name, kind FROM media GROUP BY name ORDER BY name"))
-
-    def log_lines(self, last: int = 200) -> list[LogLine]:
-        """The last lines of the log, in order."""
-        return self._read(lambda connection: read_log_lines(connection, 0, last)) or []
-
-    def cursor(self) -> Cursor:
-        """How far the file goes."""
-        return self._read(read_cursor) or Cursor()
-
-    def since(
-        self, cursor: Cursor, names: Collection[str], *, x: str = "step", points: int = 1000
-    ) -> Changes:
-        """What was added after a cursor: the values of some metrics, and all else.
-
-        Args:
-            cursor: How far the caller has read: that of the last changes, or `Cursor()`.
-            names: The metrics.
-            x: The axis, as for `curve`.
-            points: How many columns a curve may have.
-        """
-        found = self._read(lambda connection: read_changes(connection, cursor, names, x, points))
-        return Changes(Cursor(), cursor != Cursor(), {}, {}, [], [], []) if found is None else found
-
-    def query(self, sql: str) -> Answer:
-        """The answer of a SELECT statement over the views that `loopwright query` lists; nothing is
-        written."""
-        return run_query(self.path, sql)
-
-    def close(self) -> None:
-        """Close the file, if it was kept open."""
-        with self._lock:
-            if self._kept is not None:
-                self._kept[0].close()
-                self._kept = None
+        with self._reading() as file:
+            return epoch_curve(file, name, x, (first, last))
 
     @cached_property
     def _epochs(self) -> list[tuple[str, Point]]:
-        rows = self._read_named(read_epochs) or []
+        """All metrics of epochs, in the order of epochs."""
+        # the names of an old file are not looked up: that would read all steps too
+        old_query = 'SELECT epoch, "update", value, exact, name FROM epoch_values ORDER BY epoch'
+        query = (
+            'SELECT v.epoch, v."update", v.value, v.exact, n.name FROM names n '
+            "CROSS JOIN epoch_values v ON v.name = n.id ORDER BY v.epoch, v.name"
+        )
+        with self._reading(by_name=True) as file:
+            rows = file.execute(query if has_summaries(file) else old_query).fetchall()
         return [(str(name), point) for *row, name in rows if (point := _point(*row)) is not None]
 
     @cached_property
@@ -272,90 +417,271 @@ class MetricsView:
             found.setdefault(name, {})[point.at] = point
         return found
 
-    def _rows(self, query: str, *values: object) -> list[Any]:
-        return self._read(lambda connection: connection.execute(query, values).fetchall()) or []
+    # Everything else that is logged
 
-    def _read_named(self, read: Callable[[sqlite3.Connection], T]) -> T | None:
-        """What a function reads that takes time and memory for each name of a metric."""
+    def events(self) -> list[Event]:
+        """Everything that happened, in order."""
+        with self._reading() as file:
+            return _read_events(file, 0)
 
-        def checked(connection: sqlite3.Connection) -> T:
-            (count,) = connection.execute(
-                f"SELECT count(*) FROM (SELECT 1 FROM names LIMIT {MAX_NAMES + 1})"
-            ).fetchone()
-            if count > MAX_NAMES:
-                raise CheckpointError(
-                    f"{self.path} has more than {MAX_NAMES:,} names of metrics, too many to list: "
-                    "log fewer names (without numbers of steps in them), or read the file with "
-                    "`loopwright query`."
-                )
-            return read(connection)
+    def media(self, name: str | None = None) -> list[MediaItem]:
+        """Images, histograms, texts and tables, in the order of steps."""
+        where, value = ("id > ?", 0) if name is None else ("name = ?", name)
+        with self._reading() as file:
+            return _read_media(file, where, value)
 
-        return self._read(checked)
+    def media_item(self, number: int) -> MediaItem | None:
+        """The item with an id."""
+        with self._reading() as file:
+            return next(iter(_read_media(file, "id = ?", number)), None)
 
-    def _read(self, read: Callable[[sqlite3.Connection], T]) -> T | None:
-        """What a function reads in one transaction; None where the run has not written anything
-        yet."""
-        with self._lock, self._explained():
-            if not self.path.is_file():
-                self.close()
-                return None
-            with self._transaction(self._open()) as connection:
-                return read(connection)
-
-    @contextmanager
-    def _transaction(self, connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-        try:
-            connection.execute("BEGIN")
-            yield connection
-        finally:
-            if self._kept is not None and self._kept[0] is connection:
-                connection.rollback()
-            else:
-                connection.close()
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        import sqlite3
-
-        try:
-            yield
-        except sqlite3.Error as error:
-            size = (
-                f" (texts of more than {LARGEST_TEXT:,} bytes are not read)"
-                if "too big" in str(error)
-                else ""
+    def media_names(self) -> dict[str, str]:
+        """The names of all media and the kind of each, sorted."""
+        with self._reading() as file:
+            return dict(
+                file.execute("SELECT name, kind FROM media GROUP BY name ORDER BY name").fetchall()
             )
+
+    def log_lines(self, last: int = 200) -> list[LogLine]:
+        """The last lines of the log, in order."""
+        with self._reading() as file:
+            return _read_log_lines(file, 0, last)
+
+    # What is new
+
+    def cursor(self) -> MetricsCursor:
+        """How far the file goes."""
+        with self._reading() as file:
+            return _read_cursor(file)
+
+    def since(
+        self, cursor: MetricsCursor, names: Collection[str], *, x: str = "step", points: int = 1000
+    ) -> Changes:
+        """What was added after a cursor: the values of some metrics, and all else.
+
+        Args:
+            cursor: How far the caller has read: that of the last changes, or `MetricsCursor()`.
+            names: The metrics.
+            x: The axis, as for `curve`.
+            points: How many columns a curve may have.
+        """
+        from .curves import epoch_curve, step_curve
+
+        everything = (None, None)
+        with self._reading() as file:
+            now = _read_cursor(file)
+            is_reset = now.generation != cursor.generation or any(
+                new < old for new, old in zip(astuple(now), astuple(cursor), strict=True)
+            )
+            is_first = is_reset or cursor == MetricsCursor()
+            old = MetricsCursor(step=-1) if is_first else cursor
+            steps: list[Curve] = []
+            epochs: list[Curve] = []
+            if now.step != old.step:
+                steps = [
+                    step_curve(file, name, x, everything, points, after=old.step) for name in names
+                ]
+            if now.epoch != old.epoch:
+                axis = x if x in AXES else "epoch"
+                epochs = [
+                    epoch_curve(file, name, axis, everything, after=old.epoch) for name in names
+                ]
+            return Changes(
+                now,
+                is_reset,
+                {curve.name: curve for curve in steps if curve.total},
+                {curve.name: curve for curve in epochs if curve.total},
+                _read_events(file, old.event),
+                _read_media(file, "id > ?", old.media),
+                _read_log_lines(file, old.log_line, MOST_LINES),
+            )
+
+    # SQL
+
+    def query(self, sql: str) -> Answer:
+        """The answer of a SELECT statement over the views that `loopwright query` lists; nothing is
+        written."""
+        with closing(self._open_for_query()) as file:
+            try:
+                cursor = file.execute(sql)
+                columns = tuple(column[0] for column in cursor.description or ())
+                return Answer(columns, cursor.fetchall())
+            except (sqlite3.Error, sqlite3.Warning) as error:
+                raise _query_error(file, error) from error
+
+    def views(self) -> list[tuple[str, list[str], str]]:
+        """What a query may ask: the name of a view, its columns, and what it holds."""
+        with closing(self._open_for_query()) as file:
+            return _described(file)
+
+    def _open_for_query(self) -> sqlite3.Connection:
+        """A file with our own views before any of its own, which allows nothing but reading."""
+        if not self.path.is_file():
+            raise ConfigurationError(
+                "no-metrics", f"The run has not logged any metrics yet: there is no {self.path}."
+            )
+        try:
+            file = open_for_reading(self.path)
+        except sqlite3.Error as error:
+            raise metrics_error(self.path, "read", error) from error
+        for view, query in VIEWS.items():
+            file.execute(f"CREATE TEMP VIEW {view} AS {query}")
+        file.execute("PRAGMA query_only=ON")
+        file.set_authorizer(_allow_reading)
+        # a function of Python's that SQLite calls is where a signal such as Ctrl-C ends the query
+        file.set_progress_handler(lambda: 0, INSTRUCTIONS)
+        return file
+
+    # The file
+
+    @contextmanager
+    def _reading(self, *, by_name: bool = False) -> Iterator[sqlite3.Connection]:
+        """A connection in one transaction; that of an empty file where the run has written nothing.
+
+        Args:
+            by_name: Whether reading takes time and memory for each name of a metric.
+        """
+        with self._lock:
+            try:
+                file = self._open()
+                try:
+                    file.execute("BEGIN")
+                    if by_name:
+                        self._check_names(file)
+                    yield file
+                finally:
+                    if self._kept is not None and self._kept[0] is file:
+                        file.rollback()
+                    else:
+                        file.close()
+            except sqlite3.Error as error:
+                raise metrics_error(self.path, "read", error) from error
+
+    def _check_names(self, file: sqlite3.Connection) -> None:
+        names = f"SELECT 1 FROM names LIMIT {MAX_NAMES + 1}"
+        (count,) = file.execute(f"SELECT count(*) FROM ({names})").fetchone()
+        if count > MAX_NAMES:
             raise CheckpointError(
-                f"The metrics in {self.path} cannot be read: {error}{size}. Restore the file, or "
-                "copy the run to a folder that is writable."
-            ) from error
+                "many-metric-names",
+                f"{self.path} has more than {MAX_NAMES:,} names of metrics, too many to list: log "
+                "fewer names (without numbers of steps in them), or read the file with `loopwright "
+                "query`.",
+            )
 
     def _open(self) -> sqlite3.Connection:
         """A connection; a kept one is that of a file at rest which has not changed since."""
-        state = self._state() if self.keep_open else None
+        state = state_at_rest(self.path) if self.keep_open else None
         if self._kept is not None and self._kept[1] == state and state is not None:
             return self._kept[0]
         self.close()
-        connection = open_for_reading(self.path)
-        if state is not None and state == self._state():
-            self._kept = connection, state
-        return connection
+        file = open_for_reading(self.path) if self.path.is_file() else open_empty()
+        if state is not None and state == state_at_rest(self.path):
+            self._kept = file, state
+        return file
 
-    def _state(self) -> object:
-        """What tells a file at rest from any other; None while a process writes to it."""
-        found = self.path.stat()
-        return (found.st_ino, found.st_size, found.st_mtime_ns) if is_at_rest(self.path) else None
+    def close(self) -> None:
+        """Close the file, if it was kept open."""
+        with self._lock:
+            if self._kept is not None:
+                self._kept[0].close()
+                self._kept = None
 
 
 def _point(at: object, update: object, value: object, exact: object) -> Point | None:
     """A row as written by `MetricsStore`; None for what it would not have written."""
     number = exact_value(value, exact)
-    return (
-        Point(at, update, number)
-        if isinstance(at, int) and isinstance(update, int) and number is not None
-        else None
+    if not isinstance(at, int) or not isinstance(update, int) or number is None:
+        return None
+    return Point(at, update, number)
+
+
+def _last_step(file: sqlite3.Connection) -> tuple[Any, Any] | None:
+    """The (step, update) of the newest step, if there is any."""
+    if has_tables(file, OLD_TABLES):  # whose rows are in the order of steps
+        query = 'SELECT step, "update" FROM main.step_metrics ORDER BY rowid DESC LIMIT 1'
+    else:
+        query = (
+            'SELECT v.step, v."update" FROM names n CROSS JOIN step_values v ON v.name = n.id '
+            "AND v.step = (SELECT max(step) FROM step_values WHERE name = n.id) "
+            "ORDER BY v.step DESC LIMIT 1"
+        )
+    row: tuple[Any, Any] | None = file.execute(query).fetchone()
+    return row
+
+
+def _read_cursor(file: sqlite3.Connection) -> MetricsCursor:
+    facts = file.execute("SELECT value FROM facts WHERE key = 'generation'").fetchone()
+    step = _last_step(file)
+    columns = {"epoch_clock": "epoch", "events": "id", "media": "id", "log_lines": "id"}
+    lasts = [
+        file.execute(f"SELECT max({column}) FROM {table}").fetchone()[0] or 0
+        for table, column in columns.items()
+    ]
+    return MetricsCursor(facts[0] if facts else 0, step[0] if step else 0, *lasts)
+
+
+def _read_events(file: sqlite3.Connection, after: int) -> list[Event]:
+    columns = 'id, kind, text, detail, "update", step, epoch, samples, seconds, wall'
+    rows = file.execute(f"SELECT {columns} FROM events WHERE id > ? ORDER BY id", (after,))
+    return [
+        Event(number, kind, text or "", json.loads(detail or "{}") or {}, *place)
+        for number, kind, text, detail, *place in rows
+    ]
+
+
+def _read_media(file: sqlite3.Connection, where: str, value: int | str) -> list[MediaItem]:
+    """The media that fit a condition on a value, in the order of steps."""
+    columns = 'id, name, kind, "update", step, epoch, samples, seconds, wall, position, file'
+    rows = file.execute(
+        f"SELECT {columns}, content, caption FROM media WHERE {where} "
+        "ORDER BY step, name, position",
+        (value,),
+    )
+    items = [MediaItem(*row) for row in rows]
+    return [
+        item
+        if item.kind == "text" or item.content is None
+        else replace(item, content=json.loads(item.content))
+        for item in items
+    ]
+
+
+def _read_log_lines(file: sqlite3.Connection, after: int, last: int) -> list[LogLine]:
+    """The last lines of the log after one with an id, in order."""
+    query = "SELECT id, wall, level, text FROM log_lines WHERE id > ? ORDER BY id DESC LIMIT ?"
+    return [LogLine(*row) for row in reversed(file.execute(query, (after, last)).fetchall())]
+
+
+def _allow_reading(action: int, *what: str | None) -> int:
+    reading = {
+        sqlite3.SQLITE_SELECT,
+        sqlite3.SQLITE_READ,
+        sqlite3.SQLITE_RECURSIVE,
+        sqlite3.SQLITE_FUNCTION,
+    }
+    is_reading = action in reading and "load_extension" not in what
+    return sqlite3.SQLITE_OK if is_reading else sqlite3.SQLITE_DENY
+
+
+def _query_error(file: sqlite3.Connection, error: Exception) -> BaseException:
+    if str(error) == "interrupted":
+        return KeyboardInterrupt()
+    if any(word in str(error) for word in REFUSALS):
+        return ConfigurationError(
+            "query-writes",
+            "A query can only read: write one SELECT statement. (Only the run writes metrics; to "
+            "change a copy of the file, open it with sqlite3.)",
+        )
+    file.set_authorizer(None)
+    views = "".join(f"\n  {name}({', '.join(columns)})" for name, columns, _ in _described(file))
+    return ConfigurationError(
+        "query-failed", f"The query cannot be run: {error}. There are:{views}"
     )
 
 
-def _are_counts(*values: object) -> bool:
-    return all(isinstance(value, int) for value in values)
+def _described(file: sqlite3.Connection) -> list[tuple[str, list[str], str]]:
+    found = []
+    for name, what in QUERIED.items():
+        cursor = file.execute(f"SELECT * FROM {name} LIMIT 0")
+        found.append((name, [column[0] for column in cursor.description], what))
+    return found

@@ -1,154 +1,212 @@
-"""Run directories as other programs read them: state, progress, metrics. Nothing here writes or
-imports torch."""
+"""A run as everything that looks at runs sees it: state, progress, settings, metrics, checkpoints.
+
+Nothing here writes or imports torch.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
-import sys
+import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from ..checkpoint.layout import read_json, read_limited
+from ..checkpoint.inspect import CheckpointInfo, list_checkpoints
+from ..checkpoint.layout import read_json
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.best import Mode, direction_of, headline
-from .config_file import read_config
-from .directory import is_held_here
-from .metrics_view import BestValue, MetricsView, Point
-from .profile_file import read_profile
-from .run_progress import COUNTS, RunProgress, limit_of, seconds_left
+from ..text import counted
+from .changes import UNKNOWN, flatten
+from .directory import CONFIG, LOCK, MANIFEST, METRICS, is_locked, lock_host, not_a_run
+from .files import read_config, read_profile
+from .metrics_view import BestValue, Columns, Event, MetricsView, Point
 
-if TYPE_CHECKING:
-    from ..checkpoint import CheckpointInfo
-
-
-# `struct flock` of fcntl(2): where the kind of lock, the start, the length and the process are
-# differs by system.
-_IS_BSD = sys.platform == "darwin"
-_FLOCK = struct.Struct("qqihh" if _IS_BSD else "hhqqi4x")
-
-
-def is_locked(path: Path) -> bool | None:
-    """Whether a process holds the lock in this file; None where the file system cannot say.
-
-    The lock is looked at and not tried: a trainer that starts at this moment is not refused because
-    of us.
-    """
-    if is_held_here(path):  # opening and closing the file would drop our own lock
-        return True
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-    try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _lock_query())
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-    return _kind(answer) != fcntl.F_UNLCK
-
-
-def lock_host(path: Path) -> str | None:
-    """The machine of the process that took the lock last."""
-    if is_held_here(path):
-        return os.uname().nodename
-    try:
-        words = read_limited(path).decode(errors="replace").split()
-    except (CheckpointError, OSError):
-        return None
-    return words[3] if len(words) == 4 and words[:3:2] == ["process", "on"] else None
-
-
-def _lock_query() -> bytes:
-    """The `struct flock` that asks who would block a write lock on the whole file."""
-    if _IS_BSD:
-        return _FLOCK.pack(0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
-    return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-
-
-def _kind(answer: bytes) -> int:
-    kind: int = _FLOCK.unpack(answer)[3 if _IS_BSD else 0]
-    return kind
-
-
+T = TypeVar("T")
 RunState: TypeAlias = Literal[
     "running", "crashed", "finished", "stopped", "interrupted", "failed", "unreadable"
 ]
-STATES: tuple[RunState, ...] = (
-    "running",
-    "crashed",
-    "finished",
-    "stopped",
-    "interrupted",
-    "failed",
-    "unreadable",
-)
-MANIFEST = "run.json"
-CONFIG = "config.yaml"
-LOCK = ".lock"
-METRICS = "metrics.sqlite"
+STATES: tuple[RunState, ...] = get_args(RunState)
+COUNTS = ("epoch", "step", "update", "sample")
+LIMITS = {"max_epochs": "epoch", "max_updates": "update", "max_samples": "sample"}  # of configs
 FRESH_SECONDS = 600.0  # a run on another machine that wrote so recently is taken to be alive
+HIDDEN_ENDINGS = (".code", ".samples", ".num_params", ".num_trainable", ".every", ".metric")
+MAX_VALUE = 200  # characters of a text; longer ones are code or data and not settings
 
 
-class RunView:
-    """A run directory as it is read from outside: state, progress, config, metrics and checkpoints.
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """How far a run got, and the limit that ends it; None where it is not known."""
 
-    Each part is read at its first use and then kept; make a new view to see later changes. Torch is
-    not imported.
+    epoch: int | None = None
+    step: int | None = None
+    update: int | None = None
+    sample: int | None = None
+    seconds: float | None = None
+    limit: tuple[str, int] | None = None  # ("epoch", 10)
+    # totals that the limit amounts to, and `first_epoch`
+    planned: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def fraction(self) -> float | None:
+        """The completed fraction of the run, from 0 to 1; of epochs, with the part of the epoch
+        under way."""
+        if self.limit is None:
+            return None
+        unit, last = self.limit
+        done = _part(getattr(self, unit), last)
+        updates = _part(self.update, self.planned.get("update"))
+        if unit != "epoch" or updates is None:
+            return done
+        first = self.planned.get("first_epoch", 0)
+        least = 0.0 if self.epoch is None else _part(self.epoch - first, last - first)
+        most = 1.0 if self.epoch is None else _part(self.epoch + 1 - first, last - first)
+        return min(max(updates, least or 0.0), most or 1.0)
+
+    def __str__(self) -> str:
+        """ "3 of 10 epochs, 30%", or "3 epochs, 15 updates" where no limit is known."""
+        if self.limit is not None and self.fraction is not None:
+            unit, limit = self.limit
+            return f"{getattr(self, unit) or 0} of {counted(limit, unit)}, {self.fraction:.0%}"
+        counts = {"epoch": self.epoch, "update": self.update}
+        texts = [counted(count, unit) for unit, count in counts.items() if count is not None]
+        return ", ".join(texts) or "-"
+
+
+def _part(done: float | None, total: float | None) -> float | None:
+    if done is None or total is None:
+        return None
+    return min(done / total, 1.0) if total > 0 else 1.0
+
+
+class Run:
+    """A recorded run, read only: state, progress, settings, metrics and checkpoints.
+
+    Each part is read at its first use and then kept; make another `Run` to see later changes. Torch
+    is not imported.
 
     Args:
         path: The run directory; an error where it holds no `run.json`.
 
     Example:
         >>> import tempfile
-        >>> from loopwright.run import RunManifest, RunView
+        >>> from loopwright.run import MetricsStore, Run, RunManifest, StepRow
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     RunManifest.collect(seed=0, name="first").changed(state="finished").write(f"{folder}/run.json")
-        ...     run = RunView(folder)
-        ...     run.name, run.state, run.best
-        ('first', 'finished', {})
+        ...     RunManifest.collect(name="first").changed(state="finished").write(f"{folder}/run.json")
+        ...     store = MetricsStore(f"{folder}/metrics.sqlite")
+        ...     store.add_steps([StepRow(update=1, step=1, epoch=0, samples=8, seconds=0.1, values={"loss": 0.5})])
+        ...     store.add_epoch(1, 1, {"loss": 0.5, "eval_loss": 0.25})
+        ...     store.close()
+        ...     run = Run(folder)
+        ...     run.name, run.state, run.names, run.metrics("loss")["value"], run.best().value
+        ('first', 'finished', ['eval_loss', 'loss'], [0.5], 0.25)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
-        # why run.json or config.yaml cannot be read, where they cannot
-        self.problems: list[str] = []
+        self.problems: list[str] = []  # what of the run cannot be read, and why
         self.manifest: Mapping[str, Any] = self._read_manifest()
+
+    # What it is
 
     @property
     def id(self) -> str:
+        """The id that the run got when it was started."""
         return str(self.manifest.get("id") or self.path.name)
 
     @cached_property
     def name(self) -> str:
         """The name of the run: from its manifest, its config, or its folder."""
-        named = self.manifest.get("name") or (self.config or {}).get("name")
+        named = self.manifest.get("name") or (self.config_file or {}).get("name")
         if isinstance(named, str) and named:
             return named
-        return (
-            self.path.parent.name if self.path.name == self.manifest.get("id") else self.path.name
-        )
+        is_in_folder_of_its_name = self.path.name == self.manifest.get("id")
+        return self.path.parent.name if is_in_folder_of_its_name else self.path.name
 
     @cached_property
     def tags(self) -> tuple[str, ...]:
         """The tags of the run; of a mapping, `key=value`."""
-        tags = self.manifest.get("tags") or (self.config or {}).get("tags") or ()
+        tags = self.manifest.get("tags") or (self.config_file or {}).get("tags") or ()
         if isinstance(tags, Mapping):
             return tuple(f"{key}={value}" for key, value in tags.items())
         return (tags,) if isinstance(tags, str) else tuple(map(str, tags))
 
+    @property
+    def reason(self) -> str | None:
+        """Why the run ended."""
+        return self._noted_text("reason")
+
+    @property
+    def device(self) -> str | None:
+        """The device that computed."""
+        return self._noted_text("device")
+
+    @property
+    def interface(self) -> str | None:
+        """The interface whose trainer it was, or "native"."""
+        return self._noted_text("door")
+
+    @property
+    def command(self) -> str | None:
+        """The command line that started the run."""
+        command = self.manifest.get("command")
+        if isinstance(command, list):
+            return shlex.join(map(str, command)) or None
+        return self._noted_text("command")
+
+    @property
+    def changes(self) -> list[str]:
+        """Changes that the program made in the middle of the run: "at update 96: optimizer.lr 0.01
+        -> 0.003"."""
+        noted = self.manifest.get("changes")
+        texts = []
+        for change in noted if isinstance(noted, list) else ():
+            values = change.get("values") if isinstance(change, dict) else None
+            pairs = values.items() if isinstance(values, dict) else ()
+            shown = [
+                f"{key} {' -> '.join(map(str, pair))}" for key, pair in pairs if type(pair) is list
+            ]
+            if isinstance(change, dict):
+                texts.append(f"at update {change.get('update')}: {', '.join(shown)}")
+        return texts
+
+    @cached_property
+    def config_file(self) -> dict[str, Any] | None:
+        """The resolved config that the run was started from; None for a run that a program
+        started."""
+        return self._tried(lambda: read_config(self.path / CONFIG), None)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config of the run: of its file, or as its trainer was given it; empty without one."""
+        given = self.manifest.get("config")
+        return self.config_file or (given if isinstance(given, dict) else {})
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the run was given, under dotted names, whatever the interface: its config, and the
+        program's own settings."""
+        return settings_of(self.manifest, self.config_file)
+
+    @cached_property
+    def profile(self) -> dict[str, Any] | None:
+        """Where the time went, as `Profile` wrote it (docs/profile.md); None without, or where it
+        cannot be read."""
+        return self._tried(lambda: read_profile(self.path), None)
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """The resume points of the run and then its kept models, each from old to new."""
+        return list_checkpoints(self.path)
+
+    # How it stands
+
     @cached_property
     def state(self) -> RunState:
-        """The state of the run; it has crashed where the manifest says "running" and no process
-        holds the lock."""
+        """running, finished, stopped, interrupted, failed or unreadable; crashed where the manifest
+        says "running" and no process holds the lock."""
         noted = self.manifest.get("state")
         if noted in ("finished", "stopped", "interrupted", "failed"):
             return noted  # type: ignore[no-any-return]
@@ -156,14 +214,9 @@ class RunView:
             return "unreadable"
         return "running" if self._is_alive() else "crashed"
 
-    @property
-    def reason(self) -> str | None:
-        """Why the run ended."""
-        reason = self.manifest.get("reason")
-        return None if reason is None else str(reason)
-
     @cached_property
     def started(self) -> datetime | None:
+        """When the run was first started."""
         return _moment(self.manifest.get("created"))
 
     @cached_property
@@ -171,14 +224,8 @@ class RunView:
         """When the run ended; of a crashed run, when it wrote last."""
         if self.state == "running":
             return None
-        return (
-            datetime.fromtimestamp(self.last_write, UTC)
-            if self.state == "crashed"
-            else self.updated
-        )
-
-    @cached_property
-    def updated(self) -> datetime | None:
+        if self.state == "crashed":
+            return datetime.fromtimestamp(self.last_write, UTC)
         return _moment(self.manifest.get("updated"))
 
     @property
@@ -187,42 +234,119 @@ class RunView:
         names = (MANIFEST, METRICS, f"{METRICS}-wal", "checkpoints")
         return max((_modified(self.path / name) for name in names), default=0.0)
 
+    @property
+    def age(self) -> float | None:
+        """Seconds since the run was started."""
+        return None if self.started is None else (_now() - self.started).total_seconds()
+
     @cached_property
-    def config(self) -> dict[str, Any] | None:
-        """The resolved config of the run, as in its file; None for a run that was not started from
-        a config."""
-        try:
-            return read_config(self.path / CONFIG)
-        except (CheckpointError, OSError) as error:
-            self.problems.append(str(error))
+    def progress(self) -> RunProgress:
+        """The progress in the manifest of an ended run; before that, the progress that metrics and
+        checkpoints show."""
+        noted = self.manifest.get("progress")
+        entries = noted.items() if isinstance(noted, dict) else ()
+        counts = {name: value for name, value in entries if isinstance(value, int | float)}
+        if self.state in ("running", "crashed"):
+            counts = self._seen_counts() or counts
+        seconds = counts.pop("seconds", None)
+        whole = {name: int(value) for name, value in counts.items() if name in COUNTS}
+        limit, totals = _limit_of(self.manifest, self.config_file)
+        return RunProgress(**whole, seconds=seconds, limit=limit, planned=totals)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the run trained; of a run without an end, up to its last log point."""
+        if self.state in ("running", "crashed"):
+            # the time since the start would count that between a crash and a resume
+            place = self._tried(self.metrics.last_place, None)
+            trained = None if place is None else place["seconds"]
+        else:
+            trained = self.progress.seconds
+        if trained is not None:
+            return float(trained)
+        if self.started is None or self.state == "crashed":
             return None
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """What the run was given, under dotted names, whatever the interface: its config, and the
-        program's own settings."""
-        from .settings import settings_of
-
-        return settings_of(self.manifest, self.config)
+        return max(((self.ended or _now()) - self.started).total_seconds(), 0.0)
 
     @property
     def eta(self) -> float | None:
-        """Seconds until the end of a run that is going on, at the rate since this process began;
-        None if not known."""
-        return seconds_left(self)
+        """Seconds until the end of a run that is going on, evaluations included, at the rate since
+        this process began; None if not known."""
+        fraction = self.progress.fraction
+        if self.state != "running" or fraction is None or fraction <= 0:
+            return None
+        began = None if self.started is None else self.started.timestamp()
+        before = 0.0
+        starts = [event for event in self.happened if event.kind in ("started", "resumed")]
+        if starts:
+            total = self.progress.planned.get("update")
+            began = starts[-1].wall
+            before = (starts[-1].update or 0) / total if total else 0.0
+        if began is None or fraction <= before:
+            return None
+        left = (_now().timestamp() - began) / (fraction - before) * (1.0 - fraction)
+        return max(left, 0.0)
+
+    # What it measured
 
     @cached_property
     def metrics(self) -> MetricsView:
+        """All that the run has logged: `run.metrics("loss")` has every value of a metric."""
         return MetricsView(self.path / METRICS)
 
-    @cached_property
-    def best(self) -> dict[str, BestValue]:
-        """The best value of every epoch metric whose mode is known.
+    @property
+    def names(self) -> list[str]:
+        """The names of all metrics, sorted."""
+        return self.metrics.names()
 
-        Empty for a run whose metrics cannot be read; `problems` then says why.
+    @cached_property
+    def step_names(self) -> list[str]:
+        """The names of the metrics of steps; empty where they cannot be read, see `problems`."""
+        return self._tried(self.metrics.step_names, [])
+
+    @cached_property
+    def epoch_names(self) -> list[str]:
+        """The names of the metrics of epochs; empty where they cannot be read, see `problems`."""
+        return self._tried(lambda: self.metrics.epoch_names, [])
+
+    @cached_property
+    def last(self) -> dict[str, float]:
+        """The newest value of every metric; empty where they cannot be read, see `problems`."""
+        return self._tried(self.metrics.latest, {})
+
+    @property
+    def happened(self) -> list[Event]:
+        """All events of the run; none where they cannot be read, see `problems`."""
+        return self._tried(self.metrics.events, [])
+
+    @property
+    def events(self) -> Columns:
+        """Everything that happened in the run, such as checkpoints, in the columns kind, text,
+        step, wall and more."""
+        events = [asdict(event) for event in self.metrics.events()]
+        names = ("kind", "text", "step", "update", "epoch", "samples", "seconds", "wall", "detail")
+        return Columns({name: [event[name] for event in events] for name in names})
+
+    def best(self, name: str | None = None, mode: Mode | None = None) -> BestValue | None:
+        """The best value of a metric of epochs, with its epoch; None where there is none.
+
+        Args:
+            name: The metric; by default the one that the run's best model was chosen by, or else
+                its evaluation loss.
+            mode: "min" or "max"; by default what the run noted or the metric's name says.
         """
-        found = {name: self.best_of(name) for name in self.epoch_names}
-        return {name: best for name, best in found.items() if best is not None}
+        name = self.main_metric if name is None else name
+        if name is None:
+            return None
+        if name not in self.epoch_names:
+            raise self.metrics.missing(name, "epoch")
+        if mode is None and self.mode_of(name) is None:
+            raise ConfigurationError(
+                "unknown-direction",
+                f"It is not known whether smaller or larger values of {name!r} are better: pass "
+                "mode='min' or mode='max'.",
+            )
+        return self.best_of(name, mode)
 
     def best_of(self, name: str, mode: Mode | None = None) -> BestValue | None:
         """The best value of an epoch metric; None without values, or where its mode is not
@@ -235,6 +359,16 @@ class RunView:
         points = self.metrics.epochs(name) if self.epoch_names else []
         return points[-1] if points else None
 
+    def headline(self, name: str | None = None, mode: Mode | None = None) -> BestValue | None:
+        """The best value of a metric, by default the main one; the last value, without a mode,
+        where it is not known which is better."""
+        name = self.main_metric if name is None else name
+        best = None if name is None else self.best_of(name, mode)
+        if best is not None or name is None or self.mode_of(name) is not None:
+            return best
+        last = self.last_of(name)
+        return None if last is None else BestValue(name, last.value, last.at, None)
+
     @cached_property
     def metric_modes(self) -> dict[str, Mode]:
         """For each metric, "min" or "max" as the run noted it."""
@@ -245,12 +379,10 @@ class RunView:
     def mode_of(self, name: str) -> Mode | None:
         """Which values of a metric are better: as the run noted it, as models were kept by it, or
         as its name says."""
-        kept = {
-            info.metric[0]: info.mode
-            for info in self._kept
-            if info.metric and name not in self.metric_modes
-        }
-        return self.metric_modes.get(name) or kept.get(name) or direction_of(name)
+        if name in self.metric_modes:
+            return self.metric_modes[name]
+        kept = {info.metric[0]: info.mode for info in self._kept if info.metric}
+        return kept.get(name) or direction_of(name)
 
     @property
     def main_metric(self) -> str | None:
@@ -260,79 +392,70 @@ class RunView:
         Of several it is one of an evaluation, a loss before others (see `headline`); of equal ones,
         that of the callback that comes first.
         """
-        measured = dict.fromkeys((*self.watched, *self.epoch_names))
+        measured = dict.fromkeys((*self._noted_names("watched"), *self.epoch_names))
         names = [name for name in measured if name in self.epoch_names]
         kept_by = {info.metric[0] for info in self._kept if info.metric}
         return headline([name for name in names if name in kept_by] or names, self.eval_keys)
-
-    @cached_property
-    def _kept(self) -> list[CheckpointInfo]:
-        return [info for info in self.checkpoints() if info.kind == "kept"]
 
     @property
     def eval_keys(self) -> list[str]:
         """The prefixes of metrics that callbacks measured on data of their own."""
         return self._noted_names("eval_keys")
 
-    @property
-    def watched(self) -> list[str]:
-        """The metrics whose best values callbacks looked for, in the order of the callbacks."""
-        return self._noted_names("watched")
+    # As data
 
-    def _noted_names(self, entry: str) -> list[str]:
-        noted = self.manifest.get(entry)
-        return [name for name in noted if isinstance(name, str)] if isinstance(noted, list) else []
+    def as_json(self, metric: str | None = None, mode: Mode | None = None) -> dict[str, Any]:
+        """The run as commands print it and the page shows it; times are in ISO format.
 
-    @cached_property
-    def epoch_names(self) -> list[str]:
-        """The names of the metrics of epochs; empty where they cannot be read, and `problems` then
-        says why."""
-        try:
-            return self.metrics.epoch_names
-        except CheckpointError as error:
-            self.problems.append(str(error))
-            return []
+        Args:
+            metric: The metric of the entry `metric`; by default the main one.
+            mode: Which values of that metric are better.
+        """
+        progress = self.progress
+        main = self.headline(metric, mode)
+        shown = metric or self.main_metric
+        values = {
+            name: self.best_of(name, mode if name == shown else None) for name in self.epoch_names
+        }
+        return {
+            "path": str(self.path),
+            "id": self.id,
+            "name": self.name,
+            "state": self.state,
+            "reason": self.reason,
+            "tags": list(self.tags),
+            "device": self.device,
+            "interface": self.interface,
+            "progress": {
+                **{count: getattr(progress, count) for count in COUNTS},
+                "limit": None if progress.limit is None else dict([progress.limit]),
+                "fraction": progress.fraction,
+            },
+            "metric": None if main is None else asdict(main),
+            "best": {
+                name: {"value": best.value, "epoch": best.epoch, "mode": best.mode}
+                for name, best in values.items()
+                if best is not None
+            },
+            "started": None if self.started is None else self.started.isoformat(),
+            "ended": None if self.ended is None else self.ended.isoformat(),
+            "seconds": self.seconds,
+            "seconds_left": self.eta,
+            "age_seconds": self.age,
+            "problems": list(self.problems),
+        }
 
-    @cached_property
-    def progress(self) -> RunProgress:
-        """The progress in the manifest of an ended run; before that, the progress that metrics and
-        checkpoints show."""
-        counts = self._noted_counts()
-        if self.state in ("running", "crashed"):
-            counts = self._seen_counts() or counts
-        seconds = counts.pop("seconds", None)
-        whole = {name: int(value) for name, value in counts.items() if name in COUNTS}
-        limit, totals = limit_of(self.manifest, self.config)
-        return RunProgress(**whole, seconds=seconds, limit=limit, planned=totals)
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, name={self.name!r}, state={self.state!r})"
 
-    @property
-    def seconds(self) -> float | None:
-        """How long the run trained; before its end, the time since its start."""
-        if self.progress.seconds is not None or self.started is None:
-            return self.progress.seconds
-        end = self.ended or datetime.now(UTC)
-        return max((end - self.started).total_seconds(), 0.0)
-
-    def checkpoints(self) -> list[CheckpointInfo]:
-        """The resume points of the run and then its kept models, each from old to new."""
-        from ..checkpoint.inspect import list_checkpoints
-
-        return list_checkpoints(self.path)
-
-    @cached_property
-    def profile(self) -> dict[str, Any] | None:
-        """Where the time went, as `Profile` wrote it (docs/profile.md); None without, or where it
-        cannot be read."""
-        return read_profile(self.path, self.problems)
+    # Reading
 
     def _read_manifest(self) -> Mapping[str, Any]:
         path = self.path / MANIFEST
         try:
             content = read_json(path)
         except FileNotFoundError:
-            raise ConfigurationError(
-                f"{self.path} is not a run directory: it has no {MANIFEST}."
-            ) from None
+            raise not_a_run(self.path) from None
         except (CheckpointError, OSError) as error:
             self.problems.append(str(error))
             return {}
@@ -340,6 +463,27 @@ class RunView:
             self.problems.append(f"{path} is not a run's manifest.")
             return {}
         return content
+
+    def _tried(self, read: Callable[[], T], nothing: T) -> T:
+        """What is read; where that fails, `nothing`, and `problems` says why."""
+        try:
+            return read()
+        except (CheckpointError, OSError) as error:
+            if str(error) not in self.problems:
+                self.problems.append(str(error))
+            return nothing
+
+    def _noted_text(self, entry: str) -> str | None:
+        noted = self.manifest.get(entry)
+        return None if noted is None else str(noted)
+
+    def _noted_names(self, entry: str) -> list[str]:
+        noted = self.manifest.get(entry)
+        return [name for name in noted if isinstance(name, str)] if isinstance(noted, list) else []
+
+    @cached_property
+    def _kept(self) -> list[CheckpointInfo]:
+        return [info for info in self.checkpoints() if info.kind == "kept"]
 
     def _is_alive(self) -> bool:
         lock = self.path / LOCK
@@ -350,24 +494,24 @@ class RunView:
         # not every file system shares locks
         return is_elsewhere and time.time() - self.last_write < FRESH_SECONDS
 
-    def _noted_counts(self) -> dict[str, float]:
-        noted = self.manifest.get("progress")
-        entries = noted.items() if isinstance(noted, dict) else ()
-        return {name: value for name, value in entries if isinstance(value, int | float)}
-
     def _seen_counts(self) -> dict[str, float]:
         """The counts of a run whose manifest has no end."""
         seen: dict[str, float] = {}
-        for info in self.checkpoints():
-            _raise_to(seen, {name: info.meta.get(name) for name in COUNTS})
+        found: list[dict[str, Any]] = [
+            {name: info.meta.get(name) for name in COUNTS} for info in self.checkpoints()
+        ]
         if self.epoch_names and (epoch := self.metrics.last_epoch()):
-            _raise_to(seen, {"epoch": epoch.at, "update": epoch.update})
-        if not self.problems and (last := self.metrics.last_step()):
-            _raise_to(seen, {"step": last[0], "update": last[1]})
+            found.append({"epoch": epoch.at, "update": epoch.update})
+        if last := self._tried(self.metrics.last_step, None):
+            found.append({"step": last[0], "update": last[1]})
+        for counts in found:
+            for name, value in counts.items():
+                if isinstance(value, int | float):
+                    seen[name] = max(seen.get(name, 0), value)
         return seen
 
-    def __repr__(self) -> str:
-        return f"RunView({str(self.path)!r})"
+
+RunView = Run  # the name of earlier versions
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
@@ -390,6 +534,15 @@ def find_runs(root: str | os.PathLike[str]) -> list[Path]:
     return sorted(_walk(Path(root).absolute(), set()))
 
 
+def newest_first(root: str | os.PathLike[str]) -> list[Run]:
+    """The runs below a folder, the newest first; none where there is no such folder."""
+
+    def age(run: Run) -> tuple[float, str]:
+        return 0.0 if run.started is None else run.started.timestamp(), str(run.path)
+
+    return sorted(map(Run, find_runs(root)), key=age, reverse=True)
+
+
 def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:
     real = os.path.realpath(folder)
     if real in seen:  # links may lead in circles
@@ -410,10 +563,91 @@ def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:
         yield from _walk(Path(path), seen)
 
 
-def _raise_to(counts: dict[str, float], others: Mapping[str, object]) -> None:
-    for name, value in others.items():
-        if isinstance(value, int | float):
-            counts[name] = max(counts.get(name, 0), value)
+def settings_of(manifest: Mapping[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings of a run under dotted names.
+
+    A run of a config has the entries of that. Any other has the arguments of its trainer,
+    optimizers and schedules with their options, batch sizes and limits, and what the user recorded
+    as `config=`; an entry of that with the name of an argument and another value is called
+    `config.<name>`.
+    """
+    if config is not None:
+        entries = {key: value for key, value in flatten(config).items() if _is_short(value)}
+        return entries | compile_choice(manifest)
+    own = manifest.get("config")
+    given = flatten(own) if isinstance(own, dict) and own else {}
+    program = _program_settings(manifest)
+    differing = {key for key, value in given.items() if key in program and program[key] != value}
+    given = {f"config.{key}" if key in differing else key: value for key, value in given.items()}
+    return program | given | compile_choice(manifest)
+
+
+def compile_choice(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the steps of a run with `compile="step"` were compiled, which changes the last bits
+    of its results."""
+    noted = manifest.get("compiled")
+    choice = noted.get("choice") if isinstance(noted, dict) else None
+    return {"compile.choice": choice} if choice else {}
+
+
+def _program_settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for entry in ("fingerprint", "arguments"):
+        values = manifest.get(entry)
+        found |= values if isinstance(values, dict) else {}
+    interface = {
+        key.removeprefix("config."): value
+        for key, value in found.items()
+        if key.startswith("config.")
+    }
+    if interface:  # an interface's own settings say it all, in the user's words
+        found = interface | {key: found[key] for key in ("device", "num_processes") if key in found}
+    planned = manifest.get("planned")
+    limit = planned.get("limit") if isinstance(planned, dict) else None
+    if isinstance(limit, list) and len(limit) == 2:
+        found[f"max_{limit[0]}s" if limit[0] != "seconds" else "max_seconds"] = limit[1]
+    size = manifest.get("num_parameters")
+    if isinstance(size, dict) and "total" in size:
+        found["num_parameters"] = size["total"]
+    return {key: value for key, value in found.items() if _is_setting(key, value)}
+
+
+def _is_setting(key: str, value: object) -> bool:
+    """Whether an entry of a program's description is a setting, rather than code, data or sizes."""
+    if key == "torch" or key.endswith(HIDDEN_ENDINGS) or not _is_short(value):
+        return False
+    is_layer = key.startswith("model.") and ("(" in str(value) or isinstance(value, list))
+    is_code = isinstance(value, str) and (value == UNKNOWN or "(Python " in value)
+    return not is_layer and not is_code
+
+
+def _is_short(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_VALUE
+    return value is None or isinstance(value, (bool, int, float, list))
+
+
+def _limit_of(
+    manifest: Mapping[str, Any], config: Mapping[str, Any] | None
+) -> tuple[tuple[str, int] | None, dict[str, int]]:
+    """The limit that ends a run, as (unit, number), and the totals that it amounts to, as the run
+    noted them.
+
+    A run of an earlier version noted nothing: its config says the limit.
+    """
+    noted = manifest.get("planned")
+    planned = noted if isinstance(noted, dict) else {}
+    totals = {
+        name: planned[name] for name in (*COUNTS, "first_epoch") if type(planned.get(name)) is int
+    }
+    limit = planned.get("limit")
+    is_noted = isinstance(limit, list) and len(limit) == 2 and limit[0] in (*COUNTS, "seconds")
+    if isinstance(limit, list) and is_noted and type(limit[1]) in (int, float):
+        return (limit[0], limit[1]), totals
+    trainer = (config or {}).get("trainer")
+    limits = trainer if isinstance(trainer, dict) else {}
+    found = ((count, limits.get(name)) for name, count in LIMITS.items())
+    return next(((count, value) for count, value in found if type(value) is int), None), totals
 
 
 def _moment(text: object) -> datetime | None:
@@ -429,3 +663,7 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -15,9 +15,8 @@ from ..checkpoint.manifest import local_path
 from ..errors import ConfigurationError
 from .changes import Change, find_changes, flatten, listed
 from .directory import RunDirectory, shown
-from .environment import uncommitted_diff
-from .manifest import RunManifest, update_manifest
-from .reading import RunView
+from .manifest import RunManifest, uncommitted_diff, update_manifest
+from .reading import Run
 
 ROOT = "runs"
 logger = logging.getLogger("loopwright.run")
@@ -70,11 +69,11 @@ def choose_directory(
     if resume not in ("auto", True):
         return _named(Path(str(resume)), home)
     remark = None
-    for run in map(RunView, _runs_like(home) if output_path is not None else _runs_in(home.parent)):
+    for run in map(Run, _runs_like(home) if output_path is not None else _runs_in(home.parent)):
         is_over = run.state in ("finished", "stopped")
         if run.state in ("running", "unreadable") or (is_over and output_path is None):
             continue
-        changed = differences(run.config or {}, config, changeable)
+        changed = differences(run.config_file or {}, config, changeable)
         if not changed or accept is None:
             return Destination(run.path, is_new=False)
         remark = remark or (
@@ -107,8 +106,9 @@ def _named(path: Path, home: Path) -> Destination:
         return Destination(path, is_new=False)
     if not path.exists():
         raise ConfigurationError(
+            "resume-path",
             f"resume: {str(path)!r} does not exist: name a run directory or a checkpoint, or use "
-            "'auto' or false."
+            "'auto' or false.",
         )
     return Destination(
         home, is_new=True, resume=path, remark=f"Starting a new run from {shown(path)}."
@@ -168,8 +168,9 @@ def check_modules(folder: Path, destination: Path) -> None:
             and target.read_bytes() != path.read_bytes()
         ):
             raise ConfigurationError(
+                "module-overwritten",
                 f"{target} is not the file of the module {below} that belongs to this run, and it "
-                "would be overwritten: choose another `output_path`."
+                "would be overwritten: choose another `output_path`.",
             )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 VERSION = 2  # of the file, in `PRAGMA user_version`; the first edition wrote 0
 LEVELS = (1, 2, 3, 4, 5, 6)  # of summaries: a bucket of level L has the values of 8**L steps
 BUSY_SECONDS = 10.0
+AXES = ("step", "update", "epoch", "samples", "seconds", "wall")  # that curves go along
 
 _PLACE = '"update" INTEGER, step INTEGER, epoch INTEGER, samples INTEGER, seconds REAL, wall REAL'
 TABLES = {
@@ -138,12 +139,20 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         if connection is not None:
             connection.close()
         if isinstance(error, sqlite3.Error):
-            raise CheckpointError(
-                f"The metrics in {path} cannot be opened: {error}. Restore the file, or move it "
-                "away."
-            ) from error
+            raise metrics_error(path, "opened", error) from error
         raise
     return connection
+
+
+def metrics_error(path: Path, action: str, error: Exception) -> CheckpointError:
+    """The error about a file that SQLite cannot open or read."""
+    size = f" (texts of more than {LARGEST_TEXT:,} bytes are not read)"
+    return CheckpointError(
+        "metrics-unreadable",
+        f"The metrics in {path} cannot be {action}: {error}"
+        f"{size if 'too big' in str(error) else ''}. Restore the file, move it away, or copy the "
+        "run to a folder that is writable.",
+    )
 
 
 def _connect_to(uri: str) -> sqlite3.Connection:
@@ -160,9 +169,10 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version not in (0, VERSION):
         raise CheckpointError(
+            "metrics-version",
             f"The metrics in {path} have version {version} of the file format; this version of "
             f"Loopwright reads the versions 0 and {VERSION}. Install the version that wrote the "
-            "file, or a newer one."
+            "file, or a newer one.",
         )
     return version
 
@@ -229,6 +239,13 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def open_empty() -> sqlite3.Connection:
+    """A file in memory without rows, for a run that has not written any."""
+    connection = _connect_to(":memory:")
+    _adapt(connection, Path(":memory:"))
+    return connection
+
+
 def is_at_rest(path: Path) -> bool:
     """Whether no process writes to a file: there is no log of SQLite beside it, or an empty one
     that was left over."""
@@ -236,6 +253,15 @@ def is_at_rest(path: Path) -> bool:
         return path.with_name(path.name + "-wal").stat().st_size == 0
     except FileNotFoundError:
         return True
+
+
+def state_at_rest(path: Path) -> tuple[int, int, int] | None:
+    """What tells a file at rest from any other; None while a process writes to it, or without it."""
+    try:
+        found = path.stat()
+        return (found.st_ino, found.st_size, found.st_mtime_ns) if is_at_rest(path) else None
+    except OSError:
+        return None
 
 
 def _connect(path: Path, *, is_at_rest: bool) -> sqlite3.Connection:
@@ -273,6 +299,19 @@ def has_tables(connection: sqlite3.Connection, tables: object) -> bool:
     anything."""
     kinds = dict(connection.execute("SELECT name, type FROM main.sqlite_schema").fetchall())
     return all(kinds.get(table) == "table" for table in tables)  # type: ignore[attr-defined]
+
+
+def id_of(connection: sqlite3.Connection, name: str) -> object:
+    """The id of a metric in the file; of one that is not there, an id that nothing has."""
+    if not has_summaries(connection):
+        return name
+    found = connection.execute("SELECT id FROM names WHERE name = ?", (name,)).fetchone()
+    return -1 if found is None else found[0]
+
+
+def has_summaries(connection: sqlite3.Connection) -> bool:
+    """Whether the file is of today's version."""
+    return bool(connection.execute("PRAGMA user_version").fetchone()[0] == VERSION)
 
 
 _EXACT = struct.Struct(">d")

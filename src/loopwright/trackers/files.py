@@ -14,16 +14,13 @@ from contextlib import suppress
 from io import FileIO, StringIO
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigurationError
-from ..metrics.media import Histogram, Images, Table
+from ..metrics.media import Histogram, Images, Media, Table
+from ..trees import map_leaves
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_text, free_path
-
-if TYPE_CHECKING:
-    from ..metrics.media import Media
-    from .tracker import EndState
+from .tracker import EndState, TrackedRow, TrackedRun, check_text, free_path
 
 logger = logging.getLogger("loopwright")
 
@@ -85,7 +82,8 @@ def check_file(path: str | Path | None, name: str) -> None:
     that is in it."""
     if path is not None and Path(path).is_dir():
         raise ConfigurationError(
-            f"{str(path)!r} is a folder: name the file to write, such as {str(Path(path, name))!r}."
+            "log-is-folder",
+            f"{str(path)!r} is a folder: name the file to write, such as {str(Path(path, name))!r}.",
         )
 
 
@@ -223,7 +221,8 @@ class CSVFile(LineFile):
         more = b"," * (len(columns) - len(self.columns)) + b"\n"
         content = [_csv_line(columns).encode(), *(line + more for line in lines)]
         self._replace(content)
-        self.columns, self._end = columns, sum(map(len, content))
+        self.columns = columns
+        self._end = sum(map(len, content))
 
     def log_media(self, media: Media) -> None:
         write_media(self.media_folder, media)
@@ -340,8 +339,9 @@ def _csv_line(cells: Iterable[Any]) -> str:
 
 def _with_text(value: Any) -> Any:
     """The value with texts in the place of numbers that JSON does not have."""
-    if isinstance(value, float) and not isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {str(key): _with_text(item) for key, item in value.items()}
-    return [_with_text(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def text(leaf: Any) -> Any:
+        is_odd = isinstance(leaf, float) and not isfinite(leaf)
+        return json.dumps(leaf) if is_odd else leaf
+
+    return map_leaves(text, value)

@@ -6,18 +6,15 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..metrics.media import Histogram, Images, Table
+from ..metrics.media import Histogram, Images, Media, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_installed, check_text, imported
-
-if TYPE_CHECKING:
-    from ..metrics.media import Media
-    from .tracker import EndState
+from .tracker import EndState, TrackedRow, TrackedRun, check_installed, check_text
 
 STATES: dict[EndState, str] = {
     "finished": "FINISHED",
@@ -61,11 +58,11 @@ class MLflow(Track):
         timeout: float = 60.0,
     ) -> None:
         check_text("MLflow", experiment=experiment, name=name, uri=uri)
-        check_installed("mlflow", "MLflow", "mlflow")
+        check_installed("mlflow", "MLflow")
         super().__init__(MLflowRun(experiment, name, uri), every=every, timeout=timeout)
 
     def prepare(self) -> None:
-        imported("mlflow")
+        import_module("mlflow")
 
 
 class MLflowRun:
@@ -80,7 +77,7 @@ class MLflowRun:
 
     def start(self, run: TrackedRun) -> None:
         uri = self.uri or self._default_uri()
-        self._client = imported("mlflow").MlflowClient(tracking_uri=uri)
+        self._client = import_module("mlflow").MlflowClient(tracking_uri=uri)
         noted = run.memory.get("id")
         if run.is_resumed and isinstance(noted, str):
             self._id = noted
@@ -110,7 +107,7 @@ class MLflowRun:
         return str(self._client.create_experiment(self.experiment, artifact_location=place))
 
     def _log_config(self, run: TrackedRun) -> None:
-        param = imported("mlflow.entities").Param
+        param = import_module("mlflow.entities").Param
         params = iter(
             [param(_name(key), str(value)[:LONGEST]) for key, value in run.config.items()]
         )
@@ -123,7 +120,7 @@ class MLflowRun:
             self._client.log_batch(self._id, metrics=some)
 
     def _metrics(self, rows: Sequence[TrackedRow]) -> Iterator[Any]:
-        metric = imported("mlflow.entities").Metric
+        metric = import_module("mlflow.entities").Metric
         for row in rows:
             for name, value in row.values.items():
                 yield metric(_name(name), value, int(row.wall * 1000), row.step)
@@ -135,7 +132,7 @@ class MLflowRun:
         first = media.position
         place = f"media/{name}/{media.step}"
         if isinstance(content, Images):
-            image = imported("PIL.Image")
+            image = import_module("PIL.Image")
             for number, file in enumerate(content.files, start=first + 1):
                 client.log_image(self._id, image.open(BytesIO(file)), f"{place}-{number}.png")
             return

@@ -6,26 +6,23 @@ import os
 import re
 import struct
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from time import sleep, time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..metrics.media import Histogram, Images, Table
+from ..metrics.media import Histogram, Images, Media, Table
 from .track import Track
 from .tracker import (
+    EndState,
     TrackedRow,
     TrackedRun,
     check_installed,
     check_text,
     free_path,
-    imported,
     numbered,
 )
-
-if TYPE_CHECKING:
-    from ..metrics.media import Media
-    from .tracker import EndState
 
 HPARAMS = "_hparams_/session_"
 
@@ -54,12 +51,12 @@ class TensorBoard(Track):
         self, folder: str | Path | None = None, *, name: str | None = None, every: int = 1
     ) -> None:
         check_text("TensorBoard", folder=folder, name=name)
-        check_installed("tensorboard", "TensorBoard", "tensorboard")
+        check_installed("tensorboard", "TensorBoard")
         super().__init__(EventFiles(folder, name), every=every, truncates=True)
 
     def prepare(self) -> None:
         for module in EventFiles.MODULES:
-            imported(module)
+            import_module(module)
 
 
 class EventFiles:
@@ -82,10 +79,10 @@ class EventFiles:
         self._close()
         path = self._path(run)
         _wait_for_new_second(path)
-        self._writer = imported(self.WRITER).FileWriter(path)
+        self._writer = import_module(self.WRITER).FileWriter(path)
         if run.is_resumed or len(list(path.iterdir())) > 1:
-            session = imported(self.EVENT).SessionLog
-            event = imported(self.EVENT).Event
+            session = import_module(self.EVENT).SessionLog
+            event = import_module(self.EVENT).Event
             self._writer.add_event(
                 event(step=run.step + 1, session_log=session(status=session.START)), run.step + 1
             )
@@ -111,11 +108,11 @@ class EventFiles:
     def _add_hparams(self, run: TrackedRun) -> None:
         """Write the config for the HParams tab, which finds the metrics by itself."""
         settings = {key: value for key, value in run.config.items() if value is not None}
-        _, start, _ = imported(self.TORCH).hparams(settings, {})
+        _, start, _ = import_module(self.TORCH).hparams(settings, {})
         self._writer.add_summary(start)
 
     def log(self, rows: Sequence[TrackedRow]) -> None:
-        summary = imported(self.SUMMARY).Summary
+        summary = import_module(self.SUMMARY).Summary
         for row in rows:
             values = [
                 summary.Value(tag=name, simple_value=value) for name, value in row.values.items()
@@ -142,9 +139,9 @@ class EventFiles:
         self._writer.flush()
 
     def finish(self, state: EndState, reason: str | None) -> None:
-        api = imported(self.HPARAMS_API)
-        data = imported(self.HPARAMS_DATA)
-        summary = imported(self.SUMMARY)
+        api = import_module(self.HPARAMS_API)
+        data = import_module(self.HPARAMS_DATA)
+        summary = import_module(self.SUMMARY)
         is_good = state in ("finished", "stopped")
         status = api.Status.Value("STATUS_SUCCESS" if is_good else "STATUS_FAILURE")
         end = data.SessionEndInfo(status=status, end_time_secs=time())
@@ -159,7 +156,7 @@ class EventFiles:
     def _add_image(self, tag: str, file: bytes, caption: str, step: int, wall: float) -> None:
         """Add a PNG file as it is; its size is in its first chunk."""
         width, height = struct.unpack(">II", file[16:24])
-        summary = imported(self.SUMMARY)
+        summary = import_module(self.SUMMARY)
         image = summary.Summary.Image(
             height=height, width=width, colorspace=3, encoded_image_string=file
         )
@@ -170,7 +167,7 @@ class EventFiles:
     def _add_histogram(self, tag: str, content: Histogram, step: int, wall: float) -> None:
         """Add counts under the upper edges of their buckets; sums go by the middles, since the
         values are not known."""
-        summary = imported(self.SUMMARY)
+        summary = import_module(self.SUMMARY)
         edges = content.edges
         counts = content.counts
         middles = [(first + last) / 2 for first, last in pairwise(edges)]
@@ -187,7 +184,7 @@ class EventFiles:
         self._writer.add_summary(summary.Summary(value=[value]), step, wall)
 
     def _add_text(self, tag: str, text: str, step: int, wall: float) -> None:
-        self._writer.add_summary(imported(self.TORCH).text(tag, text), step, wall)
+        self._writer.add_summary(import_module(self.TORCH).text(tag, text), step, wall)
 
     def _close(self) -> None:
         if self._writer is not None:

@@ -1,4 +1,5 @@
-"""The callback that sends a run to a tracker."""
+"""The callback that sends a run to a tracker, and the thread on which it does, so that nothing that
+is slow or fails is in the way of training."""
 
 from __future__ import annotations
 
@@ -8,30 +9,33 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import time
-from typing import TYPE_CHECKING, Any
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..callback import Callback
 from ..data.random import preserved_rng
-from ..errors import ConfigurationError, Interrupted, check_arguments
-from .background import Background
-from .describe import describe_run
-from .tracker import TrackedRow, TrackedRun, Tracker
+from ..errors import ConfigurationError, Interrupted, check_arguments, check_number
+from ..metrics.media import Images, Media
+from ..run.reading import settings_of
+from .tracker import EndState, Setting, TrackedRow, TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from ..callback import Trainer
     from ..checkpoint import AsyncWriter
-    from ..metrics.media import Media
     from ..metrics.rows import StepRow
-    from .tracker import EndState
 
 logger = logging.getLogger("loopwright")
 
 METHODS = {"start": ["run"], "log": ["rows"], "log_media": ["media"], "finish": ["state", "reason"]}
+Action: TypeAlias = Callable[[], None]
+MOST_ROWS = 100_000  # that wait
+MOST_BYTES = 256 << 20  # of media that wait
+LONGEST = 500  # characters of a setting
 SAVE_SECONDS = 1.0  # that a resume point waits for what was logged before it
 
 
@@ -63,23 +67,14 @@ class Track(Callback):
         self.label = type(tracker if type(self) is Track else self).__name__
         if type(self) is Track:
             _check_methods(tracker, self.label)
-        if type(every) is not int or every < 1:
-            raise ConfigurationError(
-                f"{self.label}(every={every!r}): use a whole number of steps, 1 or more."
-            )
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-            raise ConfigurationError(
-                f"{self.label}(timeout={timeout!r}): use a number of seconds above 0."
-            )
-        self.tracker, self.every, self.timeout, self.truncates = (
-            tracker,
-            every,
-            float(timeout),
-            truncates,
-        )
-        self.is_kept_open = (
-            False  # an interface that trains in several calls sets it, and calls `finish` itself
-        )
+        check_number(f"{self.label}(every", every, least=1, of="steps")
+        check_number(f"{self.label}(timeout", timeout, above=0, is_whole=False, of="seconds")
+        self.tracker = tracker
+        self.every = every
+        self.timeout = float(timeout)
+        self.truncates = truncates
+        # an interface that trains in several calls sets it, and calls `finish` itself
+        self.is_kept_open = False
         self._background: Background | None = None
         self._run: TrackedRun | None = None
         self._media: list[Media] = []  # of which the rows were not read yet
@@ -143,7 +138,9 @@ class Track(Callback):
             for row in rows
             if row.step % self.every == 0
         ]
-        for media in self._take_media():
+        waiting = self._media
+        self._media = []
+        for media in waiting:
             self._background.add_rows([row for row in sent if row.step <= media.step])
             sent = [row for row in sent if row.step > media.step]
             self._background.call(partial(self._write_media, media), _num_bytes(media))
@@ -158,16 +155,11 @@ class Track(Callback):
         if self._background is not None:
             self._media.append(media)
 
-    def _take_media(self) -> list[Media]:
-        media = self._media
-        self._media = []
-        return media
-
     def _send_media(self) -> None:
-        background = self._background
-        if background is not None:
-            for media in self._take_media():
-                background.call(partial(self._write_media, media), _num_bytes(media))
+        if self._background is not None:
+            for media in self._media:
+                self._background.call(partial(self._write_media, media), _num_bytes(media))
+        self._media = []
 
     def on_rewind(self, trainer: Trainer) -> None:
         if self._background is not None and self._run is not None:
@@ -237,9 +229,8 @@ class Track(Callback):
         if error is None:
             self.finish("finished")
         else:
-            self.finish(
-                "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", repr(error)
-            )
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            self.finish("interrupted" if is_interrupt else "failed", repr(error))
 
     # On the thread
 
@@ -336,38 +327,160 @@ class Track(Callback):
         return self.label if number == 1 else f"{self.label}-{number}"
 
 
+class Background:
+    """Calls actions in order on a daemon thread; rows that wait are written together.
+
+    Args:
+        name: The name of the thread.
+        write: Called with the rows that have come since the last time.
+        on_error: Called with each exception of an action; the next action follows.
+        on_full: Called where more waits than there is room for, and what comes then is left out.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        write: Callable[[list[TrackedRow]], None],
+        on_error: Callable[[BaseException], None],
+        on_full: Action,
+    ) -> None:
+        self._write = write
+        self._on_error = on_error
+        self._on_full = on_full
+        self._changed = threading.Condition()
+        self._waiting: list[Action | list[TrackedRow]] = []
+        self._num_rows = 0
+        self._num_bytes = 0
+        self._is_busy = False
+        self._is_closed = False
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def add_rows(self, rows: list[TrackedRow]) -> None:
+        """Let rows be written, unless too many wait."""
+        if self._num_rows + len(rows) > MOST_ROWS:
+            self._on_full()
+            return
+        with self._changed:
+            if self._waiting and isinstance(last := self._waiting[-1], list):
+                last.extend(rows)
+            else:
+                self._waiting.append(rows)
+            self._num_rows += len(rows)
+            self._changed.notify_all()
+
+    def call(self, action: Action, num_bytes: int = 0) -> None:
+        """Let an action be called after what waits, unless its bytes are too many."""
+        if num_bytes and self._num_bytes + num_bytes > MOST_BYTES:
+            self._on_full()
+            return
+        with self._changed:
+            self._waiting.append(action)
+            self._num_bytes += num_bytes
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until everything is written; False where that takes longer than so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, seconds)
+
+    def close(self, seconds: float) -> bool:
+        """Wait as `wait` does, and end the thread once nothing waits."""
+        end = monotonic() + seconds
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        return self.wait(max(end - monotonic(), 0.0))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                items = self._waiting
+                self._waiting = []
+                self._num_rows = 0
+                self._num_bytes = 0
+                self._is_busy = True
+            try:
+                for item in items:
+                    self._call(item)
+            finally:
+                with self._changed:
+                    self._is_busy = False
+                    self._changed.notify_all()
+
+    def _call(self, item: Action | list[TrackedRow]) -> None:
+        try:
+            if isinstance(item, list):
+                self._write(item)
+            else:
+                item()
+        except BaseException as error:
+            # a tracker may raise anything, SystemExit too, and training goes on
+            self._on_error(error)
+
+
+def describe_run(
+    trainer: Trainer, *, step: int, epoch: int, folder: Path | None, memory: dict[str, Any]
+) -> TrackedRun:
+    """The run of a trainer that starts or goes on at a step, with the settings that `run.json`
+    would have."""
+    facts = trainer._core._facts()
+    name = facts.get("name") or (folder.name if folder is not None else "run")
+    manifest = {"fingerprint": trainer.run.fingerprint or _components(trainer), **facts}
+    config = {key: _plain(value) for key, value in settings_of(manifest, None).items()}
+    tags = tuple(facts.get("tags") or ())
+    return TrackedRun(name, config, tags, step=step, epoch=epoch, folder=folder, memory=memory)
+
+
+def _components(trainer: Trainer) -> dict[str, Any]:
+    """The settings of a trainer whose program was not described, since it has no run directory."""
+    found: dict[str, Any] = {
+        name: getattr(trainer, name) for name in ("accumulate", "clip_norm", "clip_value", "seed")
+    }
+    found["precision"] = trainer.runtime.precision
+    for name, model in trainer.models.items():
+        found[f"{name}.kind"] = type(model).__qualname__
+        found[f"{name}.parameters"] = sum(param.numel() for param in model.parameters())
+    for name, optimizer in trainer.optimizers.items():
+        found[name] = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        found |= {
+            f"{name}.{key}": value for key, value in optimizer.defaults.items() if value is not None
+        }
+    return found
+
+
+def _plain(value: object) -> Setting:
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value[:LONGEST] if isinstance(value, str) else value
+    return repr(value)[:LONGEST]
+
+
 def _check_methods(tracker: object, label: str) -> None:
-    if isinstance(tracker, type):
-        raise ConfigurationError(
-            f"Track({tracker.__name__}): pass an instance, as in `Track({tracker.__name__}())`."
-        )
     if isinstance(tracker, Track):
         raise ConfigurationError(
-            f"Track({label}(...)): {label} is already a callback: pass it without `Track`."
+            "tracker-in-track",
+            f"Track({label}(...)): {label} is already a callback: pass it without `Track`.",
         )
     for name, arguments in METHODS.items():
         method = getattr(tracker, name, None)
-        if not callable(method):
+        if isinstance(tracker, type) or not callable(method):
             raise ConfigurationError(
-                f"{label} has no method {name!r}: a tracker has start(run), log(rows), "
-                "log_media(media) and finish(state, reason)."
+                "not-a-tracker",
+                f"{tracker!r:.80} is no tracker with a method {name!r}: a tracker is an object with "
+                "start(run), log(rows), log_media(media) and finish(state, reason).",
             )
         check_arguments(method, arguments, f"{label}.{name}")
 
 
 def _signal_name(error: BaseException) -> str:
     """The signal that an exception stands for."""
-    code = (
-        error.code
-        if isinstance(error, Interrupted) and isinstance(error.code, int)
-        else 128 + signal.SIGINT
-    )
-    return signal.Signals(code - 128).name
+    code = error.code if isinstance(error, Interrupted) else None
+    return signal.Signals(code - 128 if isinstance(code, int) else signal.SIGINT).name
 
 
 def _num_bytes(media: Media) -> int:
-    from ..metrics.media import Images
-
     return sum(map(len, media.content.files)) if isinstance(media.content, Images) else 1
 
 

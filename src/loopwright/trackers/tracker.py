@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -133,34 +132,31 @@ class Tracker(Protocol):
         known."""
 
 
-def check_installed(package: str, owner: str, extra: str) -> None:
+def check_installed(package: str, owner: str) -> None:
     """Raise `MissingExtraError` where a package is not installed; it is not imported yet."""
     if find_spec(package) is None:
-        raise MissingExtraError(f"{owner} needs {package}: pip install 'loopwright[{extra}]'.")
-
-
-def imported(package: str) -> Any:
-    """The module of an optional package, imported now."""
-    return import_module(package)
+        raise MissingExtraError(
+            "tracker-extra", f"{owner} needs {package}: pip install 'loopwright[{package}]'."
+        )
 
 
 def check_text(owner: str, **given: object) -> None:
     """Refuse arguments that are neither text, nor a path, nor None."""
     for name, value in given.items():
         if not isinstance(value, str | Path | None) or value == "":
-            raise ConfigurationError(f"{owner}({name}={value!r}): use a string, or leave it out.")
+            raise ConfigurationError(
+                "tracker-text", f"{owner}({name}={value!r}): use a string, or leave it out."
+            )
 
 
-def check_options(owner: str, options: object, own: Sequence[str]) -> None:
-    """Refuse `options` that are no mapping, or that have an argument which the tracker passes
-    itself."""
-    if not isinstance(options, Mapping | None):
-        raise ConfigurationError(f"{owner}(options={options!r}): use a dict of arguments by name.")
+def check_options(owner: str, options: Mapping[str, Any] | None, own: Sequence[str]) -> None:
+    """Refuse `options` that have an argument which the tracker passes itself."""
     for name in own:
         if name in (options or {}):
             raise ConfigurationError(
+                "tracker-option",
                 f"{owner}(options=...) has {name!r}, which the tracker passes itself: use the "
-                "tracker's own argument, or leave it out."
+                "tracker's own argument, or leave it out.",
             )
 
 

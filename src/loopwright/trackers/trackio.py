@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
-from ..metrics.media import Histogram, Images, Table
+from ..metrics.media import Histogram, Images, Media, Table
 from .track import Track
 from .tracker import (
+    EndState,
     TrackedRow,
     TrackedRun,
     check_installed,
     check_options,
     check_text,
-    imported,
     numbered,
 )
-
-if TYPE_CHECKING:
-    from ..metrics.media import Media
-    from .tracker import EndState
 
 OWN = ("project", "name", "resume", "config")  # that the tracker passes itself
 
@@ -56,13 +53,13 @@ class Trackio(Track):
     ) -> None:
         check_text("Trackio", project=project, name=name)
         check_options("Trackio", options, OWN)
-        check_installed("trackio", "Trackio", "trackio")
+        check_installed("trackio", "Trackio")
         super().__init__(
             TrackioRun(project, name, dict(options or {})), every=every, timeout=timeout
         )
 
     def prepare(self) -> None:
-        imported("trackio")
+        import_module("trackio")
 
 
 class TrackioRun:
@@ -81,11 +78,12 @@ class TrackioRun:
             noted = run.memory["name"] = self.name or f"{run.name}-{uuid4().hex[:6]}"
         elif not self.options.get("space_id"):
             run.keep_written(
-                imported("trackio").SQLiteStorage.get_max_step_for_run(self.project, noted) or 0
+                import_module("trackio").SQLiteStorage.get_max_step_for_run(self.project, noted)
+                or 0
             )
         config = {key.lstrip("_") or key: value for key, value in run.config.items()}
         options = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False, **self.options}
-        self._run = imported("trackio").init(
+        self._run = import_module("trackio").init(
             self.project,
             name=noted,
             config=config,
@@ -98,11 +96,11 @@ class TrackioRun:
             self._run.log({**row.progress, **row.values}, step=row.step)
 
     def log_media(self, media: Media) -> None:
-        trackio = imported("trackio")
+        trackio = import_module("trackio")
         content = media.content
         value: Any
         if isinstance(content, Images):
-            image = imported("PIL.Image")
+            image = import_module("PIL.Image")
             for name, file, caption in numbered(media, content):
                 value = trackio.Image(image.open(BytesIO(file)), caption=caption or None)
                 self._run.log({name: value}, step=media.step)

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
+import html
 import struct
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from ..errors import ConfigurationError
-from ..metrics.media import Histogram, Images, Table
+from ..metrics.media import Histogram, Images, Media, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_installed, check_options, check_text, imported
-
-if TYPE_CHECKING:
-    from ..metrics.media import Media
-    from .tracker import EndState
+from .tracker import EndState, TrackedRow, TrackedRun, check_installed, check_options, check_text
 
 CODES: dict[EndState, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "failed": 1}
 # that the tracker passes itself
-OWN = (
-    "project",
-    "name",
-    "mode",
-    "dir",
-    "id",
-    "resume",
-    "config",
-    "reinit",
-)
-
-
+OWN = ("project", "name", "mode", "dir", "id", "resume", "config", "reinit")
 FLUSH_SECONDS = 1.0
 # of wandb's offline files
 BLOCK = 32768
@@ -79,21 +66,23 @@ class WandB(Track):
         check_options("WandB", options, OWN)
         if mode not in ("online", "offline", "disabled", None):
             raise ConfigurationError(
-                f"WandB(mode={mode!r}): use 'online', 'offline' or 'disabled', or leave it out."
+                "wandb-mode",
+                f"WandB(mode={mode!r}): use 'online', 'offline' or 'disabled', or leave it out.",
             )
-        check_installed("wandb", "WandB", "wandb")
+        check_installed("wandb", "WandB")
         given = {"project": project, "name": name, "mode": mode, **(options or {})}
         super().__init__(WandBRun(given, folder), every=every, timeout=timeout)
 
     def prepare(self) -> None:
-        imported("wandb")
+        import_module("wandb")
 
 
 class WandBRun:
     """The tracker behind `WandB`."""
 
     def __init__(self, options: dict[str, Any], folder: str | Path | None) -> None:
-        self.options, self.folder = options, None if folder is None else Path(folder)
+        self.options = options
+        self.folder = None if folder is None else Path(folder)
         self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:
@@ -110,7 +99,7 @@ class WandBRun:
         given = {key: value for key, value in self.options.items() if value is not None}
         options = {"settings": _settings(), **named, **tags, **given, "config": dict(run.config)}
         place = str(folder.absolute())
-        self._run = imported("wandb").init(
+        self._run = import_module("wandb").init(
             dir=place, id=noted, resume="allow", reinit="create_new", **options
         )
 
@@ -119,11 +108,11 @@ class WandBRun:
             self._run.log({**row.progress, **row.values}, step=row.step)
 
     def log_media(self, media: Media) -> None:
-        wandb = imported("wandb")
+        wandb = import_module("wandb")
         content = media.content
         value: Any
         if isinstance(content, Images):
-            image = imported("PIL.Image")
+            image = import_module("PIL.Image")
             pairs = zip(content.files, content.captions, strict=True)
             value = [
                 wandb.Image(image.open(BytesIO(file)), caption=caption or None)
@@ -136,7 +125,7 @@ class WandBRun:
                 columns=list(content.columns), data=[list(row) for row in content.rows]
             )
         else:
-            value = wandb.Html(f"<pre>{imported('html').escape(content)}</pre>", inject=False)
+            value = wandb.Html(f"<pre>{html.escape(content)}</pre>", inject=False)
         # the same name at the same step would replace what was logged before
         again = media.position
         self._run.log(
@@ -155,7 +144,7 @@ class WandBRun:
 def _settings() -> Any:
     """Settings by which wandb writes its file every second: a process that is killed loses what is
     not written yet."""
-    settings = imported("wandb").Settings
+    settings = import_module("wandb").Settings
     name = "x_transaction_log_flush_interval"
     return settings(**{name: FLUSH_SECONDS}) if name in settings.model_fields else settings()
 
@@ -163,7 +152,7 @@ def _settings() -> Any:
 def last_step(content: bytes) -> int:
     """The last step in an offline file: a log of blocks, in which a record may be in several
     pieces."""
-    message = imported("wandb.proto.wandb_internal_pb2").Record
+    message = import_module("wandb.proto.wandb_internal_pb2").Record
     found = 0
     at = 7
     record = b""
@@ -172,11 +161,8 @@ def last_step(content: bytes) -> int:
             at += left
             continue
         length, piece = struct.unpack_from("<HB", content, at + 4)
-        record = (
-            record + content[at + 7 : at + 7 + length]
-            if piece in (MIDDLE, LAST)
-            else content[at + 7 : at + 7 + length]
-        )
+        before = record if piece in (MIDDLE, LAST) else b""
+        record = before + content[at + 7 : at + 7 + length]
         at += 7 + length
         if piece in (FULL, LAST) and at <= len(content):
             read = message.FromString(record)

@@ -179,7 +179,7 @@ def test_other_data_in_a_continued_run_is_refused_and_other_code_is_mentioned(pr
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_uncommitted_changes_are_kept_with_the_run(project, monkeypatch):
-    monkeypatch.setattr("loopwright.run.environment.SECONDS_FOR_DIFF", 300.0)
+    monkeypatch.setattr("loopwright.run.manifest.SECONDS_FOR_DIFF", 300.0)
 
     def git(*arguments):
         identity = {

@@ -42,7 +42,7 @@ def test_a_named_loss_on_a_data_set_is_to_fall(tmp_path, kind, metric):
         run.mode_of(name)
         for name in ("fit", "score", "test_fit", "test_score", "test_loss", "loss")
     } == {"min"}
-    assert run.best[metric].value == stopping.best
+    assert run.best(metric).value == stopping.best
 
 
 @pytest.mark.parametrize("metric", ["fit", "score"])

@@ -98,7 +98,7 @@ def test_monitor_mode_says_it_and_reaches_the_reports(tmp_path: Path) -> None:
     Distant(Config(n_epochs=3, run_dir=tmp_path, monitor="val_foo", monitor_mode="min")).fit()
     best = choose(tmp_path)
     assert best is not None
-    assert (best.metric, RunView(tmp_path).best["val_foo"].value) == (("val_foo", 1.0), 1.0)
+    assert (best.metric, RunView(tmp_path).best("val_foo").value) == (("val_foo", 1.0), 1.0)
 
 
 def test_a_scheduler_made_in_configure_optimizers_is_stepped() -> None:

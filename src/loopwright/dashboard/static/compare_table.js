@@ -21,7 +21,7 @@ export class ComparisonTable {
   /** `answer` is that of /api/compare, or null while it is on its way; `isAll` shows settings that are the same too. */
   set({ ids, answer, isAll, pill }) {
     const summaries = ids.map((id) => runs.get(id)).filter(Boolean);
-    const signature = JSON.stringify([ids, answer, isAll, summaries.map((run) => [run.state, run.damaged, run.best_values, run.config]), [...this.#open]]);
+    const signature = JSON.stringify([ids, answer, isAll, summaries.map((run) => [run.state, run.problems, run.best_values, run.config]), [...this.#open]]);
     if (signature === this.#signature) return;
     this.#signature = signature;
     this.last = { ids, answer, isAll, pill };
@@ -57,8 +57,8 @@ function keyCell(key) {
 
 /** Best values; the best of all runs stands out. Speed and memory are left out: no two runs have the same. */
 function results(summaries, ignored) {
-  const names = [...new Set(summaries.flatMap((run) => [run.best?.name, ...Object.keys(run.best_values ?? {})]))].filter(Boolean);
-  const modeOf = (name) => summaries.map((run) => run.modes?.[name]).find(Boolean) ?? null;
+  const names = [...new Set(summaries.flatMap((run) => [run.metric?.name, ...Object.keys(run.best_values ?? {})]))].filter(Boolean);
+  const modeOf = (name) => summaries.map((run) => run.best?.[name]?.mode).find(Boolean) ?? null;
   const rows = names.filter((name) => modeOf(name) && !ignored.has(name)).slice(0, RESULTS).map((name) => {
     const values = summaries.map((run) => run.best_values?.[name] ?? null);
     const known = values.filter((one) => typeof one === "number");

@@ -13,8 +13,8 @@ const STATE_HINTS = {
 
 /** A run's state as a coloured word. */
 export function statePill(run) {
-  const hint = run.damaged?.length ? run.damaged.join("\n") : run.reason ?? STATE_HINTS[run.state] ?? "";
-  return el("span", { class: `pill ${run.damaged?.length ? "bad" : STATES[run.state] ?? ""}`, title: hint }, run.damaged?.length ? "damaged" : run.state);
+  const hint = run.problems?.length ? run.problems.join("\n") : run.reason ?? STATE_HINTS[run.state] ?? "";
+  return el("span", { class: `pill ${run.problems?.length ? "bad" : STATES[run.state] ?? ""}`, title: hint }, run.problems?.length ? "damaged" : run.state);
 }
 
 /** A bar with the share done, and what is left. */
@@ -32,21 +32,21 @@ export function progressBar(run) {
 export function progressText(run) {
   const { fraction = null, update = null } = run.progress ?? {};
   const share = fraction === null ? (update === null ? "–" : `${count(update)} upd.`) : `${Math.floor(fraction * 100)} %`;
-  return run.state === "running" && run.eta !== null && run.eta !== undefined ? `${share} · ${duration(run.eta)} left` : share;
+  return run.state === "running" && typeof run.seconds_left === "number" ? `${share} · ${duration(run.seconds_left)} left` : share;
 }
 
 function progressHint({ progress }) {
-  const [unit, limit] = progress.limit ?? [];
+  const [unit, limit] = Object.entries(progress.limit ?? {})[0] ?? [];
   const now = { epoch: progress.epoch, update: progress.update, step: progress.step, sample: progress.sample }[unit];
   return unit ? `${unit} ${count(now)} of ${count(limit)}` : "";
 }
 
 const FIXED = [
   { key: "run", title: "Run", isSticky: true, class: "name", valueOf: (run) => run.id, text: (run) => `${run.id}\n${run.name}\n${runs.selected.includes(run.id) ? runs.slot(run.id) : ""}`, draw: drawName, isAlways: true },
-  { key: "state", title: "State", text: (run) => `${run.state}${run.damaged?.length ?? ""}${run.reason ?? ""}`, draw: (cell, run) => fill(cell, statePill(run)), valueOf: (run) => (run.damaged?.length ? "damaged" : run.state) },
+  { key: "state", title: "State", text: (run) => `${run.state}${run.problems?.length ?? ""}${run.reason ?? ""}`, draw: (cell, run) => fill(cell, statePill(run)), valueOf: (run) => (run.problems?.length ? "damaged" : run.state) },
   { key: "progress", title: "Progress", class: "wide", text: (run) => `${progressText(run)}${run.state}${run.progress?.fraction}`, draw: (cell, run) => fill(cell, progressBar(run)), valueOf: (run) => run.progress?.fraction ?? null },
-  { key: "eta", title: "Left", align: "number", isOptional: true, text: (run) => duration(run.eta), valueOf: (run) => run.eta },
-  { key: "best", title: "Best", hint: "The best value of the run's headline metric", text: (run) => (run.best ? `${run.best.name} ${run.best.value} ${run.best.epoch}` : "–"), draw: drawBest, valueOf: (run) => run.best?.value ?? null },
+  { key: "eta", title: "Left", align: "number", isOptional: true, text: (run) => duration(run.seconds_left), valueOf: (run) => run.seconds_left },
+  { key: "best", title: "Best", hint: "The best value of the run's headline metric", text: (run) => (run.metric ? `${run.metric.name} ${run.metric.value} ${run.metric.epoch}` : "–"), draw: drawBest, valueOf: (run) => run.metric?.value ?? null },
   { key: "started", title: "Started", align: "number", text: (run) => `${age(run.started)}`, draw: (cell, run) => drawMoment(cell, run.started), valueOf: (run) => run.started },
   { key: "updated", title: "Updated", align: "number", isOptional: true, text: (run) => age(run.updated), draw: (cell, run) => drawMoment(cell, run.updated), valueOf: (run) => run.updated },
   { key: "seconds", title: "Trained", align: "number", hint: "Time spent in training", text: (run) => duration(run.seconds), valueOf: (run) => run.seconds },
@@ -70,12 +70,12 @@ function drawName(cell, run) {
   fill(cell, el("span", { class: "run-name" },
     el("span", { class: "swatch", style: isSelected ? { "--swatch": runs.colour(run.id) } : {} }),
     el("a", { href: url.link("run", run.id), title: run.name && run.name !== run.id ? `${run.id} (${run.name})` : run.id, tabindex: -1 }, folder && el("span", { class: "faint" }, `${folder}/`), folder ? last : run.id),
-    run.damaged?.length ? el("span", { class: "warning", title: run.damaged.join("\n") }, icon("warning")) : null));
+    run.problems?.length ? el("span", { class: "warning", title: run.problems.join("\n") }, icon("warning")) : null));
 }
 
 function drawBest(cell, run) {
-  if (!run.best) return fill(cell, "–");
-  const { name, value: best, epoch, mode } = run.best;
+  if (!run.metric) return fill(cell, "–");
+  const { name, value: best, epoch, mode } = run.metric;
   return fill(cell, el("span", { class: "best", title: `${mode === null ? "Last" : mode === "min" ? "Lowest" : "Highest"} ${name}${epoch === null ? "" : `, in epoch ${epoch}`}` },
     el("span", { class: "number" }, best === null ? "NaN" : number(best)), el("span", { class: "faint" }, name)));
 }
@@ -113,7 +113,7 @@ export function allColumns(rows) {
 
 /** True where all runs that have a value have the same one: such a column tells nothing that distinguishes runs. */
 export function isEqual(column, rows) {
-  const known = rows.filter((run) => !run.damaged?.length && (!column.isConfig || column.has(run)));
+  const known = rows.filter((run) => !run.problems?.length && (!column.isConfig || column.has(run)));
   if (known.length < 2 || column.isAlways) return false;
   const first = JSON.stringify(column.valueOf(known[0]) ?? null);
   return known.every((run) => JSON.stringify(column.valueOf(run) ?? null) === first);

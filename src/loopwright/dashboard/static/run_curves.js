@@ -15,7 +15,7 @@ const sideOf = ({ names }) => SIDES.findIndex((pattern) => names.some(({ name })
 /** The panels of a run: `[main, side]`, the headline metric and the loss before the others. */
 function split({ summary }) {
   const panels = panelsOf(summary.names ?? []).flatMap((group) => group.panels);
-  const isHeadline = ({ names }) => names.some(({ name }) => name === summary.best?.name);
+  const isHeadline = ({ names }) => names.some(({ name }) => name === summary.metric?.name);
   const rank = (panel) => (isHeadline(panel) ? 0 : panel.base === "loss" ? 1 : panel.base.includes("loss") ? 2 : 3);
   const main = panels.filter((panel) => sideOf(panel) < 0);
   const side = panels.filter((panel) => sideOf(panel) >= 0);

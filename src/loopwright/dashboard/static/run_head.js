@@ -31,7 +31,7 @@ export class RunHead {
     if (!detail) return;
     const { summary } = detail;
     this.#selection();
-    const signature = JSON.stringify([summary.state, summary.tags, summary.reason, summary.damaged]);
+    const signature = JSON.stringify([summary.state, summary.tags, summary.reason, summary.problems]);
     if (signature !== this.#signature) {
       this.#signature = signature;
       fill(this.state, statePill(summary));
@@ -65,12 +65,12 @@ export class RunHead {
     fill(this.problems, "The folder of this run was removed or renamed. This page shows its last known state.");
   }
 
-  #bar({ progress, state, eta }) {
+  #bar({ progress, state, seconds_left: left }) {
     const fraction = progress?.fraction ?? null;
     this.progress.hidden = fraction === null || (state !== "running" && fraction >= 1) || state === "finished";
     if (this.progress.hidden) return;
     const share = `${Math.floor(100 * fraction)} %`;
-    const text = state === "running" && eta !== null ? `${share}, about ${duration(eta)} left` : `${share} done`;
+    const text = state === "running" && left !== null ? `${share}, about ${duration(left)} left` : `${share} done`;
     if (!this.done) {
       this.done = el("div", { class: "done" });
       this.track = el("div", { class: "track", role: "progressbar", "aria-label": "Progress", "aria-valuemin": 0, "aria-valuemax": 100 }, this.done);
@@ -107,12 +107,12 @@ export class RunHead {
 }
 
 function factsOf(run) {
-  const { progress = {}, best } = run;
-  const of = (unit) => (progress.limit?.[0] === unit ? ` of ${count(progress.limit[1])}` : "");
+  const { progress = {}, metric: best } = run;
+  const of = (unit) => (unit in (progress.limit ?? {}) ? ` of ${count(progress.limit[unit])}` : "");
   const facts = [];
   if (best) facts.push([`${best.mode === null ? "Last" : "Best"} ${best.name}`, best.value === null ? "NaN" : number(best.value), best.epoch === null ? "" : `in epoch ${best.epoch}`]);
   if (typeof run.last?.loss === "number" && best?.name !== "loss") facts.push(["Last loss", number(run.last.loss)]);
-  if (progress.epoch || progress.limit?.[0] === "epoch") facts.push(["Epoch", `${count(progress.epoch)}${of("epoch")}`]);
+  if (progress.epoch || "epoch" in (progress.limit ?? {})) facts.push(["Epoch", `${count(progress.epoch)}${of("epoch")}`]);
   if (typeof progress.update === "number") facts.push(["Update", `${count(progress.update)}${of("update")}`]);
   if (typeof progress.sample === "number" && progress.sample) facts.push(["Samples", `${count(progress.sample)}${of("sample")}`]);
   if (run.seconds) facts.push(["Trained for", duration(run.seconds)]);
