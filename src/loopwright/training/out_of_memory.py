@@ -4,7 +4,7 @@ gradients."""
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import accumulate
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import ConfigurationError, DataError
 from ..metrics.result import StepResult
+from ..trees import leaves
 from .supervised import describe
 from .update import OptimizerUpdate
 
@@ -46,7 +47,7 @@ def split_obstacle(batch: Any, size: int) -> str | None:
     """The reason why a batch cannot be split by samples, or None: every tensor in it needs one row
     per sample."""
     found = False
-    for leaf in _leaves(batch):
+    for leaf in leaves(batch):
         if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim:
             found = True
             if leaf.shape[0] != size:
@@ -109,16 +110,6 @@ def _is_column(value: Sequence[Any]) -> bool:
     return not any(isinstance(item, Tensor | np.ndarray | Mapping | list | tuple) for item in value)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
 class SeveralUpdatesError(ConfigurationError):
     """A step that cannot be taken in micro-batches, since it calls `update` more than once."""
 
@@ -179,7 +170,7 @@ def _redo(run: TrainingRun, batches: Sequence[Batch], position: int) -> StepResu
 
 
 def step_in_micro_batches(run: TrainingRun, batch: Any) -> StepResult:
-    """Take one step of the window in `run.program.num_pieces` micro-batches, each weighted by its
+    """Take one step of the window in `run.num_micro_batches` micro-batches, each weighted by its
     size."""
     window = run.window
     size = window.size

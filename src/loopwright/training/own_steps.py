@@ -243,8 +243,10 @@ class OwnSteps:
         limit = update.clip_norm
         if limit is None or update.clip_value is not None or not self.run.runtime.reads_are_free:
             return False
-        clip = nn.utils.clip_grad_norm_ if update.peers is None else update.peers.clip_norm
-        norm = clip(update.params, math.inf)
+        if update.peers is None:
+            norm = nn.utils.get_total_norm(gradients(update))
+        else:
+            norm = update.peers.clip_norm(update.params, math.inf)
         is_within = norm.item() <= limit * (1 + 1e-6)
         if is_within:
             update.norm = norm

@@ -311,7 +311,7 @@ class OptimizerUpdate:
             loss = loss * 0.0
             count = count * 0
         if window.is_last and window.divisor == 1.0 and self.peers is None:
-            share: Tensor = loss / _at_least_one(count)
+            share: Tensor = loss / at_least_one(count)
             return share
         self._count = count if self._count is None else self._count + count
         return loss
@@ -405,7 +405,7 @@ class OptimizerUpdate:
             self._flag = self.peers.sync_gradients(self.params, self._flag)
 
     def _divide_by_count(self) -> None:
-        count = _at_least_one(
+        count = at_least_one(
             self._count if self.peers is None else self.peers.sum_count(self._count)
         )
         grads = [p.grad for p in self.params if p.grad is not None]
@@ -624,7 +624,8 @@ def add_missing_momentum(optimizer: Optimizer) -> None:
             optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
 
 
-def _at_least_one(count: Any) -> Any:
+def at_least_one(count: Any) -> Any:
+    """A number of items to divide by, also where there are none."""
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
 

@@ -24,6 +24,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from ..._torch_compat import tree_map
 from ..._torch_compat.compiling import failed_to_compile, tracing_backward
 from ...metrics.result import StepResult
+from ..update import at_least_one
 
 NUM_SETTINGS = 3  # the first numbers of a graph: the divisor of the loss, clip_norm and clip_value
 
@@ -192,7 +193,7 @@ def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Call
         with torch.autocast(plan.device, enabled=False):
             share: Any = result.loss
             if result.count is not None:
-                share = share / _at_least_one(result.count) if is_whole else share
+                share = share / at_least_one(result.count) if is_whole else share
             elif plan.has_divisor:
                 share = share / numbers[0].to(share.dtype)
             trained = [p for p in params if p.requires_grad]
@@ -224,7 +225,7 @@ def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Call
     ) -> Any:
         with torch.no_grad(), torch.autocast(plan.device, enabled=False):
             if count is not None:
-                grads = [g if g is None else g / _at_least_one(count) for g in grads]
+                grads = [g if g is None else g / at_least_one(count) for g in grads]
             # without a flag, losses were checked in each step
             is_fine = None if flag is None else flag == 0
             return _change(plan, is_fine, params, grads, states, numbers, seen)
@@ -280,10 +281,6 @@ def _change_one(
     ]:
         value = value.to(target.dtype)
         target.copy_(value if is_fine is None else torch.where(is_fine, value, target))
-
-
-def _at_least_one(count: Any) -> Any:
-    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
 
 def _detached(value: Any) -> Any:
