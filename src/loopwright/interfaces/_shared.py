@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from ..errors import ConfigurationError, check_arguments
 from ..trainer import Trainer as CoreTrainer
 from ..training.media_log import MediaMethods
+from ..training.own_steps import scheduler_positions
 from ..training.program import OwnState, Words
-from ..training.step_checks import scheduler_positions
 
 if TYPE_CHECKING:
     from ..runtime import Runtime

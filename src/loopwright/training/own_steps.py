@@ -307,10 +307,10 @@ class OwnSteps:
             self._no_autocast = None
             torch.clear_autocast_cache()  # it holds weights as they were before the step
         self.num_steps += 1
-        if update.name in self._skipped:
-            self.run.updates.calls += 1
-        else:
-            self.run.updates.note_own_step(update)
+        self.run.updates.calls += 1
+        if update.name not in self._skipped:
+            update.num_updates += 1
+            update.epoch.stepped += 1
             self._due[update.name] = update
         if self._listen_after is not None:
             self._listen_after(update)

@@ -9,15 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from .._torch_compat import are_finite, version_of, watch_clipping
-from .._torch_compat.fast_paths import ignore_updates
 from ..errors import ConfigurationError, NonFiniteLossError
 from ..metrics.result import mistake_in_loss
-from .own_steps import OwnSteps, gradients, update_in_evaluation
-from .own_steps import scheduler_position as scheduler_position
-from .own_steps import scheduler_positions as scheduler_positions
+from .own_steps import OwnSteps, gradients, scheduler_position, update_in_evaluation
 from .update import OptimizerUpdate
 
 if TYPE_CHECKING:
@@ -60,11 +56,11 @@ class StepWatch:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._own_steps.__exit__(*raised)
         for attributes, own in self._replaced:
             attributes["zero_grad"] = own
             if own is None:
                 del attributes["zero_grad"]
+        self._own_steps.__exit__(*raised)
 
     def after_step(self, result: StepResult, position: int) -> None:
         """Check a step that has ended, at this position of its window."""
@@ -97,7 +93,7 @@ class StepWatch:
         step = self.trainer._words.step
         call = self.trainer._words.update
         grads = [grad for update in self.updates for grad in gradients(update)]
-        if grads and not are_finite(grads):
+        if grads and not are_finite(self.trainer.runtime.local_parts(grads)):
             return  # a `GradScaler` may have left out the step
         if grads:
             raise ConfigurationError(
@@ -196,40 +192,6 @@ class SchedulerWatch:
             )
 
 
-def watch_own_steps(
-    update: OptimizerUpdate,
-    before: Callable[[OptimizerUpdate], None],
-    after: Callable[[OptimizerUpdate], None] | None = None,
-) -> list[RemovableHandle]:
-    """Call functions around steps of an optimizer outside of `update`; returns handles that end
-    it."""
-
-    def enter(_: object, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        if not update.is_stepping:
-            is_empty = not any(param.grad is not None for param in update.params)
-            # which computes gradients in the step; self comes first
-            has_closure = len(arguments) > 1 or bool(options)
-            update.empty_steps += is_empty and not has_closure
-            before(update)
-            if not (
-                update.guard is None
-                or has_closure
-                or (update.is_finite() and update.read_flag(" or has NaN"))
-            ):
-                update.zero()  # a step without gradients changes nothing
-
-    def leave(*_: object) -> None:
-        if not update.is_stepping and after is not None:
-            after(update)
-
-    handles = [update.optimizer.register_step_pre_hook(ignore_updates(enter))]
-    return (
-        handles
-        if after is None
-        else [*handles, update.optimizer.register_step_post_hook(ignore_updates(leave))]
-    )
-
-
 def check_clipping(run: TrainingRun, step: Callable[[Any], T], batch: Any) -> T:
     """Call the first step of a run; if it clips gradients before there are any, or after they are
     gone, raise."""
@@ -317,46 +279,6 @@ def _untrained_text(update: OptimizerUpdate) -> str | None:
             "gradient; call zero_grad() before backward(), not between backward() and step()"
         )
     return None
-
-
-def own_step_obstacle(
-    trainer: Program,
-    update: OptimizerUpdate,
-    *,
-    is_averaged: bool = False,
-    is_clipped: bool = False,
-) -> str | None:
-    """The reason why an optimizer must not be stepped outside of `update`, or None.
-
-    An interface that averages gradients over processes or clips them before such a step says so.
-    """
-    if update.peers is not None and not is_averaged:
-        return (
-            "would use only the gradients of this process's part of the batch, so the weights "
-            "would differ between processes"
-        )
-    if trainer.accumulate > 1:
-        return (
-            f"would happen after every batch, not after every {trainer.accumulate} batches as "
-            f"{trainer._words.accumulate} requires"
-        )
-    if trainer.run.num_micro_batches > 1:
-        return (
-            "would happen after a part of the batch, because memory ran out and batches are "
-            "split into micro-batches"
-        )
-    if not is_clipped and (update.clip_norm is not None or update.clip_value is not None):
-        name, value = (
-            ("clip_norm", update.clip_norm)
-            if update.clip_norm is not None
-            else ("clip_value", update.clip_value)
-        )
-        return f"would skip the clipping that {name}={value} requires"
-    if update.scaler is not None:
-        return "would skip the loss scaling that precision='fp16' needs"
-    return (
-        "`update` has also done, so the optimizer would be stepped twice" if update.calls else None
-    )
 
 
 def refuse_update(trainer: Program, loss: Any, count: Any) -> None:

@@ -203,7 +203,6 @@ class OptimizerUpdate:
         self.empty_steps = 0
         self.epoch = EpochCounts()
         self.calls = 0  # of `backward` by the trainer's `update`
-        self.own_steps = 0  # steps that the user took with the optimizer itself
         self.is_stepping = False
         self.is_joined = False  # whether the optimizer is being updated together with others
         self.params: list[nn.Parameter] = []

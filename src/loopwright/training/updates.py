@@ -238,14 +238,6 @@ class Updates:
             f"{names}).",
         )
 
-    def note_own_step(self, update: OptimizerUpdate) -> None:
-        """Count a step that the user took with an optimizer itself."""
-        self.calls += 1
-        update.own_steps += 1
-        update.num_updates += 1
-        update.epoch.stepped += 1
-        self.window.has_stepped = True
-
     def replace(self, update: OptimizerUpdate) -> None:
         """Replace the update of that name."""
         self.by_name[update.name] = update

@@ -28,8 +28,8 @@ from ...run.experiment import describe_dataset
 from ...runtime import Runtime
 from ...runtime.base import is_launched
 from ...text import nearest
+from ...training.own_steps import scheduler_position
 from ...training.program import Changes, Display, Words
-from ...training.step_checks import scheduler_position
 from ...training.supervised import call_model, describe
 from ...training.update import OptimizerUpdate
 from ...training.updates import OptimizerChoice, listed

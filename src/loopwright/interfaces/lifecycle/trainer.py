@@ -17,8 +17,9 @@ from ...data.stream import batch_size_of
 from ...errors import ConfigurationError, check_number
 from ...metrics.progress import Limits
 from ...runtime import resolve_runtime
+from ...training.own_steps import scheduler_position
 from ...training.run import TrainingRun
-from ...training.step_checks import check_clipping, scheduler_position
+from ...training.step_checks import check_clipping
 from ...training.supervised import call_loss
 from ...training.update import Window
 from .._shared import LoggingTrainer, is_overridden
