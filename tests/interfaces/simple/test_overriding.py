@@ -284,8 +284,10 @@ def test_epoch_that_a_callback_adds_does_not_make_the_run_shorter(points: Tensor
     def one_more(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
         trainer.train_epoch(shuffled(points))
 
-    history = build_trainer().train(shuffled(points), 3, callbacks=[one_more])
+    trainer = build_trainer()
+    history = trainer.train(shuffled(points), 3, callbacks=[one_more])
     assert len(history["train_loss"]) == 3
+    assert not trainer.optimizer._optimizer_step_pre_hooks  # nothing watches its steps any more
 
 
 class Measuring(Trainer):

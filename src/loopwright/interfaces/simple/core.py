@@ -377,6 +377,7 @@ class SimpleCore(InterfaceCore):
         changes = self._count_changes()
         with OwnSteps(self.run) as self._own_steps:
             metrics = as_numbers(self._epoch(number), "train_epoch")
+        self._own_steps = None
         if self._count_changes() == changes:
             self.run.say(
                 f"Nothing was trained in epoch {start + 1}: train_epoch changed no weight of the "
