@@ -227,8 +227,9 @@ def test_order_of_samples_follows_the_users_seed(points: TensorDataset) -> None:
                 seen.append(batch[0])
                 return super()._prepare_batch(batch)
 
+        trainer = build_trainer(Spy)
         torch.manual_seed(seed)
-        build_trainer(Spy).train(shuffled(points), 1)
+        trainer.train(shuffled(points), 1)
         return torch.cat(seen)
 
     assert torch.equal(first_batches(3), first_batches(3))
@@ -238,8 +239,9 @@ def test_order_of_samples_follows_the_users_seed(points: TensorDataset) -> None:
 def test_training_leaves_the_users_random_numbers_alone(points: TensorDataset) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
+    trainer = build_trainer()
     torch.manual_seed(5)
-    build_trainer().train(shuffled(points), 2, in_order(points))
+    trainer.train(shuffled(points), 2, in_order(points))
     assert torch.equal(torch.rand(3), expected)
 
 
