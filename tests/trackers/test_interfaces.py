@@ -19,6 +19,7 @@ from loopwright.trackers import CSV, JSONL, Track
 
 from ..interfaces.adversarial.runs import assert_same_training, continued, tiny, write_data
 from ..interfaces.adversarial.runs import train as train_pairs
+from ..mistakes import raises
 from .runs import Recorded, losses_in_csv, points, read_csv, read_jsonl
 
 
@@ -333,5 +334,5 @@ def test_adversarial_training_is_the_same_with_a_tracker(tmp_path):
 
 def test_adversarial_refuses_callbacks_that_are_no_trackers(tmp_path):
     config = tiny(tmp_path, tmp_path / "runs")
-    with pytest.raises(ConfigurationError, match="tracker"):
+    with raises("only-trackers", "print"):
         adversarial.Trainer(config, callbacks=[print])

@@ -10,7 +10,7 @@ import pytest
 
 from loopwright.errors import ConfigurationError
 from loopwright.interfaces.adversarial import Config, Trainer, load_config
-from loopwright.interfaces.adversarial.config import Group, export_config
+from loopwright.interfaces.adversarial.config import SettingsGroup, export_config
 
 
 def test_no_config_means_the_defaults():
@@ -129,7 +129,7 @@ def test_copies_are_numbered_past_ten_and_can_be_loaded(tmp_path: Path):
 
 
 def test_a_subclass_may_bring_settings_of_its_own(tmp_path: Path):
-    class Mine(Group):
+    class Mine(SettingsGroup):
         my_cool_value: float = 1.0
 
     class MyConfig(Config):

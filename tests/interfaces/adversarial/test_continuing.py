@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright.errors import CheckpointError, ConfigurationError, Interrupted
+from loopwright.errors import ConfigurationError, Interrupted
 from loopwright.interfaces.adversarial import Pix2pixTrainer, Trainer, read_loss_log
 from loopwright.run import MetricsStore
+from tests.mistakes import raises
 
 from ...forked import call_forked
 from ...runs import commit_metrics
@@ -190,7 +191,7 @@ def test_a_checkpoint_asked_for_in_a_hook_is_of_the_whole_epoch(data: Path, tmp_
 def test_an_epoch_that_was_not_saved_is_named_with_those_that_were(data: Path, tmp_path: Path):
     config = tiny(data, tmp_path)
     train(Pix2pixTrainer(config), 1).save_checkpoint()
-    with pytest.raises(CheckpointError, match="no network 'G' of epoch 7"):
+    with raises("no-saved-network", "'G'", "epoch 7"):
         Pix2pixTrainer(continued(config, 7))
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from loopwright.data.open import open_stream
-from loopwright.errors import ConfigurationError, MissingExtraError
+from loopwright.errors import MissingExtraError
 from loopwright.interfaces.adversarial import PairedDataset, Trainer, load_config
 
 from .runs import SIZE, tiny
@@ -170,13 +170,6 @@ def test_nothing_is_imported_for_augmentation_that_does_not_happen(data: Path):
 def test_grey_images_have_one_channel(data: Path):
     x, y = dataset(data, load={"input_nc": 1}, both={"h_flip_chance": 1.0})[0]
     assert x.shape == y.shape == (1, SIZE, SIZE)
-
-
-def test_a_crop_larger_than_the_image_is_refused(data: Path):
-    with pytest.raises(
-        ConfigurationError, match=r"crop_size is 32, larger than dataloader\.load\.load_size"
-    ):
-        dataset(data, load={"crop_size": 32})
 
 
 def test_images_without_pillow_name_the_command(data: Path, monkeypatch: pytest.MonkeyPatch):

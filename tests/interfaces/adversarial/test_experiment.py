@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from loopwright.errors import ConfigurationError
 from loopwright.interfaces.adversarial import Pix2pixTrainer, Trainer
 from tests.mistakes import raises
 
@@ -39,16 +36,14 @@ def test_the_copy_of_the_config_has_the_version_of_its_directory(data: Path, tmp
 def test_without_counting_up_an_experiment_is_not_written_over(data: Path, tmp_path: Path):
     config = tiny(data, tmp_path, save={"auto_increment_version": False})
     Trainer(config)
-    with pytest.raises(
-        ConfigurationError, match=r"tiny_v1 already exists: set save\.auto_increment_version"
-    ):
+    with raises("experiment-exists", "tiny_v1"):
         Trainer(config)
 
 
 def test_continuing_what_is_not_there_lists_what_is(data: Path, tmp_path: Path):
     config = tiny(data, tmp_path)
     Trainer(config)
-    with pytest.raises(ConfigurationError, match=r"no experiment .*tiny_v9; existing versions: v1"):
+    with raises("no-experiment", "tiny_v9", "v1"):
         Trainer(continued(config, version=9))
 
 

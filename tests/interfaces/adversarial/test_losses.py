@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright.errors import ConfigurationError
 from loopwright.interfaces.adversarial import (
     LMLoss,
     LossManager,
@@ -18,6 +17,7 @@ from loopwright.interfaces.adversarial import (
     pix2pix,
     read_loss_log,
 )
+from tests.mistakes import raises
 
 ones, zeros = torch.ones(2, 3), torch.zeros(2, 3)
 
@@ -160,7 +160,7 @@ def test_lines_can_be_printed_or_returned(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_name_is_registered_once():
-    with pytest.raises(ConfigurationError, match="'L1' is already registered"):
+    with raises("loss-registered", "L1"):
         manager().register_loss_fn("L1", nn.L1Loss())
 
 
@@ -192,15 +192,3 @@ def test_sub_specs_of_pix2pix(subspec: str, names: list[str]):
     assert list(spec) == names
     assert spec["G_L1"].loss_weight == 50.0
     assert all(loss.tags == [name[0]] for name, loss in spec.items())
-
-
-def test_vgg_without_weights_says_what_to_set():
-    with pytest.raises(ConfigurationError, match=r"not downloaded: set train\.loss\.vgg_weights"):
-        pix2pix(load_config(None), "basic+vgg")
-
-
-def test_an_unknown_sub_spec_lists_those_there_are():
-    with pytest.raises(
-        ConfigurationError, match=r"'full'.*basic, basic\+vgg, extended, extended\+vgg"
-    ):
-        pix2pix(load_config(None), "full")

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from loopwright.errors import CheckpointError, ConfigurationError, MissingExtraError
+from loopwright.errors import MissingExtraError
 from loopwright.interfaces.adversarial import (
     ExportError,
     ONNXConverter,
@@ -24,6 +24,7 @@ from loopwright.interfaces.adversarial import (
     export_onnx,
 )
 from loopwright.interfaces.adversarial.live import LiveView
+from tests.mistakes import raises
 
 from .runs import SIZE, tiny, train, write_pairs
 
@@ -202,9 +203,9 @@ def test_a_tester_takes_other_images(trained: Pix2pixTrainer, tmp_path: Path):
 def test_a_tester_without_anything_to_load_says_what_is_missing(
     trained: Pix2pixTrainer, tmp_path: Path
 ):
-    with pytest.raises(ConfigurationError, match=r"no train1_config\.json"):
+    with raises("no-config-copy"):
         Tester(experiment_dir=tmp_path)
-    with pytest.raises(CheckpointError, match="no network 'G' of epoch 9"):
+    with raises("no-saved-network", "epoch 9"):
         Tester(experiment_dir=trained.experiment_dir, load_epoch=9)
 
 

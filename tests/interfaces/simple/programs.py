@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,25 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright.interfaces.simple import Trainer
+from tests.loops import build_linear
 
 cross_entropy = nn.functional.cross_entropy
 
 
 def adam(model: nn.Module) -> torch.optim.Adam:
     return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def build_trainer(
+    kind: type[Trainer] = Trainer,
+    *,
+    net: Callable[[], nn.Module] = build_linear,
+    loss_fn: Any = cross_entropy,
+    **options: Any,
+) -> Any:
+    """A trainer of a new model with Adam."""
+    model = net()
+    return kind(model, adam(model), loss_fn, **options)
 
 
 def shuffled(points: TensorDataset) -> DataLoader[Any]:

@@ -19,7 +19,7 @@ from loopwright.data.random import seed_everything
 from loopwright.interfaces.simple import Trainer
 from tests.loops import assert_same_model, build_linear, build_net, train_by_hand
 
-from .programs import adam, cross_entropy, in_order, shuffled
+from .programs import adam, build_trainer, cross_entropy, in_order, shuffled
 
 Space = SimpleNamespace
 CONFIGS = {
@@ -82,9 +82,8 @@ def test_scheduler_is_stepped_per_batch_or_per_epoch_and_never_both(
 def test_one_cycle_is_stepped_per_batch_where_the_config_says_nothing(
     points: TensorDataset,
 ) -> None:
-    model = build_linear()
     factory = partial(OneCycleLR, max_lr=0.1, total_steps=10)
-    trainer = Trainer(model, adam(model), cross_entropy, scheduler=factory)
+    trainer = build_trainer(Trainer, scheduler=factory)
     trainer.train(shuffled(points), 2)
     assert trainer.scheduler.last_epoch == 10
 

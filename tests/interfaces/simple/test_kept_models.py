@@ -20,7 +20,15 @@ from loopwright.interfaces.simple import Trainer
 from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net
 from tests.mistakes import raises
 
-from .programs import AccuracyTrainer, adam, cross_entropy, in_order, saved_in, shuffled
+from .programs import (
+    AccuracyTrainer,
+    adam,
+    build_trainer,
+    cross_entropy,
+    in_order,
+    saved_in,
+    shuffled,
+)
 
 
 class Scripted(Trainer):
@@ -47,8 +55,7 @@ class Counted(Trainer):
 
 
 def scripted(name: str, values: list[float], mode: str | None = None) -> Scripted:
-    model = build_linear()
-    trainer = Scripted(model, adam(model), cross_entropy, {"training": {"best_model_mode": mode}})
+    trainer = build_trainer(Scripted, config={"training": {"best_model_mode": mode}})
     trainer.name, trainer.values = name, list(values)
     return trainer
 
@@ -151,15 +158,13 @@ def test_best_model_survives_a_worse_second_call(points: TensorDataset, tmp_path
 def test_without_an_evaluation_the_best_model_goes_by_the_training_loss(
     points: TensorDataset, tmp_path: Path
 ) -> None:
-    model = build_linear()
-    trainer = Trainer(model, adam(model), cross_entropy)
+    trainer = build_trainer()
     losses = trainer.train(shuffled(points), 2, save_dir=str(tmp_path))["train_loss"]
     assert trainer.load_checkpoint(tmp_path / "best_model")["metric_value"] == min(losses)
 
 
 def test_no_best_model_where_no_metric_is_asked_for(points: TensorDataset, tmp_path: Path) -> None:
-    model = build_linear()
-    trainer = Trainer(model, adam(model), cross_entropy)
+    trainer = build_trainer()
     trainer.train(shuffled(points), 5, save_dir=str(tmp_path), save_freq=2, best_model_metric=None)
     assert {path.name for path in saved_in(tmp_path)} == {
         "checkpoint_epoch_2",
@@ -273,9 +278,8 @@ def test_failing_callback_is_named(points: TensorDataset) -> None:
     def upload(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
         raise OSError("no network")
 
-    model = build_linear()
     with pytest.raises(OSError, match="no network") as caught:
-        Trainer(model, adam(model), cross_entropy).train(shuffled(points), 1, callbacks=[upload])
+        build_trainer().train(shuffled(points), 1, callbacks=[upload])
     assert caught.value.__notes__ == ["raised in callback upload"]
 
 
@@ -371,8 +375,7 @@ def test_foreign_file_is_loaded_without_running_code(
 def test_checkpoint_that_does_not_fit_changes_nothing(
     points: TensorDataset, tmp_path: Path
 ) -> None:
-    model = build_linear()
-    Trainer(model, adam(model), cross_entropy).train(shuffled(points), 1, save_dir=str(tmp_path))
+    build_trainer().train(shuffled(points), 1, save_dir=str(tmp_path))
     other = nn.Linear(6, 4)
     before = other.weight.clone()
     with pytest.raises(CheckpointError, match=r"nothing was loaded:\n.*weight has shape \(4, 6\)"):
@@ -386,8 +389,7 @@ def test_loading_inside_a_callback_does_not_make_training_longer(
     def go_back(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
         trainer.load_checkpoint(tmp_path / "checkpoint_epoch_1")
 
-    model = build_linear()
-    trainer = Trainer(model, adam(model), cross_entropy)
+    trainer = build_trainer()
     history = trainer.train(shuffled(points), 3, save_dir=str(tmp_path), callbacks=[go_back])
     assert len(history["train_loss"]) == 3
 
@@ -428,8 +430,7 @@ def test_what_was_loaded_and_not_trained_since_is_saved_as_what_it_was(
     points: TensorDataset, tmp_path: Path
 ) -> None:
     def build() -> Trainer:
-        model = build_linear()
-        return Trainer(model, adam(model), cross_entropy)
+        return build_trainer()
 
     build().train(shuffled(points), 1, in_order(points), str(tmp_path))
     loaded = build()

@@ -93,7 +93,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a metric for each sample": (
         lambda: train(returning({"loss": torch.ones(3)}, "eval_step")),
         "metrics-not-numbers",
-        "`eval_step` returned loss: tensor",
+        "`eval_step` returned {'loss': tensor",
     ),
     "train_epoch without a result": (
         lambda: train(returning(None, "train_epoch")),

@@ -15,7 +15,7 @@ from loopwright.interfaces.simple import Trainer
 from tests.loops import assert_same_model, batches, build_linear, build_net
 from tests.mistakes import raises
 
-from .programs import adam, cross_entropy, in_order, saved_in, shuffled
+from .programs import adam, build_trainer, cross_entropy, in_order, saved_in, shuffled
 
 PER_BATCH = {"training": {"scheduler_step_per_batch": True}}
 
@@ -111,8 +111,7 @@ def test_own_eval_step_is_averaged_over_samples(points: TensorDataset) -> None:
         def eval_step(self, batch: Any) -> dict[str, float]:
             return {"loss": 1.0, "size": len(batch[0])}
 
-    model = build_net()
-    history = Sizes(model, adam(model), cross_entropy).train(shuffled(points), 1, in_order(points))
+    history = build_trainer(Sizes, net=build_net).train(shuffled(points), 1, in_order(points))
     assert history["eval_loss"] == [1.0]
     assert history["eval_size"] == [(4 * 8 * 8 + 5 * 5) / 37]
 
@@ -138,10 +137,7 @@ def test_evaluate_that_adds_to_the_given_one(points: TensorDataset) -> None:
             metrics = super().evaluate(dataloader)
             return {**metrics, "perplexity": torch.tensor(metrics["loss"]).exp()}  # type: ignore[dict-item]
 
-    model = build_net()
-    history = Perplexity(model, adam(model), cross_entropy).train(
-        shuffled(points), 1, in_order(points)
-    )
+    history = build_trainer(Perplexity, net=build_net).train(shuffled(points), 1, in_order(points))
     assert history["eval_perplexity"][0] == torch.tensor(history["eval_loss"][0]).exp().item()
 
 
@@ -177,8 +173,7 @@ def test_own_parts_of_a_step_are_used_in_training_and_evaluation(points: TensorD
 
 
 def test_own_train_epoch_is_what_train_repeats(points: TensorDataset) -> None:
-    model = build_linear()
-    history = OwnEpoch(model, adam(model), cross_entropy).train(shuffled(points), 3)
+    history = build_trainer(OwnEpoch).train(shuffled(points), 3)
     assert history["epoch"] == [0, 1, 2]
     assert history["train_loss"][2] < history["train_loss"][0]
 
@@ -228,10 +223,7 @@ def test_train_epoch_that_measures_something_now_and_then_keeps_one_entry_per_ep
                 train_dataloader, eval_dataloader if epoch == 1 else None, epoch
             )
 
-    model = build_linear()
-    values = Sometimes(model, adam(model), cross_entropy).train(
-        shuffled(points), 3, in_order(points)
-    )["eval_loss"]
+    values = build_trainer(Sometimes).train(shuffled(points), 3, in_order(points))["eval_loss"]
     assert [value == value for value in values] == [False, True, False]
 
 
@@ -244,10 +236,7 @@ def test_own_save_checkpoint_writes_what_it_likes(points: TensorDataset, tmp_pat
         ) -> None:
             saved.append((Path(path).name, epoch, metric_value))
 
-    model = build_linear()
-    losses = Notes(model, adam(model), cross_entropy).train(
-        shuffled(points), 2, save_dir=str(tmp_path)
-    )["train_loss"]
+    losses = build_trainer(Notes).train(shuffled(points), 2, save_dir=str(tmp_path))["train_loss"]
     assert saved == [
         ("best_model", 0, losses[0]),
         ("checkpoint_epoch_1", 0, losses[0]),
@@ -258,8 +247,7 @@ def test_own_save_checkpoint_writes_what_it_likes(points: TensorDataset, tmp_pat
 
 
 def test_method_assigned_to_the_object_counts_too(points: TensorDataset) -> None:
-    model = build_linear()
-    trainer = Trainer(model, adam(model), cross_entropy)
+    trainer = build_trainer()
     trainer.evaluate = lambda dataloader: {"loss": 0.25}  # type: ignore[method-assign]
     assert trainer.train(shuffled(points), 1, in_order(points))["eval_loss"] == [0.25]
 
@@ -279,8 +267,7 @@ def test_names_of_the_core_are_free_for_subclasses(points: TensorDataset) -> Non
         def on_epoch_end(self, anything: Any, at: Any, all_: Any) -> None:
             raise AssertionError
 
-    model = build_linear()
-    trainer = Busy(model, adam(model), cross_entropy)
+    trainer = build_trainer(Busy)
     assert len(trainer.train(shuffled(points), 1)["train_loss"]) == 1
     assert trainer.history == "mine"
 
@@ -289,20 +276,18 @@ def test_train_inside_train_is_refused(points: TensorDataset) -> None:
     def again(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
         trainer.train(shuffled(points), 1)
 
-    model = build_linear()
     with raises("train-in-train"):
-        Trainer(model, adam(model), cross_entropy).train(shuffled(points), 1, callbacks=[again])
+        build_trainer().train(shuffled(points), 1, callbacks=[again])
 
 
 def test_epoch_that_a_callback_adds_does_not_make_the_run_shorter(points: TensorDataset) -> None:
     def one_more(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
         trainer.train_epoch(shuffled(points))
 
-    model = build_linear()
-    history = Trainer(model, adam(model), cross_entropy).train(
-        shuffled(points), 3, callbacks=[one_more]
-    )
+    trainer = build_trainer()
+    history = trainer.train(shuffled(points), 3, callbacks=[one_more])
     assert len(history["train_loss"]) == 3
+    assert not trainer.optimizer._optimizer_step_pre_hooks  # nothing watches its steps any more
 
 
 class Measuring(Trainer):
@@ -324,9 +309,8 @@ def test_gradients_of_ones_own_do_not_go_into_the_given_step(points: TensorDatas
 
 
 def test_gradients_of_ones_own_are_refused_where_steps_add_up(points: TensorDataset) -> None:
-    model = build_net()
-    trainer = Measuring(
-        model, adam(model), cross_entropy, {"training": {"gradient_accumulation_steps": 2}}
+    trainer = build_trainer(
+        Measuring, net=build_net, config={"training": {"gradient_accumulation_steps": 2}}
     )
     with raises("gradients-in-window", "gradient_accumulation_steps is 2"):
         trainer.train(shuffled(points), 1)

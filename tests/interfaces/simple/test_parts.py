@@ -23,7 +23,7 @@ from tests.loops import (
 )
 from tests.mistakes import raises
 
-from .programs import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
+from .programs import AccuracyTrainer, adam, build_trainer, cross_entropy, in_order, shuffled
 
 
 class Assigning(Trainer):
@@ -71,10 +71,7 @@ def test_scheduler_assigned_in_a_callback_is_stepped_from_there_on(points: Tenso
         if epoch == 0:
             trainer.scheduler = StepLR(trainer.optimizer, 1, gamma=0.1)  # type: ignore[arg-type]
 
-    model = build_linear()
-    trainer = Trainer(
-        model, adam(model), cross_entropy, {"training": {"scheduler_step_per_batch": True}}
-    )
+    trainer = build_trainer(Trainer, config={"training": {"scheduler_step_per_batch": True}})
     trainer.train(shuffled(points), 2, callbacks=[assign])
     assert trainer.scheduler.last_epoch == 5
 

@@ -25,7 +25,15 @@ from tests.loops import (
     train_by_hand,
 )
 
-from .programs import AccuracyTrainer, adam, cross_entropy, in_order, saved_in, shuffled
+from .programs import (
+    AccuracyTrainer,
+    adam,
+    build_trainer,
+    cross_entropy,
+    in_order,
+    saved_in,
+    shuffled,
+)
 
 
 def test_basic_program_trains_and_writes_its_checkpoints(
@@ -83,8 +91,7 @@ def test_eval_loss_is_the_mean_over_samples_with_a_short_last_batch(points: Tens
 
 
 def test_metrics_of_an_overridden_evaluate_are_in_the_history(points: TensorDataset) -> None:
-    model = build_net()
-    trainer = AccuracyTrainer(model, adam(model), nn.CrossEntropyLoss())
+    trainer = build_trainer(AccuracyTrainer, loss_fn=nn.CrossEntropyLoss(), net=build_net)
     history = trainer.train(
         shuffled(points), 3, eval_dataloader=in_order(points), best_model_metric="eval_accuracy"
     )
@@ -108,8 +115,7 @@ def test_callbacks_are_called_after_each_epoch_with_its_metrics(points: TensorDa
     def log_metrics(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
         called.append((trainer, epoch, dict(metrics)))
 
-    model = build_net()
-    trainer = Trainer(model, adam(model), cross_entropy)
+    trainer = build_trainer(Trainer, net=build_net)
     history = trainer.train(
         train_dataloader=shuffled(points),
         eval_dataloader=in_order(points),
@@ -221,9 +227,9 @@ def test_order_of_samples_follows_the_users_seed(points: TensorDataset) -> None:
                 seen.append(batch[0])
                 return super()._prepare_batch(batch)
 
-        model = build_linear()
+        trainer = build_trainer(Spy)
         torch.manual_seed(seed)
-        Spy(model, adam(model), cross_entropy).train(shuffled(points), 1)
+        trainer.train(shuffled(points), 1)
         return torch.cat(seen)
 
     assert torch.equal(first_batches(3), first_batches(3))
@@ -231,11 +237,11 @@ def test_order_of_samples_follows_the_users_seed(points: TensorDataset) -> None:
 
 
 def test_training_leaves_the_users_random_numbers_alone(points: TensorDataset) -> None:
-    model = build_linear()
     torch.manual_seed(5)
     expected = torch.rand(3)
+    trainer = build_trainer()
     torch.manual_seed(5)
-    Trainer(model, adam(model), cross_entropy).train(shuffled(points), 2, in_order(points))
+    trainer.train(shuffled(points), 2, in_order(points))
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -248,9 +254,8 @@ def test_exception_in_training_surfaces(points: TensorDataset) -> None:
             raise ZeroDivisionError("in the third batch")
         return cross_entropy(outputs, targets)
 
-    model = build_linear()
     with pytest.raises(ZeroDivisionError, match="third batch"):
-        Trainer(model, adam(model), failing_loss).train(shuffled(points), 2)
+        build_trainer(Trainer, loss_fn=failing_loss).train(shuffled(points), 2)
     assert len(calls) == 3
 
 
@@ -288,9 +293,8 @@ def test_signal_ends_the_run_with_its_code_whatever_a_subclass_does_with_metrics
         os.kill(os.getpid(), signal.SIGTERM)
         return cross_entropy(outputs, targets)
 
-    model = build_linear()
     with pytest.raises(SystemExit) as caught:
-        Demanding(model, adam(model), interrupted_loss).train(shuffled(points), 2)
+        build_trainer(Demanding, loss_fn=interrupted_loss).train(shuffled(points), 2)
     assert caught.value.code == 128 + signal.SIGTERM
 
 

@@ -46,7 +46,7 @@ def without_effect(default: Any, why: str) -> Any:
     return Field(default=default, description=f"No effect: {why}.", json_schema_extra={"why": why})
 
 
-class Group(BaseModel):
+class SettingsGroup(BaseModel):
     """A group of settings; unknown names and wrong types are mistakes, when it is read and when it
     is changed."""
 
@@ -58,7 +58,7 @@ class Group(BaseModel):
 # Images
 
 
-class ImageSizes(Group):
+class ImageSizes(SettingsGroup):
     """Images are scaled to `load_size` and cut to `crop_size`: at random for training, from the
     middle otherwise."""
 
@@ -69,7 +69,7 @@ class ImageSizes(Group):
     )
 
 
-class ColorJitter(Group):
+class ColorJitter(SettingsGroup):
     """Brightness, contrast and saturation are factors, where 1 changes nothing; hue is turned by a
     part of a circle."""
 
@@ -142,13 +142,13 @@ class ImageAugmentation(ColorJitter):
     compression_quality_max: int = setting(100, "Highest JPEG quality.", ge=1, le=100)
 
 
-class Augmentations(Group):
+class Augmentations(SettingsGroup):
     both: PairAugmentation = PairAugmentation()
     input: ImageAugmentation = ImageAugmentation()
     target: ImageAugmentation = ImageAugmentation()
 
 
-class Masking(Group):
+class Masking(SettingsGroup):
     """Losses that look at parts of the images only, which is not supported; `enable` must be
     false."""
 
@@ -172,7 +172,7 @@ class Masking(Group):
         return is_wanted
 
 
-class Dataloader(Group):
+class Dataloader(SettingsGroup):
     """`dataroot` has the folders train, val and test; in an image file A is the left half and B the
     right one."""
 
@@ -192,7 +192,7 @@ class Dataloader(Group):
 # Training
 
 
-class Cudnn(Group):
+class Cudnn(SettingsGroup):
     """What the published program passes to torch's cuDNN backend."""
 
     benchmark: bool = without_effect(True, "set torch.backends.cudnn.benchmark in the program")
@@ -204,7 +204,7 @@ class Cudnn(Group):
     )
 
 
-class Common(Group):
+class Common(SettingsGroup):
     """Where it runs and where it writes:
     `{output_directory}/{experiment_name}_v{experiment_version}`.
 
@@ -243,7 +243,7 @@ class Common(Group):
         return "pix2pix" if value == "" else value
 
 
-class Continuing(Group):
+class Continuing(SettingsGroup):
     """Whether to go on with an experiment: true, false, or "auto": if there is something to go on
     from.
 
@@ -265,7 +265,7 @@ class Continuing(Group):
     )
 
 
-class LearningRate(Group):
+class LearningRate(SettingsGroup):
     """`initial` for `epochs`, then in equal steps towards `target`, which the epoch after
     `epochs_decay` would have."""
 
@@ -277,11 +277,11 @@ class LearningRate(Group):
     )
 
 
-class AdamSettings(Group):
+class AdamSettings(SettingsGroup):
     beta1: float = setting(0.5, "Adam's first beta; the second is 0.999.", ge=0.0, lt=1.0)
 
 
-class Generator(Group):
+class Generator(SettingsGroup):
     """A UNet; `use_checkpointing` computes its blocks again in the backward pass, which needs less
     memory."""
 
@@ -302,7 +302,7 @@ class Generator(Group):
     optimizer: AdamSettings = AdamSettings()
 
 
-class DiscriminatorSettings(Group):
+class DiscriminatorSettings(SettingsGroup):
     n_layers: int = setting(3, "Layers of the PatchGAN.", ge=1)
     base_channels: int = setting(
         64, "Channels of its first layer; each next one has twice as many.", ge=1
@@ -312,7 +312,7 @@ class DiscriminatorSettings(Group):
     optimizer: AdamSettings = AdamSettings()
 
 
-class LossWeights(Group):
+class LossWeights(SettingsGroup):
     """Weights of the generator's losses; `vgg_weights` is a file of VGG19 weights, for the
     sub-specs with +vgg."""
 
@@ -329,7 +329,7 @@ class LossWeights(Group):
     )
 
 
-class Training(Group):
+class TrainSettings(SettingsGroup):
     separate_lr_schedules: bool = setting(
         False,
         "Whether the discriminator has a learning rate of its own; otherwise the generator's is "
@@ -341,7 +341,7 @@ class Training(Group):
     loss: LossWeights = LossWeights()
 
 
-class Saving(Group):
+class Saving(SettingsGroup):
     """Models and examples, which a training script saves between epochs, and resume points, which
     are automatic."""
 
@@ -361,7 +361,7 @@ class Saving(Group):
     resume_updates: int | None = setting(None, "Updates between checkpoints inside epochs.", gt=0)
 
 
-class Live(Group):
+class LiveSettings(SettingsGroup):
     """Pictures and loss curves of a running training, in the experiment's folder `live`.
 
     They take Visdom's place, which needs a server.
@@ -385,11 +385,11 @@ class Live(Group):
     )
 
 
-class Visualizer(Group):
-    visdom: Live = Live()
+class Visualizer(SettingsGroup):
+    visdom: LiveSettings = LiveSettings()
 
 
-class Config(Group):
+class Config(SettingsGroup):
     """All settings. A subclass may add groups and values of its own; give it to
     `Trainer.config_type`.
 
@@ -401,7 +401,7 @@ class Config(Group):
     config_type: Literal["pix2pix"] = setting("pix2pix", "The kind of config.")
     common: Common = Common()
     dataloader: Dataloader = Dataloader()
-    train: Training = Training()
+    train: TrainSettings = TrainSettings()
     save: Saving = Saving()
     visualizer: Visualizer = Visualizer()
 

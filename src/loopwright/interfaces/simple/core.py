@@ -377,6 +377,7 @@ class SimpleCore(InterfaceCore):
         changes = self._count_changes()
         with OwnSteps(self.run) as self._own_steps:
             metrics = as_numbers(self._epoch(number), "train_epoch")
+        self._own_steps = None
         if self._count_changes() == changes:
             self.run.say(
                 f"Nothing was trained in epoch {start + 1}: train_epoch changed no weight of the "
@@ -544,18 +545,16 @@ def as_result(returned: Any, method: str, prefix: str) -> Any:
 
 def check_metrics(returned: Any, method: str) -> None:
     """Refuse a returned value that is no dict of metrics which can be averaged."""
-    is_dict = isinstance(returned, Mapping)
-    wrong = (
-        [f"{name}: {value!r:.60}" for name, value in returned.items() if not is_number(value)]
-        if is_dict
-        else [f"{returned!r:.60}"]
+    if isinstance(returned, Mapping):
+        wrong = {name: value for name, value in returned.items() if not is_number(value)}
+        if not wrong:
+            return
+        returned = wrong
+    raise ConfigurationError(
+        "metrics-not-numbers",
+        f"`{method}` returned {returned!r:.80}; return a dict of metrics that are numbers, such as "
+        "{'loss': loss.item()}.",
     )
-    if wrong:
-        raise ConfigurationError(
-            "metrics-not-numbers",
-            f"`{method}` returned {', '.join(wrong)}; return a dict of metrics that are numbers, "
-            "such as {'loss': loss.item()}.",
-        )
 
 
 def is_number(value: Any) -> bool:
