@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.optim import Optimizer
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from ..training.update import OptimizerUpdate
 
 T = TypeVar("T")
-NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,16 +95,6 @@ def is_overridden(owner: object, name: str, base: type) -> bool:
     `base` has."""
     method = getattr(owner, name)
     return getattr(method, "__func__", method) is not getattr(base, name)
-
-
-def check_method_names(
-    trainer: object, known: Iterable[str] | None = None, others: Mapping[str, str] = NONE
-) -> None:
-    """Refuse a method of a subclass that nothing calls and whose name resembles one to override."""
-    if not type(trainer).__module__.startswith("loopwright."):
-        from .._overrides import check_method_names
-
-        check_method_names(trainer, known, others)
 
 
 def other_optimizers(owner: object, known: Iterable[object]) -> dict[str, Optimizer]:
