@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import ConfigurationError
 from loopwright.interfaces.adversarial import Pix2pixTrainer
 from loopwright.interfaces.configured import BaseTrainerConfig, TrainerResult
 from loopwright.interfaces.simple import Trainer as SimpleTrainer
+from tests.mistakes import raises
 
 from ..loops import build_net
 from .adversarial.runs import tiny, write_data
@@ -105,17 +105,11 @@ class OwnOptimizer(CustomTrainer):
         self.second = torch.optim.SGD(self.model.parameters(), lr=0.1)
 
 
-def test_optimizer_that_the_trainer_neither_feeds_nor_saves_is_refused(mistake: Any) -> None:
+def test_optimizer_that_the_trainer_neither_feeds_nor_saves_is_refused() -> None:
     trainer = OwnOptimizer(
         build_configured().config, model=build_model(), datasets={"train": Points()}
     )
-    what = "an optimizer that a subclass made by itself"
-    with mistake(
-        "Interface: configured",
-        what,
-        ConfigurationError,
-        match=r"optimizer=\{'optimizer': ..., 'second': ...\}",
-    ):
+    with raises("optimizer-beside-others", "optimizer={'optimizer': ..., 'second': ...}"):
         trainer.train()
 
 
@@ -172,32 +166,23 @@ def test_init_weights_of_the_trainer_gives_values_to_models_on_the_meta_device()
     assert (trainer.model.weight == 0.5).all()
 
 
-def test_published_event_of_the_trainer_is_refused(mistake: Any) -> None:
+def test_published_event_of_the_trainer_is_refused() -> None:
     class Own(MyTrainer):
         def post_fit(self) -> None: ...
 
-    what = "an event of the published package on the trainer, `post_fit`"
-    with mistake(
-        "Interface: modular", what, ConfigurationError, match="here that event is on_fit_end"
-    ):
+    with raises("event-elsewhere", "here that event is on_fit_end"):
         Own(Config())
 
 
 # adversarial
 
 
-def test_loop_over_batches_of_ones_own_is_refused(tmp_path: Path, mistake: Any) -> None:
+def test_loop_over_batches_of_ones_own_is_refused(tmp_path: Path) -> None:
     class OwnLoop(Pix2pixTrainer):
         def _train_paired_core(self, train_step_fn: Any, train_step_kwargs: Any) -> None: ...
 
-    trainer = OwnLoop(tiny(write_data(tmp_path / "data"), tmp_path))
-    with mistake(
-        "Interface: adversarial",
-        "a method `_train_paired_core`",
-        ConfigurationError,
-        match="Override train_step",
-    ):
-        trainer.train_paired(0)
+    with raises("event-elsewhere", "override train_step"):
+        OwnLoop(tiny(write_data(tmp_path / "data"), tmp_path))
 
 
 def test_losses_are_printed_by_the_trainer_as_by_its_loss_manager(tmp_path: Path) -> None:
