@@ -23,7 +23,6 @@ from tests.terminals import Screen
 
 SIGNAL = "  callbacks: [{kind: cli_project.Signal, number: %d, update: 4}]\n"
 QUIET = ("--progress", "silent")
-ID = r"\d{8}T\d{6}-[0-9a-f]{6}"
 
 
 def newest_weights(run: Path) -> dict[str, torch.Tensor]:
