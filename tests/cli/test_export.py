@@ -78,7 +78,7 @@ MISTAKES = {
     ),
     "another suffix": (
         ["--output", "x.pt"],
-        "the name must end in .safetensors for --format safetensors",
+        "the name must end in .safetensors. [output-suffix]",
     ),
     "no folder": (["--output", "nowhere/x.safetensors"], "there is no folder nowhere"),
     "no config": (

@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_computed(
     trained: Project, shell: Shell, tmp_path: Path, name: str
 ):
     assert shell("predict", "no-such-run", "--data", "test", "-o", tmp_path / name) == 2
-    assert "--output" in shell.err
+    assert "output" in shell.err
 
 
 def test_several_outputs_go_by_their_names(project: Project, shell: Shell):

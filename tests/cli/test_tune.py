@@ -119,13 +119,10 @@ def test_names_are_written_in_any_way():
     ]
 
 
-def test_a_program_is_told_what_to_call(mistake, capsys):
-    assert main(["tune", "train.py"]) == 2
-    mistake.said("Arguments", "`loopwright tune train.py`", capsys.readouterr().err)
-
-
-def test_an_unknown_setting_is_refused(mistake, capsys):
-    assert main(["tune", "run.yaml", "--only", "worker"]) == 2
-    mistake.said(
-        "Interface: configured", "`loopwright tune run.yaml --only worker`", capsys.readouterr().err
-    )
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["train.py"], "[tune-program]"), (["run.yaml", "--only", "worker"], "worker")],
+)
+def test_what_cannot_be_tuned_is_refused(words, said, capsys):
+    assert main(["tune", *words]) == 2
+    assert said in capsys.readouterr().err

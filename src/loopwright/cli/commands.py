@@ -121,8 +121,8 @@ def parse_count(text: str) -> int:
         ) from None
 
 
-def parse_counts(text: str) -> list[int]:
-    """8,64 as [8, 64]."""
+def numbers(text: str) -> list[int]:
+    """8,64 as [8, 64]; argparse names this function where it fails."""
     return [int(part) for part in text.split(",")]
 
 
@@ -552,7 +552,7 @@ def _scale(parser: argparse.ArgumentParser) -> None:
         "--devices",
         "N,N",
         "numbers of devices (default: 8,64,512,4096)",
-        type=parse_counts,
+        type=numbers,
         default=[8, 64, 512, 4096],
     )
     add_option(

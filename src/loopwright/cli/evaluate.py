@@ -26,6 +26,7 @@ from ..data.stream import StreamWrapper
 from ..errors import ConfigurationError
 from ..interfaces.configured import BaseTrainer, Experiment
 from ..run.reading import RunView
+from ..trees import named_leaves
 from .exits import OK, check_output, explained
 from .output import number_text, print_json, print_table, printable, size_text, strict_json
 from .selection import (
@@ -133,21 +134,11 @@ def joined(batches: Sequence[Any]) -> dict[str, Any]:
     list."""
     parts: dict[str, list[Any]] = {}
     for batch in batches:
-        for name, value in _named(batch, ""):
-            parts.setdefault(name, []).append(value)
+        # outputs have the names of their keys; those of a tuple are numbered
+        for name, value in named_leaves(batch, "" if isinstance(batch, Mapping) else "output"):
+            if value is not None and not isinstance(value, Mapping | list | tuple):
+                parts.setdefault(name, []).append(value)
     return {name: _one(values) for name, values in parts.items()}
-
-
-def _named(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """The tensors of an output: by their keys, and numbered in a tuple."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _named(item, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from _named(item, f"{prefix or 'output'}.{number}")
-    elif value is not None:
-        yield prefix or "output", value
 
 
 def _one(values: list[Any]) -> Any:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails
 from torch import nn
 
-from .hints import class_of, mistake, options_of, strip, wrong_value
+from .hints import class_of, hints_of, mistake, options_of, strip, wrong_value
 from .kinds import is_class, real_mro
 from .places import Called, Modelled, Place
 
@@ -174,28 +174,6 @@ def model_in(hint: Any) -> type[BaseModel] | None:
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     models = [option for option in options if is_class(option) and BaseModel in real_mro(option)]
     return models[0] if len(models) == 1 else None
-
-
-def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The type hints of a function, without hints whose names cannot be resolved at run time."""
-    function = inspect.unwrap(function)
-    try:
-        return get_type_hints(function, include_extras=True)
-    except Exception:  # a name that only a type checker imports: the others are found one by one
-        return _hints_one_by_one(
-            getattr(function, "__annotations__", {}), getattr(function, "__globals__", {})
-        )
-
-
-def _hints_one_by_one(annotations: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, annotation in annotations.items():
-        holder = types.SimpleNamespace(__annotations__={name: annotation})
-        try:
-            found |= get_type_hints(holder, globalns=names, localns={}, include_extras=True)
-        except Exception:
-            continue
-    return found
 
 
 def is_model(found: Any) -> bool:

@@ -4,13 +4,14 @@ for messages."""
 from __future__ import annotations
 
 import enum
+import inspect
 import os
 from collections import abc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import (
     Annotated,
     Any,
@@ -21,6 +22,7 @@ from typing import (
     Union,
     get_args,
     get_origin,
+    get_type_hints,
     is_typeddict,
 )
 
@@ -381,12 +383,32 @@ def _class(value: Any, info: Any, hint: Any, name: str) -> Any:
 
 
 def _schema_of(found: Any) -> Schema:
-    from .arguments import hints_of
-
     hints = hints_of(found) or found.__annotations__
     return Schema(
         {name: Entry(hint, name in found.__required_keys__) for name, hint in hints.items()}
     )
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The type hints of a function, without hints whose names cannot be resolved at run time."""
+    function = inspect.unwrap(function)
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception:  # a name that only a type checker imports: the others are found one by one
+        return _hints_one_by_one(
+            getattr(function, "__annotations__", {}), getattr(function, "__globals__", {})
+        )
+
+
+def _hints_one_by_one(annotations: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, annotation in annotations.items():
+        holder = SimpleNamespace(__annotations__={name: annotation})
+        try:
+            found |= get_type_hints(holder, globalns=names, localns={}, include_extras=True)
+        except Exception:
+            continue
+    return found
 
 
 def _dtype(value: Any, hint: Any) -> torch.dtype:

@@ -207,7 +207,7 @@ def resolve_kind(kind: object, place: Place, folder: Path | None) -> Callable[..
     RefusedError."""
     if not isinstance(kind, str):
         raise RefusedError("kind is the import path of a class, such as mine.Net.")
-    short = place.short_names
+    short = short_names(place)
     path = short.get(kind, kind)
     if "." not in path:
         near = near_names(kind, short, cutoff=0.7)
@@ -354,6 +354,11 @@ def what_is(value: Any) -> str:
     if inspect.isroutine(value):
         return "a function"
     return f"an object of type {type(value).__name__}"
+
+
+def short_names(place: Place) -> Mapping[str, str]:
+    """The short names for `kind` in a place, with their import paths."""
+    return shipped_names(place.bases) if place.short is None else place.short
 
 
 def shipped_names(bases: tuple[type, ...]) -> Mapping[str, str]:

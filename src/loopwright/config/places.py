@@ -78,8 +78,8 @@ class Place:
 
     >>> from torch.optim import Optimizer
     >>> from loopwright.config import Place
-    >>> Place("optimizer", Optimizer, given=("params",)).short_names["AdamW"]
-    'torch.optim.AdamW'
+    >>> Place("optimizer", Optimizer, given=("params",)).wanted
+    'torch.optim.Optimizer'
     """
 
     name: str
@@ -94,12 +94,6 @@ class Place:
     @property
     def bases(self) -> tuple[type, ...]:
         return self.needs if isinstance(self.needs, tuple) else (self.needs,)
-
-    @property
-    def short_names(self) -> Mapping[str, str]:
-        from .kinds import shipped_names
-
-        return shipped_names(self.bases) if self.short is None else self.short
 
     @property
     def wanted(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from .arguments import EMPTY, Argument, arguments_of, fields_of, is_model, is_open, model_in
 from .compose import DEFAULTS, Config
 from .hints import json_of
-from .kinds import ANYTHING, beside, fits, is_accepted, resolve_kind
+from .kinds import ANYTHING, beside, fits, is_accepted, resolve_kind, short_names
 from .places import KIND, Entry, Place, Schema, mapping_of, one_of_kind
 from .validate import ConfigValidation
 
@@ -193,13 +193,13 @@ class SchemaWriter:
 
     def kinds_of(self, place: Place) -> list[str]:
         used = [kind for other, kind in self.kinds if other is place]
-        kinds = dict.fromkeys([*place.short_names, *used])
+        kinds = dict.fromkeys([*short_names(place), *used])
         return [kind for kind in kinds if is_accepted(kind, place, self.folder)]
 
     def is_detailed(self, kind: str, place: Place) -> bool:
         """The layers of torch are listed by name only: their arguments would be most of the
         file."""
-        return not place.short_names.get(kind, kind).startswith("torch.nn.")
+        return not short_names(place).get(kind, kind).startswith("torch.nn.")
 
     def common(self, place: Place) -> Json:
         """The keys that any kind takes in this place: keys of the program, and arguments of the
@@ -212,7 +212,7 @@ class SchemaWriter:
 
     def case(self, kind: str, place: Place) -> Json:
         """The arguments of one kind, for a node that names it by its short name or its path."""
-        path = place.short_names.get(kind, kind)
+        path = short_names(place).get(kind, kind)
         names = [kind] if kind == path else [kind, path]
         condition = {"properties": {KIND: {"enum": names}}, "required": [KIND]}
         name = f"kind.{path}"

@@ -64,21 +64,11 @@ class OtherKeys(Net):
         return {"logits": y, "auxiliary": y} if self.training else {"logits": y}
 
 
-class Greedy(Net):
-    def forward(self, x):
-        return self.body(x.mul_(1.5))
-
-
 class Growing(Net):
     def forward(self, x):
         if not hasattr(self, "scale"):
             self.scale = nn.Parameter(torch.ones(3))
         return self.body(x) * self.scale
-
-
-class GreedyInTraining(Net):
-    def forward(self, x):
-        return self.body(x.mul_(1.5) if self.training else x)
 
 
 class Spare(Net):
@@ -148,11 +138,6 @@ class FloatLabels(Points):
 class Missing(Points):
     def __getitem__(self, index):
         return None if index == 9 else super().__getitem__(index)
-
-
-class Infinite(Points):
-    def __getitem__(self, index):
-        return {"x": self.x[index] / 0, "y": self.y[index]}
 
 
 class Pairs(Points):

@@ -192,7 +192,7 @@ def test_a_file_that_is_no_yaml_is_a_mistake_with_its_line(capsys):
     Path("broken.yaml").write_text("seed: [1, 2\nname: points\n")
     assert main(["check", "broken.yaml"]) == 1
     assert (
-        "1 mistake in broken.yaml:\nbroken.yaml:2\n    is not YAML: expected ',' or ']'"
+        "1 mistake in broken.yaml:\nbroken.yaml:2\n    is not YAML: while parsing a flow sequence, expected ',' or ']'"
         in capsys.readouterr().out
     )
 

@@ -253,7 +253,7 @@ MISTAKES = {
     "nothing to vary": (["model.width=8"], "has no values to try"),
     "a value that does not fit": (["model.width=8,wide"], "expected a whole number"),
     "a key that is not there": (["model.depth=1,2"], "model.depth"),
-    "no job": (["model.width=4,8", "--jobs", "0"], "--jobs 0: use 1 or more"),
+    "no job": (["model.width=4,8", "--jobs", "0"], "--jobs=0: use a whole number"),
     "a list of what is not known": (
         ["model.width=4,8", "--optuna", "--list"],
         "no list of runs beforehand",

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from loopwright.config import ConfigError, load_config
-from loopwright.config.kinds import RefusedError, resolve_kind
+from loopwright.config.kinds import RefusedError, resolve_kind, short_names
 from loopwright.config.tree import Problem
 from loopwright.interfaces.configured.config import CALLBACK, INITIALIZER
 from loopwright.interfaces.configured.experiment import MODEL, OPTIMIZER, SCHEDULER, Experiment
@@ -147,7 +147,7 @@ def test_a_data_set_that_is_not_in_the_file_is_never_suggested(project, key):
 def test_every_short_name_that_is_suggested_leads_to_a_kind(place):
     tried = 0
     for name in [
-        name for name in place.short_names if not place.short_names[name].startswith("torch.nn.")
+        name for name, path in short_names(place).items() if not path.startswith("torch.nn.")
     ]:
         with pytest.raises(RefusedError) as refused:
             resolve_kind(f"{name}x", place, None)
