@@ -4,16 +4,14 @@ that it cannot."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch import nn
 
-from loopwright import Callback, ConfigurationError, Trainer
+from loopwright import ConfigurationError, Trainer
 from loopwright.callbacks import BestModel, OfflineLoss
 from loopwright.checkpoint import load_weights
 from loopwright.cli import main
@@ -25,44 +23,7 @@ from loopwright.optim.initialize import read_weights
 from loopwright.run import RunView, update_manifest
 from loopwright.run.experiment import load_for_use
 from tests.cli.sweep.projects import write_project
-
-
-class Script(Callback):
-    """Logs what is written down for each epoch, and remembers the weights."""
-
-    def __init__(self, rows: Sequence[dict[str, float]]) -> None:
-        self.rows = rows
-        self.weights: list[Tensor] = []
-
-    def metric_names(self, known: set[str]) -> set[str]:
-        return set(self.rows[0])
-
-    def on_train_epoch_end(self, trainer: Trainer) -> None:
-        trainer.log(self.rows[trainer.progress.epoch])
-        self.weights.append(trainer.model.weight.detach().clone())
-
-
-DATA = TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
-
-
-def run_with(
-    folder: Path, callbacks: Sequence[Any] = (), **series: Sequence[float]
-) -> list[Tensor]:
-    """Train a run whose epochs log these values, and give the weights of each of them."""
-    rows = [dict(zip(series, values, strict=True)) for values in zip(*series.values(), strict=True)]
-    torch.manual_seed(0)
-    model = nn.Linear(2, 1)
-    script = Script(rows)
-    trainer = Trainer(
-        model,
-        torch.optim.SGD(model.parameters(), 0.1),
-        nn.functional.mse_loss,
-        callbacks=[script, *callbacks],
-        run_dir=folder,
-        progress="silent",
-    )
-    trainer.train(DATA, len(rows), batch_size=4)
-    return script.weights
+from tests.run.run_helpers import DATA, run_with
 
 
 def forget_modes(run: Path) -> None:
@@ -97,7 +58,8 @@ def test_an_rmse_is_ranked_with_the_smallest_first(here, capsys):
 
 
 def test_an_explicit_mode_reaches_every_report(here, capsys):
-    weights = run_with(here / "runs/one", [BestModel("foo", mode="min")], foo=[3.0, 1.0, 2.0])
+    _, script = run_with(here / "runs/one", [BestModel("foo", mode="min")], foo=[3.0, 1.0, 2.0])
+    weights = script.weights
     (listed,) = as_json(capsys, "runs")
     assert listed["metric"] == {"name": "foo", "value": 1.0, "epoch": 2, "mode": "min"}
     assert as_json(capsys, "show", "runs/one")["best"]["foo"] == {
@@ -185,7 +147,7 @@ def test_one_rule_says_which_kept_model_is_the_best(here, capsys):
     """Whatever came first or last: an evaluation's loss, here."""
     series = {"test_loss": [1.0, 2.0, 3.0], "accuracy": [0.1, 0.9, 0.2], "eval_f1": [0.1, 0.2, 0.9]}
     keeping = [BestModel(name) for name in ("accuracy", "eval_f1", "test_loss")]
-    weights = run_with(here / "runs/one", keeping, **series)
+    weights = run_with(here / "runs/one", keeping, **series)[1].weights
     assert torch.equal(read_weights("runs/one", use="best")["weight"], weights[0])
     model = nn.Linear(2, 1)
     loading = Trainer(model, torch.optim.SGD(model.parameters(), 0.1), progress="silent")

@@ -174,7 +174,7 @@ MISTAKES = {
     ),
     "no such place": (
         ["finished", "--metric", "loss", "--output", "x.gif"],
-        "the name of a picture ends in .png, .svg, .pdf",
+        "the name must end in .png or .svg or .pdf. [output-suffix]",
     ),
     "nothing to average": (
         ["finished", "--metric", "loss", "--smooth", "0"],

@@ -220,10 +220,10 @@ def test_a_run_that_kept_no_model_stands_for_its_newest_resume_point(
     cut(run / RESUME / "model.safetensors")
     assert pick_checkpoint(RunView(run)).path == run / "checkpoints/update-00000008"
     cut(run / "checkpoints/update-00000008/model.safetensors")
-    with raises("no-checkpoint", "damaged", "loopwright checkpoint verify"):
+    with raises("no-usable-checkpoint", "damaged", "loopwright checkpoint verify"):
         pick_checkpoint(RunView(run))
     shutil.rmtree(run / "checkpoints")
-    with raises("no-checkpoint", "none is saved yet"):
+    with raises("no-usable-checkpoint", "none is saved yet"):
         pick_checkpoint(RunView(run))
 
 

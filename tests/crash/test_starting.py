@@ -250,6 +250,6 @@ def test_a_run_with_a_made_up_config_is_shown_without_it(
         main(command)
         assert len(capsys.readouterr().out) < 100_000
     view = RunView(tmp_path / "run")
-    assert view.config is None
+    assert view.config_file is None
     assert said in view.problems[-1]
     assert view.state == "finished"

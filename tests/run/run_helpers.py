@@ -1,11 +1,20 @@
-"""What tests of runs share: processes, and the check that summaries are those of the values."""
+"""What tests of runs share: processes, runs whose epochs log given values, and the check of
+summaries."""
 
 from __future__ import annotations
 
 import math
 import multiprocessing
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from loopwright import Callback, Trainer
 from loopwright.errors import ConfigurationError
 from loopwright.run import MetricsStore, RunDirectory, RunManifest
 from tests.metrics.step_rows import rows_of
@@ -113,3 +122,42 @@ def assert_summaries_are_those_of_the_values(store):
         assert (count, nonfinite) == (len(values), len(values) - len(finite))
         assert (low, high) == ((min(numbers), max(numbers)) if numbers else (None, None))
         assert math.isclose(total, sum(finite), rel_tol=1e-12)
+
+
+# Runs whose epochs log given values
+
+DATA = TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
+
+
+class Script(Callback):
+    """Logs given values, one row for each epoch, and remembers the weights."""
+
+    def __init__(self, series: dict[str, Sequence[float]]) -> None:
+        self.series = series
+        self.weights: list[Tensor] = []
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return set(self.series)
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        trainer.log({name: values[trainer.progress.epoch] for name, values in self.series.items()})
+        self.weights.append(trainer.model.weight.detach().clone())
+
+
+def build_trainer(callbacks: Sequence[Callback], **options: Any) -> Trainer:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return Trainer(
+        model, optimizer, nn.functional.mse_loss, callbacks=callbacks, progress="silent", **options
+    )
+
+
+def run_with(
+    folder: Path | None, callbacks: Sequence[Callback] = (), **series: Sequence[float]
+) -> tuple[Trainer, Script]:
+    """Train a run whose epochs log these values; the script has the weights of each of them."""
+    script = Script(series)
+    trainer = build_trainer([script, *callbacks], run_dir=folder)
+    trainer.train(DATA, len(next(iter(series.values()))), batch_size=4)
+    return trainer, script

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import loopwright
-from loopwright import Callback, Trainer
 from loopwright.callbacks import BestCheckpoint, BestMetric, BestModel, EarlyStopping
 from loopwright.checkpoint import write_checkpoint
 from loopwright.cli import main
@@ -30,42 +29,9 @@ from tests.interfaces.lifecycle import runs as lifecycle
 from tests.interfaces.lifecycle.test_watching_callbacks import Scripted as LifecycleScript
 from tests.interfaces.simple.test_kept_models import scripted as simple_scripted
 from tests.mistakes import raises
+from tests.run.run_helpers import Script, build_trainer, run_with
 
-DATA = TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
 SERIES = [9.0, 1.0, 5.0, 8.0]  # the largest, the smallest, the one next to 5, and another
-
-
-class Script(Callback):
-    """Logs given values, one row for each epoch, and remembers the weights."""
-
-    def __init__(self, series: dict[str, Sequence[float]]) -> None:
-        self.series = series
-        self.weights: list[Tensor] = []
-
-    def metric_names(self, known: set[str]) -> set[str]:
-        return set(self.series)
-
-    def on_train_epoch_end(self, trainer: Trainer) -> None:
-        trainer.log({name: values[trainer.progress.epoch] for name, values in self.series.items()})
-        self.weights.append(trainer.model.weight.detach().clone())
-
-
-def build_trainer(callbacks: Sequence[Callback], **options: Any) -> Trainer:
-    torch.manual_seed(0)
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return Trainer(
-        model, optimizer, nn.functional.mse_loss, callbacks=callbacks, progress="silent", **options
-    )
-
-
-def run_with(
-    folder: Path | None, callbacks: Sequence[Callback], **series: Sequence[float]
-) -> tuple[Trainer, Script]:
-    script = Script(series)
-    trainer = build_trainer([script, *callbacks], run_dir=folder)
-    trainer.train(DATA, len(next(iter(series.values()))), batch_size=4)
-    return trainer, script
 
 
 def keep(

@@ -119,7 +119,7 @@ def test_a_metric_that_is_not_there_is_named_with_those_that_are(root):
         run.metrics("los")
     with raises("unknown-metric", "'train/grad_norms' per epoch", "did you mean"):
         run.best("train/grad_norms")
-    with raises("unknown-direction", "'lr'", "mode='min'"):
+    with raises("no-best-direction", "'lr'", "mode='min'"):
         run.best("lr")
 
 

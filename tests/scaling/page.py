@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from loopwright.cli.output import size_text
 from loopwright.scaling import DEVICES, LINKS, Comparison, ModelShape, compare, transformer
 from loopwright.scaling.compare import TITLES
+from loopwright.text import size
 from tests.scaling.test_counts import CASES
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "scaling.md"
@@ -118,8 +118,8 @@ def _cell(table: Comparison, strategy: str, number: int) -> str:
     if one is None:
         return ""
     if not one.fits:
-        return f"{size_text(one.memory.total)}, no"
-    return f"{size_text(one.memory.total)}, {one.communication_share:.0%}, {one.efficiency:.0%}"
+        return f"{size(one.memory.total)}, no"
+    return f"{size(one.memory.total)}, {one.communication_share:.0%}, {one.efficiency:.0%}"
 
 
 PARTS = {"devices": devices_part, "counts": counts_part, "models": models_part}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import checkpoint as checkpoints  # which imports torch only for what needs it
+from ..text import size
 from .exits import FOUND, OK, check_output
 from .output import (
     RED,
@@ -16,7 +17,6 @@ from .output import (
     print_json,
     print_table,
     printable,
-    size_text,
     styled,
 )
 from .selection import check_model, find_folder, find_source
@@ -93,8 +93,7 @@ def export_command(options: argparse.Namespace) -> int:
     checkpoints.save_weights(out, weights, force=options.force)
     print(
         printable(
-            f"{len(weights)} tensors of {source}, written to {out} "
-            f"({size_text(out.stat().st_size)})."
+            f"{len(weights)} tensors of {source}, written to {out} ({size(out.stat().st_size)})."
         )
     )
     return OK
@@ -123,7 +122,7 @@ def _print_list(found: list[checkpoints.CheckpointInfo]) -> None:
                 *counts,
                 metric,
                 age_text(_age(info)),
-                size_text(info.size),
+                size(info.size),
                 _verdict(info),
             ]
         )
@@ -134,7 +133,7 @@ def _print_list(found: list[checkpoints.CheckpointInfo]) -> None:
 
 
 def _print_verdict(info: checkpoints.CheckpointInfo) -> None:
-    line = printable(f"{_verdict(info):8}  {info.kind:6}  {info.name}  {size_text(info.size)}")
+    line = printable(f"{_verdict(info):8}  {info.kind:6}  {info.name}  {size(info.size)}")
     problems = printable("; ".join(info.problems))
     print(styled(f"{line}: {problems}", RED) if problems else line)
 
@@ -156,17 +155,12 @@ def _print_content(content: checkpoints.CheckpointContent, *, with_tensors: bool
         tensors = content.tensors.get(name, [])
         values = str(sum(tensor.num_values for tensor in tensors))
         counts = [str(len(tensors)), values] if name in content.tensors else ["-", "-"]
-        rows.append(
-            [name, size_text(record.size), *counts, models.get(name, "-"), record.sha256[:12]]
-        )
+        rows.append([name, size(record.size), *counts, models.get(name, "-"), record.sha256[:12]])
     print_table(["FILE", "SIZE", "TENSORS", "VALUES", "MODEL", "SHA256"], rows, right="123")
     if with_tensors:
         _print_tensors(content)
     every = [tensor for tensors in content.tensors.values() for tensor in tensors]
-    print(
-        f"{len(every)} tensors, {size_text(sum(t.size for t in every))}; {size_text(info.size)} "
-        "on disk"
-    )
+    print(f"{len(every)} tensors, {size(sum(t.size for t in every))}; {size(info.size)} on disk")
     for problem in info.problems:
         print(styled(printable(problem), RED))
 
@@ -178,7 +172,7 @@ def _print_tensors(content: checkpoints.CheckpointContent) -> None:
                 t.name,
                 t.dtype,
                 str(list(t.shape)),
-                size_text(t.size) if t.tied_to is None else f"as {t.tied_to}",
+                size(t.size) if t.tied_to is None else f"as {t.tied_to}",
             ]
             for t in tensors
         ]

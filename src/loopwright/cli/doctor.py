@@ -24,9 +24,9 @@ from torch import Tensor
 
 from .._version import __version__
 from ..errors import ConfigurationError
-from ..text import counted, duration
+from ..text import counted, duration, size
 from .exits import FOUND, OK
-from .output import BOLD, print_json, printable, size_text, styled
+from .output import BOLD, print_json, printable, styled
 
 NETWORK = [
     "nfs",
@@ -332,8 +332,8 @@ def _rows(found: Findings) -> Iterator[tuple[str, str]]:
     """The findings as titles and texts."""
     machine = found.machine
     workers = found.workers
-    memory = "" if machine.memory is None else f", {size_text(machine.memory)} of memory"
-    shared = "-" if workers.shared_memory is None else size_text(workers.shared_memory)
+    memory = "" if machine.memory is None else f", {size(machine.memory)} of memory"
+    shared = "-" if workers.shared_memory is None else size(workers.shared_memory)
     cpus = f"{machine.cpus} processors ({machine.usable_cpus} usable)"
     versions = f"loopwright {machine.loopwright}, torch {machine.torch}, python {machine.python}"
     yield "versions", versions
@@ -362,7 +362,7 @@ def _device_text(device: MeasuredDevice) -> str:
     for name, speed in device.speeds.items():
         ratio = "" if name == "fp32" or speed is None or not base else f" ({speed / base:.2g}x)"
         speeds.append(f"{name} -" if speed is None else f"{name} {speed:.3g} GFLOP/s{ratio}")
-    memory = "" if device.memory is None else f", {size_text(device.memory)}"
+    memory = "" if device.memory is None else f", {size(device.memory)}"
     return f"{device.model}{memory}; {', '.join(speeds)}"
 
 
@@ -380,13 +380,13 @@ def _disk_rows(disk: Disk) -> Iterator[tuple[str, str]]:
     if disk.write_speed is None or disk.sync_seconds is None:
         yield "disk", f"{place}: {disk.problem}"
         return
-    speed = f"{size_text(round(disk.write_speed))}/s written and synced"
+    speed = f"{size(round(disk.write_speed))}/s written and synced"
     small = f"{duration(disk.sync_seconds)} for a small file"
-    yield "disk", f"{place}: {size_text(disk.free)} free, {speed}, {small}"
-    for name, size in (("10 M", TYPICAL // 10), ("100 M", TYPICAL), ("1 G", TYPICAL * 10)):
-        model = f"checkpoint of {name} parameters with Adam ({size_text(size)})"
-        stall = duration(size / disk.copy_speed)
-        later = duration(size / disk.write_speed)
+    yield "disk", f"{place}: {size(disk.free)} free, {speed}, {small}"
+    for name, num_bytes in (("10 M", TYPICAL // 10), ("100 M", TYPICAL), ("1 G", TYPICAL * 10)):
+        model = f"checkpoint of {name} parameters with Adam ({size(num_bytes)})"
+        stall = duration(num_bytes / disk.copy_speed)
+        later = duration(num_bytes / disk.write_speed)
         yield "", f"{model}: training waits {stall}; it is on disk {later} later"
 
 
@@ -406,7 +406,7 @@ def _on_disk(disk: Disk) -> Iterator[str]:
         yield f"{disk.folder} is not writable ({disk.problem}): choose another `run_dir`."
         return
     if disk.free < LITTLE_SPACE:
-        yield f"Only {size_text(disk.free)} is free in {disk.folder}: keep fewer checkpoints."
+        yield f"Only {size(disk.free)} is free in {disk.folder}: keep fewer checkpoints."
     if disk.write_speed is not None and disk.write_speed < SLOW_DISK:
         seconds = TYPICAL / disk.write_speed
         minutes = max(round(seconds / 60) * 10, 5)
@@ -455,7 +455,7 @@ def _on_workers(found: Findings) -> Iterator[str]:
         yield f"Use up to num_workers={most} for slow data; data in tensors needs none."
     if most > 0 and shared is not None and shared < LITTLE_SHM:
         yield (
-            f"Only {size_text(shared)} of shared memory is free, and workers pass batches through "
+            f"Only {size(shared)} of shared memory is free, and workers pass batches through "
             "it: start the container with --shm-size=2g, or use num_workers=0."
         )
     if found.workers.open_files < FEW_FILES:

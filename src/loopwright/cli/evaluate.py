@@ -26,9 +26,10 @@ from ..data.stream import StreamWrapper
 from ..errors import ConfigurationError
 from ..interfaces.configured import BaseTrainer, Experiment
 from ..run.reading import RunView
-from ..trees import named_leaves
+from ..text import size
+from ..trees import as_json, named_leaves
 from .exits import OK, check_output, explained
-from .output import number_text, print_json, print_table, printable, size_text, strict_json
+from .output import number_text, print_json, print_table, printable
 from .selection import (
     checkpoint_name,
     find_run,
@@ -89,9 +90,11 @@ def predict_command(options: argparse.Namespace) -> int:
     write_predictions(output, outputs)
     shapes = ", ".join(f"{name} {_shape(value)}" for name, value in outputs.items())
     source = checkpoint_name(run, checkpoint)
-    size = size_text(output.stat().st_size)
+    written = size(output.stat().st_size)
     print(
-        printable(f"Outputs of {source} on {options.data}: {shapes}, written to {output} ({size}).")
+        printable(
+            f"Outputs of {source} on {options.data}: {shapes}, written to {output} ({written})."
+        )
     )
     return OK
 
@@ -191,7 +194,7 @@ def _json(outputs: Mapping[str, Any]) -> bytes:
     """One output as a list, several as a mapping of lists."""
     plain = {name: _listed(value) for name, value in outputs.items()}
     content = plain["output"] if list(plain) == ["output"] else plain
-    return (json.dumps(strict_json(content), allow_nan=False) + "\n").encode()
+    return (json.dumps(as_json(content), allow_nan=False) + "\n").encode()
 
 
 def _listed(value: Any) -> Any:

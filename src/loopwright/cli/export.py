@@ -19,9 +19,10 @@ from ..config import beside
 from ..errors import ConfigurationError
 from ..interfaces.configured.experiment import Experiment
 from ..run.reading import RunView
+from ..text import size
 from ..trainer import Trainer
 from .exits import FOUND, OK, check_output
-from .output import printable, size_text
+from .output import printable
 from .selection import check_model, checkpoint_name, find_run, pick_checkpoint, require_config
 
 SUFFIXES: dict[str, tuple[str, ...]] = {
@@ -51,8 +52,7 @@ def export_command(options: argparse.Namespace) -> int:
     save_weights(out, weights, force=options.force)
     print(
         printable(
-            f"{len(weights)} tensors of {source}, written to {out} "
-            f"({size_text(out.stat().st_size)})."
+            f"{len(weights)} tensors of {source}, written to {out} ({size(out.stat().st_size)})."
         )
     )
     return OK
@@ -77,7 +77,7 @@ def _export_onnx(
         if report.is_dynamic
         else f"batches of {report.batch_size} only: {report.why_fixed}"
     )
-    print(printable(f"{source}, written to {out} ({size_text(report.size)}), for {sizes}."))
+    print(printable(f"{source}, written to {out} ({size(report.size)}), for {sizes}."))
     verdict = "agree with" if report.is_close else "DIFFER from"
     print(
         f"Its outputs {verdict} those of torch: the largest difference is "

@@ -12,9 +12,10 @@ from ..config import beside
 from ..interfaces.configured.core import ConfiguredCore
 from ..interfaces.configured.experiment import Experiment
 from ..metrics.progress import counted
+from ..text import size
 from ..tuning import BatchSizeScan, LearningRateScan, Trial, find_batch_size, find_learning_rate
 from .exits import FOUND, OK, explained
-from .output import number_text, print_fitted, print_json, printable, size_text
+from .output import number_text, print_fitted, print_json, printable
 from .train import load_single
 
 MAX_ROWS = 20
@@ -107,5 +108,5 @@ def _print_sizes(scan: BatchSizeScan) -> None:
 
 def _row(trial: Trial) -> list[str]:
     speed = "-" if trial.samples_per_second is None else f"{trial.samples_per_second:.4g}"
-    memory = "-" if trial.memory is None else size_text(trial.memory)
+    memory = "-" if trial.memory is None else size(trial.memory)
     return [str(trial.size), "yes" if trial.fits else "no", speed, memory, trial.reason or ""]

@@ -6,21 +6,16 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError
 from ..metrics.best import Mode
 from ..run.reading import Run
-from ..text import age, clock, size
+from ..text import age, clock
 from ..trees import as_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-size_text = size
-strict_json = as_json
-progress_text = str
 RED = "\x1b[31m"
 BOLD = "\x1b[1m"
 PLAIN = "\x1b[0m"
@@ -144,12 +139,3 @@ def best_text(run: Run, metric: str | None = None, mode: Mode | None = None) -> 
 def has_colours() -> bool:
     """Whether stdout is a terminal that shows colours, and the user has not turned them off."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-
-
-def check_output_folder(path: Path) -> None:
-    """Refuse a file to write whose folder does not exist."""
-    if not path.absolute().parent.is_dir():
-        raise ConfigurationError(
-            "no-output-folder",
-            f"--output {path}: there is no folder {path.parent}: create it, or name another file.",
-        )

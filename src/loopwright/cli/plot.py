@@ -15,8 +15,8 @@ from typing import Any
 from ..errors import ConfigurationError, MissingExtraError, check_number
 from ..run.reading import Run
 from .charts import Chart, Drawn, Line, metric_groups, pen_of
-from .exits import OK
-from .output import check_output_folder, has_colours, number_text, print_json, printable
+from .exits import OK, check_output
+from .output import has_colours, number_text, print_json, printable
 from .selection import find_run, short_path
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -161,12 +161,7 @@ def _write_picture(
     panels: dict[str, list[PlottedCurve]], runs: Sequence[Run], options: argparse.Namespace
 ) -> None:
     path = Path(options.output or re.sub(r"[^\w.-]+", "-", "+".join(panels)).strip("-.") + ".png")
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigurationError(
-            "unknown-picture-format",
-            f"--output {path}: the name of a picture ends in {', '.join(FORMATS)}.",
-        )
-    check_output_folder(path)
+    check_output(path, force=True, suffixes=FORMATS)
     draw_picture(path, panels, is_log=options.log)
     names = dict.fromkeys(curve.metric for curves in panels.values() for curve in curves)
     whose = short_path(runs[0], options.root) if len(runs) == 1 else f"{len(runs)} runs"
@@ -180,7 +175,7 @@ def draw_picture(path: Path, panels: dict[str, list[PlottedCurve]], *, is_log: b
         from matplotlib.ticker import FuncFormatter
     except ImportError as error:
         raise MissingExtraError(
-            "plots-extra",
+            "picture-extra",
             "A picture needs matplotlib: pip install 'loopwright[plots]'. (--text draws without "
             "it.)",
         ) from error

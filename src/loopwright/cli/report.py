@@ -11,8 +11,8 @@ from ..dashboard.report import MARK, build_report, find_entries
 from ..errors import ConfigurationError, check_number
 from ..run.reading import Run, newest_first
 from ..text import counted, size
-from .exits import OK
-from .output import check_output_folder, printable
+from .exits import OK, check_output
+from .output import printable
 from .selection import find_run
 
 OUTPUT = "report.html"
@@ -36,7 +36,7 @@ def report_command(options: argparse.Namespace) -> int:
 def _check(output: Path, points: int | None) -> None:
     if points is not None:
         check_number("--points", points, least=2)
-    check_output_folder(output)
+    check_output(output, force=True)
     if output.is_dir():
         raise ConfigurationError(
             "output-is-folder", f"{output} is a folder: name a file, as in -o {output / OUTPUT}."

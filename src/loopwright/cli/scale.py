@@ -9,9 +9,10 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..scaling import Cluster, Comparison, Estimate, ModelShape, compare, measure, transformer
 from ..scaling.compare import TITLES
+from ..text import size
 from .exits import FOUND, OK
 from .finders import built
-from .output import print_fitted, print_json, size_text
+from .output import print_fitted, print_json
 
 HEADER = [
     "DEVICES",
@@ -132,8 +133,8 @@ def _row(one: Estimate) -> list[str]:
     steps = f"{one.training.accumulate}{' r' if one.training.activation_checkpointing else ''}"
     return [
         mesh,
-        size_text(one.memory.total),
-        size_text(round(one.wire)),
+        size(one.memory.total),
+        size(round(one.wire)),
         f"{one.communication_share:.0%}",
         f"{one.timing.step:.3g} s",
         f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
@@ -150,7 +151,7 @@ def _print_advice(table: Comparison) -> None:
             "see PROBLEM."
         )
         return
-    memory = size_text(best.memory.total)
+    memory = size(best.memory.total)
     share = f"{best.communication_share:.0%}"
     speed = (
         f"{best.tokens_per_second:,.0f} tokens/s"

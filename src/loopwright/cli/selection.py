@@ -46,7 +46,7 @@ def find_run(text: str, root: str = ROOT) -> Run:
             raise ConfigurationError("no-such-run", _no_run(text, runs, root))
     if len(found) > 1:
         raise ConfigurationError(
-            "several-runs",
+            "ambiguous-run",
             f"{text!r} could be any of {len(found)} runs:{_lines(found, root)}\nName one of them.",
         )
     return found[0]
@@ -241,7 +241,7 @@ def pick_checkpoint(run: Run | Path, which: str | None = None) -> CheckpointInfo
     if not points:
         verify = f"every one is damaged: `loopwright checkpoint verify {folder}` says how"
         raise ConfigurationError(
-            "no-checkpoint",
+            "no-usable-checkpoint",
             f"{folder} has no checkpoint to use: {verify if found else 'none is saved yet'}.",
         )
     return points[-1]
@@ -253,7 +253,7 @@ def _named(folder: Path, found: list[CheckpointInfo], which: str) -> CheckpointI
     fits = [info for info in found if name in (info.name, paths[info.path])]
     if not fits:
         raise ConfigurationError(
-            "no-such-checkpoint",
+            "unknown-checkpoint",
             f"{folder} has no checkpoint {which!r}; it has: {', '.join(paths.values()) or 'none'}.",
         )
     return fits[-1]  # a resume point and a kept model of one update hold the same weights

@@ -334,7 +334,7 @@ class RunDirectory:
             )
         if found and LOCK not in found and MANIFEST not in found:
             raise ConfigurationError(
-                "foreign-files",
+                "run-dir-taken",
                 f"{self.path} is not a run directory, but it contains {' and '.join(found)}, "
                 "which a run would overwrite: choose another `run_dir`, such as a new folder "
                 "inside it.",

@@ -342,7 +342,7 @@ class Run:
             raise self.metrics.missing(name, "epoch")
         if mode is None and self.mode_of(name) is None:
             raise ConfigurationError(
-                "unknown-direction",
+                "no-best-direction",
                 f"It is not known whether smaller or larger values of {name!r} are better: pass "
                 "mode='min' or mode='max'.",
             )

@@ -36,8 +36,9 @@ from ...interfaces.configured.core import ConfiguredCore
 from ...interfaces.configured.experiment import Experiment
 from ...optim.build import CurveSchedule, Schedule
 from ...schedules import Curve, Extent, MultiStep, WarmupCosine
+from ...text import size
 from ..exits import FOUND, OK
-from ..output import printable, size_text
+from ..output import printable
 from ..train import load_single
 from .report import CheckReport
 from .trial import (
@@ -98,7 +99,7 @@ def check_config(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport
     checked = list(dict.fromkeys(report.checked))
     texts = {"checked": f"{', '.join(checked)} ({seconds:.1f} s)"} if checked else {}
     texts |= {} if measures is None else measures.texts()
-    texts |= {} if checkpoint_bytes is None else {"checkpoint": size_text(checkpoint_bytes)}
+    texts |= {} if checkpoint_bytes is None else {"checkpoint": size(checkpoint_bytes)}
     report.text += [printable(f"{title:<11} {text}") for title, text in texts.items()]
     report.fact("checked", checked)
     report.fact("measures", measures and measures.to_json())
@@ -230,7 +231,7 @@ class ConfigCheck:
         free = shutil.disk_usage(place).free
         need = 4 * checkpoint_bytes
         if free < need:
-            sizes = f"{size_text(free)} left, and the checkpoints take about {size_text(need)}"
+            sizes = f"{size(free)} left, and the checkpoints take about {size(need)}"
             self.report.mistake(key, f"{place} has {sizes}.")
 
 

@@ -33,13 +33,13 @@ from ...scaling.counting import Collective, Counted, counted_collectives, table_
 from ...scaling.layout import Sizes, UpdateSettings
 from ...scaling.measure import shape_of
 from ...scaling.traffic import collectives_of
-from ...text import counted, listed
+from ...text import counted, listed, size
 from ...trainer import Trainer
 from ...training.assembly import with_defaults
 from ...training.first_batch import check_required_metrics
 from ...training.update import OptimizerUpdate
 from ..exits import FOUND, OK, described
-from ..output import size_text, table_lines
+from ..output import table_lines
 from .report import CheckReport
 
 SAMPLES = 2  # per process and step: batch norm needs two, and activations are not measured
@@ -486,7 +486,7 @@ def _memory_lines(layout: ProgramLayout, parts: Sequence[str], *, is_full: bool)
     for rank, memory in enumerate(layout.memory):
         groups.setdefault((rank if is_full else 0, memory), []).append(rank)
     rows = [
-        [_ranks_text(ranks), *(size_text(getattr(layout.memory[ranks[0]], part)) for part in parts)]
+        [_ranks_text(ranks), *(size(getattr(layout.memory[ranks[0]], part)) for part in parts)]
         for ranks in groups.values()
     ]
     yield from table_lines(["RANK", *(part.upper() for part in parts)], rows, right="12345")
@@ -537,8 +537,7 @@ def _traffic_text(collectives: Sequence[Collective]) -> str:
         found[0] += count
         found[1] += count * payload
     parts = [
-        f"{counted(count, kind)} of {size_text(payload)}"
-        for kind, (count, payload) in kinds.items()
+        f"{counted(count, kind)} of {size(payload)}" for kind, (count, payload) in kinds.items()
     ]
     sent = sum(each.wire for each in collectives)
-    return f"{', '.join(parts)}; {size_text(round(sent))} sent" if parts else "no collective"
+    return f"{', '.join(parts)}; {size(round(sent))} sent" if parts else "no collective"

@@ -28,10 +28,9 @@ from ...initializers import Initializer
 from ...interfaces.configured.core import ConfiguredCore
 from ...interfaces.configured.experiment import Experiment
 from ...metrics.result import StepResult
-from ...text import counted, duration, listed
+from ...text import counted, duration, listed, size
 from ...trainer import Trainer
 from ...tuning.batch_size import TrialWatch
-from ..output import size_text
 from .report import CheckReport
 
 UPDATES = 2  # in an epoch
@@ -460,9 +459,9 @@ class Measures:
         """The measures in words, by title."""
         frozen = self.parameters - self.trained
         parameters = f"{self.parameters:,}" + (f", of which {frozen:,} frozen" if frozen else "")
-        memory = f"{size_text(self.weight_bytes)} for weights, gradients and the optimizer"
+        memory = f"{size(self.weight_bytes)} for weights, gradients and the optimizer"
         if self.step_bytes is not None:
-            memory += f", and {size_text(self.step_bytes)} for a batch"
+            memory += f", and {size(self.step_bytes)} for a batch"
         step = "not measured"
         if self.step_seconds is not None:
             how = "measured" if self.is_measured else "estimated from smaller batches"

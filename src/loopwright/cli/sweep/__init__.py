@@ -33,7 +33,6 @@ from ..output import (
     print_fitted,
     print_json,
     printable,
-    progress_text,
     styled,
     time_text,
 )
@@ -246,7 +245,7 @@ def print_results(
             *(number_text(result.task.chosen.get(key)) for key in titles),
             number_text(result.value),
             result.state,
-            "-" if result.progress is None else progress_text(result.progress),
+            "-" if result.progress is None else str(result.progress),
             time_text(result.seconds),
             str(result.task.path),
         ]
