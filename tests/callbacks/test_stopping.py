@@ -68,14 +68,6 @@ def test_a_second_call_has_its_patience_back(points):
     assert len(trainer.history) == 4
 
 
-@pytest.mark.parametrize(
-    ("metric", "mode"),
-    [("eval_loss", "min"), ("error", "min"), ("eval_accuracy", "max"), ("score", "max")],
-)
-def test_the_direction_follows_from_the_name(metric, mode):
-    assert EarlyStopping(metric).mode == mode
-
-
 @pytest.mark.parametrize("options", [{"patience": 0}, {"mode": "up"}, {"min_delta": -1.0}])
 def test_impossible_settings_are_refused_at_once(options):
     name = next(iter(options))

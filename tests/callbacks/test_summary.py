@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from torch import nn
 
-from loopwright import ConfigurationError
 from loopwright.callbacks import ModelSummary, summarize
 
 from ..loops import build_net
+from ..mistakes import raises
 from .runs import build_trainer, train
 
 
@@ -51,7 +50,7 @@ def test_parameters_of_unknown_size_are_marked():
 
 
 def test_a_negative_depth_is_refused():
-    with pytest.raises(ConfigurationError, match="max_depth=-1"):
+    with raises("number", "max_depth=-1"):
         ModelSummary(-1)
 
 
