@@ -155,7 +155,7 @@ def test_a_step_of_ones_own_is_measured_by_its_outputs():
     arguments = {"metrics": "accuracy", "progress": "silent", "loss_fn": nn.CrossEntropyLoss()}
     data = TensorDataset(INPUTS, CLASSES)
     assert "accuracy" in Own(nn.Linear(6, 3), **arguments).evaluate(data)
-    with raises("no-outputs"):
+    with raises("no-outputs-to-measure"):
         Without(nn.Linear(6, 3), **arguments).evaluate(data)
 
 

@@ -246,7 +246,7 @@ class LossOnly(Trainer):
 
 def test_a_step_without_outputs_is_an_error_that_says_what_to_return(points):
     trainer = LossOnly(build_net(), callbacks=[TorchMetrics(accuracy())], progress="silent")
-    with raises("no-outputs", "StepResult(loss, outputs=outputs)"):
+    with raises("no-outputs-to-measure", "StepResult(loss, outputs=outputs)"):
         trainer.evaluate(points)
 
 

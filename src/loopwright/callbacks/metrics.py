@@ -167,7 +167,7 @@ def _measurable(trainer: Trainer, batch: Any, result: StepResult, owner: str) ->
     """The targets of a step, which must have returned its outputs."""
     if result.outputs is None:
         raise ConfigurationError(
-            "no-outputs",
+            "no-outputs-to-measure",
             f"{owner}: there are no outputs to measure, since the step returned only a loss. "
             "Return StepResult(loss, outputs=outputs) from your own `train_step` or `eval_step`.",
         )

@@ -300,7 +300,7 @@ class History:
             import pandas as pd
         except ImportError as error:
             raise MissingExtraError(
-                "needs-pandas",
+                "frames-extra",
                 "A history as a frame needs pandas: pip install 'loopwright[frames]'.",
             ) from error
         if level == "epochs":
@@ -338,7 +338,7 @@ class History:
             from .plotting import plot_epochs
         except ImportError as error:
             raise MissingExtraError(
-                "needs-matplotlib", "A plot needs matplotlib: pip install 'loopwright[plots]'."
+                "plots-extra", "A plot needs matplotlib: pip install 'loopwright[plots]'."
             ) from error
         return plot_epochs(self.epochs, self.steps, names, path)
 

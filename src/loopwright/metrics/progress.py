@@ -10,8 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..text import counted as counted
-from ..text import kind_of
+from ..text import counted, kind_of
 
 UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 
