@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+import torch
 
 import loopwright.callbacks
-from loopwright import Callback, Trainer
+from loopwright import Callback, Trainer, callbacks
 from loopwright.callbacks import Checkpoints, NonFiniteGuard, ProgressDisplay
 
+from ..mistakes import raises
 from .runs import build_trainer, train
 
 
@@ -95,3 +97,32 @@ def test_every_callback_is_in_the_document():
     text = (Path(__file__).parents[2] / "docs" / "callbacks.md").read_text()
     missing = [name for name in loopwright.callbacks.__all__ if f"`{name}" not in text]
     assert missing == ["Interval", "freeze", "summarize", "unfreeze"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: callbacks.BestCheckpoint(tolerances=[-1]),
+        lambda: callbacks.BestCheckpoint(tolerances=[1.5]),
+        lambda: callbacks.BestCheckpoint(min_delta=-1.0),
+        lambda: callbacks.EarlyStopping(patience=0),
+        lambda: callbacks.EarlyStopping(min_delta=-1.0),
+        lambda: callbacks.FixedEarlyStopping(stop_at_epoch=0),
+        lambda: callbacks.Freeze("head", until_epoch=-1),
+        lambda: callbacks.GroupedOptimizer(torch.optim.SGD, layer_factor=0),
+        lambda: callbacks.LimitBatches(train=0),
+        lambda: callbacks.LimitBatches(eval=1.5),
+        lambda: callbacks.ModelSummary(-1),
+        lambda: callbacks.OnlineLoss(every_n_updates=0),
+        lambda: callbacks.OnlineLoss(every_n_updates=True),
+        lambda: callbacks.Rewind(spike=1.0),
+        lambda: callbacks.Rewind(window=0),
+        lambda: callbacks.Rewind(every_updates=1.5),
+        lambda: callbacks.Rewind(max_rewinds=0),
+        lambda: callbacks.TimeLimit(0),
+        lambda: callbacks.TimeLimit("0s"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused_at_once(build):
+    with raises("number"):
+        build()

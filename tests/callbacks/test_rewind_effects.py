@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LinearLR
 
-from loopwright import Callback, ConfigurationError, DataError, Trainer
+from loopwright import Callback, DataError, Trainer
 from loopwright.callbacks import (
     EMA,
     BestCheckpoint,
@@ -220,12 +220,3 @@ def test_data_that_cannot_be_sought_in_is_refused_before_the_first_step():
 def test_two_guards_are_refused():
     with raises("two-guards"):
         build([Rewind(), NonFiniteGuard("skip")]).train(good_batches(), num_epochs=1)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"spike": 1.0}, {"spike": -2.0}, {"window": 0}, {"every_updates": 0}, {"max_rewinds": 1.5}],
-)
-def test_settings_that_make_no_sense_are_refused(options):
-    with pytest.raises(ConfigurationError, match=f"{next(iter(options))}="):
-        Rewind(**options)

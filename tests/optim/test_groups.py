@@ -149,11 +149,6 @@ def test_a_pattern_that_is_no_regular_expression_is_refused():
         built(AdamW(modifiers={"re:(": {"lr_scale": 0.1}}))
 
 
-def test_a_factor_that_makes_no_sense_is_refused():
-    with raises("number", "layer_factor=0"):
-        AdamW(layer_factor=0)
-
-
 def test_a_model_without_layers_has_no_rates():
     with raises("no-layers"):
         layer_rates(nn.Linear(2, 2), 0.1)
