@@ -306,11 +306,12 @@ def check_optimizer(given: Any, name: str) -> None:
             f"{name} is a scheduler: pass it as `scheduler=`, and the optimizer as `optimizer=`.",
         )
     if not callable(given) and not isinstance(given, (Optimizer, NamedFactory)):
+        known = {"adamw": "AdamW", "sgd": "SGD"}.get(str(given).lower(), "Adam")
         raise ConfigurationError(
             "optimizer-argument",
             f"{name} is {kind_of(given)}: pass a torch optimizer, a function that takes the "
-            "parameters and returns one, such as `partial(torch.optim.Adam, lr=1e-3)`, or a dict "
-            "of several by name, and override `train_step`.",
+            f"parameters and returns one, such as `partial(torch.optim.{known}, lr=1e-3)`, or a "
+            "dict of several by name, and override `train_step`.",
         )
 
 
