@@ -92,6 +92,18 @@ def counted(count: float, noun: str) -> str:
     return f"{shown} {noun}" if count == 1 else f"{shown} {noun}s"
 
 
+def kind_of(value: object) -> str:
+    """What a value is, for messages; of tensors and arrays, their shape.
+
+    >>> kind_of(3), kind_of("a"), kind_of(None)
+    ('an int', 'a str', 'a NoneType')
+    """
+    name = {"Tensor": "tensor", "ndarray": "array"}.get(type(value).__name__, type(value).__name__)
+    article = "an" if name[:1].lower() in "aeiou" else "a"
+    shape = getattr(value, "shape", None)
+    return f"{article} {name}" + (f" of shape {tuple(shape)}" if isinstance(shape, tuple) else "")
+
+
 def listed(names: Iterable[object], most: int = 20) -> str:
     """Names in a row; of very many, the first ones.
 

@@ -18,6 +18,7 @@ from loopwright.callbacks import BestModel, Checkpoints, EarlyStopping
 from loopwright.checkpoint import CheckpointStore, KeepPolicy, KeptModels, read_checkpoint
 
 from ..loops import assert_same_model, build_net
+from ..mistakes import raises
 from .runs import Crash, assert_same_after_crash, build_trainer, train
 
 
@@ -206,9 +207,7 @@ def test_nothing_is_written_without_a_run_directory(tmp_path, points, monkeypatc
 
 
 def test_checkpoints_without_a_place_to_write_to_are_refused(points):
-    with pytest.raises(
-        ConfigurationError, match="Checkpoints needs a directory to write to: pass `run_dir=`"
-    ):
+    with raises("no-run-dir", "`run_dir=`"):
         train(build_trainer([Checkpoints()]), points)
 
 

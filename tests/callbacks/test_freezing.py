@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright import Callback, ConfigurationError, Trainer
+from loopwright import Callback, Trainer
 from loopwright.callbacks import Freeze, freeze, param_groups, unfreeze
 from loopwright.config import Place, build
 
 from ..loops import assert_same_model, batches, build_linear
+from ..mistakes import raises
 from .runs import assert_same_after_crash, build_trainer, train
 
 
@@ -171,39 +172,31 @@ def test_a_batch_norm_counts_as_frozen_when_all_its_parameters_are():
 
 
 def test_a_name_that_matches_nothing_is_refused_with_the_nearest(points):
-    with pytest.raises(ConfigurationError, match=r"matches 'backbon'. Did you mean 'backbone'"):
+    with raises("unknown-part", "'backbon'", "did you mean backbone?"):
         trained(points, Freeze("head", "backbon"))
 
 
 def test_a_module_of_another_model_is_refused():
-    with pytest.raises(ConfigurationError, match="Linear is not part of model"):
+    with raises("foreign-module"):
         freeze(build_parts(), build_linear())
 
 
 def test_freezing_everything_is_refused(points):
-    with pytest.raises(
-        ConfigurationError, match=r"Freeze\('backbone', 'head'\) leaves nothing to train"
-    ):
+    with raises("all-frozen", "Freeze('backbone', 'head')"):
         trained(points, Freeze("backbone", "head"))
 
 
 def test_unfreezing_what_no_optimizer_holds_is_refused_at_the_start(points):
     model = build_parts()
     optimizer = torch.optim.SGD(model.head.parameters(), 0.1)
-    with pytest.raises(ConfigurationError, match="4 parameters that no optimizer holds"):
+    with raises("unfrozen-not-in-optimizer"):
         train(
             build_trainer([Freeze("backbone", until_epoch=1)], model, optimizer=optimizer), points
         )
 
 
-@pytest.mark.parametrize("options", [{"until_epoch": -1}, {"until_epoch": 1.5}])
-def test_an_impossible_epoch_is_refused(options):
-    with pytest.raises(ConfigurationError, match="until_epoch="):
-        Freeze("backbone", **options)
-
-
 def test_naming_nothing_is_refused():
-    with pytest.raises(ConfigurationError, match="has nothing to freeze"):
+    with raises("nothing-to-freeze"):
         Freeze([])
 
 
@@ -269,7 +262,7 @@ def test_groups_leave_out_what_is_empty():
 
 
 def test_groups_of_a_name_that_matches_nothing_are_refused():
-    with pytest.raises(ConfigurationError, match=r"matches 'wieght'. Did you mean 'weight'"):
+    with raises("unknown-part", "'wieght'", "did you mean weight?"):
         param_groups(build_linear(), {"wieght": 0.1})
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from loopwright import ConfigurationError, StepResult, Trainer
+from loopwright import StepResult, Trainer
 from loopwright.callbacks import (
     AdditionalOutputs,
     DatasetStatistics,
@@ -28,6 +28,7 @@ from loopwright.checkpoint import load_weights
 from loopwright.training.update import OptimizerUpdate
 
 from ..loops import assert_same_model, build_net
+from ..mistakes import raises
 from .runs import assert_same_tree, build_timed, build_trainer, state_of, train
 
 PARTS = ("data_seconds", "forward_seconds", "backward_seconds", "update_seconds")
@@ -205,7 +206,7 @@ def test_a_large_mean_does_not_spoil_the_deviation():
 
 
 def test_statistics_of_unknown_data_are_refused(points):
-    with pytest.raises(ConfigurationError, match=r"DatasetStatistics\(dataset_key='other'\)"):
+    with raises("unknown-data-set", "DatasetStatistics(dataset_key='other')"):
         train(build_trainer([DatasetStatistics("other")]), points)
 
 

@@ -13,6 +13,8 @@ from loopwright import ConfigurationError, StepResult, Trainer
 from loopwright.callbacks import BestModel
 from tests.distributed.ranks import run_ranks
 
+from ..mistakes import raises
+
 INPUTS = torch.randn(37, 6, generator=torch.Generator().manual_seed(0))
 CLASSES = (INPUTS.sum(1) > 0).long() + (INPUTS[:, 0] > 1).long()
 
@@ -140,7 +142,7 @@ def test_a_model_is_kept_and_resumed_by_a_metric(tmp_path):
     assert history["eval_accuracy"] == whole["eval_accuracy"]
 
 
-def test_a_step_of_ones_own_is_measured_by_its_outputs(mistake):
+def test_a_step_of_ones_own_is_measured_by_its_outputs():
     class Own(Trainer):
         def eval_step(self, batch):
             outputs = self.model(batch[0])
@@ -153,9 +155,7 @@ def test_a_step_of_ones_own_is_measured_by_its_outputs(mistake):
     arguments = {"metrics": "accuracy", "progress": "silent", "loss_fn": nn.CrossEntropyLoss()}
     data = TensorDataset(INPUTS, CLASSES)
     assert "accuracy" in Own(nn.Linear(6, 3), **arguments).evaluate(data)
-    with mistake(
-        "Arguments", "`metrics=` and an `eval_step` that returns the loss alone", ConfigurationError
-    ):
+    with raises("no-outputs-to-measure"):
         Without(nn.Linear(6, 3), **arguments).evaluate(data)
 
 
@@ -203,11 +203,11 @@ def test_what_is_no_metric_is_refused(mistake, what, metrics):
         ),
     ],
 )
-def test_accuracy_of_what_is_no_class_is_refused(mistake, what, loss, outputs, targets):
-    with mistake("Arguments", what, ConfigurationError):
+def test_accuracy_of_what_is_no_class_is_refused(what, loss, outputs, targets):
+    with raises("accuracy-of-shapes"):
         build(loss, outputs, metrics="accuracy").evaluate((INPUTS, targets))
 
 
-def test_a_function_that_returns_a_matrix_is_refused(mistake):
-    with mistake("Arguments", "a metric function that returns a matrix", ConfigurationError):
+def test_a_function_that_returns_a_matrix_is_refused():
+    with raises("metric-shape"):
         build(metrics={"outputs": lambda outputs, targets: outputs}).evaluate((INPUTS, CLASSES))

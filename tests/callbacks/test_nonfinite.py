@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright import Callback, ConfigurationError, NonFiniteLossError, Trainer
+from loopwright import Callback, Trainer
 from loopwright.callbacks import NonFiniteGuard
 
 from ..loops import assert_same_model, assert_same_optimizer, build_linear
+from ..mistakes import raises
 from .runs import assert_same_after_crash, build_trainer
 
 
@@ -48,10 +49,7 @@ def guarded(*callbacks: Any, **options: Any) -> Trainer:
 def test_by_default_it_raises_and_the_weights_are_those_before_the_step(points, value):
     weights = Weights()
     trainer = guarded(weights)
-    with pytest.raises(
-        NonFiniteLossError,
-        match=r"The loss of optimizer 'optimizer' is nan in update 3 \(epoch 1\)",
-    ):
+    with raises("non-finite", "'optimizer'"):
         trainer.train(poisoned(points, value=value), 1)
     assert_same_model(trainer.model, weights.models[2])
     assert_same_optimizer(trainer.optimizers["optimizer"], weights.optimizers[2])
@@ -98,7 +96,7 @@ def test_one_bad_batch_spoils_its_whole_window(points):
 
 def test_after_too_many_skips_it_raises(points):
     guard = NonFiniteGuard("skip", max_skips=1)
-    with pytest.raises(NonFiniteLossError, match=r"in update 5 .*after 1 skipped update[^s]"):
+    with raises("non-finite"):
         guarded(guard).train(poisoned(points, at=(1, 4)), 1)
 
 
@@ -125,7 +123,7 @@ def test_a_gradient_that_is_not_finite_is_refused_before_clipping(points):
     weights = Weights()
     trainer = guarded(weights, clip_norm=1.0)
     trainer.model.weight.register_hook(explode)
-    with pytest.raises(NonFiniteLossError, match="A gradient of 'weight' is not finite"):
+    with raises("non-finite", "'weight'"):
         trainer.train(poisoned(points, at=()), 1)
     assert_same_model(trainer.model, weights.models[0])
 
@@ -149,5 +147,5 @@ def test_a_crashed_run_has_skipped_as_often(tmp_path, points):
 
 
 def test_an_unknown_action_is_refused():
-    with pytest.raises(ConfigurationError, match="use 'raise', 'skip', 'stop' or 'off'"):
+    with raises("guard-action", "'raise'", "'skip'", "'stop'", "'off'"):
         NonFiniteGuard("ignore")  # type: ignore[arg-type]

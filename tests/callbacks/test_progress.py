@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from loopwright import Callback, ConfigurationError, Trainer
+from loopwright import Callback, Trainer
 from loopwright.callbacks import (
     BestModel,
     Checkpoints,
@@ -22,6 +22,7 @@ from loopwright.callbacks import (
     Rewind,
 )
 
+from ..mistakes import raises
 from ..terminals import ESCAPES, Screen, terminal
 from .runs import Clock, Crash, Timed, build_net, build_timed, build_trainer, train
 
@@ -154,9 +155,7 @@ def test_a_resumed_epoch_starts_the_bar_where_it_is(points, monkeypatch):
 
 
 def test_an_unknown_style_is_refused():
-    with pytest.raises(
-        ConfigurationError, match="progress='loud': use one of auto, bar, lines, silent"
-    ):
+    with raises("progress-style", "progress='loud'"):
         ProgressDisplay("loud")
 
 
@@ -447,13 +446,8 @@ def test_a_column_that_is_no_metric_is_said(points, capsys, mistake):
     mistake.said("Arguments", '`ProgressDisplay(columns=["eval_los"])`', line)
 
 
-def test_columns_are_a_list_of_names(mistake):
-    with mistake(
-        "Arguments",
-        '`ProgressDisplay(columns="loss")`',
-        ConfigurationError,
-        match="use a list of names",
-    ):
+def test_columns_are_a_list_of_names():
+    with raises("progress-columns"):
         ProgressDisplay(columns="loss")
 
 

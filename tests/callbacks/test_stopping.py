@@ -68,21 +68,6 @@ def test_a_second_call_has_its_patience_back(points):
     assert len(trainer.history) == 4
 
 
-@pytest.mark.parametrize(
-    ("metric", "mode"),
-    [("eval_loss", "min"), ("error", "min"), ("eval_accuracy", "max"), ("score", "max")],
-)
-def test_the_direction_follows_from_the_name(metric, mode):
-    assert EarlyStopping(metric).mode == mode
-
-
-@pytest.mark.parametrize("options", [{"patience": 0}, {"mode": "up"}, {"min_delta": -1.0}])
-def test_impossible_settings_are_refused_at_once(options):
-    name = next(iter(options))
-    with raises("metric-mode" if name == "mode" else "number", f"EarlyStopping({name}="):
-        EarlyStopping(**options)
-
-
 @pytest.mark.parametrize("after_update", [4, 5, 12, 19])
 def test_a_crashed_run_stops_in_the_same_epoch_with_the_same_state(tmp_path, points, after_update):
     def build() -> list[Callback]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 from torch import nn
 
-from loopwright import ConfigurationError
 from loopwright.callbacks import ModelSummary, summarize
 
 from ..loops import build_net
@@ -48,11 +46,6 @@ def test_shared_parameters_count_once():
 def test_parameters_of_unknown_size_are_marked():
     model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
     assert summarize(model, 0).splitlines()[-1].split() == ["model", "Sequential", "4+", "4+"]
-
-
-def test_a_negative_depth_is_refused():
-    with pytest.raises(ConfigurationError, match="max_depth=-1"):
-        ModelSummary(-1)
 
 
 def test_the_summary_is_printed_when_training_starts(points, capsys):

@@ -17,10 +17,11 @@ from torchmetrics.classification import (
 )
 from torchmetrics.wrappers import ClasswiseWrapper
 
-from loopwright import Callback, ConfigurationError, Trainer
+from loopwright import Callback, Trainer
 from loopwright.callbacks import EarlyStopping, TorchMetrics
 
 from ..loops import build_net
+from ..mistakes import raises
 from .runs import assert_same_after_crash, build_trainer, train
 
 
@@ -93,7 +94,7 @@ def test_a_dict_of_values_is_logged_by_its_names_which_can_be_announced(points):
 
 def test_a_value_that_is_no_row_of_numbers_is_refused_by_name(points):
     trainer = build_trainer([TorchMetrics({"matrix": MulticlassConfusionMatrix(3)})])
-    with pytest.raises(ConfigurationError, match=r"'matrix' computed a tensor of shape \(3, 3\)"):
+    with raises("metric-not-numbers", "'matrix'"):
         trainer.evaluate(points)
 
 
@@ -232,9 +233,7 @@ def test_anything_with_update_compute_and_reset_works(points):
 def test_a_metric_whose_state_cannot_be_saved_is_refused_where_the_run_is_to_be_resumable(
     tmp_path, points
 ):
-    with pytest.raises(
-        ConfigurationError, match=r"'seen' cannot be resumed.*give Plain `state_dict`"
-    ):
+    with raises("metric-without-state", "'seen'", "`state_dict`"):
         train(
             build_trainer([TorchMetrics({"seen": Plain()}, on="train")], run_dir=tmp_path), points
         )
@@ -247,16 +246,16 @@ class LossOnly(Trainer):
 
 def test_a_step_without_outputs_is_an_error_that_says_what_to_return(points):
     trainer = LossOnly(build_net(), callbacks=[TorchMetrics(accuracy())], progress="silent")
-    with pytest.raises(ConfigurationError, match=r"StepResult\(loss, outputs=outputs\)"):
+    with raises("no-outputs-to-measure", "StepResult(loss, outputs=outputs)"):
         trainer.evaluate(points)
 
 
 @pytest.mark.parametrize("given", [nn.Linear(1, 1), {"a": 3}, "accuracy"])
 def test_what_is_no_metric_is_refused(given):
-    with pytest.raises(ConfigurationError, match="TorchMetrics"):
+    with raises("not-an-updated-metric"):
         TorchMetrics(given)
 
 
 def test_an_unknown_phase_is_refused():
-    with pytest.raises(ConfigurationError, match="on='test'"):
+    with raises("metrics-on", "on='test'"):
         TorchMetrics(accuracy(), on="test")  # type: ignore[arg-type]

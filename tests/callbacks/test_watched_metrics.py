@@ -8,41 +8,11 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassAccuracy
 
-from loopwright import Callback, ConfigurationError, StepResult, Trainer
+from loopwright import ConfigurationError, StepResult, Trainer
 from loopwright.callbacks import EMA, BestModel, EarlyStopping, GradientNormLog, TorchMetrics
 
 from ..loops import build_net
 from .runs import build_trainer, train
-
-
-def test_a_misspelt_metric_is_refused_before_the_first_step_with_the_names_that_exist(points):
-    steps: list[Any] = []
-
-    class Steps(Callback):
-        def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
-            steps.append(batch)
-
-    trainer = build_trainer([EarlyStopping("eval_los"), Steps])
-    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    with pytest.raises(
-        ConfigurationError, match=r"EarlyStopping watches 'eval_los'.*Did you mean 'eval_loss'"
-    ) as caught:
-        trainer.train(points, 1, eval_data=points)
-    assert "it will measure: eval_loss, loss" in str(caught.value)
-    assert steps == []
-    assert trainer.progress.step == 0
-    assert all(
-        torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items()
-    )
-
-
-def test_without_evaluation_an_eval_metric_is_refused_with_what_to_pass(points):
-    with pytest.raises(ConfigurationError, match="Pass `eval_data="):
-        build_trainer([EarlyStopping()]).train(points, 1)
-
-
-def test_a_callback_class_without_arguments_is_enough(points):
-    assert len(train(build_trainer([EarlyStopping]), points, num_epochs=1).history) == 1
 
 
 @pytest.mark.parametrize(

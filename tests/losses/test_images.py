@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from loopwright.errors import ConfigurationError
 from loopwright.losses import GANLoss, Laplacian, Perceptual, Sobel, vgg_stages
+
+from ..mistakes import raises
 
 
 def ramp(slope: float, size: int = 8) -> torch.Tensor:
@@ -59,7 +60,7 @@ def test_gan_loss_takes_truth_values_and_soft_labels():
 
 
 def test_gan_loss_of_an_unknown_kind_is_refused():
-    with pytest.raises(ConfigurationError, match="'bce' or 'lsgan'"):
+    with raises("gan-loss-mode", "'bce'", "'lsgan'"):
         GANLoss("wgan")
 
 
@@ -118,11 +119,11 @@ def test_vgg_is_built_from_a_file_of_its_weights(tmp_path: Path):
 
 
 def test_a_missing_vgg_file_says_how_to_get_one(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match=r"not downloaded.*state_dict"):
+    with raises("no-vgg-weights"):
         Perceptual(tmp_path / "none.pth")
 
 
 def test_a_file_of_another_network_is_no_vgg(tmp_path: Path):
     torch.save({"features.0.weight": torch.zeros(2, 3, 3, 3)}, tmp_path / "other.pth")
-    with pytest.raises(ConfigurationError, match="does not contain a VGG19"):
+    with raises("not-vgg-weights"):
         vgg_stages(tmp_path / "other.pth")

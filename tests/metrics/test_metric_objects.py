@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import Callback, StepResult, Trainer
 from loopwright.callbacks import NonFiniteGuard, OnlineLoss
-from loopwright.errors import ConfigurationError, Interrupted
-from tests.mistakes import Mistakes
+from loopwright.errors import Interrupted
+
+from ..mistakes import raises
 
 SECTION = "Checkpoints and resuming"
 
@@ -153,28 +154,22 @@ def test_a_metric_goes_on_from_what_it_had_measured(
     assert_the_same_when_interrupted(build, tmp_path)
 
 
-def test_a_metric_without_state_dict_is_refused_where_a_run_can_be_resumed(
-    tmp_path: Path, mistake: Mistakes
-) -> None:
+def test_a_metric_without_state_dict_is_refused_where_a_run_can_be_resumed(tmp_path: Path) -> None:
     trainer = InStep(**options(tmp_path / "run"))
     trainer.measure = Stateless()
-    what = "a metric object without `state_dict`, with a `run_dir`"
-    with mistake(SECTION, what, ConfigurationError, match="no `state_dict` and `load_state_dict`"):
+    with raises("metric-cannot-be-saved", "`state_dict`", "`load_state_dict`"):
         train(trainer)
     trainer = InStep(**options(None))
     trainer.measure = Stateless()
     assert train(trainer).history.epochs[0]["largest"] == 12.0
 
 
-def test_a_metric_that_nobody_could_find_again_is_refused(
-    tmp_path: Path, mistake: Mistakes
-) -> None:
+def test_a_metric_that_nobody_could_find_again_is_refused(tmp_path: Path) -> None:
     class Elsewhere(Trainer):
         def on_epoch_start(self) -> None:
             self.log({"largest": Largest()})
 
-    what = "a metric object that is no attribute of trainer or callback, with a `run_dir`"
-    with mistake(SECTION, what, ConfigurationError, match=r"`self.largest = Largest\(\)`"):
+    with raises("metric-not-saved", "`self.largest = Largest()`"):
         train(Elsewhere(**options(tmp_path / "run")))
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopwright import ConfigurationError, StepResult
+from loopwright import StepResult
+
+from ..mistakes import raises
 
 LOSS, COUNT = torch.tensor(2.0), torch.tensor(7)
 FORMS = {
@@ -28,18 +30,13 @@ def test_what_a_step_returns_is_normalised_once(returned, expected):
 
 @pytest.mark.parametrize("returned", ["loss", [LOSS], (LOSS, LOSS, LOSS), object()])
 def test_anything_else_is_refused_with_what_is_accepted(returned):
-    with pytest.raises(
-        ConfigurationError,
-        match=r"expected a tensor, a dict of named values, a \(sum, count\) pair",
-    ):
+    with raises("step-returned"):
         StepResult.of(returned, 4)
 
 
 @pytest.mark.parametrize("second", [torch.zeros(4, 3), {"logits": LOSS}, "loss", None])
 def test_a_loss_with_outputs_beside_it_is_not_taken_for_a_sum_and_a_count(second):
-    with pytest.raises(
-        ConfigurationError, match=r"\(sum, count\).*StepResult\(loss, outputs=outputs\)"
-    ):
+    with raises("pair-of-loss-and-outputs", "StepResult(loss, outputs=outputs)"):
         StepResult.of((LOSS, second), 4)
 
 
@@ -51,14 +48,12 @@ def test_named_losses_without_a_total_are_summed():
 
 
 def test_no_named_loss_at_all_is_refused():
-    with pytest.raises(ConfigurationError, match="empty dict: return at least one named loss"):
+    with raises("no-named-loss"):
         StepResult.of_loss({}, 4)
 
 
 def test_a_loss_function_that_returns_nothing_is_refused():
-    with pytest.raises(
-        ConfigurationError, match=r"compute_loss returned None: return the loss, or pass `loss_fn=`"
-    ):
+    with raises("no-loss", "`loss_fn=`"):
         StepResult.of_loss(None, 4)
 
 

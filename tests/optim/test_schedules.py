@@ -22,6 +22,8 @@ from loopwright.schedules import (
     warmup_stable_decay,
 )
 
+from ..mistakes import raises
+
 
 def test_a_cosine_runs_from_start_over_peak_to_floor() -> None:
     curve = [
@@ -121,10 +123,7 @@ def test_what_is_counted_becomes_a_part_of_the_run():
 
 
 def test_counting_in_a_run_of_unknown_length_is_refused():
-    with pytest.raises(
-        ConfigurationError,
-        match=r"counts 5 updates, but the number of updates in this run is not known",
-    ):
+    with raises("curve-length-unknown"):
         WarmupCosine(warmup_updates=5).resolve(Extent(epochs=3))
 
 

@@ -97,7 +97,38 @@ class Interval:
 _UNITS: tuple[Unit, ...] = ("epoch", "update", "sample")
 
 
-class Periodic(Callback):
+class AtIntervals(Callback):
+    """Base class of callbacks that act every n epochs, updates or samples.
+
+    Args:
+        every_n_epochs: Act every n epochs; one of the three intervals may be given.
+        every_n_updates: Act every n updates.
+        every_n_samples: Act every n samples, after the update that reaches them.
+    """
+
+    epoch_event = "on_epoch_end"  # at which it acts with an interval in epochs
+
+    def __init__(
+        self,
+        *,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
+    ) -> None:
+        self.interval = Interval(
+            type(self).__name__, every_n_epochs, every_n_updates, every_n_samples
+        )
+        is_by_epoch = self.interval.unit == "epoch"
+        self.ignored_events = ("on_update_end", "on_rewind") if is_by_epoch else (self.epoch_event,)
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self.interval.begin(trainer.progress)
+
+    def on_rewind(self, trainer: Trainer) -> None:
+        self.interval.begin(trainer.progress)
+
+
+class Periodic(AtIntervals):
     """Base class of callbacks that measure and log values every n epochs, updates or samples.
     Override `measure`.
 
@@ -119,24 +150,8 @@ class Periodic(Callback):
         100
     """
 
-    prefix = (
-        ""  # of the names of its metrics, where two callbacks of a kind could use the same names
-    )
-
-    def __init__(
-        self,
-        *,
-        every_n_epochs: int | None = None,
-        every_n_updates: int | None = None,
-        every_n_samples: int | None = None,
-    ) -> None:
-        self.interval = Interval(
-            type(self).__name__, every_n_epochs, every_n_updates, every_n_samples
-        )
-        is_by_epoch = self.interval.unit == "epoch"
-        self.ignored_events = (
-            ("on_update_end", "on_rewind") if is_by_epoch else ("on_train_epoch_end",)
-        )
+    epoch_event = "on_train_epoch_end"
+    prefix = ""  # of its metrics' names, where two callbacks of a kind could use the same names
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
         """The values to log now."""
@@ -154,11 +169,8 @@ class Periodic(Callback):
         trainer.log(numbers)
 
     def on_train_start(self, trainer: Trainer) -> None:
-        self.interval.begin(trainer.progress)
+        super().on_train_start(trainer)
         self._warn_of_same_names(trainer)
-
-    def on_rewind(self, trainer: Trainer) -> None:
-        self.interval.begin(trainer.progress)
 
     def on_update_end(self, trainer: Trainer) -> None:
         """Measure if it is due; a stop by a signal waits, so that a resumed run does not lack the
@@ -184,7 +196,7 @@ class Periodic(Callback):
                 )
 
 
-class Watching(Callback):
+class Watching(AtIntervals):
     """Base class of callbacks that look at one metric every n epochs, updates or samples. Override
     `look`.
 
@@ -223,17 +235,17 @@ class Watching(Callback):
         min_delta: float = 0.0,
         takes_first: bool = False,
     ) -> None:
+        super().__init__(
+            every_n_epochs=every_n_epochs,
+            every_n_updates=every_n_updates,
+            every_n_samples=every_n_samples,
+        )
         owner = type(self).__name__
         check_number(f"{owner}(min_delta", min_delta, least=0, is_whole=False)
         self.metric = metric
         self.watched = WatchedMetric(
             metric, mode, owner, min_delta=min_delta, takes_first=takes_first
         )
-        self.interval = Interval(
-            type(self).__name__, every_n_epochs, every_n_updates, every_n_samples
-        )
-        is_by_epoch = self.interval.unit == "epoch"
-        self.ignored_events = ("on_update_end", "on_rewind") if is_by_epoch else ("on_epoch_end",)
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
         """Act on the metric's value; `metrics` are all metrics of this moment."""
@@ -258,12 +270,6 @@ class Watching(Callback):
 
     def required_metrics(self) -> set[str]:
         return {self.metric}
-
-    def on_train_start(self, trainer: Trainer) -> None:
-        self.interval.begin(trainer.progress)
-
-    def on_rewind(self, trainer: Trainer) -> None:
-        self.interval.begin(trainer.progress)
 
     def on_update_end(self, trainer: Trainer) -> None:
         if self.interval.is_due_after_update(trainer.progress):

@@ -19,6 +19,7 @@ from ..data.containers import map_tensors
 from ..data.stream import Stateful
 from ..errors import ConfigurationError
 from ..metrics.metric_objects import Gather, compute_together, merge_copies
+from ..text import kind_of
 
 if TYPE_CHECKING:
     from ..callback import Trainer
@@ -96,7 +97,7 @@ def _name_of(metric: Any) -> str:
 
 
 def _not_a_metric(name: str, metric: Any) -> ConfigurationError:
-    shown = f"a {type(metric).__name__}"
+    shown = kind_of(metric)
     if isinstance(metric, type):
         shown = f"the class {metric.__name__} (give an object: `{metric.__name__}(...)`)"
     elif isinstance(metric, str):
@@ -157,7 +158,7 @@ class MetricFunctions(Callback):
             return value
         raise ConfigurationError(
             "metric-shape",
-            f"The metric {name!r} returned {_shown(value)} for a batch of {result.size} samples: "
+            f"The metric {name!r} returned {kind_of(value)} for a batch of {result.size} samples: "
             "return their mean, or one number for each sample.",
         )
 
@@ -166,17 +167,11 @@ def _measurable(trainer: Trainer, batch: Any, result: StepResult, owner: str) ->
     """The targets of a step, which must have returned its outputs."""
     if result.outputs is None:
         raise ConfigurationError(
-            "no-outputs",
+            "no-outputs-to-measure",
             f"{owner}: there are no outputs to measure, since the step returned only a loss. "
             "Return StepResult(loss, outputs=outputs) from your own `train_step` or `eval_step`.",
         )
     return trainer.split_batch(batch)[1]
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"
 
 
 def _exact(value: Tensor) -> Tensor:
@@ -199,8 +194,8 @@ def accuracy(outputs: Any, targets: Any, loss_fn: Any = None) -> Tensor:
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         raise ConfigurationError(
             "accuracy-of-tensors",
-            f"metrics='accuracy' needs two tensors, but outputs are {_shown(outputs)} and targets "
-            f"{_shown(targets)}: give a function, as in {OWN_ACCURACY}.",
+            f"metrics='accuracy' needs two tensors, but outputs are {kind_of(outputs)} and targets "
+            f"{kind_of(targets)}: give a function, as in {OWN_ACCURACY}.",
         )
     threshold = next(
         (value for loss, value in THRESHOLDS if loss_fn is loss or type(loss_fn) is loss), None
@@ -385,7 +380,7 @@ def _named(metrics: Any) -> dict[str, UpdatedMetric]:
         if not isinstance(metric, UpdatedMetric):
             raise ConfigurationError(
                 "not-an-updated-metric",
-                f"TorchMetrics: {name!r} is {_shown(metric)}; pass a metric with `update`, "
+                f"TorchMetrics: {name!r} is {kind_of(metric)}; pass a metric with `update`, "
                 "`compute` and `reset`, a collection, or a dict of them.",
             )
     return named
@@ -426,7 +421,7 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
         return {name: float(value)}
     raise ConfigurationError(
         "metric-not-numbers",
-        f"Metric {name!r} computed {_shown(value)}, which cannot be logged as numbers: log a "
+        f"Metric {name!r} computed {kind_of(value)}, which cannot be logged as numbers: log a "
         "summary of it from your own callback.",
     )
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..metrics.history import Addition, Extent, History, Series, is_same
+from ..metrics.history import Addition, History, HistoryExtent, Series, is_same
 from .atomic import FileRecord
 from .layout import parse_json
 from .manifest import find_problem
@@ -38,8 +38,8 @@ class HistoryPart:
     `directory`."""
 
     name: str
-    start: Extent
-    end: Extent
+    start: HistoryExtent
+    end: HistoryExtent
     content: Addition
     size: int
     directory: Path | None = None
@@ -95,7 +95,7 @@ class SharedHistory:
         """Say what a resume point in this directory consists of; parts that are needed must be
         there until then."""
         parts = self._usable(directory, history)
-        start = parts[-1].end if parts else Extent()
+        start = parts[-1].end if parts else HistoryExtent()
         size = history.since(start).size
         while parts and parts[-1].size <= size:
             merged = parts.pop()

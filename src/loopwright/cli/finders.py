@@ -11,8 +11,7 @@ from pathlib import Path
 from ..config import beside
 from ..interfaces.configured.core import ConfiguredCore
 from ..interfaces.configured.experiment import Experiment
-from ..metrics.progress import counted
-from ..text import size
+from ..text import counted, size
 from ..tuning import BatchSizeScan, LearningRateScan, Trial, find_batch_size, find_learning_rate
 from .exits import FOUND, OK, explained
 from .output import number_text, print_fitted, print_json, printable

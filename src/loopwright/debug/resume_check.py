@@ -24,7 +24,7 @@ from ..checkpoint import Difference, snapshot
 from ..checkpoint.compare import compare_trees
 from ..data.random import all_preserved, set_rng_state
 from ..errors import ConfigurationError, check_number
-from ..metrics.progress import counted
+from ..text import counted
 from ..trainer import Trainer
 from ..training.state import capture, save_trainer
 from .unsaved_state import unsaved_state

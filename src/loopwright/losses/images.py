@@ -104,9 +104,10 @@ def vgg_stages(path: str | Path) -> list[nn.Module]:
 
     if not Path(path).is_file():
         raise ConfigurationError(
+            "no-vgg-weights",
             f"There are no VGG19 weights at {path}, and they are not downloaded automatically: "
             "save torchvision's `vgg19(weights='IMAGENET1K_V1').state_dict()` to a file where "
-            "you have network access and pass its path, or pass your own module."
+            "you have network access and pass its path, or pass your own module.",
         )
     weights = load_weights(path)
     numbers = sorted(int(m[1]) for name in weights if (m := _CONVOLUTION_NAME.fullmatch(name)))
@@ -114,8 +115,9 @@ def vgg_stages(path: str | Path) -> list[nn.Module]:
         n for n in numbers if n <= _STAGE_ENDS[-1]
     ]:
         raise ConfigurationError(
+            "not-vgg-weights",
             f"{path} does not contain a VGG19: its convolutions are numbered {numbers}, but those "
-            f"of torchvision's vgg19().features are {list(_CONVOLUTIONS)}."
+            f"of torchvision's vgg19().features are {list(_CONVOLUTIONS)}.",
         )
     prefix = "features." if "features.0.weight" in weights else ""
     stages: list[nn.Module] = []
@@ -158,7 +160,7 @@ class GANLoss(nn.Module):
     def __init__(self, mode: Literal["bce", "lsgan"] = "bce") -> None:
         super().__init__()
         if mode not in ("bce", "lsgan"):
-            raise ConfigurationError(f"GANLoss({mode!r}): use 'bce' or 'lsgan'.")
+            raise ConfigurationError("gan-loss-mode", f"GANLoss({mode!r}): use 'bce' or 'lsgan'.")
         self.mode = mode
 
     def forward(self, prediction: Tensor, target: bool | Tensor) -> Tensor:

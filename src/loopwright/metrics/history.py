@@ -3,7 +3,6 @@ metric."""
 
 from __future__ import annotations
 
-import difflib
 from array import array
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError, MissingAttributeError, MissingExtraError
-from .progress import counted
+from ..text import counted, listed, nearest
 from .rows import StepRow
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def _filled(code: str, tensor: Tensor, dtype: torch.dtype) -> array[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class HistoryExtent:
     """The size of a history: the number of its epochs, and of the values that each series has
     seen."""
 
@@ -182,6 +181,7 @@ class History:
             write."""
             if name == "history":
                 raise MissingAttributeError(
+                    "history-attribute",
                     "History has no attribute 'history': write `history['loss']`.",
                     name=name,
                     obj=self,
@@ -211,13 +211,13 @@ class History:
         self.epochs.append(dict(row))
 
     @property
-    def extent(self) -> Extent:
+    def extent(self) -> HistoryExtent:
         """The size of this history now, for `since`."""
-        return Extent(
+        return HistoryExtent(
             len(self.epochs), {name: series.num_seen for name, series in self.steps.items()}
         )
 
-    def since(self, extent: Extent) -> Addition:
+    def since(self, extent: HistoryExtent) -> Addition:
         """The part after an earlier `extent`; `epochs` and `steps` have to be the same objects as
         then."""
         first = max(extent.num_epochs - 1, 0)
@@ -281,11 +281,10 @@ class History:
         return row[name]
 
     def _unknown(self, name: str) -> KeyError:
-        near = difflib.get_close_matches(name, self.names, n=1) if isinstance(name, str) else []
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        hint = hint if isinstance(name, str) else " The rows of the epochs are in `history.epochs`."
-        there = ", ".join(self.names) or "nothing yet"
-        return KeyError(f"The history has no metric {name!r}; available: {there}.{hint}")
+        hint = "the rows of the epochs are in `history.epochs`."
+        if isinstance(name, str):
+            hint = nearest(name, self.names)
+        return KeyError(f"The history has no metric {name!r}; {hint}")
 
     def to_dict(self) -> dict[str, list[float]]:
         """A list of values per epoch metric, by name."""
@@ -301,14 +300,17 @@ class History:
             import pandas as pd
         except ImportError as error:
             raise MissingExtraError(
-                "A history as a frame needs pandas: pip install 'loopwright[frames]'."
+                "frames-extra",
+                "A history as a frame needs pandas: pip install 'loopwright[frames]'.",
             ) from error
         if level == "epochs":
             return pd.DataFrame(
                 self.epochs, index=pd.RangeIndex(1, len(self.epochs) + 1, name="epoch")
             )
         if level != "steps":
-            raise ConfigurationError(f"Unknown level {level!r}: use 'epochs' or 'steps'.")
+            raise ConfigurationError(
+                "frame-level", f"Unknown level {level!r}: use 'epochs' or 'steps'."
+            )
         columns = {
             name: pd.Series(list(s.values), index=list(s.steps)) for name, s in self.steps.items()
         }
@@ -327,15 +329,16 @@ class History:
         names = list(names) if names is not None else self.names
         unknown = [name for name in names if name not in self]
         if unknown or not names:
-            what = ", ".join(unknown) or "an empty history"
             raise ConfigurationError(
-                f"Cannot plot {what}; available: {', '.join(self.names) or 'nothing'}."
+                "nothing-to-plot",
+                f"Cannot plot {listed(unknown) or 'an empty history'}; available: "
+                f"{listed(self.names) or 'nothing'}.",
             )
         try:
             from .plotting import plot_epochs
         except ImportError as error:
             raise MissingExtraError(
-                "A plot needs matplotlib: pip install 'loopwright[plots]'."
+                "plots-extra", "A plot needs matplotlib: pip install 'loopwright[plots]'."
             ) from error
         return plot_epochs(self.epochs, self.steps, names, path)
 
@@ -358,11 +361,9 @@ class History:
         return (self.epochs, self.steps)
 
     def __repr__(self) -> str:
-        latest = (
-            ", ".join(f"{name} {value:.4g}" for name, value in self.epochs[-1].items())
-            if self.epochs
-            else "empty"
-        )
+        latest = "empty"
+        if self.epochs:
+            latest = ", ".join(f"{name} {value:.4g}" for name, value in self.epochs[-1].items())
         return f"History({counted(len(self.epochs), 'epoch')}; {latest})"
 
     def _repr_html_(self) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ConfigurationError, check_number
-from ..text import listed
+from ..text import kind_of, listed
 
 MediaKind: TypeAlias = Literal["image", "histogram", "text", "table"]
 Cell: TypeAlias = float | int | str | bool | None
@@ -180,7 +180,7 @@ def draw_figure(call: str, figure: Any) -> bytes:
     if owner is None or not hasattr(owner, "savefig"):
         raise ConfigurationError(
             "not-a-figure",
-            f"{call}: {_kind(figure)} is not a figure: pass a matplotlib figure or its axes; for "
+            f"{call}: {kind_of(figure)} is not a figure: pass a matplotlib figure or its axes; for "
             "other pictures use log_image.",
         )
     file = BytesIO()
@@ -265,7 +265,7 @@ def _split_batch(call: str, value: Tensor | NDArray[Any]) -> Any:
 def _no_image(call: str, value: Any) -> ConfigurationError:
     return ConfigurationError(
         "not-an-image",
-        f"{call}: {_kind(value)} is not an image; {ACCEPTED}. Several images go to log_images, "
+        f"{call}: {kind_of(value)} is not an image; {ACCEPTED}. Several images go to log_images, "
         "figures to log_figure; read files with `PIL.Image.open(path)`.",
     )
 
@@ -273,7 +273,7 @@ def _no_image(call: str, value: Any) -> ConfigurationError:
 def _no_batch(call: str, value: Any) -> ConfigurationError:
     return ConfigurationError(
         "not-a-batch-of-images",
-        f"{call}: {_kind(value)} is not a batch of images: pass (N, C, H, W), (N, H, W, C), "
+        f"{call}: {kind_of(value)} is not a batch of images: pass (N, C, H, W), (N, H, W, C), "
         "(N, H, W) or a list. One image goes to log_image; a few gray images are "
         "`images[:, None]`.",
     )
@@ -296,7 +296,7 @@ def count_values(call: str, values: Any, bins: Any) -> tuple[Histogram, int, int
     check_number(f"{call}: bins", bins, least=1, most=10_000)
     flat = as_array(call, values).ravel().astype(np.float64)
     if not flat.size:
-        raise _no_histogram(call, f"{_kind(values)} has no values")
+        raise _no_histogram(call, f"{kind_of(values)} has no values")
     finite = flat[np.isfinite(flat)]
     if not finite.size:
         return Histogram((0.0, 1.0), (0,)), flat.size, flat.size
@@ -358,7 +358,7 @@ def read_table(call: str, value: Any, columns: Any) -> Table:
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 2:
         value = as_array(call, value).tolist()
     if not _is_sequence(value) or isinstance(value, Tensor):
-        raise _no_table(call, f"{_kind(value)} is not a table")
+        raise _no_table(call, f"{kind_of(value)} is not a table")
     return _by_row(call, list(value), names)
 
 
@@ -394,7 +394,7 @@ def _by_row(call: str, rows: list[Any], names: list[str] | None) -> Table:
         raise _no_table(call, "the rows have no column names")
     for row in rows:
         if isinstance(row, Mapping) or not _is_sequence(row):
-            raise _no_table(call, f"{_kind(row)} is not a row")
+            raise _no_table(call, f"{kind_of(row)} is not a row")
     return _checked_table(call, names, [tuple(row) for row in rows])
 
 
@@ -443,16 +443,6 @@ def as_array(call: str, value: Any) -> NDArray[Any]:
     if array.dtype.kind not in "biuf":
         raise ConfigurationError(
             "not-real-numbers",
-            f"{call}: {_kind(value)} does not contain real numbers: pass a tensor or array.",
+            f"{call}: {kind_of(value)} does not contain real numbers: pass a tensor or array.",
         )
     return array
-
-
-def _kind(value: Any) -> str:
-    """A value in words, for errors."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, np.ndarray):
-        return f"an array of shape {value.shape} and {value.dtype}"
-    name = type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

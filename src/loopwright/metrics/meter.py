@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError
+from ..text import kind_of
 from .progress import Progress
 from .result import StepResult
 from .rows import Place, StepRow, StepValues, build_rows
@@ -72,9 +73,8 @@ class Meter:
         self._pending: list[Pending] = []
         self.computed: dict[str, ComputedMetric] = {}
         self._logged: dict[str, float] = {}
-        self.is_over = (
-            False  # whether the row of its phase is written: what is logged now would be lost
-        )
+        # whether the row of its phase is written: what is logged now would be lost
+        self.is_over = False
 
     def add(self, result: StepResult, progress: Progress | None = None) -> None:
         """Add the result of a step; with `progress`, the run's counters, `flush_rows` makes a row
@@ -99,17 +99,17 @@ class Meter:
         """Add metrics to the step that was added last."""
         if not self._pending:
             raise ConfigurationError(
+                "no-step-to-log",
                 f"log_step({', '.join(values)}): there is no step to add the value to, because "
                 "the last step was already logged. Call it in on_train_step_end or "
-                "on_update_end, or use `log` for a metric of the epoch."
+                "on_update_end, or use `log` for a metric of the epoch.",
             )
         for name, value in values.items():
-            if not isinstance(value, (Real, ComputedMetric)) and not (
-                isinstance(value, Tensor) and value.numel() == 1
-            ):
+            if not _is_number(value) and not isinstance(value, ComputedMetric):
                 raise ConfigurationError(
-                    f"Cannot log {name!r} of a step: it is a {_kind(value)}; pass a number, such "
-                    f"as its mean, or a one-element tensor. {_other_call(name, value)}"
+                    "step-value",
+                    f"Cannot log {name!r} of a step: it is {kind_of(value)}; pass a number, such "
+                    f"as its mean, or a one-element tensor. {_other_call(name, value)}",
                 )
         loss, size, count, metrics, place = self._pending[-1]
         self._pending[-1] = (loss, size, count, {**(metrics or {}), **values}, place)
@@ -119,25 +119,28 @@ class Meter:
         and `reset`."""
         if not isinstance(values, Mapping):
             raise ConfigurationError(
+                "log-needs-dict",
                 f"log({values!r:.60}): pass a dict of names and values, as in `log({{'accuracy': "
-                "value})`."
+                "value})`.",
             )
         for name, value in values.items():
-            if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
+            if _is_number(value):
                 if self.logs_once and name in self._logged:
                     raise ConfigurationError(
+                        "logged-twice",
                         f"log({{{name!r}: ...}}) was called twice in one evaluation, and only the "
                         "last value would count. For the mean over all samples, return it from "
-                        f"`eval_step`: `{{'loss': loss, {name!r}: value}}`."
+                        f"`eval_step`: `{{'loss': loss, {name!r}: value}}`.",
                     )
                 self._logged[name] = float(value.detach() if isinstance(value, Tensor) else value)
             elif isinstance(value, ComputedMetric):
                 self._take(name, value)
             else:
                 raise ConfigurationError(
-                    f"Cannot log {name!r}: it is a {_kind(value)}; pass a number, such as its "
+                    "logged-value",
+                    f"Cannot log {name!r}: it is {kind_of(value)}; pass a number, such as its "
                     "mean, a one-element tensor, or a metric with `compute` and `reset`. "
-                    f"{_other_call(name, value)}"
+                    f"{_other_call(name, value)}",
                 )
 
     @property
@@ -217,7 +220,8 @@ class Meter:
         for (at, _, _, is_sum), value, weight in zip(cells, values, counts, strict=True):
             if is_sum and not weight >= 0:
                 raise ConfigurationError(
-                    f"The {name} of a step has the count {weight:g}: use a number, 0 or more."
+                    "negative-count",
+                    f"The {name} of a step has the count {weight:g}: use a number, 0 or more.",
                 )
             rows[at][name] = (value / weight if weight else 0.0) if is_sum else value
             if weights is not None:
@@ -250,11 +254,8 @@ class Meter:
 
             values = compute_together(self.computed, gather)
         for name, value in values.items():
-            result.update(
-                {k: float(v) for k, v in value.items()}
-                if isinstance(value, Mapping)
-                else {name: float(value)}
-            )
+            parts = value if isinstance(value, Mapping) else {name: value}
+            result |= {part: float(number) for part, number in parts.items()}
         if is_final:
             self.reset_computed()
         return result | (self._logged if gather is None else average_logged(gather(self._logged)))
@@ -276,7 +277,8 @@ class Meter:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._pending = []
-        self.sums, self.counts = dict(state["sums"]), dict(state["counts"])
+        self.sums = dict(state["sums"])
+        self.counts = dict(state["counts"])
         self._logged = dict(state["logged"])
 
     def add_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -343,23 +345,18 @@ def _to_host(values: list[Any], name: str) -> list[float]:
         return [float(next(rest) if isinstance(value, Tensor) else value) for value in values]
     except (RuntimeError, TypeError, ValueError) as error:
         for value in values:
-            if not isinstance(value, (int, float)) and not (
-                isinstance(value, Tensor) and value.numel() == 1
-            ):
+            if not _is_number(value):
                 raise ConfigurationError(
-                    f"The {name} of a step is a {_kind(value)}: reduce it to one number, such as "
+                    "step-metric",
+                    f"The {name} of a step is {kind_of(value)}: reduce it to one number, such as "
                     "its mean, or put larger values into StepResult.outputs. "
-                    f"{_other_call(name, value)}"
+                    f"{_other_call(name, value)}",
                 ) from error
         raise
 
 
-def _kind(value: Any) -> str:
-    return (
-        f"tensor of shape {tuple(value.shape)}"
-        if isinstance(value, Tensor)
-        else type(value).__name__
-    )
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def _other_call(name: str, value: Any) -> str:
@@ -367,22 +364,13 @@ def _other_call(name: str, value: Any) -> str:
     if value is None:
         return "None is not a value: leave it out."
     if isinstance(value, str):
-        what = [("text", "a text")]
+        methods = ["text"]
     elif hasattr(value, "savefig"):
-        what = [("figure", "a figure")]
-    elif isinstance(value, Tensor) or (
-        hasattr(value, "__array__") and not hasattr(value, "columns")
-    ):
-        dims = getattr(value, "ndim", 3)
-        pictures = (
-            [("images", "images")]
-            if dims == 4
-            else [("image", "an image")]
-            if dims in (2, 3)
-            else []
-        )
-        what = [*pictures, ("histogram", "the distribution of values")]
+        methods = ["figure"]
+    elif hasattr(value, "__array__") and not hasattr(value, "columns"):
+        pictures = {2: ["image"], 3: ["image"], 4: ["images"]}
+        methods = [*pictures.get(getattr(value, "ndim", 3), []), "histogram"]
     else:
-        what = [("table", "rows and columns")]
-    calls = ", ".join(f"{kind} with `log_{method}({name!r}, ...)`" for method, kind in what)
-    return f"Log {calls}."
+        methods = ["table"]
+    calls = " or ".join(f"`log_{method}({name!r}, ...)`" for method in methods)
+    return f"Log it with {calls}."

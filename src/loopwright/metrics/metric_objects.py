@@ -25,6 +25,7 @@ from .._torch_compat import (
     set_update_count,
     update_count,
 )
+from ..data.containers import map_tensors
 from ..data.stream import Stateful
 from ..errors import CheckpointError, ConfigurationError
 from .meter import ComputedMetric
@@ -91,12 +92,7 @@ def merged(metrics: Mapping[str, object], gather: Gather) -> Iterator[list[set[s
     own = {
         name: {path: _state(part) for path, part in found.items()} for name, found in parts.items()
     }
-    states = gather(
-        {
-            name: {path: _to(state, "cpu") for path, state in found.items()}
-            for name, found in own.items()
-        }
-    )
+    states = gather(map_tensors(Tensor.cpu, own))
     for name, found in parts.items():
         for path, part in found.items():
             others = [state[name][path] for state in states if path in state.get(name, {})]
@@ -119,7 +115,7 @@ def compute_together(metrics: Mapping[str, Any], gather: Gather) -> dict[str, An
     if all(theirs == names[0] for theirs in names):
         return values
     everywhere: dict[str, Any] = {}
-    for computed in gather(_to(values, "cpu")):
+    for computed in gather(map_tensors(Tensor.cpu, values)):
         everywhere |= {name: value for name, value in computed.items() if name not in everywhere}
     return everywhere
 
@@ -167,17 +163,9 @@ def _state(part: CountedMetric) -> State:
 def _set(part: MergeableMetric, state: State) -> None:
     device = getattr(part, "device", None) or torch.device("cpu")
     for name, value in state["values"].items():
-        setattr(part, name, _to(value, device))
+        setattr(part, name, map_tensors(lambda tensor: tensor.to(device), value))
     set_update_count(part, state["updates"])
     forget_computed(part)
-
-
-def _to(value: Any, device: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _to(item, device) for key, item in value.items()}
-    return [_to(item, device) for item in value] if isinstance(value, list) else value
 
 
 def metric_states(modules: Mapping[str, nn.Module]) -> dict[str, State]:
@@ -226,9 +214,10 @@ def load_object_states(
         saved = [state[path]["state"] for state in states if path in state]
         if len(saved) > 1 and is_in_epoch:
             raise CheckpointError(
+                "metrics-of-other-processes",
                 f"{path} was saved in the middle of an epoch on {len(saved)} processes, and their "
                 f"partial results cannot be combined on {num_processes}: resume on {len(saved)} "
-                "processes, or use a torchmetrics metric."
+                "processes, or use a torchmetrics metric.",
             )
         if saved:
             metric.load_state_dict(deepcopy(saved[0]))
@@ -256,14 +245,16 @@ def check_saved(owners: MetricOwners, name: str, metric: ComputedMetric) -> None
     lost = "so a run that is resumed inside an epoch would lose its partial results"
     if not any(metric is known for known in _all(owners).values()):
         raise ConfigurationError(
+            "metric-not-saved",
             f"The metric {name!r} ({kind}) is not an attribute of the trainer or of a callback, "
-            f"{lost}: make it one, as in `self.{name} = {kind}()`, or train without `run_dir`."
+            f"{lost}: make it one, as in `self.{name} = {kind}()`, or train without `run_dir`.",
         )
     if not isinstance(metric, nn.Module | Stateful):
         raise ConfigurationError(
+            "metric-cannot-be-saved",
             f"The metric {name!r} ({kind}) has no `state_dict` and `load_state_dict`, {lost}: add "
             "both methods, return numbers instead (they are averaged for you), or train without "
-            "`run_dir`."
+            "`run_dir`.",
         )
 
 
@@ -285,14 +276,11 @@ def _plain(owners: MetricOwners) -> dict[str, Stateful]:
 
 def _all(owners: MetricOwners) -> dict[str, Any]:
     """Every metric, modules included, by path."""
-    parts = {
-        path: part
-        for name, m in owners.modules.items()
-        for path, part in m.named_modules(prefix=name)
-    }
-    return {
-        path: part for path, part in parts.items() if isinstance(part, ComputedMetric)
-    } | _objects(owners)
+    found: dict[str, Any] = {}
+    for name, module in owners.modules.items():
+        parts = module.named_modules(prefix=name)
+        found |= {path: part for path, part in parts if isinstance(part, ComputedMetric)}
+    return found | _objects(owners)
 
 
 def _objects(owners: MetricOwners) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..text import counted, kind_of
 
 UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 
@@ -21,16 +22,11 @@ def seconds_of(time: str | timedelta, name: str) -> float:
     parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*(d|h|min|m|s)\s*", time)
     if not parts or "".join(number + unit for number, unit in parts) != "".join(time.split()):
         raise ConfigurationError(
+            "time-text",
             f"{name}={time!r}: use a number of seconds, a `timedelta`, or a string with units, "
-            "such as '1h30m', '45min', '90s' or '2d'."
+            "such as '1h30m', '45min', '90s' or '2d'.",
         )
     return sum(float(number) * UNITS[unit] for number, unit in parts)
-
-
-def counted(count: float, noun: str) -> str:
-    """ "1 epoch", "2 epochs"."""
-    number = count if isinstance(count, int) else f"{count:.4g}"
-    return f"{number} {noun}" if count == 1 else f"{number} {noun}s"
 
 
 @dataclass(slots=True)
@@ -141,24 +137,17 @@ class Limits:
             ("num_updates", updates),
             ("num_samples", samples),
         ):
-            if count is not None and (
-                isinstance(count, bool) or not isinstance(count, int | float | str)
-            ):
-                what = f"a {type(count).__name__}" if not isinstance(count, bool) else str(count)
-                order = (
-                    "`train((x, y), num_epochs)`"
-                    if hasattr(count, "shape")
-                    else "`train(data, num_epochs, eval_data)`"
-                )
+            is_number = isinstance(count, int | float | str) and not isinstance(count, bool)
+            if count is not None and not is_number:
+                what = str(count) if isinstance(count, bool) else kind_of(count)
+                has_shape = hasattr(count, "shape")
+                order = "(x, y), num_epochs" if has_shape else "data, num_epochs, eval_data"
                 raise ConfigurationError(
-                    f"{name} is {what}: use a whole number. The order is {order}."
+                    "train-argument",
+                    f"{name} is {what}: use a whole number. The order is `train({order})`.",
                 )
-        return cls(
-            epochs,
-            updates,
-            samples,
-            seconds_of(time, "max_time") if isinstance(time, str | timedelta) else time,
-        )
+        seconds = seconds_of(time, "max_time") if isinstance(time, str | timedelta) else time
+        return cls(epochs, updates, samples, seconds)
 
     def from_call(self, progress: Progress) -> Limits:
         """The same limits as absolute values of the run's clock."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ConfigurationError
+from ..text import kind_of
 
 _ACCEPTED = "a tensor, a dict of named values, a (sum, count) pair, a StepResult, or None"
 
@@ -61,7 +62,7 @@ class StepResult:
         if returned is None or isinstance(returned, (int, float)):
             return StepResult(returned, size, {}, None, outputs)
         raise ConfigurationError(
-            f"A step returned {type(returned).__name__}; expected {_ACCEPTED}."
+            "step-returned", f"A step returned {type(returned).__name__}; expected {_ACCEPTED}."
         )
 
     @staticmethod
@@ -71,7 +72,8 @@ class StepResult:
         if isinstance(computed, Mapping) and "loss" not in computed:
             if not computed:
                 raise ConfigurationError(
-                    "compute_loss returned an empty dict: return at least one named loss."
+                    "no-named-loss",
+                    "compute_loss returned an empty dict: return at least one named loss.",
                 )
             return StepResult(
                 sum(computed.values()), size, dict(computed), None, outputs, tuple(computed)
@@ -82,7 +84,7 @@ class StepResult:
             result = StepResult.of(computed, size, outputs)
         if result.loss is None:
             raise ConfigurationError(
-                "compute_loss returned None: return the loss, or pass `loss_fn=`."
+                "no-loss", "compute_loss returned None: return the loss, or pass `loss_fn=`."
             )
         return result
 
@@ -92,15 +94,11 @@ def _checked_count(count: Any) -> Any:
     refused."""
     if isinstance(count, (int, float)) or (isinstance(count, Tensor) and count.numel() == 1):
         return count
-    kind = (
-        f"tensor of shape {tuple(count.shape)}"
-        if isinstance(count, Tensor)
-        else type(count).__name__
-    )
     raise ConfigurationError(
-        f"A step returned a pair whose second part is a {kind}; a pair means (sum, count): the "
+        "pair-of-loss-and-outputs",
+        f"A step returned a pair whose second part is {kind_of(count)}; a pair means (sum, count): the "
         "loss summed over that number of items. To return a loss with outputs, use "
-        "StepResult(loss, outputs=outputs)."
+        "StepResult(loss, outputs=outputs).",
     )
 
 
@@ -110,10 +108,11 @@ def _whole_count(count: Any) -> Any:
     count = _checked_count(count)
     if isinstance(count, float) or (isinstance(count, Tensor) and count.is_floating_point()):
         raise ConfigurationError(
+            "pair-of-loss-and-metric",
             "A step returned a pair whose second part is a float; a pair is (sum, count), a loss "
             "summed over that number of items. To return a loss with a metric, use a dict: "
             "`{'loss': loss, 'accuracy': accuracy}`. For a count that is not a whole number, use "
-            "StepResult(total, count=count)."
+            "StepResult(total, count=count).",
         )
     return count
 
@@ -152,8 +151,6 @@ def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | No
         isinstance(count, Tensor) and count.numel() != 1
     ):
         return f"has the count {count!r}: pass the number of items in the sum"
-    return (
-        None
-        if count >= 0
-        else f"has the count {float(count):g}: pass the number of items in the sum"
-    )
+    if count < 0:
+        return f"has the count {float(count):g}: pass the number of items in the sum"
+    return None

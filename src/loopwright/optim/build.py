@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -15,8 +15,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
 from ..metrics.best import Mode
+from ..text import kind_of
 
 
 @runtime_checkable
@@ -106,8 +107,9 @@ class Schedule:
         name = self.metric or ("eval_loss" if "eval_loss" in metrics else "loss")
         if name not in metrics:
             raise ConfigurationError(
+                "plateau-metric",
                 f"ReduceLROnPlateau watches {name!r}, which this epoch did not measure; available: "
-                f"{', '.join(metrics)}. Pass `Schedule(scheduler, metric=...)`."
+                f"{', '.join(metrics)}. Pass `Schedule(scheduler, metric=...)`.",
             )
         self.scheduler.step(metrics[name])
 
@@ -135,8 +137,9 @@ def build_optimizer(
     built = call_factory(given, params(), name, "the parameters")
     if not isinstance(built, Optimizer):
         raise ConfigurationError(
+            "not-an-optimizer-built",
             f"The factory given as {name} returned a {type(built).__name__}, which is not a torch "
-            "optimizer."
+            "optimizer.",
         )
     return _fused(built, models or {})
 
@@ -151,32 +154,24 @@ def _fused(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> Optimizer:
     from .._torch_compat.fast_paths import OptimizerStep
 
     kinds = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
-    chosen = ("fused", "foreach", "capturable", "differentiable")
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    if (
-        type(optimizer) not in kinds
-        or OptimizerStep(optimizer).plain_function() is None
-        or any(
-            getattr(part, "sparse", False) for model in models.values() for part in model.modules()
-        )
-        or (optimizer.state and type(optimizer) is not torch.optim.Adagrad)
-        or any(
-            group.get(option)
-            for group in optimizer.param_groups
-            for option in (*chosen, "dampening")
-        )
-        or any(
-            group.get("fused") is False or group.get("foreach") is False
-            for group in optimizer.param_groups
-        )
-        or not all(
-            p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps") for p in params
-        )
-    ):
+    chosen = ("fused", "foreach", "capturable", "differentiable", "dampening")
+    groups = optimizer.param_groups
+    if type(optimizer) not in kinds or OptimizerStep(optimizer).plain_function() is None:
+        return optimizer
+    if optimizer.state and type(optimizer) is not torch.optim.Adagrad:
+        return optimizer
+    for group in groups:
+        is_chosen = any(group.get(option) for option in chosen)
+        if is_chosen or group.get("fused") is False or group.get("foreach") is False:
+            return optimizer
+        for param in group["params"]:
+            if not param.is_floating_point() or param.device.type not in ("cpu", "cuda", "mps"):
+                return optimizer
+    parts = (part for model in models.values() for part in model.modules())
+    if any(getattr(part, "sparse", False) for part in parts):
         return optimizer
     accepted = inspect.signature(type(optimizer)).parameters
     options = {key: value for key, value in optimizer.defaults.items() if key in accepted}
-    groups = optimizer.param_groups
     for group in groups:
         group.pop("fused", None)
     type(optimizer).__init__(optimizer, groups, **(options | {"fused": True}))
@@ -186,39 +181,39 @@ def _fused(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> Optimizer:
 def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
     """Return a `Schedule` of a scheduler, a curve, a factory `optimizer -> scheduler`, or a
     `Schedule` of these."""
-    every, metric, mode = (
-        (given.every, given.metric, given.mode)
-        if isinstance(given, Schedule)
-        else (None, None, None)
-    )
-    scheduler = given.scheduler if isinstance(given, Schedule) else given
-    if every not in (None, "update", "epoch"):
-        raise ConfigurationError(f"Schedule(every={every!r}): use 'update' or 'epoch'.")
-    if mode not in (None, "min", "max"):
-        raise ConfigurationError(f"Schedule(mode={mode!r}): use 'min' or 'max'.")
+    schedule = given if isinstance(given, Schedule) else Schedule(given)
+    scheduler = schedule.scheduler
+    if schedule.every not in (None, "update", "epoch"):
+        raise ConfigurationError(
+            "schedule-interval", f"Schedule(every={schedule.every!r}): use 'update' or 'epoch'."
+        )
+    if schedule.mode not in (None, "min", "max"):
+        raise ConfigurationError(
+            "schedule-mode", f"Schedule(mode={schedule.mode!r}): use 'min' or 'max'."
+        )
     if isinstance(scheduler, type) or not hasattr(scheduler, "step"):
         is_curve = isinstance(scheduler, CurveLike) and not isinstance(scheduler, type)
         if not callable(scheduler) and not is_curve:
             raise ConfigurationError(
+                "scheduler-argument",
                 f"scheduler is a {type(scheduler).__name__}: pass a scheduler, or a function that "
-                "takes the optimizer and returns one."
+                "takes the optimizer and returns one.",
             )
         if optimizer is None:
             raise ConfigurationError(
+                "scheduler-of-several",
                 "A scheduler factory needs its optimizer, but there are several optimizers: pass "
-                "`scheduler={'name of the optimizer': factory}`."
+                "`scheduler={'name of the optimizer': factory}`.",
             )
-        scheduler = (
-            CurveSchedule(scheduler, optimizer)
-            if is_curve
-            else _build_scheduler(scheduler, optimizer)
-        )
-    if every == "update" and isinstance(scheduler, ReduceLROnPlateau):
+        build = CurveSchedule if is_curve else _build_scheduler
+        scheduler = build(scheduler, optimizer)
+    if schedule.every == "update" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigurationError(
+            "plateau-every-update",
             "ReduceLROnPlateau watches a metric of the epoch, so it cannot be stepped every "
-            "update: leave out `every`."
+            "update: leave out `every`.",
         )
-    return Schedule(scheduler, every, metric, mode)
+    return replace(schedule, scheduler=scheduler)
 
 
 def _build_scheduler(factory: Callable[[Any], Any], optimizer: Optimizer) -> Any:
@@ -235,12 +230,14 @@ def _build_scheduler(factory: Callable[[Any], Any], optimizer: Optimizer) -> Any
         raise
     if isinstance(scheduler, Schedule):
         raise ConfigurationError(
+            "schedule-in-factory",
             "The factory given as scheduler returned a Schedule: put the factory inside, "
-            f"`Schedule(factory, every={scheduler.interval!r})`."
+            f"`Schedule(factory, every={scheduler.interval!r})`.",
         )
     if not hasattr(scheduler, "step"):
         raise ConfigurationError(
-            f"The function given as scheduler returned {scheduler!r}. {advice}"
+            "scheduler-returned",
+            f"The function given as scheduler returned {scheduler!r}. {advice}",
         )
     return scheduler
 
@@ -254,81 +251,67 @@ def check_given(model: Any, optimizer: Any, loss_fn: Any, *, run_dir: Any, seed:
     _check_loss(loss_fn)
     if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
         raise ConfigurationError(
-            f"run_dir={run_dir!r}: use the path of a directory, or leave it out to save nothing."
+            "run-dir",
+            f"run_dir={run_dir!r}: use the path of a directory, or leave it out to save nothing.",
         )
-    if seed not in (None, "auto") and (not isinstance(seed, int) or isinstance(seed, bool)):
-        raise ConfigurationError(
-            f"seed={seed!r}: use a whole number, or None for different random numbers in each run."
-        )
+    if seed not in (None, "auto"):
+        check_number("seed", seed, otherwise="None for different random numbers in each run")
 
 
 def _check_model(given: Any) -> None:
     for name, model in named(given, "model").items():
         if isinstance(model, type):
             raise ConfigurationError(
+                "model-class",
                 f"{name} is the class {model.__name__}: create an instance, "
-                f"`{model.__name__}(...)`."
+                f"`{model.__name__}(...)`.",
             )
         if not isinstance(model, nn.Module):
             raise ConfigurationError(
+                "model-argument",
                 f"{name} is a {type(model).__name__}: pass a torch.nn.Module, or a dict of "
-                f"several models by name. {ORDER}"
+                f"several models by name. {ORDER}",
             )
 
 
 def _check_loss(given: Any) -> None:
-    if given is None or (
-        callable(given)
-        and not isinstance(given, (type, Optimizer))
-        and not _makes_optimizers(given)
-    ):
-        return
-    if isinstance(given, Optimizer) or _makes_optimizers(given):
-        raise ConfigurationError(f"loss_fn is an optimizer. {ORDER}")
+    made = given.func if isinstance(given, partial) else given
+    if isinstance(made, Optimizer) or (isinstance(made, type) and issubclass(made, Optimizer)):
+        raise ConfigurationError("loss-is-optimizer", f"loss_fn is an optimizer. {ORDER}")
     if isinstance(given, type):
         raise ConfigurationError(
-            f"loss_fn is the class {given.__name__}: create an instance, `{given.__name__}()`."
+            "loss-class",
+            f"loss_fn is the class {given.__name__}: create an instance, `{given.__name__}()`.",
         )
-    raise ConfigurationError(
-        f"loss_fn is a {type(given).__name__}, {given!r:.60}: pass a function of (outputs, "
-        "targets), such as `torch.nn.functional.cross_entropy` or `nn.MSELoss()`."
-    )
-
-
-def _makes_optimizers(given: Any) -> bool:
-    made = given.func if isinstance(given, partial) else given
-    return isinstance(made, type) and issubclass(made, Optimizer)
+    if given is not None and not callable(given):
+        raise ConfigurationError(
+            "loss-function",
+            f"loss_fn is {kind_of(given)}, {given!r:.60}: pass a function of (outputs, targets), "
+            "such as `torch.nn.functional.cross_entropy` or `nn.MSELoss()`.",
+        )
 
 
 def check_optimizer(given: Any, name: str) -> None:
     """Raise a `ConfigurationError` unless the argument is an optimizer or may be a factory of
     one."""
-    is_module = isinstance(given, nn.Module) or (
-        isinstance(given, type) and issubclass(given, nn.Module)
-    )
-    if is_module or getattr(given, "__module__", None) == "torch.nn.functional":
+    made = given if isinstance(given, type) else type(given)
+    if issubclass(made, nn.Module) or getattr(given, "__module__", None) == "torch.nn.functional":
         kind = getattr(given, "__name__", type(given).__name__)
-        raise ConfigurationError(f"{name} is {kind}, which is not an optimizer. {ORDER}")
-    if isinstance(given, LRScheduler) or (
-        isinstance(given, type) and issubclass(given, LRScheduler)
-    ):
         raise ConfigurationError(
-            f"{name} is a scheduler: pass it as `scheduler=`, and the optimizer as `optimizer=`."
+            "optimizer-order", f"{name} is {kind}, which is not an optimizer. {ORDER}"
         )
-    if isinstance(given, (list, tuple)):
+    if issubclass(made, LRScheduler):
         raise ConfigurationError(
-            f"{name} is a {type(given).__name__}: pass several optimizers as a dict of them by "
-            "name, and override `train_step`."
+            "optimizer-is-scheduler",
+            f"{name} is a scheduler: pass it as `scheduler=`, and the optimizer as `optimizer=`.",
         )
     if not callable(given) and not isinstance(given, (Optimizer, NamedFactory)):
-        known = getattr(
-            torch.optim,
-            {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}.get(str(given).lower(), "Adam"),
-        )
+        known = {"adamw": "AdamW", "sgd": "SGD"}.get(str(given).lower(), "Adam")
         raise ConfigurationError(
-            f"{name} is a {type(given).__name__}: pass a torch optimizer, or a function that "
-            "takes the parameters and returns one, such as "
-            f"`partial(torch.optim.{known.__name__}, lr=1e-3)`."
+            "optimizer-argument",
+            f"{name} is {kind_of(given)}: pass a torch optimizer, a function that takes the "
+            f"parameters and returns one, such as `partial(torch.optim.{known}, lr=1e-3)`, or a "
+            "dict of several by name, and override `train_step`.",
         )
 
 
@@ -342,8 +325,9 @@ def call_factory(factory: Callable[[Any], Any], argument: Any, name: str, what: 
             raise
         label = getattr(factory, "__name__", type(factory).__name__)
         raise ConfigurationError(
+            "factory-arguments",
             f"The factory given as {name} was called with only {what}, and failed: {error}. Set "
-            f"its other arguments with `functools.partial({label}, ...)`."
+            f"its other arguments with `functools.partial({label}, ...)`.",
         ) from None
 
 

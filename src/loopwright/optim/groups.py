@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
+from ..text import nearest
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 REGEX = "re:"
@@ -50,10 +50,8 @@ class GroupedOptimizer:
         layer_factor: float | None = None,
         **options: Any,
     ) -> None:
-        if layer_factor is not None and not layer_factor > 0:
-            raise ConfigurationError(
-                f"GroupedOptimizer(layer_factor={layer_factor!r}): use a number above 0."
-            )
+        if layer_factor is not None:
+            check_number("GroupedOptimizer(layer_factor", layer_factor, above=0, is_whole=False)
         self.optimizer = optimizer
         self.modifiers = dict(modifiers or {})
         self.no_decay = no_decay
@@ -118,15 +116,11 @@ def param_groups(
     groups: list[dict[str, Any]] = []
     taken: set[int] = set()
     for pattern, given in options.items():
-        params = [
-            p
-            for key, p in find_parts({"model": model}, [pattern]).params.items()
-            if key not in taken
-        ]
-        taken |= {id(p) for p in params}
-        groups.append(
-            {"params": params, **(given if isinstance(given, Mapping) else {"lr": given})}
-        )
+        found = find_parts({"model": model}, [pattern]).params
+        params = [param for key, param in found.items() if key not in taken]
+        taken |= found.keys()
+        own = given if isinstance(given, Mapping) else {"lr": given}
+        groups.append({"params": params, **own})
     groups.append({"params": [p for p in model.parameters() if id(p) not in taken]})
     if no_decay:
         plain = plain_params({"model": model})
@@ -180,8 +174,9 @@ def _layers(model: nn.Module) -> list[str]:
     ]
     if not names:
         raise ConfigurationError(
+            "no-layers",
             f"{type(model).__name__} has no parts with parameters, so there are no layers to give "
-            "learning rates to."
+            "learning rates to.",
         )
     return names
 
@@ -231,7 +226,9 @@ def matches(name: str, pattern: str) -> bool:
         try:
             return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
         except re.error as error:
-            raise ConfigurationError(f"{pattern!r} is not a regular expression: {error}.") from None
+            raise ConfigurationError(
+                "regular-expression", f"{pattern!r} is not a regular expression: {error}."
+            ) from None
     return fnmatchcase(name, pattern)
 
 
@@ -253,12 +250,10 @@ def _named(
         params = []
         for model_name, model in models.items():
             front = prefix.format(model_name)
-            roots += [
-                m
-                for n, m in _named_modules(model)
-                if matches((front + n).removesuffix("."), pattern)
-            ]
-            params += [p for n, p in _named_params(model) if matches(front + n, pattern)]
+            for name, module in _named_modules(model):
+                if matches((front + name).removesuffix("."), pattern):
+                    roots.append(module)
+            params += [p for name, p in _named_params(model) if matches(front + name, pattern)]
         if roots or params:
             return roots, params
     raise _not_found(models, pattern)
@@ -276,14 +271,10 @@ def _named_params(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def _not_found(models: Mapping[str, nn.Module], pattern: str) -> ConfigurationError:
     names = [name for model in models.values() for name, _ in _named_modules(model) if name]
     names += [name for model in models.values() for name, _ in _named_params(model)]
-    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
-    hint = (
-        f"Did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else f"Available: {', '.join(names[:12])}."
-    )
     return ConfigurationError(
-        f"No module or parameter of {', '.join(models)} matches {pattern!r}. {hint}"
+        "unknown-part",
+        f"No module or parameter of {', '.join(models)} matches {pattern!r}; "
+        f"{nearest(pattern, names, cutoff=0.4)}",
     )
 
 
@@ -292,8 +283,9 @@ def _inside(
 ) -> tuple[list[nn.Module], list[nn.Parameter]]:
     if all(module is not other for other in _all_modules(models)):
         raise ConfigurationError(
+            "foreign-module",
             f"{label_of(module)} is not part of {', '.join(models)}: pass a module of the model "
-            "that is trained."
+            "that is trained.",
         )
     return [module], []
 

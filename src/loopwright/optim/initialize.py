@@ -3,7 +3,6 @@ the rest."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from ..callback import Callback
 from ..errors import CheckpointError, ConfigurationError
+from ..text import listed, nearest
 from .groups import matches_any
 
 if TYPE_CHECKING:
@@ -168,12 +168,13 @@ def _renamed(
                 new = re.sub(pattern, replacement, new)
             except re.error as error:
                 raise ConfigurationError(
-                    f"rename {pattern!r} -> {replacement!r}: {error}."
+                    "rename-pattern", f"rename {pattern!r} -> {replacement!r}: {error}."
                 ) from None
         if new in origin:
             raise ConfigurationError(
+                "rename-collision",
                 f"rename maps both {origin[new]!r} and {name!r} of {label} to {new!r}: change the "
-                "patterns so that the names differ, or `remove` one."
+                "patterns so that the names differ, or `remove` one.",
             )
         result[new] = value
         origin[new] = name
@@ -227,24 +228,22 @@ def _check(
 ) -> None:
     if not report.loaded:
         raise CheckpointError(
+            "no-weight-fits",
             f"Nothing in {report.source} matches the model.\n"
-            f"  source: {_some(offered)}\n"
-            f"  model: {_some(model.state_dict())}\n"
+            f"  source: {listed(offered, most=SHOWN)}\n"
+            f"  model: {listed(model.state_dict(), most=SHOWN)}\n"
             "Use `rename` to map the names of one to those of the other.\n"
-            f"{report}"
+            f"{report}",
         )
     if strict and not report.is_complete:
         raise CheckpointError(
+            "weights-do-not-fit",
             f"{report.source} does not match the model; nothing was changed.\n"
             f"{report}\n"
             "List entries of the source to ignore in `remove`, and parts of the model to leave "
             "unchanged in `reinit`; map names with `rename`; or pass strict=False to load "
-            "whatever matches (arguments of `loopwright.initializers.load_matching`)."
+            "whatever matches (arguments of `loopwright.initializers.load_matching`).",
         )
-
-
-def _some(names: Mapping[str, Tensor]) -> str:
-    return ", ".join(list(names)[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
 @torch.no_grad()
@@ -320,10 +319,14 @@ class FromCheckpoint(Initializer):
         source_model: str | None = None,
     ) -> None:
         if use not in ("newest", "best", "any"):
-            raise ConfigurationError(f"FromCheckpoint(use={use!r}): use 'newest', 'best' or 'any'.")
+            raise ConfigurationError(
+                "from-checkpoint-use",
+                f"FromCheckpoint(use={use!r}): use 'newest', 'best' or 'any'.",
+            )
         self.path = Path(path)
         self.rename = dict(rename or {})
-        self.remove, self.reinit = tuple(remove), tuple(reinit)
+        self.remove = tuple(remove)
+        self.reinit = tuple(reinit)
         self.strict = strict
         self.use: Literal["newest", "best", "any"] = use
         self.model = model
@@ -352,11 +355,10 @@ class FromCheckpoint(Initializer):
         if self.model is None and len(models) == 1:
             return next(iter(models.values()))
         if self.model is None or self.model not in models:
-            near = difflib.get_close_matches(self.model or "", models, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigurationError(
-                f"FromCheckpoint(model={self.model!r}): choose one of the models "
-                f"{', '.join(models)} to load into.{hint}"
+                "from-checkpoint-model",
+                f"FromCheckpoint(model={self.model!r}): choose one of the models to load into; "
+                f"{nearest(self.model, models)}",
             )
         return models[self.model]
 

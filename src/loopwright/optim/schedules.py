@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_number
 
 DecayShape = Literal["inverse", "sqrt", "linear"]
 
@@ -123,9 +123,10 @@ class Extent:
         whole = {"epoch": self.epochs, "update": self.updates, "sample": self.samples}[unit]
         if not whole:
             raise ConfigurationError(
+                "curve-length-unknown",
                 f"A schedule counts {amount:g} {unit}s, but the number of {unit}s in this run is "
                 f"not known: limit the run in {unit}s, use data with a length, or give the length "
-                "as a fraction of the run (0.05 for the first twentieth)."
+                "as a fraction of the run (0.05 for the first twentieth).",
             )
         return amount / whole
 
@@ -227,8 +228,7 @@ class Polynomial(Curve):
     power: float = 2.0
 
     def __post_init__(self) -> None:
-        if not self.power > 0:
-            raise ConfigurationError(f"Polynomial(power={self.power!r}): use a number above 0.")
+        check_number("Polynomial(power", self.power, above=0, is_whole=False)
 
     def value(self, done: float) -> float:
         return self.end + (self.start - self.end) * math.pow(1 - done, self.power)
@@ -261,17 +261,17 @@ class WarmupCosine(Curve):
     warmup_samples: int | None = None
 
     def __post_init__(self) -> None:
-        given = [
-            v
-            for v in (self.warmup, self.warmup_epochs, self.warmup_updates, self.warmup_samples)
-            if v is not None
-        ]
+        lengths = (self.warmup, self.warmup_epochs, self.warmup_updates, self.warmup_samples)
+        given = [length for length in lengths if length is not None]
         if len(given) > 1:
-            raise ConfigurationError("WarmupCosine: set the length of the warm-up only once.")
-        if any(v < 0 for v in given) or (self.warmup or 0) > 1:
             raise ConfigurationError(
+                "warmup-twice", "WarmupCosine: set the length of the warm-up only once."
+            )
+        if any(length < 0 for length in given) or (self.warmup or 0) > 1:
+            raise ConfigurationError(
+                "warmup-length",
                 f"WarmupCosine(warmup={given[0]!r}): use a fraction of the run from 0 to 1, or a "
-                "number of epochs, updates or samples, 0 or more."
+                "number of epochs, updates or samples, 0 or more.",
             )
 
     def resolve(self, extent: Extent) -> Curve:
@@ -296,15 +296,15 @@ class WarmupCosine(Curve):
             self.warmup_epochs or self.warmup_updates or self.warmup_samples
         ):
             raise ConfigurationError(
+                "warmup-unresolved",
                 "WarmupCosine counts its warm-up in epochs, updates or samples: call `resolve` "
-                "with the length of the run first."
+                "with the length of the run first.",
             )
         warmup = self.warmup or 0.0
         if done < warmup:
             return self.start + (self.peak - self.start) * done / warmup
-        return Cosine(self.peak, self.end).value(
-            (done - warmup) / (1 - warmup) if warmup < 1 else 1.0
-        )
+        after = (done - warmup) / (1 - warmup) if warmup < 1 else 1.0
+        return Cosine(self.peak, self.end).value(after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,12 +333,14 @@ class MultiStep(Curve):
     def __post_init__(self) -> None:
         if sum(map(bool, (self.at, self.at_epochs, self.at_updates))) != 1:
             raise ConfigurationError(
+                "points-twice",
                 "MultiStep: set the points only once: `at` (fractions of the run), at_epochs or "
-                "at_updates."
+                "at_updates.",
             )
         if self.at and not all(0 <= point <= 1 for point in self.at):
             raise ConfigurationError(
-                f"MultiStep(at={list(self.at)}): use fractions of the run from 0 to 1."
+                "points-of-curve",
+                f"MultiStep(at={list(self.at)}): use fractions of the run from 0 to 1.",
             )
 
     def resolve(self, extent: Extent) -> Curve:
@@ -350,8 +352,9 @@ class MultiStep(Curve):
     def value(self, done: float) -> float:
         if not self.at:
             raise ConfigurationError(
+                "points-unresolved",
                 "MultiStep counts epochs or updates: call `resolve` with the length of the run "
-                "first."
+                "first.",
             )
         return _Steps(self.factor, tuple(self.at), self.start).value(done)
 
@@ -390,14 +393,16 @@ class Sequential(Curve):
     def __post_init__(self) -> None:
         if not self.schedules or len(self.ends) != len(self.schedules) - 1:
             raise ConfigurationError(
+                "ends-of-curves",
                 f"Sequential: {len(self.schedules)} schedules need "
                 f"{max(len(self.schedules) - 1, 0)} ends (one for each schedule except the last), "
-                f"but there are {len(self.ends)}."
+                f"but there are {len(self.ends)}.",
             )
         if not all(a < b for a, b in pairwise([0.0, *self.ends, 1.0])):
             raise ConfigurationError(
+                "order-of-ends",
                 f"Sequential(ends={list(self.ends)}): use fractions of the run from 0 to 1, in "
-                "increasing order."
+                "increasing order.",
             )
 
     def resolve(self, extent: Extent) -> Curve:
