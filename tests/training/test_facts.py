@@ -200,7 +200,7 @@ def test_a_config_keeps_plain_values_and_the_text_of_others():
         "nan": math.nan,
         7: None,
     }
-    assert build(None, config=given).run.label["config"] == {
+    assert build(None, config=given).run.files.label["config"] == {
         "path": "data/x",
         "array": 0.5,
         "tensor": 3,
