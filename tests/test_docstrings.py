@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import loopwright
-from loopwright.training.program import Words
+from loopwright.training.program import MessageNames
 
 PACKAGES = (
     "loopwright",
@@ -175,7 +175,9 @@ def test_what_help_shows_of_the_trainer_is_documented():
     names = [name for name in dir(loopwright.Trainer) if not name.startswith(("_", "on_"))]
     # not those that only raise with advice
     shown = [name for name in names if hasattr(loopwright.Trainer, name)]
-    methods = [name for name in shown if not isinstance(getattr(loopwright.Trainer, name), Words)]
+    methods = [
+        name for name in shown if not isinstance(getattr(loopwright.Trainer, name), MessageNames)
+    ]
     assert [name for name in methods if not inspect.getdoc(getattr(loopwright.Trainer, name))] == []
 
 

@@ -18,6 +18,7 @@ from loopwright import Callback, ConfigurationError, Schedule, Trainer
 from loopwright.callbacks import EMA, BestModel, Checkpoints, EarlyStopping
 
 from .loops import build_linear, build_net
+from .mistakes import raises
 
 sgd = partial(torch.optim.SGD, lr=0.1)
 ALPHA = 1.0
@@ -36,13 +37,11 @@ def smoothed(outputs: Any, targets: Any) -> Any:
 
 
 def test_a_number_of_the_module_that_the_loss_goes_by_is_part_of_the_program(
-    points, tmp_path, monkeypatch, mistake
+    points, tmp_path, monkeypatch
 ):
     build(loss_fn=smoothed, run_dir=tmp_path).train(points, 1, batch_size=8)
     monkeypatch.setitem(globals(), "ALPHA", 2.0)
-    what = "Another value of a number that the loss finds in its module"
-    section = "The program changed, the run directory did not"
-    with mistake(section, what, ConfigurationError, match=r"loss\.ALPHA: 1\.0 -> 2\.0"):
+    with raises("program-changed", "loss.ALPHA: 1.0 -> 2.0"):
         build(loss_fn=smoothed, run_dir=tmp_path).train(points, 2, batch_size=8)
 
 
@@ -91,9 +90,7 @@ class Worse(Trainer):
         return {"loss": float(self.progress.epoch)}
 
 
-def test_a_run_that_a_callback_ended_says_so_and_goes_on_when_asked(
-    points, tmp_path, capsys, mistake
-):
+def test_a_run_that_a_callback_ended_says_so_and_goes_on_when_asked(points, tmp_path, capsys):
     def train(patience: int, **options: Any) -> Trainer:
         trainer = build(
             Worse, run_dir=tmp_path, callbacks=[EarlyStopping(patience=patience)], progress="lines"
@@ -105,8 +102,6 @@ def test_a_run_that_a_callback_ended_says_so_and_goes_on_when_asked(
     capsys.readouterr()
     assert train(9).progress.epoch == 2
     line = capsys.readouterr().out.splitlines()[0]
-    what = "A run that early stopping has ended is started again"
-    mistake.said("Checkpoints and resuming", what, line)
     assert "it ended because: eval_loss has not improved for 1 epoch" in line
     assert train(9, changes="accept").progress.epoch == 5
 
@@ -139,13 +134,11 @@ def test_the_first_of_two_calls_is_said_to_be_finished_and_no_more(points, tmp_p
 # What is trained, and when
 
 
-def test_parameters_that_no_optimizer_has_are_named_at_the_start(points, capsys, mistake):
+def test_parameters_that_no_optimizer_has_are_named_at_the_start(points, capsys):
     net = build_net()
     trainer = Trainer(net, sgd(net[0].parameters()), F.cross_entropy, progress="lines")
     trainer.train(points, 1, batch_size=8)
     line = capsys.readouterr().out.splitlines()[0]
-    what = "An optimizer that holds only some of the parameters"
-    mistake.said(SECTION, what, line)
     assert "No optimizer trains model.1.weight" in line
 
 
@@ -159,15 +152,9 @@ def test_the_line_at_the_start_says_how_often_a_scheduler_is_stepped(points, cap
         assert text in line if text else "stepped" not in line
 
 
-def test_a_sum_is_refused_where_a_batch_is_put_together_from_parts(points, mistake):
+def test_a_sum_is_refused_where_a_batch_is_put_together_from_parts(points):
     trainer = build(loss_fn=nn.CrossEntropyLoss(reduction="sum"), accumulate=2)
-    what = '`nn.CrossEntropyLoss(reduction="sum")` with `accumulate=2`'
-    with mistake(
-        "Steps that train nothing, or the wrong thing",
-        what,
-        ConfigurationError,
-        match="return \\(sum, count",
-    ):
+    with raises("summed-loss", "accumulate=2"):
         trainer.train(points, 1, batch_size=8)
 
 
@@ -218,9 +205,7 @@ def test_steps_that_never_had_a_gradient_are_an_error_at_the_end_of_the_first_ep
         build(ByHand).train(points, 2, batch_size=8)
 
 
-def test_an_optimizer_that_was_never_stepped_is_named_after_the_first_epoch(
-    points, capsys, mistake
-):
+def test_an_optimizer_that_was_never_stepped_is_named_after_the_first_epoch(points, capsys):
     class OnlyFirst(Trainer):
         def train_step(self, batch: Any) -> Any:
             loss = F.cross_entropy(self.first(batch[0]) + self.second(batch[0]), batch[1])
@@ -234,13 +219,11 @@ def test_an_optimizer_that_was_never_stepped_is_named_after_the_first_epoch(
     (line,) = [
         line for line in capsys.readouterr().out.splitlines() if "did not train everything" in line
     ]
-    mistake.said(SECTION, "Two optimizers, of which `train_step` updates one", line)
     assert "optimizer 'second' was never stepped, so its 2 parameters have not changed" in line
 
 
-def test_models_kept_by_a_metric_of_averages_are_said_not_to_be_averages(points, capsys, mistake):
+def test_models_kept_by_a_metric_of_averages_are_said_not_to_be_averages(points, capsys):
     callbacks = [EMA(0.5), BestModel("eval_ema_loss")]
     build(callbacks=callbacks, progress="lines").train(points, 1, points, batch_size=8)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "eval_ema_loss'" in line]
-    mistake.said("Up or down", '`BestModel("eval_ema_loss")` beside `EMA()`', line)
     assert "the model's own weights, but compares them by 'eval_ema_loss'" in line

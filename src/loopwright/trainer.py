@@ -33,10 +33,10 @@ from .training.program import (
     Data,
     Display,
     EpochChecks,
+    MessageNames,
     Metrics,
     OwnState,
     Precision,
-    Words,
     users_trainer,
 )
 from .training.run import TrainingRun
@@ -115,7 +115,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         True
     """
 
-    _words: Words = Words()
+    _message_names: MessageNames = MessageNames()
     _interface: ClassVar[str] = "native"
     _step_methods: ClassVar[tuple[str, ...]] = (
         *("train_step", "compute_loss", "forward", "split_batch", "prepare_batch"),
@@ -217,7 +217,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         self.datasets: dict[str, Any] = {}
         self._components = Components()
         self.run = TrainingRun(self, self.runtime, self._components, progress_style=progress)
-        self.run.label = components.check_label(name, tags, config)
+        self.run.files.label = components.check_label(name, tags, config)
         if compile == "step":
             from .training.compiled.choice import CompiledStep
 
@@ -240,16 +240,16 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
     @property
     def stop_reason(self) -> str | None:
         """The reason of the first stop request, or None."""
-        return self.run.stop_reason
+        return self.run.stopping.reason
 
     @property
     def run_dir(self) -> Path | None:
         """The directory that the run is recorded in, or None. It can be assigned before `train`."""
-        return self.run.run_dir
+        return self.run.files.run_dir
 
     @run_dir.setter
     def run_dir(self, path: str | Path | None) -> None:
-        self.run.run_dir = components.checked_directory(path)
+        self.run.files.run_dir = components.checked_directory(path)
 
     @property
     def seed(self) -> int | None:
@@ -408,7 +408,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
             ...         return {"loss": loss}
             >>> history = Regression(model, optimizer, progress="silent").train(data, num_epochs=1)
         """
-        if self.run.is_evaluating:
+        if self.run.metrics.is_evaluating:
             self._check_update(loss, count)
         try:
             self.run.updates.update(loss, optimizer, count=count, retain_graph=retain_graph)
@@ -655,7 +655,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
 
     @property
     def _planned_limits(self) -> Limits:
-        return self.run.limits
+        return self.run.call.limits
 
     @property
     def _defers_signals(self) -> bool:
@@ -664,7 +664,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
     def _describe_more(self) -> dict[str, Any]:
         return {}
 
-    def _trainer_for(self, callback: Callback) -> Any:
+    def _trainer_given_to(self, callback: Callback) -> Any:
         return self
 
     def _setup_training(self) -> None:
@@ -698,7 +698,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         return self.runtime.open_feed(pins=stream.pin_memory is None)
 
     def _adopt_replaced(self) -> None:
-        is_training = not self.run.is_evaluating and bool(self._components.trained)
+        is_training = not self.run.metrics.is_evaluating and bool(self._components.trained)
         (assembly.adopt_in_training if is_training else assembly.adopt_replaced)(self)
 
     def _train_epoch(self) -> None:
@@ -726,14 +726,14 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
     def _eval_mode(self) -> Iterator[None]:
         assembly.adopt_replaced(self)
         run = self.run
-        before = run.is_evaluating
-        run.is_evaluating = True
+        before = run.metrics.is_evaluating
+        run.metrics.is_evaluating = True
         try:
             with evaluating(self.modules.values(), self.optimizers.values()), refused(run):
                 yield
                 assembly.adopt_replaced(self)  # a model that was assigned for the evaluation only
         finally:
-            run.is_evaluating = before
+            run.metrics.is_evaluating = before
         self.runtime.reshard()
 
     def _eval_without_samples(self, batch: Any) -> None:

@@ -66,11 +66,11 @@ class Evaluations(Callback):
         self.seen: list[list[str]] = []
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        assert trainer.run.directory is not None
+        assert trainer.run.files.directory is not None
         self.seen.append(
             [
                 name[-2:]
-                for name in sorted(os.listdir(trainer.run.directory.checkpoints))
+                for name in sorted(os.listdir(trainer.run.files.directory.checkpoints))
                 if name[0] != "."
             ]
         )

@@ -179,4 +179,4 @@ def test_time_in_an_evaluation_of_averaged_weights_is_counted_once(points, monke
     trainer = build_timed(monkeypatch, [Throughput(), EMA(decay=0.5)], progress="silent")
     train(trainer, points, num_epochs=2)
     assert trainer.progress.seconds == 10
-    assert trainer.run.eval_seconds == trainer.clock.now - 10
+    assert trainer.run.metrics.eval_seconds == trainer.clock.now - 10

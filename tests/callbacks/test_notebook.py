@@ -37,7 +37,7 @@ class Waiting(Trainer):
     def train_step(self, batch):
         if self.waits and self.progress.epoch_step == 1:
             print("waiting", flush=True)
-            while self.run.signals.requested is None:
+            while self.run.stopping.signals.requested is None:
                 time.sleep(0.01)
         return super().train_step(batch)
 

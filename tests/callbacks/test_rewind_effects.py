@@ -174,7 +174,7 @@ def test_checkpoints_of_undone_updates_are_removed(tmp_path):
             if self.has_rewound:
                 names = (
                     path.name
-                    for path in trainer.run.directory.checkpoints.iterdir()
+                    for path in trainer.run.files.directory.checkpoints.iterdir()
                     if path.is_dir()
                 )
                 self.found, self.has_rewound = (trainer.progress.update, sorted(names)), False

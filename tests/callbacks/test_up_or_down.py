@@ -81,7 +81,7 @@ def test_what_a_step_returns_as_a_loss_is_minimised_under_every_prefix(points, m
     stopping = EarlyStopping(metric, patience=9)
     held = OfflineLoss("held", datasets={"held": points}, batch_size=8)
     trainer = train(named_losses([EMA(0.9), held, stopping]), points)
-    assert (stopping.mode, trainer.run.directions.of(metric)) == ("min", "min")
+    assert (stopping.mode, trainer.run.metrics.directions.of(metric)) == ("min", "min")
     assert stopping.best == min(trainer.history[metric])
 
 

@@ -81,5 +81,5 @@ class HoldUntilSignal(Callback):
     def on_update_end(self, trainer):
         if trainer.progress.update == 5:
             Path("held").touch()
-            while trainer.run.signals.requested is None:
+            while trainer.run.stopping.signals.requested is None:
                 time.sleep(0.01)

@@ -63,8 +63,8 @@ def test_looking_at_a_run_of_this_process_does_not_give_its_lock_away(tmp_path):
 
     class Look(Callback):
         def on_epoch_end(self, trainer: Trainer, metrics) -> None:
-            seen.append(RunView(trainer.run.directory.path).state)
-            command = [sys.executable, "-c", ASK, str(trainer.run.directory.path / ".lock")]
+            seen.append(RunView(trainer.run.files.directory.path).state)
+            command = [sys.executable, "-c", ASK, str(trainer.run.files.directory.path / ".lock")]
             seen.append(
                 subprocess.run(
                     command, capture_output=True, text=True, check=True, timeout=300

@@ -38,7 +38,7 @@ class Evaluating(Callback):
     """Measures in the last event; an evaluation that a signal ends has no result."""
 
     def on_train_end(self, trainer: Trainer) -> None:
-        Path("measured").write_text(str(trainer.evaluate(trainer.run.train_data)["loss"]))
+        Path("measured").write_text(str(trainer.evaluate(trainer.run.data.given)["loss"]))
 
 
 def program(points: TensorDataset, *callbacks: Callback) -> Callable[[], None]:

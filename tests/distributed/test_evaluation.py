@@ -94,11 +94,11 @@ def test_every_sample_counts_once_on_every_number_of_processes(
 def collect(rank: int) -> list[Any]:
     """Outputs that are no tensors, and data that is a list of batches."""
 
-    class Words(Trainer):
+    class MessageNames(Trainer):
         def forward(self, inputs: Tensor) -> list[str]:
             return [f"{value:.3f}" for value in inputs[:, 0].tolist()]
 
-    trainer = Words(build_model(), torch.optim.SGD, nn.MSELoss(), progress="silent")
+    trainer = MessageNames(build_model(), torch.optim.SGD, nn.MSELoss(), progress="silent")
     words = [word for batch in trainer.predict(build_data(11), batch_size=4) for word in batch]
     batches = [[part] for part in build_data(11).tensors[0].split(3)]
     return [

@@ -75,7 +75,7 @@ def traces(trainer: Trainer) -> dict[str, object]:
         run,
         trainer.runtime,
         *run.updates.every(),
-        *filter(None, (run.train_stream, run.eval_stream)),
+        *filter(None, (run.data.train_stream, run.data.eval_stream)),
     ]
     hooks = {name: list(found) for name, found in run.hooks.items()}
     optimizers = [

@@ -175,7 +175,7 @@ def test_the_time_of_compiling_is_no_part_of_the_time_that_is_left(
     monkeypatch.setattr(choice, "FASTER", 1e9)
     trainer = build("step", measures=measures, callbacks=lambda: [Estimates()])
     trainer.train(EVEN, num_updates=12, batch_size=16)
-    assert trainer.run.compile_seconds == pytest.approx(1000.0)
+    assert trainer.run.metrics.compile_seconds == pytest.approx(1000.0)
     assert trainer.progress.seconds == pytest.approx(12.0)
     assert trainer.callbacks[0].seen == pytest.approx([*range(11, -1, -1)], abs=1)
 

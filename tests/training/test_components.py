@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright import ConfigurationError, Trainer
+from loopwright import Trainer
 from loopwright.training.components import found_on
 from tests.loops import build_linear, build_net
+from tests.mistakes import raises
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -29,9 +30,7 @@ def test_the_same_object_under_two_names_is_found_once():
 
 def test_a_model_without_trainable_parameters_is_refused():
     net = build_linear().requires_grad_(False)
-    with pytest.raises(
-        ConfigurationError, match=r"none of the models \(model\).*requires_grad=True.*Unfreeze"
-    ):
+    with raises("no-trainable-model", "model"):
         Trainer(net, torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1), cross_entropy).train([])
 
 
@@ -39,25 +38,19 @@ def test_a_model_without_trainable_parameters_is_refused():
     "net", [nn.ReLU(), build_linear().requires_grad_(False)], ids=["no parameters", "all frozen"]
 )
 def test_a_factory_for_a_model_without_trainable_parameters_is_refused_with_the_same_words(net):
-    with pytest.raises(ConfigurationError, match="Nothing to train"):
+    with raises("no-trainable-model"):
         Trainer(net, sgd, cross_entropy).train([])
 
 
 def test_no_model_at_all_is_refused():
-    with pytest.raises(
-        ConfigurationError,
-        match="Trainer has no model: pass `model=` or override `configure_models`",
-    ):
+    with raises("no-model"):
         Trainer(None, sgd, cross_entropy).train([])
 
 
 def test_an_optimizer_of_another_model_is_refused_with_a_remedy():
     net, other = build_linear(), build_net()
     optimizer = torch.optim.SGD(other.parameters(), 0.1)
-    with pytest.raises(
-        ConfigurationError,
-        match=r"'optimizer' holds 6 of 6 parameters that belong to none.*factory",
-    ):
+    with raises("foreign-parameters", "'optimizer'", "6 of 6"):
         Trainer(net, optimizer, cross_entropy).train([])
 
 

@@ -109,7 +109,7 @@ def test_an_evaluation_nested_in_a_step_leaves_the_steps_size_alone(points):
 def test_a_nested_evaluation_logs_to_itself(points):
     class Nesting(Callback):
         def on_eval_end(self, trainer, data):
-            if len(trainer.run.phases) == 1:
+            if len(trainer.run.metrics.phases) == 1:
                 inner = trainer.evaluate(points)
                 trainer.log({"inner": inner["loss"]})
 

@@ -21,18 +21,16 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from loopwright import ConfigurationError, Trainer
+from loopwright import Trainer
 from loopwright.data.fetch import peek_samples
 from loopwright.run import RunManifest
 from loopwright.run.changes import program_changes
 from tests.forked import call_forked
 from tests.loops import build_net
-from tests.mistakes import Mistakes, raises
+from tests.mistakes import raises
 
-SECTION = "The program changed, the run directory did not"
 adam = partial(torch.optim.Adam, lr=0.01)
 sgd = partial(torch.optim.SGD, lr=0.01)
-SAMPLES = r"'[0-9a-f]{16}( \(Python [\d.]+\))?'"
 
 
 def drawn(length: int = 36, seed: int = 3) -> TensorDataset:
@@ -71,52 +69,29 @@ class Smoothed(Trainer):
         return F.cross_entropy(outputs, targets, label_smoothing=0.1)
 
 
-CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "lr": (
-        "Another learning rate",
-        {"optimizer": partial(torch.optim.Adam, lr=0.1)},
-        r"optimizer\.lr: 0\.01 -> 0\.1",
-    ),
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "lr": ({"optimizer": partial(torch.optim.Adam, lr=0.1)}, "optimizer.lr: 0.01 -> 0.1"),
     "optimizer": (
-        "Another optimizer, Adam before and SGD now",
         {"optimizer": sgd},
-        r"optimizer: 'torch\.optim\.adam\.Adam' -> 'torch\.optim\.sgd\.SGD'\nYou can",
+        "optimizer: 'torch.optim.adam.Adam' -> 'torch.optim.sgd.SGD'\nYou can",
     ),
-    "loss": (
-        "Another loss",
-        {"loss_fn": F.multi_margin_loss},
-        r"loss: '.*cross_entropy' -> '.*multi_margin_loss'",
-    ),
+    "loss": ({"loss_fn": F.multi_margin_loss}, "multi_margin_loss'"),
     "loss option": (
-        "Another option of the loss",
         {"loss_fn": partial(F.cross_entropy, label_smoothing=0.1)},
-        r"loss: '.*' -> 'partial of .*'",
+        "-> 'partial of torch.nn.functional.cross_entropy'",
     ),
-    "own loss": (
-        "`compute_loss` is overridden, and was not",
-        {"kind": Smoothed},
-        r"compute_loss: the default before, overridden now",
-    ),
-    "batch size": ("Another batch size", {"batch_size": 4}, r"batch_size: 8 -> 4"),
-    "accumulation": ("Another `accumulate`", {"accumulate": 2}, r"accumulate: 1 -> 2"),
-    "clipping": ("Another `clip_norm`", {"clip_norm": 1.0}, r"clip_norm: None -> 1\.0"),
-    "precision": ("Another precision", {"precision": "bf16"}, r"precision: 'fp32' -> 'bf16'"),
-    "seed": ("Another seed", {"seed": 5}, r"seed: 0 -> 5"),
-    "samples": (
-        "Other data of the same length",
-        {"data": drawn(seed=4)},
-        r"data\.samples: .*seed_everything\(0\)",
-    ),
-    "length": ("More data", {"data": drawn(48)}, r"data\.length: 36 -> 48"),
-    "dropout": (
-        "Another dropout",
-        {"model": build_net(dropout=0.5)},
-        r"model\.3: 'Dropout\(p=0\.25, .*p=0\.5",
-    ),
+    "own loss": ({"kind": Smoothed}, "compute_loss: the default before, overridden now"),
+    "batch size": ({"batch_size": 4}, "batch_size: 8 -> 4"),
+    "accumulation": ({"accumulate": 2}, "accumulate: 1 -> 2"),
+    "clipping": ({"clip_norm": 1.0}, "clip_norm: None -> 1.0"),
+    "precision": ({"precision": "bf16"}, "precision: 'fp32' -> 'bf16'"),
+    "seed": ({"seed": 5}, "seed: 0 -> 5"),
+    "samples": ({"data": drawn(seed=4)}, "`loopwright.seed_everything(0)`"),
+    "length": ({"data": drawn(48)}, "data.length: 36 -> 48"),
+    "dropout": ({"model": build_net(dropout=0.5)}, "model.3: 'Dropout(p=0.25"),
     "schedule": (
-        "A scheduler, where there was none",
         {"scheduler": partial(StepLR, step_size=1)},
-        r"scheduler: - -> 'torch\.optim\.lr_scheduler\.StepLR'\nYou can",
+        "scheduler: - -> 'torch.optim.lr_scheduler.StepLR'\nYou can",
     ),
 }
 
@@ -133,39 +108,29 @@ def first(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_program_is_refused_with_what_has_changed_and_the_ways_on(
-    first: Path, mistake: Mistakes, change: str
+    first: Path, change: str
 ) -> None:
-    what, given, said = CHANGES[change]
+    given, said = CHANGES[change]
     before = (first / "run.json").read_bytes()
-    with mistake(SECTION, what, ConfigurationError, match=said, hide=SAMPLES) as caught:
+    with raises("program-changed", said, "resume=False", 'changes="accept"'):
         train(first, **given)
-    assert "resume=False" in str(caught.value)
-    assert 'changes="accept"' in str(caught.value)
     assert (first / "run.json").read_bytes() == before
     train(first)  # put back, it goes on
 
 
-def test_a_model_whose_weights_do_not_fit_leaves_two_ways(first: Path, mistake: Mistakes) -> None:
+def test_a_model_whose_weights_do_not_fit_leaves_two_ways(first: Path) -> None:
     wide = nn.Sequential(
         nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.25), nn.Linear(32, 3)
     )
-    said = r"model\.0: 'Linear\(in_features=6, out_features=16, bias=True\)' -> .*=32(.|\n)*cannot continue"
-    # as torch up to 2.11 says them, and newer ones
-    options = r"affine=True, (bias=True, )?track_running_stats=True"
-    with mistake(SECTION, "A wider model", ConfigurationError, match=said, hide=options):
+    with raises("program-changed", "out_features=16", "out_features=32", "cannot continue"):
         train(first, model=wide)
 
 
 def test_a_finished_run_whose_program_changed_is_not_nothing_to_train(
-    first: Path, mistake: Mistakes, capsys: pytest.CaptureFixture[str]
+    first: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(first)
-    with mistake(
-        SECTION,
-        "Another learning rate after the run is finished",
-        ConfigurationError,
-        match=r"lr: 0\.01",
-    ):
+    with raises("program-changed", "lr: 0.01"):
         train(first, optimizer=partial(torch.optim.Adam, lr=0.1), progress="lines")
     assert "Nothing to train" not in capsys.readouterr().out
 
@@ -175,10 +140,8 @@ def test_resume_false_is_a_new_run_beside_it(first: Path) -> None:
     assert trainer.run_dir == first.with_name("first-2")
 
 
-def test_an_unknown_answer_to_changes_is_refused(tmp_path: Path, mistake: Mistakes) -> None:
-    with mistake(
-        "Arguments", '`changes="yes"`', ConfigurationError, match=r"'refuse', or 'accept'"
-    ):
+def test_an_unknown_answer_to_changes_is_refused(tmp_path: Path) -> None:
+    with raises("unknown-changes", "'yes'"):
         train(tmp_path, changes="yes")
 
 
@@ -425,7 +388,7 @@ def test_a_loss_of_the_library_that_another_version_wrote_otherwise_and_elsewher
         return F.nll_loss(outputs.log_softmax(1), targets)
 
     monkeypatch.setattr(Ours, "forward", forward)
-    with pytest.raises(ConfigurationError, match=r"loss\.code: its code has changed"):
+    with raises("program-changed", "loss.code: its code has changed"):
         train(tmp_path, 2, loss_fn=Ours())
     monkeypatch.setattr(forward, "__module__", "loopwright.losses.elsewhere")
     monkeypatch.setattr(Ours, "__module__", "loopwright.losses.elsewhere")
@@ -437,24 +400,21 @@ def test_a_loss_of_the_library_that_another_version_wrote_otherwise_and_elsewher
 
 
 def test_other_data_leaves_out_the_rest_of_the_epoch_and_says_so(
-    first: Path, mistake: Mistakes, capsys: pytest.CaptureFixture[str]
+    first: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = train(first, 2, data=drawn(48), changes="accept", progress="lines")
     assert (trainer.progress.epoch, trainer.progress.update) == (2, 3 + 6)
     line = next(line for line in capsys.readouterr().out.splitlines() if "is skipped" in line)
-    mistake.said(SECTION, 'More data inside an epoch, with `changes="accept"`', line)
+    assert "epoch 1" in line
 
 
 # A checkpoint that is named
 
 
-def test_a_checkpoint_that_is_named_is_compared_too(
-    first: Path, tmp_path: Path, mistake: Mistakes
-) -> None:
+def test_a_checkpoint_that_is_named_is_compared_too(first: Path, tmp_path: Path) -> None:
     (point,) = (first / "checkpoints").iterdir()
     new = partial(torch.optim.Adam, lr=0.1)
-    what = "Going on from a checkpoint (`resume=path`) with another learning rate"
-    with mistake(SECTION, what, ConfigurationError, match=r"update-00000003:\n.*lr: 0\.01 -> 0\.1"):
+    with raises("program-changed", "update-00000003", "lr: 0.01 -> 0.1"):
         train(tmp_path / "second", resume=point, optimizer=new)
     trainer = train(tmp_path / "third", resume=point, optimizer=new, changes="accept")
     assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == 0.1
@@ -465,12 +425,12 @@ def test_a_checkpoint_that_a_trainer_without_a_directory_saved_says_what_it_is(
 ) -> None:
     trainer = train(None)  # type: ignore[arg-type]
     trainer.save(tmp_path / "point")
-    with pytest.raises(ConfigurationError, match=r"optimizer: 'torch\.optim\.adam\.Adam'"):
+    with raises("program-changed", "optimizer: 'torch.optim.adam.Adam'"):
         train(tmp_path / "run", 2, resume=tmp_path / "point", optimizer=sgd)
 
 
 def test_a_run_from_before_fingerprints_goes_on_and_says_what_was_not_compared(
-    first: Path, mistake: Mistakes, capsys: pytest.CaptureFixture[str]
+    first: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from loopwright.checkpoint import read_checkpoint, write_checkpoint
 
@@ -484,7 +444,7 @@ def test_a_run_from_before_fingerprints_goes_on_and_says_what_was_not_compared(
     trainer = train(first, 2, progress="lines")
     assert trainer.progress.epoch == 2
     line = capsys.readouterr().out.splitlines()[0]
-    mistake.said(SECTION, "A run that an earlier version of Loopwright began", line)
+    assert "does not record the program" in line
     assert RunManifest.read(first / "run.json").fingerprint["optimizer.lr"] == 0.01
 
 
@@ -497,14 +457,7 @@ def test_a_run_that_failed_before_its_first_resume_point_may_change(tmp_path: Pa
     assert train(tmp_path).progress.epoch == 1
 
 
-def test_data_drawn_without_a_seed_is_noticed(tmp_path: Path, mistake: Mistakes) -> None:
+def test_data_drawn_without_a_seed_is_noticed(tmp_path: Path) -> None:
     train(tmp_path, data=TensorDataset(torch.randn(36, 6), torch.zeros(36).long()))
-    what = "Data that is drawn at every start, without a seed"
-    with mistake(
-        SECTION,
-        what,
-        ConfigurationError,
-        match=r"data\.samples.*seed_everything\(0\)",
-        hide=SAMPLES,
-    ):
+    with raises("program-changed", "data.samples", "seed_everything(0)"):
         train(tmp_path, 2, data=TensorDataset(torch.randn(36, 6), torch.zeros(36).long()))

@@ -179,11 +179,11 @@ def test_looking_at_a_batch_leaves_the_generators_and_the_data_as_they_were():
 
     class Looking(Trainer):
         def on_update_end(self):
-            before, state = torch.get_rng_state(), self.run.train_stream.state_dict()
+            before, state = torch.get_rng_state(), self.run.data.train_stream.state_dict()
             (batch,) = peek(self.run)
             seen.append(
                 torch.equal(before, torch.get_rng_state())
-                and state == self.run.train_stream.state_dict()
+                and state == self.run.data.train_stream.state_dict()
             )
             assert batch.size == SIZE
 

@@ -140,7 +140,7 @@ def test_what_is_logged_at_the_start_and_the_end_of_each_call_is_recorded_and_th
             trainer.log_text("start", "x")
 
         def on_epoch_end(self, trainer, metrics):
-            self.held.append(trainer.run.directory.is_locked)
+            self.held.append(trainer.run.files.directory.is_locked)
 
         def on_train_end(self, trainer):
             trainer.log_text("end", "x")
@@ -159,7 +159,7 @@ def test_what_is_logged_at_the_start_and_the_end_of_each_call_is_recorded_and_th
             ("start", 0),
             ("start", 2),
         ]
-        assert not trainer.run.directory.is_locked
+        assert not trainer.run.files.directory.is_locked
     assert Ends.held == [True] * 4
 
 

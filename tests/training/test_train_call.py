@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from loopwright import Callback, ConfigurationError, Schedule, Trainer
+from loopwright import Callback, Schedule, Trainer
 from tests.loops import (
     assert_same_model,
     assert_same_optimizer,
@@ -20,6 +20,7 @@ from tests.loops import (
     build_net,
     train_by_hand,
 )
+from tests.mistakes import raises
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -126,7 +127,7 @@ def test_stopping_is_forgotten_by_the_next_call(points):
 )
 def test_a_limit_that_is_no_number_of_things_is_refused(points, limit):
     (name,) = limit
-    with pytest.raises(ConfigurationError, match=f"{name}=.*: use"):
+    with raises("number", f"{name}="):
         build_trainer().train(points, **limit)
 
 
@@ -295,5 +296,5 @@ def test_an_attribute_of_the_users_in_the_place_of_the_run_is_refused_with_what_
 
     model = build_net()
     trainer = Named(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
-    with pytest.raises(ConfigurationError, match=r"`trainer.run` is a str.*such as `self.my_run`"):
+    with raises("run-replaced", "str"):
         trainer.train(points)

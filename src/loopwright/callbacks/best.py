@@ -150,7 +150,7 @@ class ModelKeeper(Watching):
         """Open the kept models; refuse another keeper by this metric, which would remove them."""
         from ..checkpoint import AsyncWriter, KeptModels
 
-        run = trainer.run.directory
+        run = trainer.run.files.directory
         if run is None or self.kept:
             return
         keepers = [other for other in trainer.run.callbacks if isinstance(other, ModelKeeper)]
@@ -300,7 +300,7 @@ class BestModel(ModelKeeper):
         return {self.metric} if self.required else set()
 
     def on_train_start(self, trainer: Trainer) -> None:
-        if trainer.run.directory is None and not self.restore:
+        if trainer.run.files.directory is None and not self.restore:
             trainer.run.say(
                 "Without a run directory, BestModel writes no file: pass `run_dir=` to the "
                 "trainer, or `BestModel(restore=True)` to get the best weights back when training "
@@ -418,7 +418,7 @@ class BestCheckpoint(ModelKeeper):
         return [KeepPolicy(label, self.mode) for label in labels]
 
     def on_train_start(self, trainer: Trainer) -> None:
-        if trainer.run.directory is None:
+        if trainer.run.files.directory is None:
             raise no_run_dir("BestCheckpoint")
         super().on_train_start(trainer)
 

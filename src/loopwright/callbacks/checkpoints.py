@@ -76,7 +76,7 @@ class Checkpoints(Callback):
         self._is_prepared = not asynchronous
 
     def on_train_start(self, trainer: Trainer) -> None:
-        if trainer.run.directory is None:
+        if trainer.run.files.directory is None:
             raise no_run_dir("Checkpoints")
         self._saved_at = trainer.progress.seconds
         self._written_at = monotonic()
@@ -95,8 +95,8 @@ class Checkpoints(Callback):
             is_due = policy.is_due(update=progress.update) and not self._is_early(
                 trainer, policy.min_seconds_updates
             )
-        if trainer.run.signals.wants_save or is_due:
-            trainer.run.signals.take_save()
+        if trainer.run.stopping.signals.wants_save or is_due:
+            trainer.run.stopping.signals.take_save()
             self.save(trainer)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
@@ -143,12 +143,12 @@ class Checkpoints(Callback):
         it."""
         from ..checkpoint import AsyncWriter, CheckpointStore
 
-        assert trainer.run.directory is not None
+        assert trainer.run.files.directory is not None
         writer = AsyncWriter(
             self.on_error, group=trainer.run.writing_group(), check=trainer.run.components.finite
         )
         self._store = CheckpointStore(
-            trainer.run.directory.checkpoints, self.policy.keep, writer=writer
+            trainer.run.files.directory.checkpoints, self.policy.keep, writer=writer
         )
         return self._store
 
@@ -172,7 +172,7 @@ class Checkpoints(Callback):
         token = trainer.run.writing_token()
         tree = trainer._core._capture(has_history=False)
         callbacks = [
-            (callback, trainer._trainer_for(callback)) for callback in trainer.run.callbacks
+            (callback, trainer._trainer_given_to(callback)) for callback in trainer.run.callbacks
         ]
         after = [
             writer for callback, given in callbacks for writer in callback.write_before_save(given)

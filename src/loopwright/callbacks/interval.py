@@ -28,11 +28,13 @@ def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:
 
 def recall_mode(trainer: Trainer, watched: WatchedMetric) -> None:
     """Settle a metric of a finished run by what the run noted when it was trained."""
-    if trainer.run.directory is not None and trainer.run.directory.has_run:
+    if trainer.run.files.directory is not None and trainer.run.files.directory.has_run:
         from ..run.reading import RunView
 
-        trainer.run.directions.given |= RunView(trainer.run.directory.path).metric_modes
-    watched.settle(trainer.run.directions)
+        trainer.run.metrics.directions.given |= RunView(
+            trainer.run.files.directory.path
+        ).metric_modes
+    watched.settle(trainer.run.metrics.directions)
 
 
 Unit = Literal["epoch", "update", "sample"]
@@ -176,7 +178,7 @@ class Periodic(AtIntervals):
         """Measure if it is due; a stop by a signal waits, so that a resumed run does not lack the
         values."""
         if self.interval.is_due_after_update(trainer.progress):
-            with trainer.run.signals.deferred():
+            with trainer.run.stopping.signals.deferred():
                 self.fire(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
@@ -292,5 +294,5 @@ def cut_epoch(trainer: Trainer) -> Mapping[str, float]:
 def logged_metrics(trainer: Trainer) -> dict[str, float]:
     """The metrics that callbacks have logged for the epoch under way, each with its latest
     value."""
-    logged: dict[str, Any] = trainer.run.meter.state_dict()["logged"]
+    logged: dict[str, Any] = trainer.run.metrics.meter.state_dict()["logged"]
     return logged

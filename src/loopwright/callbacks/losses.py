@@ -102,12 +102,12 @@ class OfflineLoss(Periodic):
 
     def _open(self, trainer: Trainer) -> Stream:
         if self.dataset_key != "train":
-            trainer.run.directions.eval_keys.add(self.prefix)
+            trainer.run.metrics.directions.eval_keys.add(self.prefix)
         if self._stream is None:
             data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
             if data is None:
-                assert trainer.run.eval_stream is not None
-                return trainer.run.eval_stream
+                assert trainer.run.data.eval_stream is not None
+                return trainer.run.data.eval_stream
             self._stream = trainer._open(data, self.batch_size, shuffle=False)
             if self._position is not None:
                 self._stream.load_state_dict(self._position)
@@ -127,12 +127,12 @@ def named_data(
     known = dict(trainer.datasets) | dict(datasets or {})
     if key in known:
         return known[key]
-    if key == "eval" and trainer.run.eval_stream is not None:
+    if key == "eval" and trainer.run.data.eval_stream is not None:
         return None
-    if key == "train" and trainer.run.train_data is not None:
+    if key == "train" and trainer.run.data.given is not None:
         # reading it twice must be possible
-        trainer._open(trainer.run.train_data, None, shuffle=False).check_resumable()
-        return trainer.run.train_data
+        trainer._open(trainer.run.data.given, None, shuffle=False).check_resumable()
+        return trainer.run.data.given
     raise ConfigurationError(
         "unknown-data-set",
         f"{owner}(dataset_key={key!r}): there is no data set with that name; "

@@ -423,7 +423,7 @@ class ProgressLine(Periodic):
 
     def fire(self, trainer: Trainer) -> None:
         progress = trainer.progress
-        until = trainer.run.limits
+        until = trainer.run.call.limits
         parts = [
             _place("epoch", progress.epoch + 1, until.epochs),
             _place("update", progress.update, until.updates),
@@ -506,7 +506,7 @@ class AdditionalOutputs(Periodic):
         if not parts:
             return {}
         numbers, self.latest = _joined(parts)
-        if self.latest and trainer.run.directory is not None and trainer.runtime.is_main:
+        if self.latest and trainer.run.files.directory is not None and trainer.runtime.is_main:
             self._write(trainer)
         return numbers
 
@@ -523,8 +523,8 @@ class AdditionalOutputs(Periodic):
     def _write(self, trainer: Trainer) -> None:
         from ..checkpoint import save_weights, update_name
 
-        assert trainer.run.directory is not None
-        folder = trainer.run.directory.artifacts / "outputs"
+        assert trainer.run.files.directory is not None
+        folder = trainer.run.files.directory.artifacts / "outputs"
         folder.mkdir(exist_ok=True)
         save_weights(folder / f"{update_name(trainer.progress.update)}.safetensors", self.latest)
 

@@ -132,7 +132,7 @@ class MetricFunctions(Callback):
         return {f"eval_{name}" for name in self.functions}
 
     def on_train_start(self, trainer: Trainer) -> None:
-        if trainer.run.eval_stream is None:
+        if trainer.run.data.eval_stream is None:
             names = ", ".join(self.functions)
             trainer.run.say(
                 f"metrics ({names}) are measured in evaluations, and this run has none: pass "
@@ -286,7 +286,7 @@ class TorchMetrics(Callback):
         self._running = []
         self._runtime = trainer.runtime
         if self.on != "eval":
-            if trainer.run.directory is not None:
+            if trainer.run.files.directory is not None:
                 _check_stateful(self._train)
             self._take_loaded()
             _move(self._train, trainer.runtime.device)

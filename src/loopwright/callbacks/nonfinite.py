@@ -76,7 +76,7 @@ class NonFiniteGuard(Callback):
         raise NonFiniteLossError(
             "non-finite",
             f"{what[0].upper()}{what[1:]} {where}; that optimizer step was not taken. "
-            f"{self._trainer._words.nonfinite}",
+            f"{self._trainer._message_names.nonfinite}",
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class ProgressDisplay(Callback):
         if self._evaluation is None:
             return
         label, _, _, began = self._evaluation
-        is_over = not trainer.run.phases
+        is_over = not trainer.run.metrics.phases
         self._evaluation = None if is_over else (label, data, num_batches, began)
         self._refresh(trainer, force=is_over and monotonic() - began >= REFRESH_SECONDS)
         if not is_over:
@@ -181,7 +181,7 @@ class ProgressDisplay(Callback):
     # What is shown
 
     def _epoch_number(self, trainer: Trainer, ended: bool = False) -> str:
-        total = trainer.run.limits.epochs
+        total = trainer.run.call.limits.epochs
         number = trainer.progress.epoch + (not ended)
         return f"{number}" if total is None else f"{number}/{total}"
 
@@ -207,7 +207,7 @@ class ProgressDisplay(Callback):
     def _done(self, trainer: Trainer, done: float | None) -> float | None:
         """The completed fraction of the call, by its nearest limit, the time included."""
         progress = trainer.progress
-        limit = trainer.run.limits.seconds
+        limit = trainer.run.call.limits.seconds
         if limit is None:
             return done
         whole = limit - progress.call_seconds
@@ -247,7 +247,7 @@ class ProgressDisplay(Callback):
             monotonic() - self._epoch_began,
             self._left.samples_per_second(trainer),
             None if is_over else self._left.of_run(trainer),
-            trainer.run.directions.eval_keys,
+            trainer.run.metrics.directions.eval_keys,
         )
 
     def _show_part(self, trainer: Trainer) -> None:
@@ -328,9 +328,9 @@ def _open_live() -> LiveDisplay:
 
 def _name_of(trainer: Trainer, data: Stream) -> str:
     """The name of evaluation data: the key of a callback that evaluates it, or "eval"."""
-    if data is not trainer.run.eval_stream:
+    if data is not trainer.run.data.eval_stream:
         for callback in trainer.run.callbacks:
-            given = trainer.run.program._trainer_for(callback)
+            given = trainer.run.program._trainer_given_to(callback)
             for name, stream in callback.eval_streams(given).items():
                 if stream is data:
                     return name
@@ -339,7 +339,7 @@ def _name_of(trainer: Trainer, data: Stream) -> str:
 
 def _means(trainer: Trainer) -> dict[str, float]:
     """The means of the losses over the epoch so far; of several processes, those of this one."""
-    meter: Any = trainer.run.meter
+    meter: Any = trainer.run.metrics.meter
     names = {"loss", *meter.losses} & meter.sums.keys()
     return {name: meter.sums[name] / meter.counts[name] for name in names if meter.counts[name]}
 
@@ -660,7 +660,7 @@ class TimeLeft:
 
     def _training_left(self, trainer: Trainer) -> float | None:
         progress = trainer.progress
-        limits = trainer.run.limits
+        limits = trainer.run.call.limits
         by_time = None if limits.seconds is None else max(limits.seconds - progress.seconds, 0.0)
         done = done_of(trainer)
         if done is None:
@@ -690,7 +690,7 @@ class TimeLeft:
     def _ends_left(self, trainer: Trainer, training: float) -> int:
         """How many epochs are still to end."""
         progress = trainer.progress
-        limits = trainer.run.limits
+        limits = trainer.run.call.limits
         others = (limits.updates, limits.samples, limits.seconds)
         if limits.epochs is not None and others == (None, None, None):
             return limits.epochs - progress.epoch
@@ -704,11 +704,11 @@ class TimeLeft:
 def _evaluated(trainer: Trainer) -> float:
     """Seconds of evaluations; the time of compiling comes once, and says nothing of what is to
     come."""
-    return trainer.run.eval_seconds - trainer.run.compile_seconds
+    return trainer.run.metrics.eval_seconds - trainer.run.metrics.compile_seconds
 
 
 def _has_length(trainer: Trainer) -> bool:
-    stream = trainer.run.train_stream
+    stream = trainer.run.data.train_stream
     return stream is not None and bool(stream.num_samples or stream.num_batches)
 
 
@@ -716,7 +716,7 @@ def done_of(trainer: Trainer) -> float | None:
     """Return the completed fraction of the current `train` call, by the nearest limit; None without
     a limit."""
     progress = trainer.progress
-    until = trainer.run.limits
+    until = trainer.run.call.limits
     parts = []
     if until.epochs is not None:
         epoch = progress.epoch + _inside_epoch(trainer, progress)
@@ -735,7 +735,7 @@ def _part(now: float, start: int, limit: int) -> float:
 
 def _inside_epoch(trainer: Trainer, progress: Progress) -> float:
     """Return the completed fraction of the epoch; 0 for data without a length."""
-    stream = trainer.run.train_stream
+    stream = trainer.run.data.train_stream
     if stream is None:
         return 0.0
     if stream.num_samples:
@@ -755,10 +755,10 @@ def last_lines(trainer: Trainer, seconds: float, *, is_resumed: bool) -> list[st
     """
     run = trainer.run
     reason = trainer.stop_reason
-    kept = None if run.directory is None else _best_kept(run.directory.path)
+    kept = None if run.files.directory is None else _best_kept(run.files.directory.path)
     best = _best(trainer, kept)
     lines = stop_lines(trainer)
-    if run.directory is None:
+    if run.files.directory is None:
         return [*lines, f"Best {best}."] if best is not None and len(trainer.history) > 1 else lines
     if reason is None:
         progress = trainer.progress
@@ -769,7 +769,7 @@ def last_lines(trainer: Trainer, seconds: float, *, is_resumed: bool) -> list[st
         )
     elif best is not None:
         lines.append(f"Best {best}.")
-    return [*lines, *_places(run.directory.path, kept)]
+    return [*lines, *_places(run.files.directory.path, kept)]
 
 
 def stop_lines(trainer: Trainer) -> list[str]:
@@ -788,7 +788,7 @@ def _best(trainer: Trainer, kept: CheckpointInfo | None) -> str | None:
 
     That is the metric of the best kept model, if there is one, as in `RunView.main_metric`.
     """
-    directions = trainer.run.directions
+    directions = trainer.run.metrics.directions
     rows = trainer.history.epochs
     kept_by = kept.metric[:1] if kept is not None and kept.metric else ()
     names = [

@@ -94,7 +94,9 @@ class RunRecorder(Callback):
     def _begin(self, trainer: Trainer) -> None:
         from ..run import MetricsStore
 
-        directory = self._open_own(trainer) if self.own_path is not None else trainer.run.directory
+        directory = (
+            self._open_own(trainer) if self.own_path is not None else trainer.run.files.directory
+        )
         assert directory is not None
         self._directory = directory
         self._waiting = []
@@ -117,7 +119,7 @@ class RunRecorder(Callback):
         """Remove what is after the resume point that this process continues, or after the end of
         the call before."""
         at = trainer.progress
-        was_finished = None if self._has_started else trainer.run.was_finished
+        was_finished = None if self._has_started else trainer.run.call.was_finished
         metrics.truncate(step=at.step, epoch=at.epoch, is_finished=was_finished)
 
     def _open_own(self, trainer: Trainer) -> RunDirectory:
@@ -151,7 +153,7 @@ class RunRecorder(Callback):
             update_manifest(
                 directory.manifest_path,
                 state="running",
-                fingerprint=run.fingerprint,
+                fingerprint=run.files.fingerprint,
                 change=_accepted(trainer),
                 facts=facts,
             )
@@ -162,7 +164,7 @@ class RunRecorder(Callback):
             seed=trainer.seed,
             seed_source=trainer._seed.source,
             tree=self._tree,
-            fingerprint=run.fingerprint,
+            fingerprint=run.files.fingerprint,
         )
         manifest.changed(facts=facts).write(directory.manifest_path)
 
@@ -309,7 +311,7 @@ class RunRecorder(Callback):
     def _directions(self, trainer: Trainer, metrics: Iterable[str]) -> dict[str, Any]:
         """What readers have to know to rank by these metrics: which values are better, and what
         evaluations are."""
-        directions = trainer.run.directions
+        directions = trainer.run.metrics.directions
         self._modes |= {name: directions.of(name) for name in (*directions.given, *metrics)}
         known = {name: mode for name, mode in self._modes.items() if mode is not None}
         return {
@@ -339,7 +341,7 @@ class RunRecorder(Callback):
         from ..run.metrics_store import END_EVENTS
         from ..run.metrics_view import MetricsView
 
-        directory = trainer.run.directory
+        directory = trainer.run.files.directory
         if directory is None or not directory.has_run:  # a user may have removed the manifest
             return
         if RunManifest.read(directory.manifest_path).state in ("finished", "stopped"):
@@ -357,7 +359,7 @@ class RunRecorder(Callback):
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if isinstance(error, (KeyboardInterrupt, Interrupted)):
             if not self._has_left:
-                self._close(trainer, "interrupted", trainer.run.signals.name)
+                self._close(trainer, "interrupted", trainer.run.stopping.signals.name)
             return
         self._lines.add("ERROR", "".join(traceback.format_exception(error)))
         self._close(trainer, "failed", f"{type(error).__name__}: {error}", error)
@@ -366,7 +368,7 @@ class RunRecorder(Callback):
         """Record the end by a signal, while the last resume point is written; that it fails is
         recorded as well."""
         try:
-            self._close(trainer, "interrupted", trainer.run.signals.name)
+            self._close(trainer, "interrupted", trainer.run.stopping.signals.name)
             self._has_left = True
         except (CheckpointError, OSError) as error:
             logger.warning("%s", error)
@@ -404,7 +406,7 @@ class RunRecorder(Callback):
     def _close(
         self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None = None
     ) -> None:
-        directory = self._directory or trainer.run.directory
+        directory = self._directory or trainer.run.files.directory
         found = self._found_by_git()
         self._is_open = False
         self._lines.stop()
@@ -483,8 +485,8 @@ def _counts(trainer: Trainer) -> dict[str, Any]:
 def _accepted(trainer: Trainer) -> dict[str, Any] | None:
     """What the program has changed in the run since it was last started, once, and from which
     update on."""
-    changes = trainer.run.accepted
-    trainer.run.accepted = []
+    changes = trainer.run.files.accepted
+    trainer.run.files.accepted = []
     values = {change.key: [change.first, change.second] for change in changes}
     return {"update": trainer.progress.update, "values": values} if values else None
 

@@ -186,10 +186,10 @@ class Rewind(NonFiniteGuard):
     def _keep(self, trainer: Trainer) -> None:
         from ..checkpoint import SnapshotBuffers
 
-        assert trainer.run.train_stream is not None
+        assert trainer.run.data.train_stream is not None
         if self._buffers is None:
             self._buffers = SnapshotBuffers()
-        data = trainer.run.train_stream.state_dict()  # also before the first batch
+        data = trainer.run.data.train_stream.state_dict()  # also before the first batch
         self._snapshot = self._buffers.take(
             trainer._core._capture(has_history=False) | {"data": data}
         )

@@ -38,7 +38,7 @@ class Scheduled(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         owner = type(self).__name__
-        if not is_limited(trainer.run.limits):
+        if not is_limited(trainer.run.call.limits):
             raise ConfigurationError(
                 "curve-needs-length",
                 f"{owner} needs to know the length of the run: pass `num_epochs`, `num_updates` "
@@ -139,7 +139,7 @@ def extent_of(trainer: Trainer) -> Extent:
     """Return the length of the current `train` call, by the limit that is reached first; time
     limits do not count."""
     progress = trainer.progress
-    until = trainer.run.limits
+    until = trainer.run.call.limits
     limits = {
         "epoch": (until.epochs, progress.call_epoch),
         "update": (until.updates, progress.call_update),
@@ -164,7 +164,7 @@ def extent_of(trainer: Trainer) -> Extent:
 
 def _per_epoch(trainer: Trainer) -> dict[str, float]:
     """Return the number of updates and samples of an epoch, 0 where unknown."""
-    stream = trainer.run.train_stream
+    stream = trainer.run.data.train_stream
     batches, samples = (None, None) if stream is None else (stream.num_batches, stream.num_samples)
     return {"epoch": 1, "update": -(-(batches or 0) // trainer.accumulate), "sample": samples or 0}
 

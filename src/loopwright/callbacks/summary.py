@@ -207,7 +207,7 @@ class DatasetStatistics(Callback):
         afterwards."""
         data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
         stream = (
-            trainer.run.eval_stream
+            trainer.run.data.eval_stream
             if data is None
             else trainer._open(data, self.batch_size, shuffle=False)
         )
@@ -231,5 +231,7 @@ class DatasetStatistics(Callback):
 
 
 def _write(trainer: Trainer, name: str, content: Any) -> None:
-    if trainer.run.directory is not None and trainer.runtime.is_main:
-        (trainer.run.directory.artifacts / name).write_text(json.dumps(content, indent=2) + "\n")
+    if trainer.run.files.directory is not None and trainer.runtime.is_main:
+        (trainer.run.files.directory.artifacts / name).write_text(
+            json.dumps(content, indent=2) + "\n"
+        )

@@ -30,8 +30,8 @@ def train_command(options: argparse.Namespace) -> int:
         experiment.build()
         assert experiment.trainer is not None
         engine = experiment.trainer.engine
-        engine._words = replace(
-            engine._words, start_over="--new", accept_changes="--accept-changes"
+        engine._message_names = replace(
+            engine._message_names, start_over="--new", accept_changes="--accept-changes"
         )
         try:
             experiment.train(

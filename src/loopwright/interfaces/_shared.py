@@ -13,7 +13,7 @@ from ..errors import ConfigurationError, check_arguments
 from ..trainer import Trainer as CoreTrainer
 from ..training.media_log import MediaMethods
 from ..training.own_steps import scheduler_positions
-from ..training.program import OwnState, Words
+from ..training.program import MessageNames, OwnState
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -58,7 +58,7 @@ class InterfaceNames:
     """
 
     interface: str
-    messages: Words = field(default_factory=Words)
+    messages: MessageNames = field(default_factory=MessageNames)
     step_methods: tuple[str, ...] | None = None
     methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     methods_elsewhere: Mapping[str, str] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class InterfaceCore(CoreTrainer):
         super().__init_subclass__(**options)
         if "names" in vars(cls):
             cls._interface = cls.names.interface
-            cls._words = cls.names.messages
+            cls._message_names = cls.names.messages
             if cls.names.step_methods is not None:
                 cls._step_methods = cls.names.step_methods
 

@@ -86,7 +86,7 @@ class Instrument:
         """Time whatever is not timed yet of a program and its run."""
         run = program.run
         program._map_hooks(self._timed_hook)
-        for stream in (run.train_stream, run.eval_stream):
+        for stream in (run.data.train_stream, run.data.eval_stream):
             self._time_stream(stream)
         for update in run.updates.every():
             self._time_update(update)

@@ -237,7 +237,7 @@ class Profile(Callback):
             warmup_steps=self._num_warmup,
             warmup_seconds=self._earlier / NANOSECONDS,
             device=str(device),
-            num_workers=getattr(program.run.train_data, "num_workers", None),
+            num_workers=getattr(program.run.data.given, "num_workers", None),
             num_cores=_num_cores(),
             world=program.runtime.world,
             sampled_every=None if device.type == "cpu" else self.sync_every,
@@ -261,7 +261,7 @@ class Profile(Callback):
 
     @property
     def _directory(self) -> Path | None:
-        directory = self._program.run.directory
+        directory = self._program.run.files.directory
         return None if directory is None else Path(directory.path)
 
     def _recording_of(self, program: Any) -> Recording | None:

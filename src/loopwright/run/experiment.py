@@ -289,7 +289,7 @@ class Experiment(ABC, Generic[InterfaceTrainerT]):
             tags=_words(config.get("tags")),
             data=data,
         )
-        accept = None if accepts else engine._words.accept_changes
+        accept = None if accepts else engine._message_names.accept_changes
         destination = self._destination(text, manifest.id, resume, accept)
         if destination.remark is not None:
             engine.run.say(destination.remark)

@@ -308,7 +308,7 @@ class Track(Callback):
 
     def _describe(self, trainer: Trainer, epoch: int) -> TrackedRun:
         progress = trainer.progress
-        directory = trainer.run.directory
+        directory = trainer.run.files.directory
         folder = None if directory is None else directory.path
         if folder is not None:
             self._path = folder / "artifacts" / "trackers" / f"{self._own_name(trainer)}.json"
@@ -428,7 +428,7 @@ def describe_run(
     would have."""
     facts = trainer._core._facts()
     name = facts.get("name") or (folder.name if folder is not None else "run")
-    manifest = {"fingerprint": trainer.run.fingerprint or _components(trainer), **facts}
+    manifest = {"fingerprint": trainer.run.files.fingerprint or _components(trainer), **facts}
     config = {key: _plain(value) for key, value in settings_of(manifest, None).items()}
     tags = tuple(facts.get("tags") or ())
     return TrackedRun(name, config, tags, step=step, epoch=epoch, folder=folder, memory=memory)

@@ -163,7 +163,7 @@ def adopt_replaced(trainer: Program) -> None:
     )
     for name, module in models.items():
         trainer._components.replaced |= prepare_model(trainer, module)
-        if trainer.run.is_evaluating:
+        if trainer.run.metrics.is_evaluating:
             module.eval()
         if vars(owner).get(name) is trainer.modules[name]:
             setattr(owner, name, module)
@@ -199,7 +199,7 @@ def adopt_in_training(trainer: Program) -> None:
     ]
     if not changed:
         return
-    if trainer.run.directory is not None:
+    if trainer.run.files.directory is not None:
         raise ConfigurationError(
             "replaced-in-training",
             f"{', '.join(changed)} was replaced during training. A resumed run would load the "
@@ -287,8 +287,10 @@ def assemble_training(trainer: Program) -> None:
     _renew_updates(trainer)
     trainer.run.skips_nonfinite = guard is not None and not guard.is_final
     # a resumed run continues with this meter inside an epoch
-    trainer.run.meter.ignores_nonfinite = trainer.run.skips_nonfinite
-    trainer.run.meter.check = None if trainer.run_dir is None else partial(_check_saved, trainer)
+    trainer.run.metrics.meter.ignores_nonfinite = trainer.run.skips_nonfinite
+    trainer.run.metrics.meter.check = (
+        None if trainer.run_dir is None else partial(_check_saved, trainer)
+    )
     for update in trainer.run.updates.by_name.values():
         update.listeners = trainer.run.hooks["on_optimizer_start"]
         update.guard = guard
@@ -369,7 +371,7 @@ def with_defaults(trainer: Program) -> list[Callback]:
         defaults.append(ProgressDisplay(trainer.run.progress_style))
     defaults += _recorders(trainer.run, on_error)
     if trainer.run_dir is not None:
-        if trainer.run.eval_stream is not None:
+        if trainer.run.data.eval_stream is not None:
             from ..callbacks.best import BestModel, ModelKeeper  # only for runs with evaluation
 
             if not any(isinstance(callback, ModelKeeper) for callback in callbacks):
@@ -387,12 +389,14 @@ def _recorders(run: TrainingRun, on_error: Literal["raise", "warn"]) -> list[Cal
     """Return what records the run: in its directory, or where the environment says so, without
     resume points."""
     path = os.environ.get(RECORDING, "").strip()
-    if not run.runtime.is_main or (run.run_dir is None and (not path or run.is_trial)):
+    if not run.runtime.is_main or (run.files.run_dir is None and (not path or run.call.is_trial)):
         return []
     from ..callbacks.recorder import RunRecorder  # imported only for runs that are recorded
 
     return [
-        RunRecorder(on_error) if run.run_dir is not None else RunRecorder("warn", directory=path)
+        RunRecorder(on_error)
+        if run.files.run_dir is not None
+        else RunRecorder("warn", directory=path)
     ]
 
 

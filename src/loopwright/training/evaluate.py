@@ -40,7 +40,7 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
         run.program._adopt_replaced()
         start = stream.state_dict() if stream.spans_epochs else None
         stream.begin(0)
-        stream.leave_when(run.wait)
+        stream.leave_when(run.stopping.wait)
         try:
             with workers_explained():
                 steps = _measure(run, stream, meter)
@@ -56,7 +56,7 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
             run.emit("on_eval_end", stream)
         measured: dict[str, float] = {}
         if not run.is_interrupted:
-            run.directions.losses |= meter.losses
+            run.metrics.directions.losses |= meter.losses
             measured = meter.compute(run.runtime.sum_table, gather=run.runtime.gather_samples)
             if not measured:
                 raise _nothing_measured(run)
@@ -111,7 +111,7 @@ def _measure(run: TrainingRun, stream: Stream, meter: Meter) -> int:
 def _nothing_measured(run: TrainingRun) -> ConfigurationError:
     return ConfigurationError(
         "evaluation-without-metrics",
-        f"The evaluation measured nothing: `{run.words.eval_step}` returned no loss and no "
+        f"The evaluation measured nothing: `{run.message_names.eval_step}` returned no loss and no "
         "metrics, and none were logged. Return the loss, or a dict of named values such as "
         "{'loss': loss, 'accuracy': accuracy}.",
     )
@@ -136,11 +136,11 @@ def _timed(run: TrainingRun) -> Iterator[None]:
     """Add the seconds of an evaluation to `eval_seconds`, which training time excludes; a nested
     one counts once."""
     began = monotonic()
-    before = run.eval_seconds
+    before = run.metrics.eval_seconds
     try:
         yield
     finally:
-        run.eval_seconds = before + monotonic() - began
+        run.metrics.eval_seconds = before + monotonic() - began
 
 
 def eval_without_samples(run: TrainingRun, batch: Any) -> None:

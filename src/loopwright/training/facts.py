@@ -33,7 +33,7 @@ def collect_facts(run: TrainingRun) -> RunFacts:
         else None
     )
     return {
-        **run.label,
+        **run.files.label,
         **({} if compiled is None else {"compiled": compiled}),
         "door": run.program._interface,
         "arguments": describe_arguments(run),
@@ -52,7 +52,9 @@ def describe_arguments(run: TrainingRun) -> dict[str, Any]:
         # those are the interface's own
         if not type(callback).__module__.startswith("loopwright.interfaces."):
             flat |= _describe_callback(f"callbacks.{type(callback).__name__}", callback)
-    if run.eval_stream is not None and "batch_size" in (about := run.eval_stream.describe()):
+    if run.data.eval_stream is not None and "batch_size" in (
+        about := run.data.eval_stream.describe()
+    ):
         flat["eval_batch_size"] = about["batch_size"]
     return {key: as_json(value) for key, value in flat.items()}
 
@@ -96,7 +98,7 @@ class _Epoch(NamedTuple):
 
     @classmethod
     def of(cls, run: TrainingRun) -> _Epoch:
-        stream = run.train_stream
+        stream = run.data.train_stream
         steps, samples = (
             (None, None) if stream is None else (stream.num_batches, stream.num_samples)
         )
@@ -155,13 +157,13 @@ def starting_line(run: TrainingRun, resumed: Resumed | None) -> str:
 
 
 def _place_text(run: TrainingRun, resumed: Resumed | None) -> str:
-    place = None if run.run_dir is None else shown(run.run_dir)
+    place = None if run.files.run_dir is None else shown(run.files.run_dir)
     if resumed is None:
-        return run.words.no_run_dir if place is None else f"New run in {place}"
+        return run.message_names.no_run_dir if place is None else f"New run in {place}"
     progress = run.progress
     since = age((datetime.now(UTC) - resumed.created).total_seconds())
     at = f"at epoch {progress.epoch + 1}, update {progress.update} (saved {since} ago)"
-    if run.directory is not None and run.directory.checkpoints in resumed.path.parents:
+    if run.files.directory is not None and run.files.directory.checkpoints in resumed.path.parents:
         return f"Resuming {place} {at}"
     return f"Resuming {shown(resumed.path)} {at}" + (
         "" if place is None else f", new run in {place}"
@@ -182,7 +184,7 @@ def _schedule_texts(run: TrainingRun) -> Iterator[str]:
     """Yield a text for each scheduler whose interval the program does not name."""
     for schedule in run.components.schedules.values():
         if schedule.every is None and not isinstance(schedule.scheduler, CurveSchedule):
-            watched = schedule.metric or ("loss" if run.eval_stream is None else "eval_loss")
+            watched = schedule.metric or ("loss" if run.data.eval_stream is None else "eval_loss")
             what = f" by {watched}" if schedule.watches else ""
             yield f"{type(schedule.scheduler).__name__} stepped once per {schedule.interval}{what}"
 
@@ -238,11 +240,11 @@ def trainer_html(trainer: object, run: TrainingRun) -> str:
             _optimizer_text(*item) for item in components.optimizers.items()
         )
     facts["device"] = device_text(run)
-    if run.run_dir is not None:
-        facts["run directory"] = str(run.run_dir)
+    if run.files.run_dir is not None:
+        facts["run directory"] = str(run.files.run_dir)
     facts["progress"] = f"{counted(progress.epoch, 'epoch')}, {counted(progress.update, 'update')}"
-    if run.stop_reason is not None:
-        facts["stopped"] = run.stop_reason
+    if run.stopping.reason is not None:
+        facts["stopped"] = run.stopping.reason
     return facts_html(facts) + (
         history_html(run.history.epochs, run.history.names) if run.history.epochs else ""
     )

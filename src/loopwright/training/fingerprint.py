@@ -114,8 +114,8 @@ class NotPlainError(Exception):
 def describe_program(run: TrainingRun, stream: Stream, *, looks_at_samples: bool) -> dict[str, Any]:
     """Describe what a trainer trains, with its data; samples are hashed only on request."""
     flat = describe_components(run) | _describe_data("data", stream, looks_at_samples)
-    if run.eval_stream is not None:
-        eval_data = _describe_data("eval_data", run.eval_stream, looks_at_samples)
+    if run.data.eval_stream is not None:
+        eval_data = _describe_data("eval_data", run.data.eval_stream, looks_at_samples)
         flat |= {
             key: eval_data[key]
             for key in ("eval_data.length", "eval_data.samples")

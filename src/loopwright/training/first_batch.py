@@ -60,9 +60,11 @@ def check_required_metrics(run: TrainingRun) -> None:
         for s in plateaus
         if s.metric is not None and s.mode
     ]
-    settle_all(watched, run.directions)
+    settle_all(watched, run.metrics.directions)
     for schedule in plateaus:
-        _check_plateau(schedule, schedule.metric or run.program._plateau_metric, run.directions)
+        _check_plateau(
+            schedule, schedule.metric or run.program._plateau_metric, run.metrics.directions
+        )
 
 
 def _check_plateau(schedule: Schedule, metric: str | None, directions: Directions) -> None:
@@ -95,7 +97,7 @@ def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
     for name in missing:
         near = near_names(name, known)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        if name.startswith("eval_") and run.eval_stream is None:
+        if name.startswith("eval_") and run.data.eval_stream is None:
             hint = " Pass `eval_data=` to evaluate."
         elif own := _own_callback(run, name):
             hint += (
@@ -168,7 +170,7 @@ def _overrides(run: TrainingRun, *names: str) -> bool:
 
 def _measured_in_evaluation(run: TrainingRun) -> set[str]:
     """Return the names of the metrics of `eval_step`, from one batch."""
-    stream = run.eval_stream
+    stream = run.data.eval_stream
     return set() if stream is None else {f"eval_{name}" for name in measured_on(run, stream)}
 
 
@@ -177,7 +179,9 @@ def _measured_by_callbacks(run: TrainingRun) -> set[str]:
     every evaluation."""
     found: set[str] = set()
     for callback in run.callbacks:
-        for prefix, stream in callback.eval_streams(run.program._trainer_for(callback)).items():
+        for prefix, stream in callback.eval_streams(
+            run.program._trainer_given_to(callback)
+        ).items():
             names = _with_promised({f"eval_{name}" for name in measured_on(run, stream)}, run)
             found |= {f"{prefix}_{n.removeprefix('eval_')}" for n in names if n.startswith("eval_")}
     return found
@@ -205,7 +209,7 @@ def _measured_in_training(run: TrainingRun) -> set[str] | None:
 def peek(run: TrainingRun) -> list[Batch]:
     """Return the next batch of the training data without using it up; an empty list if data cannot
     be read twice."""
-    stream = run.train_stream
+    stream = run.data.train_stream
     progress = run.progress
     if stream is None:
         return []
@@ -238,7 +242,7 @@ def _names(run: TrainingRun, batches: list[Batch], step: Callable[[Any], Any]) -
             # a step may write into it, and it may belong to a list of the user's
             own = map_tensors(Tensor.clone, batch)
             meter.add(StepResult.of(step(run.program.prepare_batch(own)), size))
-    run.directions.losses |= meter.losses
+    run.metrics.directions.losses |= meter.losses
     return set(meter.compute())
 
 

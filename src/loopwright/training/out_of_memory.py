@@ -197,8 +197,8 @@ def _step_once(run: TrainingRun, micro_batch: Any, length: int) -> StepResult:
         raise SeveralUpdatesError(
             "several-updates-in-micro-batch",
             "Memory ran out, and the batch cannot be split into micro-batches: "
-            f"`{run.words.step}` called `{run.words.update}` {calls} times, so micro-batches "
-            f"would give different gradients. Use smaller batches and `{run.words.accumulate}=`.",
+            f"`{run.message_names.step}` called `{run.message_names.update}` {calls} times, so micro-batches "
+            f"would give different gradients. Use smaller batches and `{run.message_names.accumulate}=`.",
         )
     return result
 
@@ -254,7 +254,7 @@ def _check_possible(
 
 
 def _smaller_batches(run: TrainingRun) -> str:
-    return f"Use smaller batches (with `{run.words.accumulate}=` for the same effect)."
+    return f"Use smaller batches (with `{run.message_names.accumulate}=` for the same effect)."
 
 
 def _obstacle(

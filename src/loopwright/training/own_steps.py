@@ -28,7 +28,7 @@ An interface uses it without subclassing, around the loop that calls the user's 
             own_steps.end_step()
 
 `with refused(run):` surrounds an evaluation (`Trainer._eval_mode` has it). Messages have the
-words of the interface (`run.words`: `step`, `eval_step`, `update`, `accumulate`). A loop that the
+words of the interface (`run.message_names`: `step`, `eval_step`, `update`, `accumulate`). A loop that the
 user wrote calls no `end_step`: then the next step of the same optimizer, or the end of the context,
 ends the step before. `before` and `after` are called around each plain step, with its update.
 `num_steps` counts them. Where gradients come from the phase `OptimizerUpdate.backward`, the
@@ -53,7 +53,7 @@ from ..errors import ConfigurationError
 from .update import OptimizerUpdate
 
 if TYPE_CHECKING:
-    from .program import Words
+    from .program import MessageNames
     from .run import TrainingRun
 
 Listener = Callable[[OptimizerUpdate], None]
@@ -121,7 +121,7 @@ class OwnSteps:
             self._drop_gradients()
             for update in list(self._due.values()):
                 self._follow(update)
-        if self.num_steps and self.run.run_dir is not None:
+        if self.num_steps and self.run.files.run_dir is not None:
             self._note_left()
         if self._updates != list(self.run.updates.by_name.values()):
             self._watch()  # an optimizer was replaced
@@ -334,7 +334,7 @@ class OwnSteps:
             raise self._refusal(
                 update,
                 "step-in-window",
-                f"with the gradients of one batch, but {run.words.accumulate} requires those of "
+                f"with the gradients of one batch, but {run.message_names.accumulate} requires those of "
                 f"{run.program.accumulate} batches",
             )
         if run.num_micro_batches > 1:
@@ -363,7 +363,7 @@ class OwnSteps:
                 "gradients-of-earlier-steps",
                 f"{update.title} was stepped with gradients to which several steps have added. "
                 "Resume points do not contain gradients, so a killed run could not continue "
-                f"exactly: set {run.words.accumulate} and call `{run.words.update}`, or call "
+                f"exactly: set {run.message_names.accumulate} and call `{run.message_names.update}`, or call "
                 "`zero_grad()` in each step, or train without a run directory.",
             )
 
@@ -394,7 +394,7 @@ class OwnSteps:
                 raise ConfigurationError(
                     "stray-gradients",
                     f"`loss.backward()` for another optimizer also reached the parameters of "
-                    f"{update.title}, and `{self.run.words.update}` added to these gradients: "
+                    f"{update.title}, and `{self.run.message_names.update}` added to these gradients: "
                     "detach what the other loss is computed from, or step both optimizers in the "
                     "same way.",
                 )
@@ -421,16 +421,16 @@ class OwnSteps:
     def _stepped_twice(self, update: OptimizerUpdate) -> ConfigurationError:
         return ConfigurationError(
             "step-and-update",
-            f"`{self.run.words.step}` called both `{self.run.words.update}` and `step()` for "
+            f"`{self.run.message_names.step}` called both `{self.run.message_names.update}` and `step()` for "
             f"{update.title}, so it would be stepped twice: remove one of them. "
-            f"`{self.run.words.update}` runs backward, clips, steps and zeroes.",
+            f"`{self.run.message_names.update}` runs backward, clips, steps and zeroes.",
         )
 
     def _refusal(self, update: OptimizerUpdate, code: str, why: str) -> ConfigurationError:
         return ConfigurationError(
             code,
-            f"`{self.run.words.step}` called step() of {update.title} {why}, or call "
-            f"`{self.run.words.update}` instead of backward() and step().",
+            f"`{self.run.message_names.step}` called step() of {update.title} {why}, or call "
+            f"`{self.run.message_names.update}` instead of backward() and step().",
         )
 
 
@@ -439,7 +439,7 @@ def refused(run: TrainingRun) -> Iterator[None]:
     """Context of an evaluation, in which no optimizer of the run may be stepped."""
 
     def refuse(*_: object) -> None:
-        raise update_in_evaluation(run.words)
+        raise update_in_evaluation(run.message_names)
 
     handles = [
         optimizer.register_step_pre_hook(refuse) for optimizer in run.components.optimizers.values()
@@ -451,7 +451,7 @@ def refused(run: TrainingRun) -> Iterator[None]:
             handle.remove()
 
 
-def update_in_evaluation(words: Words) -> ConfigurationError:
+def update_in_evaluation(words: MessageNames) -> ConfigurationError:
     """The error of an update, by `update` or by a plain step, in an evaluation or prediction."""
     return ConfigurationError(
         "update-in-evaluation",

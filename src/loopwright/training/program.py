@@ -47,7 +47,7 @@ Data = Iterable[Any] | Indexed
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class MessageNames:
     """The names of the user's methods and arguments in messages, as the interface has them."""
 
     start_over: str = "resume=False"
@@ -192,7 +192,7 @@ class Program(Protocol):
 
     # What the interface is
 
-    _words: Words
+    _message_names: MessageNames
 
     @property
     def _plateau_metric(self) -> str | None:
@@ -225,7 +225,7 @@ class Program(Protocol):
     def _describe_more(self) -> dict[str, Any]:
         """Return further entries of the fingerprint, besides components and data."""
 
-    def _trainer_for(self, callback: Callback) -> Any:
+    def _trainer_given_to(self, callback: Callback) -> Any:
         """Return the object that a callback gets as its trainer."""
 
     # What it does

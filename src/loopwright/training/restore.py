@@ -35,7 +35,7 @@ from ..metrics.metric_objects import (
     object_states,
 )
 from ..metrics.progress import Progress
-from .held_schedulers import HeldSchedulers, state_of
+from .callback_schedulers import CallbackSchedulers, state_of
 from .keeper import Keeper
 from .program import users_trainer
 from .run import SavedPosition
@@ -71,7 +71,7 @@ class Restore:
     def load(self, kept: Kept = NOTHING_KEPT) -> None:
         """Load the state, except components in `kept`; if any part does not fit, change nothing.
 
-        The position in the data waits in `run.pending` for the `train` call that has the data.
+        The position in the data waits in `run.files.pending` for the `train` call that has the data.
         """
         run = self.run
         tree = self.tree
@@ -89,10 +89,10 @@ class Restore:
             f"Checkpoint {self.source}",
             problems,
             "\nBuild the same models, optimizers and callbacks as the run that wrote it, or start "
-            f"a new run ({run.words.start_over}).",
+            f"a new run ({run.message_names.start_over}).",
         )
         owners = metric_owners(run)
-        run.held.forget()
+        run.files.callback_schedulers.forget()
         with undone_on_error(run, f"Checkpoint {self.source}", callbacks.values()) as at:
             for name, optimizer in components.optimizers.items():
                 at.part = f"optimizers: {name}"
@@ -105,7 +105,7 @@ class Restore:
             for name, callback in callbacks.items():
                 at.part = f"callbacks: {name}"
                 if (state := small["callbacks"].get(name)) is not None:
-                    run.held.load(callback, state)
+                    run.files.callback_schedulers.load(callback, state)
             at.part = "trainer"
             remarks = run.program._load_users_state(small["trainer"], self.source)
             at.part = "metrics"
@@ -115,8 +115,8 @@ class Restore:
                 load_model(model, tree["models"][name])
             at.part = "updates"
             restore_counters(run, small)
-        run.was_finished = run.progress.call_finished
-        run.meter.computed = metrics_at(small["computed"], owners)
+        run.call.was_finished = run.progress.call_finished
+        run.metrics.meter.computed = metrics_at(small["computed"], owners)
         unused = unused_states(callbacks, small, self.source)
         for line in (*unused, *self._unused_choice(small["compiled"]), *remarks):
             run.say(line)
@@ -144,23 +144,23 @@ class Restore:
 
 
 def restore_counters(run: TrainingRun, saved: Mapping[str, Any]) -> None:
-    """Restore the counters of a run and its updates; what needs data waits in `run.pending`."""
+    """Restore the counters of a run and its updates; what needs data waits in `run.files.pending`."""
     if run.compiled is not None and saved["compiled"] is not None:
         run.compiled.load_state_dict(saved["compiled"])
-    run.pending = SavedPosition(
+    run.files.pending = SavedPosition(
         data=own_position(run, saved["data"]),
         eval_data=own_position(run, saved["eval_data"]),
         rng=own_rng(saved["rng"], run),
         updates=saved["lanes"],
         fingerprint=saved["fingerprint"],
     )
-    run.pending.restore_updates(run)
+    run.files.pending.restore_updates(run)
     run.progress.load_state_dict(saved["progress"])
     run.history.load_state_dict(saved["history"])
-    run.meter.load_state_dict({"sums": {}, "counts": {}, "logged": {}})
+    run.metrics.meter.load_state_dict({"sums": {}, "counts": {}, "logged": {}})
     for measured in own_process(run, saved["meter"]):
-        run.meter.add_state_dict(measured)
-    run.stop_reason = saved["stop_reason"]
+        run.metrics.meter.add_state_dict(measured)
+    run.stopping.reason = saved["stop_reason"]
     # a batch that did not fit in memory will not fit now
     run.num_micro_batches = max(run.num_micro_batches, saved["num_pieces"])
     if run.progress.update:  # otherwise torch warns where a resumed run first steps a schedule
@@ -174,17 +174,17 @@ def restore_counters(run: TrainingRun, saved: Mapping[str, Any]) -> None:
 def load_trainer(run: TrainingRun, path: str | Path) -> None:
     """Load for use: evaluation, or a new `train` call that counts its limits from here."""
     Restore(run, read_checkpoint(path, lazy=run.runtime.world > 1).tree, str(path)).load()
-    assert run.pending is not None
-    run.pending.restore_rng(run)
-    run.pending.rng = None
-    run.num_calls = run.progress.call
+    assert run.files.pending is not None
+    run.files.pending.restore_rng(run)
+    run.files.pending.rng = None
+    run.call.number = run.progress.call
 
 
 def return_to(run: TrainingRun, tree: Any, source: str) -> None:
     """Restore another state of a run whose data is open, with the position in the data."""
     Restore(run, tree, source).load()
-    pending = run.pending
-    run.pending = None
+    pending = run.files.pending
+    run.files.pending = None
     assert pending is not None
     pending.place(run, run.opened_stream)
 
@@ -193,10 +193,12 @@ def continue_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
     """Put the counters where they were, for a `train` call that continues the saved run, and its
     generators."""
     restore_counters(run, saved)
-    assert run.pending is not None
-    run.num_calls = run.progress.call
-    run.fingerprint = run.pending.fingerprint  # the run that continues is the one that was saved
-    run.pending.restore_rng(run)
+    assert run.files.pending is not None
+    run.call.number = run.progress.call
+    run.files.fingerprint = (
+        run.files.pending.fingerprint
+    )  # the run that continues is the one that was saved
+    run.files.pending.restore_rng(run)
 
 
 def load_parts(
@@ -356,7 +358,7 @@ def undone_on_error(
     measuring = modules_with_metrics(owners)
     metrics = snapshot(metric_states(measuring))
     objects = snapshot(object_states(owners))
-    pending = run.pending
+    pending = run.files.pending
     try:
         yield at
     except Exception as error:  # any error of a user's own load_state_dict
@@ -364,7 +366,7 @@ def undone_on_error(
             action()
         load_metric_states(measuring, [metrics])
         load_object_states(owners, [objects], is_in_epoch=False, num_processes=1)
-        run.pending = pending
+        run.files.pending = pending
         raise CheckpointError(
             "state-not-loaded",
             f"{source} does not match this trainer; nothing was loaded: {at.part} failed with "
@@ -398,7 +400,7 @@ def _callback_undone(callback: Callback) -> Callable[[], None]:
     if owners := callback._users_objects:
         return _attributes_undone(owners)
     state = snapshot(state_of(callback))
-    return lambda: HeldSchedulers().load(callback, state)
+    return lambda: CallbackSchedulers().load(callback, state)
 
 
 def _attributes_undone(owners: Iterable[object]) -> Callable[[], None]:

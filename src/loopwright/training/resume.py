@@ -54,16 +54,16 @@ def restore_run(run: TrainingRun, stream: Stream, origin: Origin) -> Resumed | N
 
     A fresh start opens a directory of its own beside one that already holds a run.
     """
-    is_later = run.num_calls > 1 and origin.path is None
+    is_later = run.call.number > 1 and origin.path is None
     _identify(run, stream, is_later=is_later)
     if is_later:
-        if run.directory is not None and run.runtime.is_main:
-            run.directory.lock()
+        if run.files.directory is not None and run.runtime.is_main:
+            run.files.directory.lock()
         return None
-    if run.run_dir is not None:
+    if run.files.run_dir is not None:
         stream.check_resumable()
         _open_directory(run, is_fresh=origin.is_fresh)
-    if origin.path is None and (origin.is_fresh or run.directory is None):
+    if origin.path is None and (origin.is_fresh or run.files.directory is None):
         return None
     return _load(run, origin)
 
@@ -72,33 +72,39 @@ def _identify(run: TrainingRun, stream: Stream, *, is_later: bool) -> None:
     """Compute the fingerprint of the run; ranks compare theirs in every call, before any collective
     could deadlock."""
     is_shared = run.runtime.world > 1
-    if dry_run.current is not None or (is_later and not is_shared and run.fingerprint is not None):
+    if dry_run.current is not None or (
+        is_later and not is_shared and run.files.fingerprint is not None
+    ):
         return
     from .fingerprint import check_ranks, describe_program
 
     description = describe_program(
-        run, stream, looks_at_samples=run.run_dir is not None or is_shared
+        run, stream, looks_at_samples=run.files.run_dir is not None or is_shared
     )
     check_ranks(run, description)
-    if not is_later or run.fingerprint is None:
-        run.fingerprint = description
+    if not is_later or run.files.fingerprint is None:
+        run.files.fingerprint = description
 
 
 def _open_directory(run: TrainingRun, *, is_fresh: bool) -> None:
     from ..run import RunDirectory
 
-    assert run.run_dir is not None
+    assert run.files.run_dir is not None
     if not run.runtime.is_main:
-        run.directory = RunDirectory(run.runtime.broadcast_object(None))
-        run.run_dir = run.directory.path
+        run.files.directory = RunDirectory(run.runtime.broadcast_object(None))
+        run.files.run_dir = run.files.directory.path
         return
-    run.directory = (
-        RunDirectory.fresh(run.run_dir) if is_fresh else RunDirectory(run.run_dir).lock()
+    run.files.directory = (
+        RunDirectory.fresh(run.files.run_dir)
+        if is_fresh
+        else RunDirectory(run.files.run_dir).lock()
     )
-    run.runtime.broadcast_object(run.directory.path)
-    if is_fresh and run.directory.path != run.run_dir.absolute():
-        run.say(f"{run.run_dir} already contains a run; the new run is in {run.directory.path}.")
-        run.run_dir = run.directory.path
+    run.runtime.broadcast_object(run.files.directory.path)
+    if is_fresh and run.files.directory.path != run.files.run_dir.absolute():
+        run.say(
+            f"{run.files.run_dir} already contains a run; the new run is in {run.files.directory.path}."
+        )
+        run.files.run_dir = run.files.directory.path
 
 
 def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
@@ -109,7 +115,11 @@ def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
     from ..checkpoint import CheckpointStore
     from ..checkpoint.manifest import read_manifest
 
-    store = CheckpointStore(run.directory.checkpoints) if run.directory is not None else None
+    store = (
+        CheckpointStore(run.files.directory.checkpoints)
+        if run.files.directory is not None
+        else None
+    )
     checkpoint = _find_newest(run, store) if origin.path is None else _read_named(run, origin.path)
     if checkpoint is None:
         return None
@@ -144,11 +154,11 @@ def continue_from(run: TrainingRun, checkpoint: Checkpoint, *, accepts_changes: 
     """Restore a checkpoint between two `train` calls: the next one continues there, with its random
     generators."""
     restore_checkpoint(run, checkpoint, Origin(checkpoint.path, accepts_changes=accepts_changes))
-    assert run.pending is not None
-    run.pending.restore_rng(run)
+    assert run.files.pending is not None
+    run.files.pending.restore_rng(run)
     progress = run.progress
     is_inside_call = progress.in_epoch and not progress.call_finished
-    run.num_calls = progress.call - 1 if is_inside_call else progress.call
+    run.call.number = progress.call - 1 if is_inside_call else progress.call
 
 
 def _find_newest(run: TrainingRun, store: CheckpointStore | None) -> Checkpoint | None:
@@ -177,8 +187,8 @@ def _read_named(run: TrainingRun, path: Path) -> Checkpoint:
 def _finds_any(run: TrainingRun) -> bool:
     """Whether there is a checkpoint to resume from; a new run does not import the modules that read
     checkpoints."""
-    assert run.directory is not None
-    found = run.runtime.is_main and any(run.directory.checkpoints.iterdir())
+    assert run.files.directory is not None
+    found = run.runtime.is_main and any(run.files.directory.checkpoints.iterdir())
     return bool(run.runtime.broadcast_object(found))
 
 
@@ -193,7 +203,7 @@ def _compare(run: TrainingRun, found: Restore, origin: Origin) -> dict[str, Chan
     """
     from ..run.changes import listed, program_changes, refusal
 
-    now = run.fingerprint
+    now = run.files.fingerprint
     saved = found.tree["fingerprint"]
     saved = saved if isinstance(saved, dict) else None
     recorded = (_recorded(run) if origin.path is None else None) or saved
@@ -203,16 +213,20 @@ def _compare(run: TrainingRun, found: Restore, origin: Origin) -> dict[str, Chan
             "whether model, optimizer, loss and data are the same."
         )
         return {}
-    run.accepted = program_changes(recorded, now)
-    if run.accepted and not origin.accepts_changes:
-        what = found.source if origin.path is not None else f"the run in {run.run_dir}"
-        accept = run.words.accept_changes if _weights_fit(run, found.tree["models"]) else None
+    run.files.accepted = program_changes(recorded, now)
+    if run.files.accepted and not origin.accepts_changes:
+        what = found.source if origin.path is not None else f"the run in {run.files.run_dir}"
+        accept = (
+            run.message_names.accept_changes if _weights_fit(run, found.tree["models"]) else None
+        )
         raise ConfigurationError(
             "program-changed",
-            refusal(what, run.accepted, start_over=run.words.start_over, accept=accept),
+            refusal(
+                what, run.files.accepted, start_over=run.message_names.start_over, accept=accept
+            ),
         )
-    if run.accepted:
-        run.say(f"Continuing with changes:{listed(run.accepted)}")
+    if run.files.accepted:
+        run.say(f"Continuing with changes:{listed(run.files.accepted)}")
     return {change.key: change for change in program_changes(saved or recorded, now)}
 
 
@@ -220,10 +234,10 @@ def _recorded(run: TrainingRun) -> dict[str, Any] | None:
     """Return the fingerprint that the run directory has, as rank 0 reads it."""
     from ..run import RunManifest
 
-    assert run.directory is not None
+    assert run.files.directory is not None
     found = None
-    if run.runtime.is_main and run.directory.has_run:
-        found = RunManifest.read(run.directory.manifest_path).fingerprint or None
+    if run.runtime.is_main and run.files.directory.has_run:
+        found = RunManifest.read(run.files.directory.manifest_path).fingerprint or None
     recorded: dict[str, Any] | None = run.runtime.broadcast_object(found)
     return recorded
 
@@ -240,13 +254,13 @@ def keep_recorded_seed(run: TrainingRun, origin: Origin) -> None:
     """Let a run of a version in which `seed_everything` did not count for a trainer continue with
     the seed it has."""
     seed = run.program._seed
-    is_new = origin.is_fresh or origin.path is not None or run.run_dir is None
-    if run.num_calls or is_new or seed.source != "seed_everything":
+    is_new = origin.is_fresh or origin.path is not None or run.files.run_dir is None
+    if run.call.number or is_new or seed.source != "seed_everything":
         return
     from ..run import RunManifest
     from ..run.directory import MANIFEST
 
-    path = Path(run.run_dir or "") / MANIFEST
+    path = Path(run.files.run_dir or "") / MANIFEST
     found = None
     if run.runtime.is_main and path.is_file():
         manifest = RunManifest.read(path)
@@ -255,7 +269,7 @@ def keep_recorded_seed(run: TrainingRun, origin: Origin) -> None:
     if recorded is not None and recorded[1] is None and recorded[0] != seed.value:
         run.program.seed = recorded[0]
         run.say(
-            f"The run in {run.run_dir} began with seed {recorded[0]}, in a version in which "
+            f"The run in {run.files.run_dir} began with seed {recorded[0]}, in a version in which "
             "`seed_everything` did not count for a trainer without `seed=`: it continues with "
             f"this seed, and not with {seed.value}."
         )

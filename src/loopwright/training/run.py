@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ..run import RunDirectory
     from ..run.changes import Change
     from ..run.manifest import RunFacts
-    from .held_schedulers import HeldSchedulers
-    from .program import Program, Words
+    from .callback_schedulers import CallbackSchedulers
+    from .program import MessageNames, Program
     from .waiting import DataWait
 
 
@@ -58,16 +58,78 @@ class StepChoice(Protocol):
 MAX_NOTES = 1000  # that wait for a recorder; without one they are forgotten
 
 
-def _held_schedulers() -> HeldSchedulers:
-    from .held_schedulers import HeldSchedulers  # imported with the first run, not with the package
+def _callback_schedulers() -> CallbackSchedulers:
+    # imported with the first run, not with the package
+    from .callback_schedulers import CallbackSchedulers
 
-    return HeldSchedulers()
+    return CallbackSchedulers()
 
 
 def _data_wait(run: TrainingRun) -> DataWait:
     from .waiting import DataWait  # as above
 
     return DataWait(run)
+
+
+class Measuring:
+    """What is being measured: the epoch under way, evaluations in it, and the time they take."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        self.meter.is_over = True  # until the first epoch begins, or a resumed run is in one
+        self.phases: list[Meter] = []  # current evaluations, which may be nested
+        self.is_evaluating = False
+        self.directions = Directions()
+        self.eval_seconds = 0.0  # in evaluations and compiling, which training time excludes
+        self.compile_seconds = 0.0  # those of them in compiling, of `compile="step"`
+
+
+@dataclass(slots=True)
+class Call:
+    """The `train` call under way and its limits."""
+
+    limits: Limits = field(default_factory=Limits)
+    number: int = 0  # of the call, in this program
+    # whether the call was finished in the resume point that this process continues
+    was_finished: bool = False
+    is_trial: bool = False  # whether it is an experiment of a finder, of which nothing stays
+
+
+@dataclass(slots=True)
+class RunData:
+    """The data of the call under way: as it was given, and opened."""
+
+    given: Any = None
+    train_stream: Stream | None = None
+    eval_stream: Stream | None = None
+
+
+class RunFiles:
+    """The directory of a run, what it notes of the program, and what was restored from it."""
+
+    def __init__(self) -> None:
+        self.run_dir: Path | None = None
+        self.directory: RunDirectory | None = None
+        self.label: RunFacts = {}  # the user's name, tags and config of the run
+        # describes the program, to compare it when the run is resumed
+        self.fingerprint: dict[str, Any] | None = None
+        # differences between the program and the run that it continues
+        self.accepted: list[Change] = []
+        self.pending: SavedPosition | None = None
+        self.callback_schedulers = _callback_schedulers()
+        # names the directory in which several processes write a checkpoint together
+        self.token = ""
+
+
+class Stopping:
+    """The requests to end training: of the program, by a signal, and of other processes."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.reason: str | None = None
+        self.wait = _data_wait(run)
+        self.signals = Signals(self.wait.request)
+        self.signals.is_shared = run.runtime.world > 1
+        self.consensus: StopConsensus | None = None
 
 
 class TrainingRun:
@@ -91,66 +153,33 @@ class TrainingRun:
         runtime: Runtime,
         components: Components,
         *,
-        run_dir: Path | None = None,
         progress_style: str = "auto",
         is_trial: bool = False,
     ) -> None:
         self.program = program
         self.runtime = runtime
         self.components = components
-        self.run_dir = run_dir
-        self.progress_style = progress_style
-        self.label: RunFacts = {}  # the user's name, tags and config of the run
-        # Progress
-        self.progress, self.history, self.meter = Progress(), History(), Meter()
-        self.meter.is_over = True  # until the first epoch begins, or a resumed run is in one
-        self.directions = Directions()
-        self.limits = Limits()
-        self.num_calls = 0  # of `train`, in this program
-        self.is_trial = is_trial  # whether it is an experiment of a finder, of which nothing stays
-        self.eval_seconds = 0.0  # in evaluations and compiling, which training time excludes
-        self.compile_seconds = 0.0  # those of them in compiling, of `compile="step"`
+        self.progress = Progress()
+        self.history = History()
+        self.metrics = Measuring()
         self.media = MediaLog()
         self.generators = OwnGenerators()
+        self.call = Call(is_trial=is_trial)
+        self.data = RunData()
+        self.files = RunFiles()
+        self.stopping = Stopping(self)
         # The current update
         self.window = Window()
         self.updates = Updates({}, self.window)
         self.compiled: StepChoice | None = None  # with `compile="step"`
         self.num_micro_batches = 1  # that a step is divided into, since memory ran out
         self.skips_nonfinite = False
-        # Data
-        self.train_data: Any = None
-        self.train_stream: Stream | None = None
-        self.eval_stream: Stream | None = None
-        # Current evaluations, which may be nested
-        self.phases: list[Meter] = []
-        self.is_evaluating = False
-        # Requests to stop
-        self.stop_reason: str | None = None
-        self.wait = _data_wait(self)
-        self.signals = Signals(self.wait.request)
-        self.signals.is_shared = runtime.world > 1
-        self.consensus: StopConsensus | None = None
-        # Files
-        self.directory: RunDirectory | None = None
-        self.pending: SavedPosition | None = None
-        self.held = _held_schedulers()
-        self.fingerprint: dict[str, Any] | None = (
-            None  # describes the program, to compare it when the run is resumed
-        )
-        # differences between the program and the run that it continues
-        self.accepted: list[Change] = []
-        self.was_finished = (
-            False  # whether the call was finished in the resume point that this process continues
-        )
-        self.token = (
-            ""  # names the directory in which several processes write a checkpoint together
-        )
-        # Callbacks and output
-        # lines and events that no recorder has taken yet
-        self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
+        # Listeners and output
         self.callbacks: list[Callback] = []
         self.hooks: dict[str, list[Hook]] = {}
+        self.progress_style = progress_style
+        # lines and events that no recorder has taken yet
+        self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
 
     def fresh(
         self, runtime: Runtime | None = None, compiled: StepChoice | None = None
@@ -164,14 +193,14 @@ class TrainingRun:
         return run
 
     @property
-    def words(self) -> Words:
+    def message_names(self) -> MessageNames:
         """The names of the user's methods and arguments in messages."""
-        return self.program._words
+        return self.program._message_names
 
     @property
     def record_hint(self) -> str:
         """What to do to have media recorded."""
-        return self.words.record_media
+        return self.message_names.record_media
 
     # Random numbers
 
@@ -196,7 +225,7 @@ class TrainingRun:
         self.callbacks = list(callbacks)
         program = self.program
         self.hooks = Dispatch(
-            Callback, program, self.callbacks, TrainerHooks, program._trainer_for
+            Callback, program, self.callbacks, TrainerHooks, program._trainer_given_to
         ).hooks
 
     def emit(self, event: str, *args: Any) -> None:
@@ -235,16 +264,16 @@ class TrainingRun:
 
     def stop(self, reason: str) -> None:
         """Request the end of training after the current update; the first reason stays."""
-        self.stop_reason = self.stop_reason or reason
+        self.stopping.reason = self.stopping.reason or reason
 
     def train_on(self) -> None:
         """Drop the reason for which an earlier `train` call or process had stopped."""
-        self.stop_reason = None
+        self.stopping.reason = None
 
     @property
     def is_interrupted(self) -> bool:
         """Whether a signal requested the end of training."""
-        return self.signals.stop is not None and not self.program._defers_signals
+        return self.stopping.signals.stop is not None and not self.program._defers_signals
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
@@ -253,33 +282,37 @@ class TrainingRun:
         A block inside of such a block, as of an interface whose user wrote the loop, changes
         nothing.
         """
-        if self.signals.is_handling:
+        if self.stopping.signals.is_handling:
             yield
             return
-        self.consensus = StopConsensus(self) if self.runtime.world > 1 else None
-        with self.wait, self.signals:
+        self.stopping.consensus = StopConsensus(self) if self.runtime.world > 1 else None
+        with self.stopping.wait, self.stopping.signals:
             yield
 
     def set_limits(self, limits: Limits) -> None:
         """Set the limits of a `train` call, which count from its beginning."""
-        self.limits = limits.from_call(self.progress)
+        self.call.limits = limits.from_call(self.progress)
 
     def leave_out_epochs(self, number: int) -> None:
         """Let epochs that were trained not count for the limit of this call."""
         self.progress.call_epoch += number
-        epochs = self.limits.epochs
-        self.limits = (
-            self.limits if epochs is None else replace(self.limits, epochs=epochs + number)
+        epochs = self.call.limits.epochs
+        self.call.limits = (
+            self.call.limits
+            if epochs is None
+            else replace(self.call.limits, epochs=epochs + number)
         )
 
     def is_done(self, limits: Limits | None = None) -> bool:
         """Whether a signal, a stop request or a limit ends training; a stop request counts once all
         ranks have it."""
-        if self.signals.stop is not None:
+        if self.stopping.signals.stop is not None:
             return True
-        if self.stop_reason is not None and (self.consensus is None or self.consensus.has_stop):
+        if self.stopping.reason is not None and (
+            self.stopping.consensus is None or self.stopping.consensus.has_stop
+        ):
             return True
-        return (self.limits if limits is None else limits).reached(self.progress) is not None
+        return (self.call.limits if limits is None else limits).reached(self.progress) is not None
 
     # Metrics
 
@@ -292,10 +325,10 @@ class TrainingRun:
 
     def flush(self) -> None:
         """Read the pending step metrics from the device and emit `on_log`: a log point."""
-        rows = self.meter.flush_rows(
+        rows = self.metrics.meter.flush_rows(
             self.progress, self.sum_and_compare if self.runtime.world > 1 else None
         )
-        self.directions.losses |= self.meter.losses
+        self.metrics.directions.losses |= self.metrics.meter.losses
         self.updates.check()
         self.program._adopt_replaced()
         if rows:
@@ -305,13 +338,13 @@ class TrainingRun:
     @property
     def current_meter(self) -> Meter:
         """The meter that `log` writes to: that of the current evaluation, else of the epoch."""
-        return self.phases[-1] if self.phases else self.meter
+        return self.metrics.phases[-1] if self.metrics.phases else self.metrics.meter
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add metrics to the evaluation or epoch under way; where there is none, they have no row
         to be in."""
         self.current_meter.log(values)  # first: a value that is none is the mistake to tell of
-        if not self.phases and self.meter.is_over and not self.progress.in_epoch:
+        if not self.metrics.phases and self.metrics.meter.is_over and not self.progress.in_epoch:
             raise ConfigurationError(
                 "log-outside-epoch",
                 f"log({', '.join(map(str, values))}): no epoch or evaluation is in progress, so "
@@ -324,18 +357,18 @@ class TrainingRun:
     def phase(self, meter: Meter) -> Iterator[None]:
         """Make a meter the one that `log` writes to."""
         size = self.window.size  # an evaluation may be nested in a step
-        self.phases.append(meter)
+        self.metrics.phases.append(meter)
         try:
             yield
         finally:
-            self.phases.pop()
+            self.metrics.phases.pop()
             self.window.size = size
 
     @property
     def opened_stream(self) -> Stream:
         """The training data, which a `train` call has opened."""
-        assert self.train_stream is not None
-        return self.train_stream
+        assert self.data.train_stream is not None
+        return self.data.train_stream
 
     def start_after(self, earlier: Progress, rows: Iterable[Mapping[str, float]]) -> None:
         """Count on from epochs that other runs trained, before the first step; `rows` are theirs in
@@ -351,12 +384,12 @@ class TrainingRun:
 
     def epoch_length(self) -> int | None:
         """Batches in an epoch, where that is known."""
-        return None if self.train_stream is None else self.train_stream.num_batches
+        return None if self.data.train_stream is None else self.data.train_stream.num_batches
 
     def identify(self, description: dict[str, Any]) -> None:
         """Take over a description of the program, where no `train` call of the core has made
         one."""
-        self.fingerprint = description
+        self.files.fingerprint = description
 
     # Checkpoints
 
@@ -377,11 +410,11 @@ class TrainingRun:
 
     def writing_token(self) -> str:
         """Return the name of the directory in which all processes write the next checkpoint."""
-        if self.runtime.world > 1 and not self.token:
+        if self.runtime.world > 1 and not self.files.token:
             from ..checkpoint.atomic import new_token
 
-            self.token = self.runtime.broadcast_object(new_token())
-        return self.token
+            self.files.token = self.runtime.broadcast_object(new_token())
+        return self.files.token
 
 
 class StopConsensus:
@@ -395,14 +428,14 @@ class StopConsensus:
     def after_update(self, run: TrainingRun) -> None:
         """Exchange requests: act on all ranks' requests of the previous update, and set the clock
         to that of rank 0."""
-        signals = run.signals
+        signals = run.stopping.signals
         runtime = run.runtime
         progress = run.progress
         runtime.finish_update(run.components.modules.values())
         clock = int(progress.seconds * 1e6) if runtime.is_main else 0
         requests = (
             signals.requested or 0,
-            int(run.stop_reason is not None),
+            int(run.stopping.reason is not None),
             int(signals.take_save()),
             clock,
         )
@@ -417,9 +450,9 @@ class StopConsensus:
     def on_stop(self, run: TrainingRun) -> None:
         """Take over the reason to stop of another rank; all ranks have to call this at the same
         update."""
-        reasons = run.runtime.gather_objects(run.stop_reason)
-        run.stop_reason = next((reason for reason in reasons if reason is not None), None)
-        self.has_stop = run.stop_reason is not None
+        reasons = run.runtime.gather_objects(run.stopping.reason)
+        run.stopping.reason = next((reason for reason in reasons if reason is not None), None)
+        self.has_stop = run.stopping.reason is not None
 
 
 @dataclass(slots=True)
@@ -448,8 +481,8 @@ class SavedPosition:
         them."""
         if self.data is not None:
             seek(stream, self.data)
-        if self.eval_data is not None and run.eval_stream is not None:
-            seek(run.eval_stream, self.eval_data)
+        if self.eval_data is not None and run.data.eval_stream is not None:
+            seek(run.data.eval_stream, self.eval_data)
         self.restore_rng(run)
 
 

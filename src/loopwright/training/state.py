@@ -14,7 +14,7 @@ from ..checkpoint.tree import Tree, is_dtensor
 from ..checkpoint.weights import save_weights
 from ..data.iterated import KIND as ITERATED
 from ..metrics.metric_objects import metric_states, modules_with_metrics, object_states, paths_of
-from .held_schedulers import state_of
+from .callback_schedulers import state_of
 from .program import users_trainer
 from .restore import metric_owners
 
@@ -32,12 +32,12 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
     updates = {name: update.state_dict() for name, update in run.updates.by_name.items()}
     data, eval_data = capture_data(run)
     owners = metric_owners(run)
-    program = run.fingerprint
-    if run.pending is not None:  # loaded and not trained since
-        updates = updates if run.pending.updates is None else run.pending.updates
-        data = run.pending.data
-        eval_data = run.pending.eval_data
-        program = run.pending.fingerprint
+    program = run.files.fingerprint
+    if run.files.pending is not None:  # loaded and not trained since
+        updates = updates if run.files.pending.updates is None else run.files.pending.updates
+        data = run.files.pending.data
+        eval_data = run.files.pending.eval_data
+        program = run.files.pending.fingerprint
     data = each_position(run, data)
     eval_data = each_position(run, eval_data)
     callbacks = named_by_class(run.callbacks)
@@ -54,14 +54,14 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
         "callback_versions": {name: callback.state_version for name, callback in callbacks.items()},
         "progress": run.progress.state_dict(),
         "history": run.history.state_dict() if has_history else None,
-        "meter": each_process(run, run.meter.state_dict()),
-        "computed": paths_of(run.meter.computed, owners),
+        "meter": each_process(run, run.metrics.meter.state_dict()),
+        "computed": paths_of(run.metrics.meter.computed, owners),
         "metrics": each_process(
             run, metric_states(modules_with_metrics(owners)) | object_states(owners)
         ),
         "data": data,
         "eval_data": eval_data,
-        "stop_reason": run.stop_reason,
+        "stop_reason": run.stopping.reason,
         "num_pieces": run.num_micro_batches,
         "compiled": None if run.compiled is None else run.compiled.state_dict(),
         "trainer": users_trainer(run.program)._capture_own_state(),
@@ -73,8 +73,8 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
 def capture_data(run: TrainingRun) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Return the positions in training and evaluation data; None for data that begins anew in the
     next epoch."""
-    stream = run.train_stream
-    eval_stream = run.eval_stream
+    stream = run.data.train_stream
+    eval_stream = run.data.eval_stream
     data = None
     eval_data = None
     if stream is not None and (run.progress.in_epoch or stream.spans_epochs):
@@ -124,7 +124,7 @@ def write_together(
     What callbacks write of the run so far, such as its metrics, is on disk before.
     """
     for callback in run.callbacks:
-        for writer in callback.write_before_save(run.program._trainer_for(callback)):
+        for writer in callback.write_before_save(run.program._trainer_given_to(callback)):
             writer.wait()
     write_checkpoint(
         path, tree, meta, group=run.writing_group(), token=run.writing_token(), beside=beside

@@ -78,20 +78,22 @@ class StepWatch:
             raise ConfigurationError(
                 "epoch-without-update",
                 f"Nothing was trained: after {progress.epoch_step} steps of epoch "
-                f"{progress.epoch + 1}, `{self.trainer._words.step}` has not updated any of the "
+                f"{progress.epoch + 1}, `{self.trainer._message_names.step}` has not updated any of the "
                 f"optimizers ({', '.join(self.optimization.by_name)}). Call "
-                f"`{self.trainer._words.update}` in it.",
+                f"`{self.trainer._message_names.update}` in it.",
             )
 
     def _check_first(self, result: StepResult) -> None:
         self._is_first = False
         self._schedules.check(
-            f"`{self.trainer._words.step}`", in_step=True, may_move=bool(self._own_steps.num_steps)
+            f"`{self.trainer._message_names.step}`",
+            in_step=True,
+            may_move=bool(self._own_steps.num_steps),
         )
         if self.optimization.calls != self._calls:
             return
-        step = self.trainer._words.step
-        call = self.trainer._words.update
+        step = self.trainer._message_names.step
+        call = self.trainer._message_names.update
         grads = [grad for update in self.updates for grad in gradients(update)]
         if grads and not are_finite(self.trainer.runtime.local_parts(grads)):
             return  # a `GradScaler` may have left out the step
@@ -149,9 +151,9 @@ class StepWatch:
         if any(param.grad is not None for param in update.params):
             raise ConfigurationError(
                 "zeroed-in-window",
-                f"`{self.trainer._words.step}` called zero_grad() within an accumulation window "
+                f"`{self.trainer._message_names.step}` called zero_grad() within an accumulation window "
                 f"of {self.trainer.accumulate} batches, which would drop the gradients of the "
-                f"batches before: remove it. `{self.trainer._words.update}` zeroes the gradients "
+                f"batches before: remove it. `{self.trainer._message_names.update}` zeroes the gradients "
                 "after each window.",
             )
         zero_grad(*args, **options)
@@ -203,7 +205,7 @@ def check_clipping(run: TrainingRun, step: Callable[[Any], T], batch: Any) -> T:
         raise ConfigurationError(
             "clipped-nothing",
             f"{name} was called when no parameter had a gradient, so it clipped nothing: "
-            f"{run.words.clip}.",
+            f"{run.message_names.clip}.",
         )
 
     with watch_clipping(look):
@@ -246,8 +248,8 @@ def check_skipped(run: TrainingRun) -> None:
         if update.epoch.stepped or update.epoch.skipped
     ]
     idle = [update for update in updates if not update.epoch.stepped]
-    is_last = run.is_done() or run.progress.epoch + 1 == run.limits.epochs
-    if not idle or run.stop_reason is not None or not (is_last or run.progress.is_exhausted):
+    is_last = run.is_done() or run.progress.epoch + 1 == run.call.limits.epochs
+    if not idle or run.stopping.reason is not None or not (is_last or run.progress.is_exhausted):
         return  # a reason to stop says what was wrong
     names = ", ".join(repr(update.name) for update in idle)
     number = sum(update.epoch.skipped for update in idle)
@@ -283,18 +285,18 @@ def _untrained_text(update: OptimizerUpdate) -> str | None:
 
 def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
     """Raise for an update in an evaluation, or with a value that is not a loss."""
-    if trainer.run.is_evaluating:
-        raise update_in_evaluation(trainer._words)
-    if (mistake := mistake_in_loss(loss, count, trainer._words.takes_count)) is not None:
+    if trainer.run.metrics.is_evaluating:
+        raise update_in_evaluation(trainer._message_names)
+    if (mistake := mistake_in_loss(loss, count, trainer._message_names.takes_count)) is not None:
         raise ConfigurationError(
-            "not-a-loss", f"The loss in `{trainer._words.step}` {mistake}."
+            "not-a-loss", f"The loss in `{trainer._message_names.step}` {mistake}."
         ) from None
     error = sys.exception()
     names = list(trainer.optimizers)
     if len(names) == 1 and error is not None and "a second time" in str(error):
-        call = trainer._words.update
+        call = trainer._message_names.update
         error.add_note(
-            f"`{call}` runs backward itself: remove `loss.backward()` from `{trainer._words.step}`."
+            f"`{call}` runs backward itself: remove `loss.backward()` from `{trainer._message_names.step}`."
         )
     if len(names) > 1 and any(
         text in str(error) for text in ("a second time", "by an inplace operation")

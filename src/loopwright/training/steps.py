@@ -77,8 +77,8 @@ def train_epoch(
     train_steps(run, stream, limits)
     end_steps(run)
     measured: dict[str, float] = {}
-    if run.eval_stream is not None and not run.is_interrupted:
-        measured = evaluate(run, run.eval_stream)
+    if run.data.eval_stream is not None and not run.is_interrupted:
+        measured = evaluate(run, run.data.eval_stream)
     if not run.is_interrupted:
         record_epoch(run, measured)
 
@@ -87,12 +87,12 @@ def begin_epoch(run: TrainingRun, stream: Stream | None = None) -> None:
     """Start an epoch, unless a resumed run is in it already."""
     if not run.progress.in_epoch:
         (run.opened_stream if stream is None else stream).begin(run.progress.epoch)
-        run.meter = run.meter.fresh()
+        run.metrics.meter = run.metrics.meter.fresh()
         run.updates.start_epoch()
         run.emit("on_epoch_start")
     run.program._adopt_replaced()
     run.updates.refresh(run.components.modules.values())
-    if run.consensus is not None:
+    if run.stopping.consensus is not None:
         run.sum_and_compare({})
 
 
@@ -100,7 +100,7 @@ def end_steps(run: TrainingRun) -> None:
     """Read the metrics of the steps; if the data is exhausted, emit `on_train_epoch_end`."""
     run.flush()
     if run.skips_nonfinite or run.runtime.precision == "fp16":
-        run.meter.log({"skipped_updates": run.updates.num_skipped})
+        run.metrics.meter.log({"skipped_updates": run.updates.num_skipped})
     if run.progress.is_exhausted and not run.is_interrupted:
         run.media.end_steps(run.progress.step)
         run.emit("on_train_epoch_end")
@@ -110,7 +110,7 @@ def record_epoch(run: TrainingRun, measured: Mapping[str, float]) -> None:
     """Write the epoch's row in the history; if the data is exhausted, end the epoch."""
     progress = run.progress
     runtime = run.runtime
-    row = run.meter.compute(
+    row = run.metrics.meter.compute(
         runtime.sum_table, is_final=progress.is_exhausted, gather=runtime.gather_samples
     )
     row |= {f"eval_{name}": value for name, value in measured.items()}
@@ -121,13 +121,13 @@ def record_epoch(run: TrainingRun, measured: Mapping[str, float]) -> None:
     if progress.is_exhausted:
         if progress.epoch == 0:
             run.program._check_trained()
-        run.meter.is_over = True
+        run.metrics.meter.is_over = True
         progress.next_epoch()
         run.program._schedule_epoch(row)
         with run.program._keep_schedules():
             run.emit("on_epoch_end", row)
-        if run.consensus is not None:
-            run.consensus.on_stop(run)
+        if run.stopping.consensus is not None:
+            run.stopping.consensus.on_stop(run)
 
 
 def train_steps(
@@ -190,21 +190,21 @@ def open_steps(
     no more.
     """
     progress = run.progress
-    meter = run.meter
+    meter = run.metrics.meter
     window = run.window
     stream = run.opened_stream if stream is None else stream
-    limits = run.limits if limits is None else limits
+    limits = run.call.limits if limits is None else limits
     step_starts = run.hooks["on_train_step_start"]
     step_ends = run.hooks["on_train_step_end"]
     update_ends = run.hooks["on_update_end"]
     feed = run.program._open_feed(stream)
     prepare_batch = run.program.prepare_batch if feed is None else feed.get
-    started = monotonic() - run.eval_seconds
+    started = monotonic() - run.metrics.eval_seconds
     seconds = progress.seconds
     flushed = progress.seconds
     flushed_step = progress.step
     num_shares = run.runtime.num_shares
-    consensus = run.consensus
+    consensus = run.stopping.consensus
     if run.is_done(limits):
         progress.is_exhausted = _has_given_all(progress, stream)
         return
@@ -238,7 +238,7 @@ def open_steps(
             del step
         window.stage = ""
         progress.next_update()
-        progress.seconds = seconds + monotonic() - run.eval_seconds - started
+        progress.seconds = seconds + monotonic() - run.metrics.eval_seconds - started
         if consensus is not None:
             consensus.after_update(run)
         for hook in update_ends:
@@ -267,7 +267,7 @@ def take_windows(run: TrainingRun, stream: Stream, limits: Limits) -> Iterator[l
     """
     progress = run.progress
     is_limited = limits.samples is not None
-    stream.leave_when(run.wait)
+    stream.leave_when(run.stopping.wait)
     try:
         while batches := stream.take(
             run.program.accumulate, limits.samples_left(progress) if is_limited else None

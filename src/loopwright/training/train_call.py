@@ -23,9 +23,9 @@ from ..runtime import dry_run
 from ..text import counted
 from . import steps as loop
 from .assembly import settle_seed
+from .callback_schedulers import unsaved_texts
 from .facts import planned_totals, starting_line
 from .first_batch import check_required_metrics, materialise
-from .held_schedulers import unsaved_texts
 from .resume import Origin, keep_recorded_seed, restore_run
 from .run import SavedPosition, TrainingRun, seek
 
@@ -42,7 +42,7 @@ def run_training(
 ) -> History:
     """Train until a limit is reached; without any, for one epoch."""
     _check_run(run)
-    if resume is True and run.run_dir is None:
+    if resume is True and run.files.run_dir is None:
         raise ConfigurationError(
             "no-run-dir",
             "resume=True: there is no run to resume, since the trainer has no `run_dir=`.",
@@ -77,9 +77,9 @@ def _train(
         data, configured = run.program.configure_data()
         eval_data = configured if eval_data is None else eval_data
     _check_passes(data, limits, run.callbacks)
-    run.eval_stream = None
+    run.data.eval_stream = None
     if eval_data is not None:
-        run.eval_stream = run.program._open(
+        run.data.eval_stream = run.program._open(
             eval_data, _size_for(eval_data, data, batch_size), shuffle=False
         )
     run.program._setup_training()
@@ -94,10 +94,10 @@ def _train(
         _run(run)
     finally:
         stream.close()
-        if run.eval_stream is not None:
-            run.eval_stream.close()
-        if run.directory is not None:
-            run.directory.unlock()
+        if run.data.eval_stream is not None:
+            run.data.eval_stream.close()
+        if run.files.directory is not None:
+            run.files.directory.unlock()
     return run.history
 
 
@@ -163,25 +163,25 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
     """Restore the state in which this call starts; return False if an earlier process finished this
     call."""
     progress = run.progress
-    run.num_calls += 1
-    is_start = run.num_calls == 1
+    run.call.number += 1
+    is_start = run.call.number == 1
     try:
         resumed = restore_run(run, stream, origin)
     except BaseException:
-        run.num_calls -= 1  # this call did not begin; the next one looks for the run again
+        run.call.number -= 1  # this call did not begin; the next one looks for the run again
         raise
-    if run.pending is not None:
-        run.pending.restore_updates(run)
-    is_new = run.num_calls > progress.call  # otherwise an earlier process has begun this call
-    if is_new or (origin.accepts_changes and run.num_calls == progress.call):
+    if run.files.pending is not None:
+        run.files.pending.restore_updates(run)
+    is_new = run.call.number > progress.call  # otherwise an earlier process has begun this call
+    if is_new or (origin.accepts_changes and run.call.number == progress.call):
         run.train_on()  # an earlier reason to stop must not end the run again
-    if not is_new and (run.num_calls < progress.call or _is_finished(run, limits)):
+    if not is_new and (run.call.number < progress.call or _is_finished(run, limits)):
         _leave_out(run, limits)
         return False
-    position = run.pending
-    run.pending = None
+    position = run.files.pending
+    run.files.pending = None
     if is_new:
-        run.held.forget()
+        run.files.callback_schedulers.forget()
         _continue_epoch(run, stream, position or _left_position(run, data))
         if position is not None and resumed is not None:
             position.restore_rng(run)  # otherwise the program may have used the generators since
@@ -192,41 +192,41 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
         _place(run, stream, position, is_changed=resumed is not None and resumed.is_changed)
     if (is_start or resumed is not None) and dry_run.current is None:
         run.say(starting_line(run, resumed))
-    run.train_data = data
-    run.train_stream = stream
+    run.data.given = data
+    run.data.train_stream = stream
     return True
 
 
 def _leave_out(run: TrainingRun, limits: Limits) -> None:
     """Leave out a call that an earlier process finished; the state waits for the next one."""
     run.say(_finished_line(run, limits))
-    if run.pending is not None:
-        run.pending.restore_rng(run)
-    if run.num_calls == run.progress.call:
+    if run.files.pending is not None:
+        run.files.pending.restore_rng(run)
+    if run.call.number == run.progress.call:
         for callback in run.callbacks:
-            callback.finish_again(run.program._trainer_for(callback))
+            callback.finish_again(run.program._trainer_given_to(callback))
 
 
 def _finished_line(run: TrainingRun, limits: Limits) -> str:
     """Return the line that says why a call has nothing to train, and what to do about it."""
     progress = run.progress
-    if run.num_calls < progress.call:
-        number = run.num_calls
+    if run.call.number < progress.call:
+        number = run.call.number
         later = progress.call
         return (
             f"Call {number} of `train` was finished by an earlier process; the run continues "
             f"in call {later}."
         )
     length = f"{counted(progress.epoch, 'epoch')}, {counted(progress.update, 'update')}"
-    start = f"Nothing to train: the run in {run.run_dir} is finished ({length})"
-    if run.stop_reason is not None:
+    start = f"Nothing to train: the run in {run.files.run_dir} is finished ({length})"
+    if run.stopping.reason is not None:
         return (
-            f"{start}; it ended because: {run.stop_reason}. Pass {run.words.accept_changes} to "
-            f"continue anyway, or {run.words.start_over} to start over."
+            f"{start}; it ended because: {run.stopping.reason}. Pass {run.message_names.accept_changes} to "
+            f"continue anyway, or {run.message_names.start_over} to start over."
         )
     of = " and ".join(_reached_limits(limits, progress))
     return (
-        f"{start}. Raise the limit of {of} to continue, or pass {run.words.start_over} to "
+        f"{start}. Raise the limit of {of} to continue, or pass {run.message_names.start_over} to "
         "start over."
     )
 
@@ -264,14 +264,14 @@ def _place(run: TrainingRun, stream: Stream, position: SavedPosition, *, is_chan
 def _is_finished(run: TrainingRun, limits: Limits) -> bool:
     progress = run.progress
     reached = limits.from_call(progress).reached(progress)
-    return progress.call_finished and (reached is not None or run.stop_reason is not None)
+    return progress.call_finished and (reached is not None or run.stopping.reason is not None)
 
 
 def _left_position(run: TrainingRun, data: Any) -> SavedPosition | None:
     """Return the position at which an earlier call of this process left an epoch of this data."""
-    if run.train_stream is None or data is not run.train_data or not run.progress.in_epoch:
+    if run.data.train_stream is None or data is not run.data.given or not run.progress.in_epoch:
         return None
-    return SavedPosition(run.train_stream.state_dict())
+    return SavedPosition(run.data.train_stream.state_dict())
 
 
 def _continue_epoch(run: TrainingRun, stream: Stream, position: SavedPosition | None) -> None:
@@ -279,8 +279,8 @@ def _continue_epoch(run: TrainingRun, stream: Stream, position: SavedPosition | 
     begin the next one."""
     is_placed = False
     if position is not None:
-        if position.eval_data is not None and run.eval_stream is not None:
-            _can_seek(run.eval_stream, position.eval_data)
+        if position.eval_data is not None and run.data.eval_stream is not None:
+            _can_seek(run.data.eval_stream, position.eval_data)
         # data may continue from one epoch to the next
         is_placed = position.data is not None and _can_seek(stream, position.data)
     if run.progress.in_epoch and not is_placed:
@@ -323,7 +323,7 @@ def _start(run: TrainingRun) -> None:
     checkpoint holds."""
     models = run.components.modules.values()
     optimizers = run.components.optimizers.values()
-    with run.held.loaded_after(optimizers) as lost:
+    with run.files.callback_schedulers.loaded_after(optimizers) as lost:
         run.emit("on_train_start")
     for name in lost:
         run.say(
@@ -336,7 +336,7 @@ def _start(run: TrainingRun) -> None:
         for c in run.callbacks
         if not c.has_own_state and not type(c).__module__.startswith("loopwright.")
     ]
-    for callback in own if run.directory is not None else ():
+    for callback in own if run.files.directory is not None else ():
         for text in unsaved_texts(callback, [*models, *optimizers]):
             run.say(text)
 
@@ -344,7 +344,7 @@ def _start(run: TrainingRun) -> None:
 def _end(run: TrainingRun) -> None:
     """Finish a call that reached a limit or a stop; after a signal, save and leave."""
     if run.is_interrupted:
-        run.signals.is_saving = True
+        run.stopping.signals.is_saving = True
         run.emit("on_loop_end")
         _leave_if_interrupted(run)
     finish(run)
@@ -354,7 +354,7 @@ def finish(run: TrainingRun) -> None:
     """Emit the final events of a call, which is finished from here on: a signal waits until these
     events are over."""
     run.progress.call_finished = True
-    with run.signals.deferred():
+    with run.stopping.signals.deferred():
         run.emit("on_loop_end")
         run.emit("on_train_end")
 
@@ -366,15 +366,15 @@ def _complete_history(run: TrainingRun) -> None:
     Its steps were taken: without a row, the rows of later epochs would be those of other numbers.
     """
     # several processes may have been left at different steps
-    if run.meter.is_over or run.runtime.world > 1:
+    if run.metrics.meter.is_over or run.runtime.world > 1:
         return
     run.flush()
     progress = run.progress
     if (
-        not (progress.in_epoch or run.meter.is_empty)
+        not (progress.in_epoch or run.metrics.meter.is_empty)
         and len(run.history.epochs) == progress.epoch - 1
     ):
-        run.history.set_epoch(progress.epoch - 1, run.meter.compute())
+        run.history.set_epoch(progress.epoch - 1, run.metrics.meter.compute())
 
 
 def emit_exception(run: TrainingRun, error: BaseException) -> None:
@@ -393,18 +393,18 @@ def _leave_if_interrupted(run: TrainingRun) -> None:
     if not run.is_interrupted:
         return
     update = run.progress.update
-    is_saved = run.directory is not None
+    is_saved = run.files.directory is not None
     is_finished = run.progress.call_finished
     saved = "saved; start the same program again to resume"
     if not is_saved:
         saved = "nothing was saved, because there is no run_dir"
     if not is_notebook():
         run.say(
-            f"{run.signals.name} after {'the last ' if is_finished else ''}update {update}: "
+            f"{run.stopping.signals.name} after {'the last ' if is_finished else ''}update {update}: "
             f"{saved}."
         )
     raise interruption(
-        run.signals.exit_code,
+        run.stopping.signals.exit_code,
         f"Interrupted after update {update}{', which was saved' if is_saved else ''}. The trainer "
         "keeps this state: call `train` to continue.",
     )

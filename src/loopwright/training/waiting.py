@@ -30,7 +30,7 @@ class WaitingRun(Protocol):
 
     runtime: Runtime
     progress: Progress
-    phases: list[Meter]
+    metrics: Any  # its phases: evaluations that are under way
 
     @property
     def is_interrupted(self) -> bool: ...
@@ -103,7 +103,7 @@ class DataWait:
 
     def _position(self) -> tuple[Any, ...]:
         run = self._run
-        return run.progress.step, len(run.phases), run.current_meter.num_pending
+        return run.progress.step, len(run.metrics.phases), run.current_meter.num_pending
 
     def _report(self, awaited: str) -> None:
         line = f"No batch for {REPORT_SECONDS:g} s: {awaited}"

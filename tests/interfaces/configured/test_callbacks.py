@@ -101,7 +101,7 @@ class Using(Callback):
         assert trainer.models == {"model": trainer.model}
         assert trainer.optimizers == {"optimizer": trainer.optimizer}
         assert trainer.device == next(trainer.model.parameters()).device
-        assert isinstance(trainer.run.directory, RunDirectory)
+        assert isinstance(trainer.run.files.directory, RunDirectory)
         assert trainer.runtime.is_main
         assert set(trainer.datasets) == {"train", "test"}
         assert trainer.config.max_epochs == 3

@@ -378,7 +378,7 @@ def test_a_run_that_was_stopped_stays_stopped(
         again.train(points, 4, points, resume_from=saving.latest)
         assert "Nothing to train: the resumed run was stopped (enough)." in capsys.readouterr().out
         assert_same_run(again, trainer)
-        assert again._core.run.stop_reason == "enough"
+        assert again._core.run.stopping.reason == "enough"
         run = RunView(tmp_path / "run")
         assert (run.state, run.reason) == ("stopped", "enough")
 
@@ -398,11 +398,11 @@ def test_a_run_that_a_callback_stopped_goes_on_when_the_callback_lets_it(
     again = build(1, seed=3)
     again.train(points, 5, points, resume_from=tmp_path / "states" / "final")
     assert_same_run(again, stopped)
-    assert again._core.run.stop_reason == stopped._core.run.stop_reason is not None
+    assert again._core.run.stopping.reason == stopped._core.run.stopping.reason is not None
     longer = build(9, seed=3)
     longer.train(points, 5, points, resume_from=tmp_path / "states" / "final")
     assert_same_run(longer, train(build_trainer(), points, 5, eval_dataset=points))
-    assert longer._core.run.stop_reason is None
+    assert longer._core.run.stopping.reason is None
 
 
 def test_a_stop_in_an_evaluation_that_a_callback_runs_does_not_end_the_training(
@@ -417,7 +417,7 @@ def test_a_stop_in_an_evaluation_that_a_callback_runs_does_not_end_the_training(
     trainer = train(
         build_trainer(callbacks=[at_epoch(1, "on_train_epoch_end", evaluate), saving]), points, 2
     )
-    assert (trainer.run_history.current_epoch, trainer._core.run.stop_reason) == (3, None)
+    assert (trainer.run_history.current_epoch, trainer._core.run.stopping.reason) == (3, None)
 
 
 def test_the_state_of_a_compiled_model_has_the_names_of_the_model(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from ...training.assembly import reassemble, with_defaults
 from ...training.components import found_on
 from ...training.fingerprint import describe_components
 from ...training.own_steps import OwnSteps
-from ...training.program import Words
+from ...training.program import MessageNames
 from ...training.resume import continue_from
 from ...training.updates import OptimizerChoice, listed
 from .._shared import InterfaceCore, InterfaceNames, as_tracker, on_first_process
@@ -52,7 +52,7 @@ logger = logging.getLogger("loopwright")
 LOOP = "the loop over the batches is the trainer's own: override train_step"
 NAMES = InterfaceNames(
     interface="adversarial",
-    messages=Words(
+    messages=MessageNames(
         start_over="train.load.continue_train: false",
         accept_changes="train.load.accept_changes: true",
         update="self.update(loss, optimizer)",
@@ -132,8 +132,8 @@ class AdversarialCore(InterfaceCore):
     def use_directory(self, directory: Path, settings: Saving) -> None:
         """Let the run write to a directory: metrics, resume points, what ran and how it ended."""
         self.run_dir = directory
-        self.run.directory = ExperimentRun(directory)
-        self.run.num_calls = 1
+        self.run.files.directory = ExperimentRun(directory)
+        self.run.call.number = 1
         self.progress.call = 1
         recorders = [EpochRecorder()] if self.runtime.is_main else []
         self.run.bind([*self.run.callbacks, *recorders, ResumePoints(settings)])
@@ -142,8 +142,8 @@ class AdversarialCore(InterfaceCore):
         """The experiment is over."""
         for tracker in self.trackers:
             tracker.finish("finished")
-        if isinstance(self.run.directory, ExperimentRun):
-            self.run.directory.finish()
+        if isinstance(self.run.files.directory, ExperimentRun):
+            self.run.files.directory.finish()
 
     # Components
 
@@ -177,8 +177,8 @@ class AdversarialCore(InterfaceCore):
         if found != self._adopted:
             self._adopted = found
             reassemble(self)
-            if self.run.fingerprint is None and self.optimizers:
-                self.run.fingerprint = describe_components(self.run)
+            if self.run.files.fingerprint is None and self.optimizers:
+                self.run.files.fingerprint = describe_components(self.run)
 
     def _setup_training(self) -> None:
         """As the core does it; an interface whose hooks train nothing that it knows of has no
@@ -320,14 +320,14 @@ class AdversarialCore(InterfaceCore):
                 *(self.run_dir, step, checkpoint.path, step + 1, recorded.progress.step),
             )
         self.runtime.barrier("continuing")
-        if self.run.directory is not None and self.runtime.is_main:
-            store = CheckpointStore(self.run.directory.checkpoints)
+        if self.run.files.directory is not None and self.runtime.is_main:
+            store = CheckpointStore(self.run.files.directory.checkpoints)
             store.discard(after_update=self.progress.update)
         return epochs
 
     def _recorded(self) -> Recorded | None:
         """What the experiment's files have of earlier training, on all processes."""
-        run = self.run.directory
+        run = self.run.files.directory
         return None if run is None else on_first_process(self.runtime, lambda: read_recorded(run))
 
     def _place(self) -> None:

@@ -29,7 +29,7 @@ from ...runtime import Runtime
 from ...runtime.base import is_launched
 from ...text import nearest
 from ...training.own_steps import scheduler_position
-from ...training.program import Changes, Display, Words
+from ...training.program import Changes, Display, MessageNames
 from ...training.supervised import call_model, describe
 from ...training.update import OptimizerUpdate
 from ...training.updates import OptimizerChoice, listed
@@ -47,7 +47,7 @@ EVERY = ("every_n_epochs", "every_n_updates", "every_n_samples")
 
 NAMES = InterfaceNames(
     interface="configured",
-    messages=Words(
+    messages=MessageNames(
         accumulate="max_batch_size",
         clip="call it in `on_optimizer_start(self, trainer, optimizer)` of a callback, where "
         "gradients are complete",
@@ -203,7 +203,7 @@ class ConfiguredCore(InterfaceCore):
         try:
             super()._check_update(loss, count)
         except ConfigurationError as error:
-            if self.run.is_evaluating and not self.interface.overrides("eval_step"):
+            if self.run.metrics.is_evaluating and not self.interface.overrides("eval_step"):
                 error.add_note(
                     "An evaluation uses `train_step` if there is no `eval_step`: override "
                     "`eval_step(self, batch, model)`, which returns a TrainerResult and does not "
@@ -265,7 +265,7 @@ class ConfiguredCore(InterfaceCore):
 
     def _setup_training(self) -> None:
         super()._setup_training()
-        if self.run.num_calls == 0:
+        if self.run.call.number == 0:
             for name, reason in self.config.without_effect.items():
                 self.run.say(f"trainer.{name} has no effect: {reason}.")
         for name, module in vars(self.interface).items():
@@ -285,7 +285,7 @@ class ConfiguredCore(InterfaceCore):
                 "`model` as another model; otherwise freeze it with `requires_grad_(False)`."
             )
 
-    def _trainer_for(self, callback: Callback) -> Any:
+    def _trainer_given_to(self, callback: Callback) -> Any:
         """The user's trainer for callbacks that the user wrote, the core's for callbacks of the
         library."""
         is_own = (
@@ -297,7 +297,7 @@ class ConfiguredCore(InterfaceCore):
     def on_train_start(self) -> None:
         """Without `save_on_sigint`, Ctrl-C ends the program as it ends any other."""
         if not self.config.save_on_sigint:
-            self.run.signals.release_interrupt()
+            self.run.stopping.signals.release_interrupt()
 
     def _describe_more(self) -> dict[str, Any]:
         """The settings of the config, and the data sets that are not trained on."""
@@ -322,7 +322,7 @@ class ConfiguredCore(InterfaceCore):
         self._refuse_other_optimizers()
         data = self.training_data()
         config = self.config
-        if self.run.num_calls == 0 and config.start_at_epoch:
+        if self.run.call.number == 0 and config.start_at_epoch:
             self._start_late(data)
         epochs, updates, samples = (
             None if limit is None else max(limit - now, 0)
@@ -332,7 +332,7 @@ class ConfiguredCore(InterfaceCore):
                 (config.max_samples, self.progress.sample),
             )
         )
-        if self.run.num_calls and 0 in (epochs, updates, samples):
+        if self.run.call.number and 0 in (epochs, updates, samples):
             return self.history
         return self.train(
             data, epochs, num_updates=updates, num_samples=samples, resume=resume, changes=changes

@@ -202,7 +202,9 @@ class BaseTrainer(LoggingTrainer):
         engine = self._core
         engine.setup()
         callbacks = [
-            (c, engine._trainer_for(c)) for c in engine.run.callbacks if isinstance(c, Periodic)
+            (c, engine._trainer_given_to(c))
+            for c in engine.run.callbacks
+            if isinstance(c, Periodic)
         ]
         found = [(callback, given) for callback, given in callbacks if callback.eval_streams(given)]
         if found:

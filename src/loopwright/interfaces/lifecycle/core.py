@@ -30,7 +30,7 @@ from ...training.assembly import build_update
 from ...training.components import check_owners
 from ...training.evaluate import evaluate, measuring_nothing
 from ...training.fingerprint import describe_object, describe_program
-from ...training.program import Words
+from ...training.program import MessageNames
 from ...training.update import Guard, OptimizerUpdate
 from .._shared import InterfaceCore, InterfaceNames, other_optimizers
 from . import saving
@@ -48,7 +48,7 @@ Stage = Literal["steps", "eval", "end", "over"]
 
 NAMES = InterfaceNames(
     interface="lifecycle",
-    messages=Words(
+    messages=MessageNames(
         step="calculate_train_batch_loss",
         eval_step="calculate_eval_batch_loss",
         update="self.backward_step(loss)",
@@ -155,8 +155,8 @@ class LifecycleCore(InterfaceCore):
 
     def describe(self) -> None:
         """Describe the program, for the record of the run."""
-        assert self.run.train_stream is not None
-        described = describe_program(self.run, self.run.train_stream, looks_at_samples=False)
+        assert self.run.data.train_stream is not None
+        described = describe_program(self.run, self.run.data.train_stream, looks_at_samples=False)
         self.run.identify(described | describe_object("loss", self.interface.loss_func))
 
     @property
@@ -187,7 +187,7 @@ class LifecycleCore(InterfaceCore):
 
     @property
     def gradients(self) -> Gradients:
-        if self.run.phases:
+        if self.run.metrics.phases:
             raise ConfigurationError(
                 "update-in-evaluation",
                 "`backward_step`, `optimizer_step` and `optimizer_zero_grad` are for training: in "
@@ -210,7 +210,7 @@ class LifecycleCore(InterfaceCore):
         another's place."""
         models = self._current_models()
         # perhaps put in for an evaluation alone, such as an average of the weights
-        if self.run.phases:
+        if self.run.metrics.phases:
             if models["model"] is not self.modules.get("model"):
                 self.runtime.place(models["model"])
                 models["model"].eval()
@@ -309,11 +309,11 @@ class LifecycleCore(InterfaceCore):
         if interface._train_dataloader is not None:
             loader = prepared(self, interface._train_dataloader, is_training=True)
             interface._train_dataloader = loader
-            self.run.train_stream = self.stream(loader, is_training=True)
+            self.run.data.train_stream = self.stream(loader, is_training=True)
         if interface._eval_dataloader is not None:
             loader = prepared(self, interface._eval_dataloader, is_training=False)
             interface._eval_dataloader = loader
-            self.run.eval_stream = self.stream(loader, is_training=False)
+            self.run.data.eval_stream = self.stream(loader, is_training=False)
 
     def stream(self, loader: Any, *, is_training: bool) -> Stream:
         """The stream over a loader, opened at its first use and adapted by the callbacks."""
@@ -356,7 +356,7 @@ class LifecycleCore(InterfaceCore):
         is_new = not progress.in_epoch
         if is_new:
             self._num_passes += 1
-            self.run.train_stream = self.stream(loader, is_training=True)
+            self.run.data.train_stream = self.stream(loader, is_training=True)
         loop.begin_epoch(self.run)
         self._has_begun = True
         self.stage = "steps"
@@ -392,7 +392,7 @@ class LifecycleCore(InterfaceCore):
             stream.close()
 
     def _give_batches(self) -> Iterator[Any]:
-        limits = replace(self.run.limits, epochs=None)  # the interface decides about epochs
+        limits = replace(self.run.call.limits, epochs=None)  # the interface decides about epochs
         autocasts = self.runtime.precision != "fp32"
         for step in loop.open_steps(self.run, limits=limits):
             self._step = step
@@ -476,7 +476,7 @@ class LifecycleCore(InterfaceCore):
 
     def mean_loss(self, meter: Meter | None = None) -> float:
         """The mean loss of a sample over all processes: in this epoch, or of another meter."""
-        meter = self.run.meter if meter is None else meter
+        meter = self.run.metrics.meter if meter is None else meter
         runtime = self.runtime
         return meter.compute(runtime.sum_table, gather=runtime.gather_samples).get("loss", nan)
 
@@ -487,7 +487,7 @@ class LifecycleCore(InterfaceCore):
             self._after_update = []
             for action in waiting:
                 action()
-        if self.run.signals.take_save():
+        if self.run.stopping.signals.take_save():
             self.interface.callback_handler.call_event("save_requested_run", self.interface)
 
     def after_update(self, action: Callable[[], None]) -> None:
@@ -542,7 +542,7 @@ class LifecycleCore(InterfaceCore):
         """
         if not self.run.is_interrupted:
             return
-        signals = self.run.signals
+        signals = self.run.stopping.signals
         self.interface.print(f"{signals.name} after update {self.progress.update}")
         signals.is_saving = True
         self.interface.callback_handler.call_event("save_interrupted_run", self.interface)
@@ -554,7 +554,7 @@ class LifecycleCore(InterfaceCore):
         """Whether an evaluation is under way that a resumed run would not repeat; signals wait for
         its end."""
         is_repeated = self.stage == "eval" and self.eval_metric == "eval_loss_epoch"
-        return bool(self.run.phases) and not is_repeated
+        return bool(self.run.metrics.phases) and not is_repeated
 
     def _check_trained(self) -> None:
         """Nothing: `WeightsWatch` looks at the weights, and knows which of the user's methods is to
@@ -582,14 +582,14 @@ class LifecycleCore(InterfaceCore):
         """Evaluate, also inside an epoch; the loss is recorded under the name of the metric."""
         self.load_callbacks()
         metric_before = self.eval_metric
-        stream_before = self.run.eval_stream
+        stream_before = self.run.data.eval_stream
         self.eval_metric = metric
-        self.run.eval_stream = self.stream(loader, is_training=False)
+        self.run.data.eval_stream = self.stream(loader, is_training=False)
         try:
-            evaluate(self.run, self.run.eval_stream)
+            evaluate(self.run, self.run.data.eval_stream)
         finally:
             self.eval_metric = metric_before
-            self.run.eval_stream = stream_before
+            self.run.data.eval_stream = stream_before
         if self.stage == "eval" and not self.is_in_window:
             self.leave_if_interrupted()
 
@@ -614,7 +614,7 @@ class LifecycleCore(InterfaceCore):
 
     def set_eval_mode(self) -> None:
         """Eval mode until `set_train_mode`, for an evaluation epoch of the user's own."""
-        if not self.run.phases and not self._modes:
+        if not self.run.metrics.phases and not self._modes:
             self._modes = [(part, part.training) for part in self.interface.model.modules()]
         self.interface.model.eval()
 
@@ -646,9 +646,9 @@ class LifecycleCore(InterfaceCore):
                 self._take_eval_step(batch)
 
     def _is_uneven(self) -> bool:
-        assert self.run.eval_stream is not None
+        assert self.run.data.eval_stream is not None
         window = self.run.window
-        return self.gathering.is_uneven(self.run.eval_stream, window.size, window.total)
+        return self.gathering.is_uneven(self.run.data.eval_stream, window.size, window.total)
 
     def _take_eval_step(self, batch: Any) -> StepResult:
         interface = self.interface
@@ -692,7 +692,7 @@ class LifecycleCore(InterfaceCore):
 
     def on_eval_end(self, data: Stream) -> None:
         self.gathering.end()
-        loss = self.mean_loss(self.run.phases[-1])
+        loss = self.mean_loss(self.run.metrics.phases[-1])
         if self.stage == "eval" and self.eval_metric == "eval_loss_epoch":
             self.stage = "end"
         self.interface.run_history.update_metric(self.eval_metric, loss)

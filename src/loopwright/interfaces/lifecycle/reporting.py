@@ -114,7 +114,7 @@ class ProgressBarCallback(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if self._is_shown(trainer):
-            stream = trainer._core.run.eval_stream
+            stream = trainer._core.run.data.eval_stream
             self._bars = [*self._bars, _Bar("eval", None if stream is None else stream.num_batches)]
 
     def on_eval_step_end(

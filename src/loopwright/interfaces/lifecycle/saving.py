@@ -13,7 +13,12 @@ from ...checkpoint import read_checkpoint
 from ...checkpoint.migrations import complete_state, explained
 from ...checkpoint.weights import Parts, read_parts, write_parts
 from ...errors import CheckpointError
-from ...training.held_schedulers import HeldSchedulers, schedulers_of, set_hyperparameters, state_of
+from ...training.callback_schedulers import (
+    CallbackSchedulers,
+    schedulers_of,
+    set_hyperparameters,
+    state_of,
+)
 from ...training.restore import load_parts, own_rng, return_to
 from ...training.state import capture, write_together
 from ...training.train_call import emit_exception, finish
@@ -133,7 +138,7 @@ def load_callbacks(interface: Trainer, tree: Mapping[str, Any]) -> None:
     for name, callback in callbacks.items():
         if name in saved:
             with explained(f"{OWN}: callbacks: {name} cannot load its part of the training state"):
-                HeldSchedulers().load(callback, saved[name])
+                CallbackSchedulers().load(callback, saved[name])
     if any(schedulers_of(callback) for callback in callbacks.values()):
         # whose rates a new scheduler has set anew
         for name, optimizer in interface._core.optimizers.items():

@@ -676,9 +676,9 @@ class Trainer(LoggingTrainer):
             raise StopTrainingError(reason)
         if self._core.was_ended_by_callback:
             run.train_on()
-        elif run.stop_reason is not None:
+        elif run.stopping.reason is not None:
             raise StopTrainingError(
-                f"Nothing to train: the resumed run was stopped ({run.stop_reason}). To train on, "
+                f"Nothing to train: the resumed run was stopped ({run.stopping.reason}). To train on, "
                 "pass an earlier training state to `resume_from`, or load this one with "
                 "`load_training_state` and train a new run."
             )
@@ -730,7 +730,7 @@ class Trainer(LoggingTrainer):
         self.run_history.update_metric("train_loss_epoch", core.mean_loss())
         self.train_epoch_end()
         self.callback_handler.call_event("on_train_epoch_end", self)
-        limit = core.run.limits.updates
+        limit = core.run.call.limits.updates
         return limit is not None and core.progress.update >= limit
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...callback import Callback as CoreCallback
 from ...callback import Dispatch, check_hooks, named_by_class
 from ...errors import ConfigurationError, check_arguments
-from ...training.held_schedulers import HeldSchedulers, state_of
+from ...training.callback_schedulers import CallbackSchedulers, state_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -198,7 +198,7 @@ class States(CoreCallback):
     ) -> None:
         self.callbacks = named_by_class(callbacks)
         self.events = events
-        self.held = HeldSchedulers()  # until the core trainer has its run
+        self.held = CallbackSchedulers()  # until the core trainer has its run
         self._update = (0, -1)  # the call and update that have begun
         for event, names in relayed.items():
             self._relay(event, names, partial(self._emit, names))
@@ -218,7 +218,7 @@ class States(CoreCallback):
 
     def _begin_batch(self, trainer: Any, batch: Any) -> None:
         run = trainer.run
-        update = (run.num_calls, run.progress.update)
+        update = (run.call.number, run.progress.update)
         if update != self._update:
             self._update = update
             self.events.emit("on_update_start")

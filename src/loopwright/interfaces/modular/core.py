@@ -37,7 +37,7 @@ from ...training.components import (
     is_trained,
     swap_parameters,
 )
-from ...training.program import Display, Words
+from ...training.program import Display, MessageNames
 from ...training.train_call import run_training
 from .._shared import InterfaceCore, InterfaceNames
 from .callback import Callback, Hooks, States, sort_callbacks
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 NAMES = InterfaceNames(
     interface="modular",
-    messages=Words(
+    messages=MessageNames(
         step="training_step",
         eval_step="validation_step",
         update="self.backward(loss)",
@@ -156,7 +156,7 @@ class ModularCore(InterfaceCore):
             run_dir=config.run_dir,
             progress=cast("Display", config.progress),
         )
-        states.held = self.run.held
+        states.held = self.run.files.callback_schedulers
         self.interface = interface
         self.config = config
         self._plateau_metric = config.monitor
@@ -251,8 +251,8 @@ class ModularCore(InterfaceCore):
         return Loader(loader, self.validation.batches, lambda: self.validation.stream.num_batches)
 
     def _num_train_batches(self) -> int | None:
-        if self.run.train_stream is not None:
-            return self.run.train_stream.num_batches
+        if self.run.data.train_stream is not None:
+            return self.run.data.train_stream.num_batches
         stream = self._open(self.loaders[0], None, shuffle=True)
         stream.close()
         return stream.num_batches
@@ -339,7 +339,7 @@ class ModularCore(InterfaceCore):
 
     def backward(self, loss: Any, optimizer: Optimizer | str | None, *, retain_graph: bool) -> None:
         """Gradients of a loss; a mistake in it is named."""
-        if self.run.is_evaluating:
+        if self.run.metrics.is_evaluating:
             self._check_update(loss)
         if self._logged is None and not self._is_in_step:
             raise ConfigurationError(
@@ -395,7 +395,7 @@ class ModularCore(InterfaceCore):
     def open_step(self) -> None:
         self._logged = {}
         self.outputs = None
-        if not self.run.is_evaluating:
+        if not self.run.metrics.is_evaluating:
             self.gradients.begin_step()
 
     def close_step(self, size: int, *, is_returned: bool = False) -> StepResult:
@@ -403,11 +403,14 @@ class ModularCore(InterfaceCore):
         logs nothing."""
         logged = self._logged or {}
         self._logged = None
-        if not self.run.is_evaluating:
+        if not self.run.metrics.is_evaluating:
             self.gradients.follow_schedulers()
         returned = measured_in(self.interface, self.outputs) if is_returned or not logged else None
         check_returned(
-            returned, self._words.eval_step if self.run.is_evaluating else self._words.step
+            returned,
+            self._message_names.eval_step
+            if self.run.metrics.is_evaluating
+            else self._message_names.step,
         )
         if returned is None or is_named(returned):
             return StepResult.of({**logged, **(returned or {})}, size)
@@ -436,10 +439,10 @@ class ModularCore(InterfaceCore):
             return
         if self._logged is not None:
             self._logged.update(measured)
-        elif self.run.phases:
+        elif self.run.metrics.phases:
             if self.run.window.size:
-                self.run.phases[-1].add(StepResult.of(measured, self.run.window.size))
-        elif self.run.meter.num_pending:
+                self.run.metrics.phases[-1].add(StepResult.of(measured, self.run.window.size))
+        elif self.run.metrics.meter.num_pending:
             self.log_step(measured)
         else:
             self.log(measured)

@@ -222,7 +222,7 @@ class Gradients:
             self._is_watching = False
 
     def _before_own_step(self, update: OptimizerUpdate) -> None:
-        if self.core.run.is_evaluating:
+        if self.core.run.metrics.is_evaluating:
             self.core._check_update(None)
         self.use("backward")
         self.methods.check(self.core, update, "own")

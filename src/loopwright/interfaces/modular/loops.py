@@ -195,7 +195,7 @@ class Validation:
         ]
         row = as_validation(measured, averages)
         core.log(row)
-        if core.run.meter.num_pending:
+        if core.run.metrics.meter.num_pending:
             core.log_step(row)
         core.events.emit("on_validation_end", row)
         return row

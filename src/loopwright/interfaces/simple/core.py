@@ -31,7 +31,7 @@ from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
 from ...training.first_batch import measured_on
 from ...training.own_steps import OwnSteps, gradients, scheduler_position
-from ...training.program import Words
+from ...training.program import MessageNames
 from ...training.step_checks import StepWatch, Versions, gradient_versions
 from ...training.supervised import describe
 from ...training.updates import Updates
@@ -48,7 +48,7 @@ EpochListener = Callable[[int, dict[str, float]], None]
 
 NAMES = InterfaceNames(
     interface="simple",
-    messages=Words(
+    messages=MessageNames(
         update="super().train_step(batch)",
         accumulate="training.gradient_accumulation_steps",
         nonfinite="Lower the learning rate, set training.max_grad_norm in the config, or look for "
@@ -297,7 +297,7 @@ class SimpleCore(InterfaceCore):
     def single_eval_mode(self) -> AbstractContextManager[None]:
         """Eval mode for one batch; inside an evaluation of the loop, which already has it,
         nothing."""
-        return nullcontext() if self.run.phases else self._eval_mode()
+        return nullcontext() if self.run.metrics.phases else self._eval_mode()
 
     @property
     def is_running(self) -> bool:
@@ -428,8 +428,8 @@ class SimpleCore(InterfaceCore):
     def pass_over(self, data: Any, eval_data: Any) -> dict[str, float]:
         """Train on all batches of the data once, then evaluate; the metrics under the interface's
         names."""
-        is_own = data is self.run.train_data and self.run.train_stream is not None
-        stream = self.run.train_stream if is_own else self._open(data, None, shuffle=True)
+        is_own = data is self.run.data.given and self.run.data.train_stream is not None
+        stream = self.run.data.train_stream if is_own else self._open(data, None, shuffle=True)
         assert stream is not None
         epoch = self.progress.epoch
         self._eval_data = eval_data
@@ -461,20 +461,20 @@ class SimpleCore(InterfaceCore):
         At once and not at the end of the core's loop: a subclass's `train_epoch` cannot go on
         without the metrics.
         """
-        self.run.signals.is_saving = True
+        self.run.stopping.signals.is_saving = True
         saved = None if self._save is None else self._save()
         what = f"saved; call load_checkpoint({saved!r}) and train to continue"
         if saved is None:
             what = "nothing was saved, because train was called without save_dir"
         epoch = self.progress.epoch
         when = f"in epoch {epoch + 1}" if self.progress.in_epoch else f"after epoch {epoch}"
-        line = f"{self.run.signals.name} {when}: {what}."
+        line = f"{self.run.stopping.signals.name} {when}: {what}."
         if not is_notebook():  # which shows the line of the exception
             self.run.say(line)
-        raise interruption(self.run.signals.exit_code, line)
+        raise interruption(self.run.stopping.signals.exit_code, line)
 
     def on_update_end(self) -> None:
-        if self.run.signals.take_save() and self._save is not None:
+        if self.run.stopping.signals.take_save() and self._save is not None:
             self._save()
 
     def on_train_epoch_end(self) -> None:

@@ -117,7 +117,7 @@ class EpochEnds:
         loaded."""
         if self.watches_metric:
             self._check_measured(eval_dataloader)
-            settle_all([self._watched], self.core.run.directions)
+            settle_all([self._watched], self.core.run.metrics.directions)
             check_plateau(self.core, self._watched.name, self._watched.mode)
         self.core.watched = self._metric_in
         if self.save_dir is not None and self.trainer._overrides("_save_checkpoint"):

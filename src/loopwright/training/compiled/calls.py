@@ -441,7 +441,7 @@ def obstacle_in_run(run: TrainingRun) -> str | None:
     program: Any = run.program
     if not program._has_default_step:
         return (
-            f"`{run.words.step}` is overridden, and the compiled step is the default one: "
+            f"`{run.message_names.step}` is overridden, and the compiled step is the default one: "
             "override `forward` and `compute_loss` instead"
         )
     if not program._has_default_update:

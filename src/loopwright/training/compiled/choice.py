@@ -232,8 +232,8 @@ class CompiledStep:
 def _leave_out(run: TrainingRun, seconds: float) -> None:
     """Let time of compiling count neither as time of training nor, in estimates, as that of
     evaluations."""
-    run.eval_seconds += seconds
-    run.compile_seconds += seconds
+    run.metrics.eval_seconds += seconds
+    run.metrics.compile_seconds += seconds
 
 
 def reason_of(error: BaseException) -> str:

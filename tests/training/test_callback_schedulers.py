@@ -156,7 +156,7 @@ def test_a_scheduler_that_is_made_too_late_is_named(
 
 
 def test_a_model_that_only_a_callback_holds_is_named_before_training(
-    points: TensorDataset, tmp_path: Path, capsys: Any, mistake: Any
+    points: TensorDataset, tmp_path: Path, capsys: Any
 ) -> None:
     class Averaging(Callback):
         def on_train_start(self, trainer: Any) -> None:
@@ -178,8 +178,6 @@ def test_a_model_that_only_a_callback_holds_is_named_before_training(
         if line.startswith("Checkpoints do not contain")
     ]
     assert len(lines) == 1
-    what = "A callback that trains or averages a model of its own, and has no `state_dict`"
-    mistake.said("Checkpoints and resuming", what, lines[0])
 
 
 # Callbacks of interfaces

@@ -52,7 +52,7 @@ def state_of(callback: SavedCallback) -> dict[str, Any]:
     )
 
 
-class HeldSchedulers:
+class CallbackSchedulers:
     """Loads the states that `state_of` returned; those of missing schedulers wait for
     `on_train_start`."""
 
