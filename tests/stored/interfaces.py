@@ -177,7 +177,7 @@ def modular(dies_at: int | None = None) -> dict[str, Any]:
         "counts": [trainer.current_epoch, trainer.global_step],
         "average": ema.state_dict(),
         "calls": len(calls),
-        "random": next_numbers(trainer._engine.run),
+        "random": next_numbers(trainer._core.run),
     }
 
 
