@@ -14,7 +14,7 @@ from loopwright import ConfigurationError
 from loopwright.interfaces import simple
 from tests.interfaces.configured.parts import CustomTrainer, build_trainer
 from tests.interfaces.modular.programs import Config, MyTrainer
-from tests.mistakes import Mistakes
+from tests.mistakes import raises
 from tests.training.compiled_runs import DATA, Net, traced
 
 __all__ = ["traced"]  # a fixture
@@ -79,29 +79,12 @@ def test_simple_trains_by_graphs_as_without_them(traced: None) -> None:
     assert_same_weights(plain.model, compiled.model)
 
 
-def test_what_an_interface_does_not_compile_is_refused(mistake: Mistakes) -> None:
-    with mistake(
-        "Interface: simple",
-        "`training.compile: true`",
-        ConfigurationError,
-        match="use 'step', or leave it out",
-    ):
+def test_what_an_interface_does_not_compile_is_refused() -> None:
+    with raises("config-choice", "training.compile is True"):
         build_simple(compile=True)
-    with mistake(
-        "Interface: simple",
-        "another `training.compile` later",
-        ConfigurationError,
-        match="pass that config to",
-    ):
+    with pytest.raises(ConfigurationError, match="pass that config to"):
         build_simple().config = {"training": {"compile": "step"}}
-    with mistake(
-        "Interface: modular",
-        "`compile_model='step'`",
-        ConfigurationError,
-        match="use True or False",
-    ):
+    with raises("unknown-choice", "compile_model='step'"):
         MyTrainer(Config(compile_model="step"))
-    with mistake(
-        "Interface: configured", "`use_torch_compile: model`", ValueError, match="use_torch_compile"
-    ):
+    with pytest.raises(ValueError, match="use_torch_compile"):
         build_trainer(use_torch_compile="model")

@@ -21,6 +21,7 @@ from loopwright.interfaces.lifecycle import SaveTrainingStateCallback
 from loopwright.interfaces.lifecycle import Trainer as LifecycleTrainer
 from loopwright.interfaces.modular import Callback as ModularCallback
 from loopwright.interfaces.simple import Trainer as SimpleTrainer
+from tests.mistakes import raises
 
 from ..distributed.ranks import run_ranks
 from ..forked import call_forked
@@ -399,18 +400,10 @@ def half(kind, method):
     return type("Half", (kind,), {method: lambda self, *args: {}})
 
 
-SECTION = "Checkpoints and resuming"
-
-
-def test_a_class_with_one_of_the_two_methods_is_refused(mistake):
-    with mistake(
-        SECTION, "A trainer's class with `state_dict` and no `load_state_dict`", ConfigurationError
-    ):
-        build(half(NativeTrainer, "state_dict"))
-    with mistake(
-        SECTION, "A trainer's class with `load_state_dict` and no `state_dict`", ConfigurationError
-    ):
-        build(half(NativeTrainer, "load_state_dict"))
+@pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
+def test_a_class_with_one_of_the_two_methods_is_refused(method):
+    with pytest.raises(ConfigurationError, match=f"`{method}` and no"):
+        build(half(NativeTrainer, method))
 
 
 @pytest.mark.parametrize("name", ["simple", "lifecycle", "configured", "modular", "adversarial"])
@@ -432,26 +425,18 @@ def test_a_load_state_dict_that_takes_no_state_is_refused():
         build(kind)
 
 
-@pytest.mark.parametrize(("returned", "words"), [
-    (None, "A `state_dict` of a trainer's class that returns nothing"),
-    ({"seen": {"names": {1, 2}}}, "A `state_dict` of a trainer's class that returns a `set`"),
-])  # fmt: skip
-def test_a_state_that_cannot_be_saved_is_refused(returned, words, mistake, tmp_path):
+@pytest.mark.parametrize("returned", [None, {"seen": {"names": {1, 2}}}])
+def test_a_state_that_cannot_be_saved_is_refused(returned, tmp_path):
     trainer = trained(type("Own", (Native,), {"state_dict": lambda self: returned}))
-    with mistake(SECTION, words, (ConfigurationError, CheckpointError)):
+    with pytest.raises((ConfigurationError, CheckpointError)):
         trainer.save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
-def test_the_methods_of_a_trainer_are_not_those_of_its_model(mistake):
-    with mistake(
-        SECTION, "`trainer.state_dict()` for the weights of the model", ConfigurationError
-    ):
+def test_the_methods_of_a_trainer_are_not_those_of_its_model():
+    with raises("no-trainer-state", "Trainer.state_dict()"):
         trained(NativeTrainer).state_dict()
-    with pytest.raises(
-        ConfigurationError,
-        match=r"Trainer.load_state_dict\(\) is for the state that a subclass adds",
-    ):
+    with raises("no-trainer-state", "Trainer.load_state_dict()"):
         trained(NativeTrainer).load_state_dict({})
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import ConfigurationError
 from loopwright.interfaces.adversarial import Pix2pixTrainer
 from loopwright.interfaces.configured import BaseTrainerConfig, TrainerResult
 from loopwright.interfaces.simple import Trainer as SimpleTrainer
+from tests.mistakes import raises
 
 from ..loops import build_net
 from ..mistakes import raises
@@ -106,17 +106,11 @@ class OwnOptimizer(CustomTrainer):
         self.second = torch.optim.SGD(self.model.parameters(), lr=0.1)
 
 
-def test_optimizer_that_the_trainer_neither_feeds_nor_saves_is_refused(mistake: Any) -> None:
+def test_optimizer_that_the_trainer_neither_feeds_nor_saves_is_refused() -> None:
     trainer = OwnOptimizer(
         build_configured().config, model=build_model(), datasets={"train": Points()}
     )
-    what = "an optimizer that a subclass made by itself"
-    with mistake(
-        "Interface: configured",
-        what,
-        ConfigurationError,
-        match=r"optimizer=\{'optimizer': ..., 'second': ...\}",
-    ):
+    with raises("optimizer-beside-others", "optimizer={'optimizer': ..., 'second': ...}"):
         trainer.train()
 
 
@@ -173,14 +167,11 @@ def test_init_weights_of_the_trainer_gives_values_to_models_on_the_meta_device()
     assert (trainer.model.weight == 0.5).all()
 
 
-def test_published_event_of_the_trainer_is_refused(mistake: Any) -> None:
+def test_published_event_of_the_trainer_is_refused() -> None:
     class Own(MyTrainer):
         def post_fit(self) -> None: ...
 
-    what = "an event of the published package on the trainer, `post_fit`"
-    with mistake(
-        "Interface: modular", what, ConfigurationError, match="here that event is on_fit_end"
-    ):
+    with raises("event-elsewhere", "here that event is on_fit_end"):
         Own(Config())
 
 
