@@ -110,9 +110,8 @@ class ConfiguredCore(InterfaceCore):
         progress: Display,
     ) -> None:
         config = interface.config
-        self.interface: BaseTrainer = (
-            interface  # which callbacks are given, and they are bound in what follows
-        )
+        # callbacks are bound to it in what follows
+        self.interface: BaseTrainer = interface
         super().__init__(
             model,
             DEFAULT_OPTIMIZER if optimizer is None else optimizer,
@@ -168,15 +167,14 @@ class ConfiguredCore(InterfaceCore):
         """The interface's step, and the update with its total loss unless the step made updates
         itself."""
         before = self.run.updates.calls
-        # a window begins
+        # whether a window begins, in a step that is not looked at yet
         is_fresh = not (self._has_looked or self._has_default_step or self._has_gradients)
         returned = self.interface.train_step(batch, self.interface_model)
         result = step_result_of(returned, self.run.window.size)
         if self.run.updates.calls == before:
             if is_fresh and self._has_gradients:
-                self._has_looked = (
-                    True  # a backward pass for this once, and only where a step called backward()
-                )
+                # a backward pass for this once, and only where a step called backward()
+                self._has_looked = True
                 refuse_doubled(returned.total_loss, self.run.updates.by_name.values())
             self.update(
                 returned.total_loss, self.run.updates.all_names if self._has_default_step else None
@@ -222,6 +220,9 @@ class ConfiguredCore(InterfaceCore):
         return self.interface.predict_step(batch, self.interface_model)
 
     def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
+        if not self.own_scheduling.is_in_step:
+            super().update(loss, optimizer, **options)
+            return
         with self.own_scheduling.around_update(optimizer):
             super().update(loss, optimizer, **options)
 
@@ -257,7 +258,7 @@ class ConfiguredCore(InterfaceCore):
         if name == "model" or (self._components.are_built and name == "optimizer"):
             setattr(self, name, value)  # the core looks for what was replaced
         elif self._components.are_built:
-            only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
+            only = self._components.only_optimizer
             self._components.schedules = {
                 key: build_schedule(given, only) for key, given in named(value, name).items()
             }
@@ -427,7 +428,7 @@ class OwnScheduling(StepSchedulers):
         super().__init__()
         self.core = core
         self.of_epochs: set[str] = set()  # schedulers that count epochs and that a step has stepped
-        self._is_in_step = False
+        self.is_in_step = False  # whether a step of the user's own is under way
 
     @contextmanager
     def around_step(self) -> Iterator[None]:
@@ -435,12 +436,12 @@ class OwnScheduling(StepSchedulers):
         epochs = self._positions_of_epochs()
         self.reset()
         self.begin_step(self.core.run.updates.by_name.values())
-        self._is_in_step = True
+        self.is_in_step = True
         try:
             yield
             self.follow_all()
         finally:
-            self._is_in_step = False
+            self.is_in_step = False
         after = self._positions_of_epochs()
         self.of_epochs |= {
             name for name, position in epochs.items() if after.get(name, position) != position
@@ -471,11 +472,11 @@ class OwnScheduling(StepSchedulers):
         """The updates with schedulers, among those of the optimizers given; one that is not there
         is found later."""
         named = listed(optimizer)
-        updates = self.core.run.updates.by_name.values() if self._is_in_step else ()
         return [
-            u
-            for u in updates
-            if u.schedulers and any(n in (None, u.name) or n is u.optimizer for n in named)
+            update
+            for update in self.core.run.updates.by_name.values()
+            if update.schedulers
+            and any(one in (None, update.name) or one is update.optimizer for one in named)
         ]
 
     def _positions_of_epochs(self) -> Mapping[str, Any]:
