@@ -97,6 +97,14 @@ def is_overridden(owner: object, name: str, base: type) -> bool:
     return getattr(method, "__func__", method) is not getattr(base, name)
 
 
+def not_initialised(trainer: object, call: str) -> ConfigurationError:
+    """The error of a trainer's subclass that is used before its base is initialised by `call`."""
+    kind = type(trainer).__name__
+    return ConfigurationError(
+        "no-super-init", f"{kind}.__init__ has not called `super().{call}`: call it first."
+    )
+
+
 def other_optimizers(owner: object, known: Iterable[object]) -> dict[str, Optimizer]:
     """The optimizers among the attributes of a user's trainer that are none of the known ones, by
     name."""

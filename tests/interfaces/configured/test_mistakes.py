@@ -327,9 +327,9 @@ def test_batches():
         build_trainer(target_properties=["label"]).train()
     with refused("batch-no-dict", "_split_batch"):
         build_trainer(datasets={"train": TensorDataset(torch.randn(8, 3), torch.randn(8))}).train()
-    with refused("unknown-data-set", "'tset' under `datasets`; did you mean test?"):
+    with refused("no-such-data-set", "'tset' under `datasets`; did you mean test?"):
         build_trainer().evaluate("tset")
-    with refused("unknown-data-set", "'train' under `datasets`; available: test."):
+    with refused("no-such-data-set", "'train' under `datasets`; available: test."):
         build_trainer(datasets={"test": Points()}).train()
 
 

@@ -248,7 +248,7 @@ def test_a_nan_is_told_in_the_words_of_this_interface() -> None:
 
 
 def test_loading_what_is_not_there_is_told(tmp_path: Path) -> None:
-    with raises("no-such-checkpoint", tmp_path / "nothing"):
+    with raises("nothing-to-load", tmp_path / "nothing"):
         MyTrainer(Config()).load_checkpoint(tmp_path / "nothing")
 
 

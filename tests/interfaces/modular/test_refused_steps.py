@@ -195,11 +195,11 @@ REFUSED: dict[str, tuple[type[MyTrainer], dict[str, Any], str]] = {
     "a training_loop without batches": (EmptyLoop, {}, "loop-trained-nothing"),
     "backward in a loop over another loader": (OwnData, {}, "backward-outside-batch"),
     "optimizer.step() in validation_step": (InValidation, {}, "update-in-evaluation"),
-    "a scheduler stepped in a callback, too": (SchedulerTwice, {}, "scheduler-stepped-twice"),
+    "a scheduler stepped in a callback, too": (SchedulerTwice, {}, "scheduler-stepped-again"),
     "a scheduler of epochs stepped in on_epoch_end, too": (
         EpochSchedulerTwice,
         {},
-        "scheduler-stepped-twice",
+        "scheduler-stepped-again",
     ),
 }
 

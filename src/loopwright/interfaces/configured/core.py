@@ -369,7 +369,7 @@ class ConfiguredCore(InterfaceCore):
             return key
         if key not in self.datasets:
             raise ConfigurationError(
-                "unknown-data-set",
+                "no-such-data-set",
                 f"There is no data set {key!r} under `datasets`; {nearest(key, self.datasets)}",
             )
         return self.datasets[key]

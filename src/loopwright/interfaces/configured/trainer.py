@@ -21,7 +21,7 @@ from ...training.program import Changes, Display
 from ...training.run import TrainingRun
 from ...training.supervised import call_model, describe
 from ...training.updates import OptimizerChoice
-from .._shared import LoggingTrainer, is_overridden
+from .._shared import LoggingTrainer, is_overridden, not_initialised
 from .config import BaseTrainerConfig
 from .core import NAMES, ConfiguredCore, TrainerResult, result_of
 
@@ -257,16 +257,11 @@ class BaseTrainer(LoggingTrainer):
             name, ..."""
             if name.startswith("__"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            engine = vars(self).get("_core")
-            if engine is None:
-                what = "used" if name == "_core" else f"asked for `{name}`"
-                raise ConfigurationError(
-                    "no-super-init",
-                    f"{type(self).__name__} is {what} before it is initialised: in its "
-                    "`__init__`, call `super().__init__(trainer_config, **kwargs)` first.",
-                )
+            core = vars(self).get("_core")
+            if core is None:
+                raise not_initialised(self, "__init__(trainer_config, **kwargs)")
             try:
-                return getattr(engine, name)
+                return getattr(core, name)
             except AttributeError:
                 raise AttributeError(
                     f"{type(self).__name__!r} object has no attribute {name!r}"

@@ -474,7 +474,7 @@ class ModularCore(InterfaceCore):
     def load(self, path: str | Path) -> None:
         if not Path(path).exists():
             raise CheckpointError(
-                "no-such-checkpoint",
+                "nothing-to-load",
                 f"load_checkpoint({str(path)!r}): there is no such file or directory.",
             )
         super().load(path)

@@ -676,7 +676,7 @@ def check_scheduler(core: ModularCore, scheduler: Any, left_at: int | None) -> N
         (name for name, s in core.schedules.items() if s.scheduler is scheduler), "scheduler"
     )
     raise ConfigurationError(
-        "scheduler-stepped-twice",
+        "scheduler-stepped-again",
         f"Scheduler {name!r} was stepped twice, by the trainer and then by your code "
         f"(`self.{name}.step()` in a callback or event). Remove that call, or move it to "
         "`training_step` or `training_loop`: the trainer does not step the schedulers that they "

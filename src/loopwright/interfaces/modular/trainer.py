@@ -19,7 +19,7 @@ from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...training.components import check_clipping
 from ...training.run import TrainingRun
-from .._shared import LoggingTrainer, is_overridden
+from .._shared import LoggingTrainer, is_overridden, not_initialised
 from .callback import Hooks
 from .config import DreamTrainerConfig, allow_loading, check_config
 from .core import NAMES, ModularCore
@@ -85,11 +85,7 @@ class DreamTrainer(LoggingTrainer, Hooks):
 
         def __getattr__(self, name: str) -> Any:
             if name in ("_core", "_calls", "config"):
-                raise ConfigurationError(
-                    "no-super-init",
-                    f"{type(self).__name__}.__init__ has not called super().__init__(config): "
-                    "call it first.",
-                )
+                raise not_initialised(self, "__init__(config)")
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
             )
