@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright.interfaces.adversarial import Pix2pixTrainer
 from loopwright.interfaces.configured import BaseTrainerConfig, TrainerResult
 from loopwright.interfaces.simple import Trainer as SimpleTrainer
-from tests.mistakes import raises
 
 from ..loops import build_net
 from ..mistakes import raises
