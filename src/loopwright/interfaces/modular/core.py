@@ -42,7 +42,7 @@ from ...training.train_call import run_training
 from .._shared import InterfaceCore, InterfaceNames
 from .callback import Callback, Hooks, States, sort_callbacks
 from .config import DreamTrainerConfig, build_runtime, without_callbacks
-from .gradients import EpochSchedulers, Gradients, nothing_trained
+from .gradients import EpochSchedulers, ModularGradients, nothing_trained
 from .loops import (
     Loader,
     TrainingOver,
@@ -161,7 +161,7 @@ class ModularCore(InterfaceCore):
         self.config = config
         self._plateau_metric = config.monitor
         self.loaders: tuple[Any, Any] = (None, None)
-        self.gradients = Gradients(self)
+        self.gradients = ModularGradients(self)
         self.user_loop: UserLoop | None = None
         self.outputs: Any = None  # of the step just over, as callbacks get it
         self.validation = Validation(self)
@@ -338,7 +338,7 @@ class ModularCore(InterfaceCore):
         return self.close_step(self.run.window.size, is_returned=True)
 
     def backward(self, loss: Any, optimizer: Optimizer | str | None, *, retain_graph: bool) -> None:
-        """Gradients of a loss; a mistake in it is named."""
+        """ModularGradients of a loss; a mistake in it is named."""
         if self.run.metrics.is_evaluating:
             self._check_update(loss)
         if self._logged is None and not self._is_in_step:

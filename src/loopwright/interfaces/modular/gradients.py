@@ -31,7 +31,7 @@ StepMethod = Literal["end", "step", "own"]
 Use = Literal["backward", "return"]
 
 
-class Gradients:
+class ModularGradients:
     """The gradients of the step under way.
 
     A backward pass gives gradients to every optimizer that the loss depends on. The optimizers that
