@@ -8,6 +8,8 @@ from pathlib import Path
 from .config import check_config_command
 from .program import check_program_command
 
+__all__ = ["check_command"]
+
 SUFFIXES = (".yaml", ".yml", ".json")
 
 

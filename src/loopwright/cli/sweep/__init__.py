@@ -40,6 +40,8 @@ from ..selection import check_run_file
 from .runs import Pool, Result, Search, Task, is_finished, place_for, read_result
 
 DEFAULT_NUM = 20
+__all__ = ["sweep_command"]
+
 MODES: dict[str, Mode] = {"minimize": "min", "maximize": "max"}
 
 
