@@ -128,7 +128,6 @@ MISTAKES: list[tuple[str, tuple[str, ...], Make]] = [
     ("event-arguments", ("(self, trainer, **kwargs)",), lambda *_: build_trainer(callbacks=[WithoutTrainer])),
     ("not-a-callback", (), lambda *_: build_trainer(callbacks=[print])),
     ("unknown-run-metric", ("eval_loss_epoch",), lambda data, _: train(data, [EarlyStoppingCallback(watch_metric="eval_los_epoch", greater_is_better=False)], {"eval_dataset": data})),
-    ("unclear-direction", ("accuracy",), lambda *_: EarlyStoppingCallback(watch_metric="accuracy")),
     ("unknown-direction", ("'foo'", "greater_is_better="), lambda *_: SaveBestModelCallback(watch_metric="foo")),
     ("nothing-evaluated", EVALUATING, lambda data, folder: train(data, [SaveBestModelCallback(folder / "best")])),
     ("nothing-evaluated", (), lambda data, folder: train(data, [ModelEmaCallback(save_path=folder / "average")])),
