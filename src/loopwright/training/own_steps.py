@@ -32,7 +32,10 @@ words of the interface (`run.message_names`: `step`, `eval_step`, `update`, `acc
 user wrote calls no `end_step`: then the next step of the same optimizer, or the end of the context,
 ends the step before. `before` and `after` are called around each plain step, with its update.
 `num_steps` counts them. Where gradients come from the phase `OptimizerUpdate.backward`, the
-interface adds the optimizer's name to `partial`: its next plain step then calls `complete`.
+interface adds the optimizer's name to `partial`: its next plain step then calls `complete`. An
+interface whose stages divide losses, complete gradients and clip says so with `has_stages`: a step
+in the last batch of a window is right then, and gradients of optimizers in `completed` are used as
+they are.
 """
 
 from __future__ import annotations
@@ -67,15 +70,24 @@ class OwnSteps:
         run: The run, whose updates have the optimizers.
         before: Called before each plain step, once it is not refused.
         after: Called after each plain step, once it is counted.
+        has_stages: The losses that the user gets are divided for accumulation already, and
+            gradients are averaged once a window.
     """
 
     def __init__(
-        self, run: TrainingRun, before: Listener | None = None, after: Listener | None = None
+        self,
+        run: TrainingRun,
+        before: Listener | None = None,
+        after: Listener | None = None,
+        *,
+        has_stages: bool = False,
     ) -> None:
         self.run = run
+        self.has_stages = has_stages
         self.num_steps = 0
         # optimizers whose gradients are those of `OptimizerUpdate.backward`, not complete yet
         self.partial: set[str] = set()
+        self.completed: set[str] = set()  # optimizers whose gradients a stage has completed
         self._listen_before = before
         self._listen_after = after
         self._updates: list[OptimizerUpdate] = []
@@ -121,7 +133,7 @@ class OwnSteps:
             self._drop_gradients()
             for update in list(self._due.values()):
                 self._follow(update)
-        if self.num_steps and self.run.files.run_dir is not None:
+        if self.num_steps and self.run.files.run_dir is not None and not self.has_stages:
             self._note_left()
         if self._updates != list(self.run.updates.by_name.values()):
             self._watch()  # an optimizer was replaced
@@ -140,7 +152,7 @@ class OwnSteps:
         self._forget()
         for update in self._updates:
             self._watch_steps(update)
-            if self.run.runtime.averages_gradients:
+            if self.run.runtime.averages_gradients and not self.has_stages:
                 self._watch_gradients(update)
 
     def _unwatch(self) -> None:
@@ -227,12 +239,14 @@ class OwnSteps:
 
     def _prepare(self, update: OptimizerUpdate, *, is_first: bool = True) -> None:
         """Make the gradients those of an update; none are left where the step must not be taken."""
+        is_clipped = update.name in self.completed  # by the stage after the one that completed it
         if not self._complete(update):
             self._skipped.add(update.name)
             return
         for listener in update.listeners if is_first else ():
             listener(update.name)
-        if not self._is_clipped(update) and not update.clip():
+        is_clipped = is_clipped or not gradients(update)  # torch cannot clip none
+        if not is_clipped and not self._is_clipped(update) and not update.clip():
             self._skip(update)
 
     def _is_clipped(self, update: OptimizerUpdate) -> bool:
@@ -255,9 +269,12 @@ class OwnSteps:
     def _complete(self, update: OptimizerUpdate) -> bool:
         """Whether the gradients of all processes, unscaled, can be used."""
         optimizer: Any = update.optimizer
-        if update.name in self.partial:
+        is_complete = update.name in self.completed
+        is_of_stages = self.has_stages and update.scaler is None
+        if is_complete or is_of_stages or update.name in self.partial:
             self.partial.discard(update.name)
-            is_usable = update.complete() and update.read_flag()
+            self.completed.discard(update.name)
+            is_usable = (is_complete or update.complete()) and update.read_flag()
             if is_usable and update.scaler is not None:
                 flags = overflow_flags(update.scaler, optimizer)
                 is_usable = not any(flag.item() for flag in flags)
@@ -330,7 +347,8 @@ class OwnSteps:
 
     def _check(self, update: OptimizerUpdate) -> None:
         run = self.run
-        if run.program.accumulate > 1:
+        is_whole = self.has_stages and run.window.is_last
+        if run.program.accumulate > 1 and not is_whole:
             raise self._refusal(
                 update,
                 "step-in-window",
@@ -344,8 +362,8 @@ class OwnSteps:
                 "with the gradients of a part of the batch, because memory ran out and batches "
                 "are split into micro-batches",
             )
-        is_scaled = update.scaler is None or update.name in self.partial or _is_of_scaler()
-        if not is_scaled:
+        is_scaled = update.scaler is None or update.name in self.partial | self.completed
+        if not is_scaled and not _is_of_scaler():
             raise self._refusal(
                 update,
                 "step-without-scaling",

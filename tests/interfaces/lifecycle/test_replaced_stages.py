@@ -30,6 +30,7 @@ from .stages import (
     published_train_epoch,
     replaced,
     torch_eval_epoch,
+    torch_step,
     torch_train_epoch,
     zero_backward_step,
 )
@@ -268,6 +269,7 @@ def step_and_schedule(self: Any) -> None:
     self.scheduler.step()
 
 
+@pytest.mark.parametrize("clip_value", [None, 0.02])
 @pytest.mark.parametrize(
     "methods",
     [
@@ -275,17 +277,16 @@ def step_and_schedule(self: Any) -> None:
         {"backward_step": backward_step_zero},
         {"backward_step": backward_step_schedule},
         {"backward_step": zero_backward_step, "optimizer_step": lambda self: None},
+        {"backward_step": zero_backward_step, "optimizer_step": torch_step},
         {"optimizer_step": step_and_schedule},
     ],
 )
 def test_what_an_earlier_stage_has_stepped_is_not_stepped_again(
-    points: TensorDataset, methods: dict[str, Body]
+    points: TensorDataset, methods: dict[str, Body], clip_value: float | None
 ) -> None:
-    trainer = train(
-        build_trainer(kind=replaced(**methods)), points, 3, create_scheduler_fn=make_scheduler
-    )
-    default = train(build_trainer(), points, 3, create_scheduler_fn=make_scheduler)
-    assert_same_training(trainer, default)
+    options = {"create_scheduler_fn": make_scheduler, "gradient_clip_value": clip_value}
+    trainer = train(build_trainer(kind=replaced(**methods)), points, 3, **options)
+    assert_same_training(trainer, train(build_trainer(), points, 3, **options))
 
 
 def assert_same_training(trainer: Trainer, other: Trainer) -> None:
@@ -313,5 +314,5 @@ def test_stage_assigned_to_the_trainer_object_is_checked_as_that_of_a_subclass(
 ) -> None:
     trainer = build_trainer()
     trainer.backward_step = partial(zero_backward_step, trainer)  # type: ignore[method-assign]
-    with raises("step-in-backward", "gradient_accumulation_steps=2"):
+    with raises("step-in-window", "gradient_accumulation_steps"):
         train(trainer, points, 1, gradient_accumulation_steps=2)

@@ -94,12 +94,11 @@ def test_early_stopping_begins_anew_with_every_run_unless_configured_otherwise(
         assert len(list(trainer.run_history.get_metric_values("score"))) == epochs
 
 
-def test_a_metric_that_is_not_plainly_to_fall_may_be_said_to_rise_or_fall() -> None:
+def test_the_name_of_a_metric_says_which_values_are_better_unless_it_is_given() -> None:
+    assert EarlyStoppingCallback(watch_metric="accuracy").greater_is_better is True
     assert ModelEmaCallback(watch_metric="ema_model_eval_rmse").greater_is_better is False
-    assert (
-        EarlyStoppingCallback(watch_metric="accuracy", greater_is_better=False).greater_is_better
-        is False
-    )
+    given = EarlyStoppingCallback(watch_metric="accuracy", greater_is_better=False)
+    assert given.watched.mode == "min"
 
 
 def test_the_best_model_is_saved_and_loaded_at_the_end(

@@ -163,8 +163,7 @@ def check_evaluates(trainer: Trainer, what: str) -> None:
 class MetricWatcher(TrainerCallback):
     """Base class of callbacks that look for the best value of a metric, by the core's one rule.
 
-    Smaller values are better, unless `greater_is_better`, which has to be given for a metric whose
-    name does not say that it is to fall.
+    Without `greater_is_better`, the name of the metric says which values are better.
     """
 
     watch_metric: str = "eval_loss_epoch"
@@ -179,7 +178,7 @@ class MetricWatcher(TrainerCallback):
     def watched(self) -> WatchedMetric:
         """The metric with its best value so far."""
         given = {None: "auto", True: "max", False: "min"}[self.greater_is_better]
-        watched = WatchedMetric(
+        return WatchedMetric(
             self.watch_metric,
             given,
             type(self).__name__,
@@ -187,14 +186,6 @@ class MetricWatcher(TrainerCallback):
             choices=("False", "True"),
             min_delta=self.threshold,
         )
-        if watched.mode == "max" and not watched.is_given:
-            raise ConfigurationError(
-                "unclear-direction",
-                f"{watched.owner} watches {watched.name!r}, and this name says that larger values "
-                "are better, but the default is to look for the smallest: pass "
-                "greater_is_better=True, or greater_is_better=False if you mean that.",
-            )
-        return watched
 
     @property
     def best_metric(self) -> float | None:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..._torch_compat import version_of
 from ...callback import Hook
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...data.open import Stream, open_stream
@@ -30,12 +29,13 @@ from ...training.assembly import build_update
 from ...training.components import check_owners
 from ...training.evaluate import evaluate, measuring_nothing
 from ...training.fingerprint import describe_object, describe_program
+from ...training.own_steps import refused, update_in_evaluation
 from ...training.program import MessageNames
 from ...training.update import Guard, OptimizerUpdate
 from .._shared import InterfaceCore, InterfaceNames, other_optimizers
 from . import saving
 from .callbacks import TerminateOnNaNCallback
-from .gradients import Gradients
+from .gradients import StageGradients
 from .loaders import Gathering, PreparedLoader, inner_of, prepared
 from .tracking import num_recorded, only_numbers, values_since
 
@@ -49,9 +49,9 @@ Stage = Literal["steps", "eval", "end", "over"]
 NAMES = InterfaceNames(
     interface="lifecycle",
     messages=MessageNames(
-        step="calculate_train_batch_loss",
+        step="backward_step",
         eval_step="calculate_eval_batch_loss",
-        update="self.backward_step(loss)",
+        update="super().backward_step(loss)",
         accumulate="gradient_accumulation_steps",
         record_media="Add `RecordRunCallback(run_dir)` to the callbacks.",
         clip="they come with `backward_step`. Clip in `optimizer_step`, or pass "
@@ -113,8 +113,8 @@ class LifecycleCore(InterfaceCore):
         self.order_seed = torch.initial_seed()
         self.gathering = Gathering(runtime)
         self._is_ready = False
-        self._gradients: Gradients | None = None
         self._streams: dict[int, tuple[Any, Stream]] = {}
+        self._gradients: StageGradients | None = None
         # the epoch under way
         self.stage: Stage = "steps"
         self.is_in_window = False
@@ -176,7 +176,8 @@ class LifecycleCore(InterfaceCore):
         """Use the settings of the run's config, which a method of the user's may have made."""
         self.accumulate = config.gradient_accumulation_steps
         self.clip_value = config.gradient_clip_value
-        self.optimizer_update.clip_value = config.gradient_clip_value
+        for update in self.run.updates.by_name.values():
+            update.clip_value = config.gradient_clip_value
 
     def use_scheduler(self, scheduler: Any) -> None:
         """Make a scheduler part of the state of the run; the interface's `scheduler_step` is what
@@ -184,22 +185,6 @@ class LifecycleCore(InterfaceCore):
         self._components.schedules = (
             {} if scheduler is None else {"scheduler": Schedule(scheduler, every="update")}
         )
-
-    @property
-    def gradients(self) -> Gradients:
-        if self.run.metrics.phases:
-            raise ConfigurationError(
-                "update-in-evaluation",
-                "`backward_step`, `optimizer_step` and `optimizer_zero_grad` are for training: in "
-                "an evaluation they would train on the evaluation data. Remove them from "
-                "`calculate_eval_batch_loss` and the other evaluation stages.",
-            )
-        if self._gradients is None:
-            raise ConfigurationError(
-                "update-outside-training",
-                "There are no gradients outside of `train`: call this method in a training stage.",
-            )
-        return self._gradients
 
     @property
     def optimizer_update(self) -> OptimizerUpdate:
@@ -225,7 +210,7 @@ class LifecycleCore(InterfaceCore):
         if not self.trains or optimizer is None:
             return
         if self._gradients is not None:
-            self._gradients.reach_all = len(self._current_optimizers()) > 1
+            self._gradients.has_others = len(self._current_optimizers()) > 1
         is_new = optimizer is not self.optimizers["optimizer"]
         if is_new or models != known:
             self._check_optimizer()
@@ -292,13 +277,24 @@ class LifecycleCore(InterfaceCore):
         self.run.updates.replace(update)
         self.run.updates.refresh(self.modules.values())
         self._drop_gradients()
-        self._gradients = Gradients(self.runtime, update, self.run.window)
+        self._gradients = StageGradients(self.run, update)
 
     def _drop_gradients(self) -> None:
-        """Take what watches over the optimizer's steps off it."""
         if self._gradients is not None:
             self._gradients.close()
             self._gradients = None
+
+    @property
+    def gradients(self) -> StageGradients:
+        """The gradients that the stages of a training step work on."""
+        if self.run.metrics.phases:
+            raise update_in_evaluation(self.run.message_names)
+        if self._gradients is None:
+            raise ConfigurationError(
+                "update-outside-training",
+                "There are no gradients outside of `train`: call this method in a training stage.",
+            )
+        return self._gradients
 
     # Data
 
@@ -394,16 +390,17 @@ class LifecycleCore(InterfaceCore):
     def _give_batches(self) -> Iterator[Any]:
         limits = replace(self.run.call.limits, epochs=None)  # the interface decides about epochs
         autocasts = self.runtime.precision != "fp32"
+        gradients = self.gradients
         for step in loop.open_steps(self.run, limits=limits):
             self._step = step
             self.is_in_window = True
-            self.gradients.open_step(self.run.window.size == 0)
+            gradients.open_batch()
             if autocasts:
                 with self.runtime.autocast:
                     yield step.batch
             else:
                 yield step.batch
-            self.gradients.close_step()
+            gradients.close_batch()
         self._forget_steps()
         loop.end_steps(self.run)
         # after the last update: a resumed run finds the end of the data again
@@ -608,7 +605,7 @@ class LifecycleCore(InterfaceCore):
         afterwards."""
         models = (*self.modules.values(), *self._current_models().values())
         modules = {id(module): module for module in models}
-        with evaluating(modules.values(), self.optimizers.values()):
+        with evaluating(modules.values(), self.optimizers.values()), refused(self.run):
             yield
         self.runtime.reshard()
 
@@ -719,41 +716,3 @@ def _given_loader(loader: Any) -> Any:
     """The loader that a prepared one was made from; another one itself."""
     inner = inner_of(loader)
     return loader if inner is None else inner.loader
-
-
-class WeightsWatch:
-    """Looks at the optimizer's parameters from here on: whether a step with gradients, or anybody
-    else, changes one."""
-
-    def __init__(self, core: LifecycleCore) -> None:
-        self.core = core
-        self._updates = core.progress.update
-        self._versions = self._current_versions()
-
-    def check(self, method: str, remedy: str) -> None:
-        """Refuse default epochs without a single step; of a method of the user's own, which may
-        mean it, say so."""
-        core = self.core
-        trainer = core.interface
-        if core.gradients.has_stepped or self._current_versions() != self._versions:
-            return
-        num_updates = core.progress.update - self._updates
-        if num_updates and not trainer._overrides("_run_train_epoch"):
-            raise ConfigurationError(
-                "nothing-trained",
-                f"Nothing was trained: in {num_updates} updates, no optimizer step had gradients, "
-                "so the weights have not changed. Call `self.optimizer.step()` in "
-                "`optimizer_step` and `self.optimizer_step()` in `_update_weights` if you replace "
-                "them, and zero the gradients after that step, as `optimizer_zero_grad` does, not "
-                "before it.",
-            )
-        if trainer._overrides(method) and trainer.run_config.num_epochs:
-            trainer.print(
-                f"`{method}` trained nothing: it ended without an optimizer step that had "
-                f"gradients, so the weights have not changed. To train, {remedy} in it, or remove "
-                f"`{method}`."
-            )
-
-    def _current_versions(self) -> list[tuple[int, int]]:
-        params = self.core.optimizer_update.params
-        return [(id(param), version_of(param)) for param in params]

@@ -1,96 +1,185 @@
-"""The gradients of the update under way, computed and used by the default stages or by plain
-torch."""
+"""The gradients of the update under way, as the stages of a step compute and use them, and whether
+they change any weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from ..._torch_compat import overflow_flags, version_of
-from ..._torch_compat.fast_paths import ignore_updates
+from ..._torch_compat import version_of
 from ...errors import ConfigurationError
+from ...training.components import check_reached
+from ...training.own_steps import OwnSteps
 from ...training.update import OptimizerUpdate, Window
 
 if TYPE_CHECKING:
-    from ...runtime import Runtime
-    from .run_config import TrainerRunConfig
+    from ...training.run import TrainingRun
+    from .core import LifecycleCore
 
 
-class Gradients:
+class StageGradients:
     """Keeps gradients right where a stage was replaced: averaged over processes and unscaled, once,
     before their use.
 
     They are complete after the `backward_step` of a window's last batch, and at the latest when the
-    optimizer steps: hooks on the optimizer see to that for a plain `optimizer.step()`. A step
-    inside `backward_step` is the update's.
+    optimizer steps: `OwnSteps` sees to that for a plain `optimizer.step()`, wherever the user
+    writes it. Losses are divided before `backward_step`.
     """
 
-    def __init__(self, runtime: Runtime, update: OptimizerUpdate, window: Window) -> None:
-        self.runtime = runtime
+    def __init__(self, run: TrainingRun, update: OptimizerUpdate) -> None:
+        self.run = run
         self.update = update
-        self.window = window
         self.was_skipped = False  # whether the loss scaler left out the last optimizer step
-        self.has_stepped = False  # whether any optimizer step had gradients to go by
-        self.reach_all = False  # whether other optimizers, which the user steps, need gradients too
+        self.is_taken = False  # whether `backward_step` has stepped the optimizer
+        self.has_others = False  # whether optimizers that the user steps need gradients too
+        self._autocasts = run.runtime.precision != "fp32"
         self._is_in_backward = False
-        self._is_taken = False
-        self._obstacle: str | None = None
-        self._autocasts = runtime.precision != "fp32"
-        self._plain = Window()
-        self._is_complete = False
-        self._is_scaled = False
-        self._is_own_step = False
-        self._has_trained = False
+        self._scale = 0.0  # of losses, before a step
+        # gradients before a batch that only stands in for no samples
         self._kept: list[tuple[nn.Parameter, Tensor | None]] | None = None
-        # gradients after a step of the first window
+        # gradients after a batch, and their versions, to which the next batch has to add
         self._left: list[tuple[nn.Parameter, Tensor, int]] = []
-        self._no_autocast: AbstractContextManager[Any] | None = None
-        self._needs_completion = (
-            runtime.world > 1 or runtime.precision != "fp32" or update.defers_loss_check
-        )
-        self._handles: list[Any] = [
-            update.optimizer.register_step_pre_hook(self._before_step),
-            update.optimizer.register_step_post_hook(self._after_step),
-        ]
+        self._own = OwnSteps(run, self._before_step, self._after_step, has_stages=True)
+        self._own.__enter__()
 
     def close(self) -> None:
-        """Take the hooks off the optimizer."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        """Leave the optimizer's steps alone; a step under way is dropped."""
+        self._own.__exit__(StopIteration)
 
-    # A step
+    # What the default stages do
 
-    def open_step(self, is_stand_in: bool) -> None:
-        """A batch is about to be trained on; what a stand-in for no samples adds will be
-        dropped."""
-        self._kept = None
-        self._is_taken = False
-        if is_stand_in:
-            self._kept = [
-                (p, None if p.grad is None else p.grad.clone()) for p in self.update.params
-            ]
+    def compute(self, loss: Tensor) -> None:
+        """Add the gradients of a loss that is this step's share of the update already."""
+        update = self.update
+        window = self.run.window
+        self._check_window()
+        self._left = []
+        if update.name in self._own.completed:  # a second loss: they are averaged already
+            self._run_exactly(loss.backward)
+            update.average()
+            return
+        update.holds_all = update.holds_all or self.has_others
+        # gradients of a stand-in are dropped before they are averaged
+        overlaps = self._kept is None
+        share = Window(is_last=window.is_last, size=window.size, overlaps=overlaps)
+        self._run_exactly(update.backward, loss, share)
+        self._own.partial.add(update.name)
+        if window.is_last:
+            self.complete()
 
-    def close_step(self) -> None:
+    def complete(self) -> None:
+        """Average the gradients over all processes and take the loss scale out of them, once an
+        update."""
+        update = self.update
+        own = self._own
+        if update.name in own.completed or self.is_taken:
+            return
         self._drop_stand_in()
-        if not self.window.is_last and not self._has_trained:
-            grads = ((param, param.grad) for param in self.update.params)
-            self._left = [
-                (param, grad, version_of(grad)) for param, grad in grads if grad is not None
-            ]
+        if update.scaler is not None and update.name not in own.partial:
+            raise ConfigurationError(
+                "unscaled-loss",
+                "mixed_precision='fp16' needs scaled losses, but the gradients were computed by "
+                "`loss.backward()`: call `super().backward_step(loss)` (or "
+                "`self.backward_step(loss)`), or use mixed_precision='bf16', which needs no "
+                "scaling.",
+            )
+        update.complete()
+        own.partial.discard(update.name)
+        own.completed.add(update.name)
+        if not update.num_updates:
+            check_reached(update.params, update.name)
 
-    def _check_left(self, *, is_over: bool = False) -> None:
-        """Refuse to lose the gradients of a window's earlier steps; `is_over` if the next backward
-        pass is over."""
-        left = self._left
+    def clip(self) -> None:
+        """Clip the complete gradients by the value of the run config."""
+        self.complete()
+        self.update.clip()
+
+    def step(self) -> None:
+        """Step the optimizer, unless `backward_step` has done so."""
+        if self.is_taken:
+            return
+        self.complete()
+        self._before_step(self.update)
+        self._run_exactly(self.update.step)
+        self._after_step(self.update)
+
+    def drop(self) -> None:
+        """Zero the gradients after an update."""
+        self.update.zero()
+        self._own.partial.discard(self.update.name)
+        self._own.completed.discard(self.update.name)
+
+    def _run_exactly(self, function: Callable[..., Any], *args: Any) -> None:
+        """Backward passes and optimizer steps are outside of autocast."""
+        if not self._autocasts:
+            function(*args)
+            return
+        with self.run.runtime.no_autocast or nullcontext():
+            function(*args)
+        torch.clear_autocast_cache()  # it holds weights as they were before the step
+
+    # What the user does
+
+    @contextmanager
+    def own_backward(self, loss: Tensor) -> Iterator[None]:
+        """A `backward_step` of the user's; a plain step in it is that of the update."""
+        if self.update.defers_loss_check:
+            self.update.flag_nonfinite(loss)
+        self._check_window()
+        self._is_in_backward = True
+        try:
+            yield
+            self._check_window(is_over=True)
+        finally:
+            self._is_in_backward = False
+
+    def _before_step(self, update: OptimizerUpdate) -> None:
+        """Prepare a step of the optimizer, the default one or a plain one of the user's."""
+        if update is self.update:
+            self._drop_stand_in()
+            self._scale = 0.0 if update.scaler is None else update.scaler.get_scale()
+
+    def _after_step(self, update: OptimizerUpdate) -> None:
+        if update is self.update:
+            scaler = update.scaler
+            self.was_skipped = scaler is not None and scaler.get_scale() < self._scale
+            self.is_taken = self._is_in_backward
+            self._own.completed.discard(update.name)
+
+    # A batch
+
+    def open_batch(self) -> None:
+        """A batch is about to be trained on; what a stand-in for no samples adds is dropped."""
+        self.is_taken = False
+        self._kept = None
+        if self.run.window.size == 0:
+            params = self.update.params
+            self._kept = [(p, None if p.grad is None else p.grad.clone()) for p in params]
+
+    def close_batch(self) -> None:
+        self._drop_stand_in()
+        self._own.end_step()
+        # the first window is enough to see how a program is written
+        if not self.run.window.is_last and not self.update.num_updates:
+            grads = ((param, param.grad) for param in self.update.params)
+            self._left = [(p, grad, version_of(grad)) for p, grad in grads if grad is not None]
+
+    def _drop_stand_in(self) -> None:
+        if self._kept is not None:
+            for param, grad in self._kept:
+                param.grad = grad
+            self._kept = None
+
+    def _check_window(self, *, is_over: bool = False) -> None:
+        """Refuse to lose the gradients of a window's earlier batches; `is_over` if the next
+        backward pass is over, which has added to them."""
         if any(
             param.grad is not grad or (not is_over and version_of(grad) != version)
-            for param, grad, version in left
+            for param, grad, version in self._left
         ):
             raise ConfigurationError(
                 "gradients-lost",
@@ -99,211 +188,49 @@ class Gradients:
                 "zeroing to `optimizer_zero_grad` and clipping to `optimizer_step` or "
                 "`_clip_gradients`, which are called once per update.",
             )
-        self._left = [] if is_over else left
+        if is_over:
+            self._left = []
 
-    def _drop_stand_in(self) -> None:
-        if self._kept is not None:
-            for param, grad in self._kept:
-                param.grad = grad
-            self._kept = None
 
-    # What the default stages do
+class WeightsWatch:
+    """Looks at the optimizer's parameters from here on: whether a step with gradients, or anybody
+    else, changes one."""
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss that is this step's share of the update already."""
-        if loss.dim() and loss.numel() != 1:
-            raise ConfigurationError(
-                "loss-not-a-number",
-                f'The loss has shape {tuple(loss.shape)}: return one number as "loss" from '
-                "`calculate_train_batch_loss`, such as `loss.mean()`.",
-            )
-        if not loss.requires_grad:
-            raise ConfigurationError(
-                "loss-without-gradients",
-                'The "loss" of `calculate_train_batch_loss` has no gradients: it was detached, computed under '
-                "`torch.no_grad()`, created from a number, or computed only from frozen layers. Return the loss as it "
-                "was computed.",
-            )
-        self._check_left()
-        self._left = []
-        if self._is_complete:  # a second loss for gradients that are averaged and unscaled already
-            self._run_exactly(loss.backward)
-            self.update.average()
+    def __init__(self, core: LifecycleCore) -> None:
+        self.core = core
+        self._num_updates = core.progress.update
+        self._num_steps = self._steps_with_gradients()
+        self._versions = self._current_versions()
+
+    def check(self, method: str, remedy: str) -> None:
+        """Refuse default epochs without a single step; of a method of the user's own, which may
+        mean it, say so."""
+        core = self.core
+        trainer = core.interface
+        has_stepped = self._steps_with_gradients() != self._num_steps
+        if has_stepped or self._current_versions() != self._versions:
             return
-        self.update.holds_all = self.update.holds_all or self.reach_all
-        self._plain.is_last = self.window.is_last
-        self._plain.size = self.window.size
-        # gradients of a stand-in are dropped before they are averaged
-        self._plain.overlaps = self._kept is None
-        self._run_exactly(self.update.backward, loss, self._plain)
-        self._is_scaled = self.update.scaler is not None
-        if self.window.is_last:
-            self.complete()
-
-    def complete(self) -> None:
-        """Average the gradients over all processes and take the loss scale out of them, once an
-        update."""
-        if self._is_complete or self._is_taken:
-            return
-        self._drop_stand_in()
-        if self.update.scaler is not None and not self._is_scaled:
+        num_updates = core.progress.update - self._num_updates
+        if num_updates and not trainer._overrides("_run_train_epoch"):
             raise ConfigurationError(
-                "unscaled-loss",
-                "mixed_precision='fp16' needs scaled losses, but the gradients were computed by "
-                "`loss.backward()`: call `super().backward_step(loss)` (or "
-                "`self.backward_step(loss)`), or use mixed_precision='bf16', which needs no "
-                "scaling.",
+                "nothing-trained",
+                f"Nothing was trained: in {num_updates} updates, no optimizer step had gradients, "
+                "so the weights have not changed. Call `self.optimizer.step()` in "
+                "`optimizer_step` and `self.optimizer_step()` in `_update_weights` if you replace "
+                "them, and zero the gradients after that step, as `optimizer_zero_grad` does, not "
+                "before it.",
             )
-        self.update.complete()
-        self._is_complete = True
-        if not self._has_trained and all(param.grad is None for param in self.update.params):
-            raise ConfigurationError(
-                "no-gradients",
-                "There are no gradients to update the weights with: `backward_step` computed none "
-                "for the parameters of the optimizer. Call `loss.backward()` or "
-                "`super().backward_step(loss)` in it, with a loss of the trainer's model.",
-            )
-        self._has_trained = True
-
-    def clip(self) -> None:
-        self.complete()
-        self.update.clip()
-
-    def step(self) -> None:
-        if self._is_taken:
-            return
-        self.complete()
-        self._note_gradients()
-        scaler = self.update.scaler
-        scale = None if scaler is None else scaler.get_scale()
-        self._is_own_step = True
-        try:
-            self._run_exactly(self.update.step)
-        finally:
-            self._is_own_step = False
-        self.was_skipped = scaler is not None and scale is not None and scaler.get_scale() < scale
-        self._forget()
-
-    def zero(self) -> None:
-        self.update.zero()
-        self._forget()
-
-    def note(self, loss: Tensor) -> None:
-        """Let the guard know of a loss whose backward pass is not the default one."""
-        if self.update.defers_loss_check:
-            self.update.flag_nonfinite(loss)
-
-    def _forget(self) -> None:
-        self._is_complete = False
-        self._is_scaled = False
-
-    def _run_exactly(self, function: Callable[..., None], *args: Any) -> None:
-        """Backward passes and optimizer steps are outside of autocast."""
-        if not self._autocasts:
-            function(*args)
-            return
-        with self.runtime.no_autocast or nullcontext():
-            function(*args)
-        torch.clear_autocast_cache()  # it holds weights as they were before the step
-
-    # `optimizer.step()` called by the user
-
-    @contextmanager
-    def own_backward(self, config: TrainerRunConfig) -> Iterator[None]:
-        """A `backward_step` of the user's; a step in it is that of the update, unless there is an
-        obstacle to it."""
-        self._is_in_backward = True
-        self._obstacle = _step_obstacle(config)
-        self._check_left()
-        try:
-            yield
-            self._check_left(is_over=True)
-        finally:
-            self._is_in_backward = False
-
-    def _check_place(self) -> None:
-        """Refuse a step in `backward_step` that would be a wrong one, and a second one after it."""
-        if self._is_in_backward and self._obstacle is not None:
-            raise ConfigurationError(
-                "step-in-backward",
-                f"`backward_step` called `optimizer.step()`, which {self._obstacle}: leave only "
-                "`loss.backward()` in `backward_step` and move the step to `optimizer_step`.",
-            )
-        if self._is_taken and not self._is_in_backward:
-            raise ConfigurationError(
-                "stepped-twice",
-                "`backward_step` called `optimizer.step()`, which is called again in the same "
-                "update: leave only `loss.backward()` in `backward_step` and keep the step in "
-                "`optimizer_step`.",
+        if trainer._overrides(method) and trainer.run_config.num_epochs:
+            trainer.print(
+                f"`{method}` trained nothing: it ended without an optimizer step that had "
+                f"gradients, so the weights have not changed. To train, {remedy} in it, or remove "
+                f"`{method}`."
             )
 
-    def _note_gradients(self) -> None:
-        self.has_stepped = self.has_stepped or any(
-            param.grad is not None for param in self.update.params
-        )
+    def _steps_with_gradients(self) -> int:
+        update = self.core.optimizer_update
+        return update.num_updates - update.empty_steps + update.epoch.skipped
 
-    @ignore_updates
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_own_step:
-            return
-        self._check_place()
-        self._note_gradients()
-        if not self._needs_completion:
-            if (
-                self.update.guard is not None
-                and not self._is_complete
-                and len(args) < 2
-                and not kwargs
-            ):
-                self.update.is_finite()  # the gradients of a closure do not exist yet
-            return
-        # several steps in `backward_step`, each of own gradients
-        is_taken = self._is_taken
-        self._is_taken = False
-        self.complete()
-        self._is_taken = is_taken
-        self.update.check(at_once=True)
-        self.was_skipped = self._overflowed(optimizer)
-        if self.was_skipped:
-            self.update.zero()  # an optimizer leaves parameters without gradients alone
-        self._no_autocast = self.runtime.no_autocast
-        if self._no_autocast is not None:
-            self._no_autocast.__enter__()
-
-    @ignore_updates
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_own_step:
-            return
-        self._note_gradients()  # those of a closure
-        self._is_taken = self._is_in_backward
-        self.update.epoch.skipped += self.was_skipped
-        self.update.epoch.stepped += not self.was_skipped
-        if not self._needs_completion:
-            return
-        if self._no_autocast is not None:
-            self._no_autocast.__exit__(None, None, None)
-            torch.clear_autocast_cache()
-        if self.update.scaler is not None:
-            self.update.scaler.update()
-        self._forget()
-
-    def _overflowed(self, optimizer: Optimizer) -> bool:
-        """Whether the loss scaler saw a gradient that is not finite when it took the scale out;
-        clipping hides that."""
-        scaler = self.update.scaler
-        return scaler is not None and any(flag.item() for flag in overflow_flags(scaler, optimizer))
-
-
-def _step_obstacle(config: TrainerRunConfig) -> str | None:
-    """Why `backward_step` cannot step the optimizer itself in this run, or None."""
-    if (count := config.gradient_accumulation_steps) > 1:
-        return (
-            f"would happen after every batch, not after every {count} batches as "
-            f"gradient_accumulation_steps={count} requires"
-        )
-    if config.gradient_clip_value is not None:
-        return (
-            f"would skip the clipping that gradient_clip_value={config.gradient_clip_value} "
-            "requires"
-        )
-    return None
+    def _current_versions(self) -> list[tuple[int, int]]:
+        params = self.core.optimizer_update.params
+        return [(id(param), version_of(param)) for param in params]

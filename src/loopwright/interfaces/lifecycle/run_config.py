@@ -154,7 +154,7 @@ class Accelerator:
         yield
 
     def backward(self, loss: Tensor) -> None:
-        self._trainer._core.gradients.backward(loss)
+        self._trainer._core.gradients.compute(loss)
 
     def clip_grad_value_(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
         self._trainer._core.gradients.complete()

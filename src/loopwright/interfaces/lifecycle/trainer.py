@@ -32,7 +32,8 @@ from .callbacks import (
     StopTrainingError,
     get_default_callbacks,
 )
-from .core import NAMES, LifecycleCore, WeightsWatch, loss_in
+from .core import NAMES, LifecycleCore, loss_in
+from .gradients import WeightsWatch
 from .loaders import build_loader, length_of, loader_options, prepared
 from .placeholders import (
     TrainerPlaceHolderValues,
@@ -432,7 +433,7 @@ class Trainer(LoggingTrainer):
     def backward_step(self, loss: Tensor) -> None:
         """Compute the gradients of a loss, which is already divided for accumulation. Default:
         scaled for fp16."""
-        self._core.gradients.backward(loss)
+        self._core.gradients.compute(loss)
 
     def optimizer_step(self) -> None:
         """Step the optimizer, once per update. Default: `optimizer.step()`, unless the fp16 scaler
@@ -447,7 +448,7 @@ class Trainer(LoggingTrainer):
 
     def optimizer_zero_grad(self) -> None:
         """Reset the gradients after an update."""
-        self._core.gradients.zero()
+        self._core.gradients.drop()
 
     def train_epoch_end(self) -> None:
         """Called after the last batch of a training epoch; `train_loss_epoch` is recorded. Default:
@@ -751,10 +752,8 @@ class Trainer(LoggingTrainer):
         if not core.is_in_step or not self._overrides("backward_step"):
             self.backward_step(share)
             return
-        gradients = core.gradients
-        gradients.note(loss)
         core.scheduler_position = scheduler_position(self.scheduler)
-        with gradients.own_backward(self.run_config):
+        with core.gradients.own_backward(loss):
             self.backward_step(share)
 
     def _share_of_update(self, loss: Tensor, is_token_mean: bool) -> Tensor:
@@ -776,9 +775,12 @@ class Trainer(LoggingTrainer):
         """The end of a window of batches: one update of the weights."""
         core = self._core
         gradients = core.gradients
-        gradients.complete()
-        if self.run_config.gradient_clip_value is not None:
-            self._clip_gradients()
+        if gradients.is_taken:
+            gradients.drop()  # so that a second step changes nothing
+        else:
+            gradients.complete()
+            if self.run_config.gradient_clip_value is not None:
+                self._clip_gradients()
         if not self._overrides("backward_step"):
             core.scheduler_position = scheduler_position(self.scheduler)
         self.optimizer_step()
