@@ -146,8 +146,9 @@ def check_arguments(
         inspect.signature(function).bind(*expected[: len(expected) - len(by_name)], **by_name)
     except TypeError as error:
         raise ConfigurationError(
+            "call-arguments",
             f"{label} does not take the arguments it is called with ({', '.join(expected)}): "
-            f"{error}.{advice}"
+            f"{error}.{advice}",
         ) from None
 
 

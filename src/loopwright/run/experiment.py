@@ -404,7 +404,9 @@ def load_for_use(trainer: Trainer, run: Path, which: str | Path) -> Path:
 def _best(run: Path) -> Path:
     info = choose(run)
     if info is None:
-        raise CheckpointError(f"{run} has no kept models: use the newest checkpoint, or name one.")
+        raise CheckpointError(
+            "no-kept-models", f"{run} has no kept models: use the newest checkpoint, or name one."
+        )
     return info.path
 
 
