@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..checkpoint.kept import KeepPolicy
+from ..checkpoint.policy import KeepPolicy
 from ..errors import ConfigurationError, check_number, public
 from ..metrics.best import BestSoFar
 from .checkpoints import MIN_SECONDS, finish_writing, no_run_dir

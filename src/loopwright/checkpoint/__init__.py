@@ -22,11 +22,12 @@ if TYPE_CHECKING:
         find_checkpoint,
         list_checkpoints,
     )
-    from .kept import Candidate, KeepPolicy, KeptModel, KeptModels
+    from .kept import KeptModel, KeptModels
     from .layout import TensorInfo, read_header
     from .manifest import Manifest, read_manifest, verify_checkpoint
+    from .policy import Candidate, KeepPolicy, ResumePolicy
     from .sharded import load_stored, place_like, restore_into
-    from .store import CheckpointStore, Entry, ResumePolicy, update_name
+    from .store import CheckpointStore, Entry, update_name
     from .tensors import StoredTensor
     from .tree import Group, Piece, TensorShard, Tree
     from .weights import load_weights, save_weights
@@ -77,7 +78,7 @@ __all__ = [
 
 _HOMES = {
     "AsyncWriter": "writer",
-    "Candidate": "kept",
+    "Candidate": "policy",
     "Checkpoint": "format",
     "CheckpointContent": "inspect",
     "CheckpointDiff": "compare",
@@ -86,12 +87,12 @@ _HOMES = {
     "Difference": "compare",
     "Entry": "store",
     "Group": "tree",
-    "KeepPolicy": "kept",
+    "KeepPolicy": "policy",
     "KeptModel": "kept",
     "KeptModels": "kept",
     "Manifest": "manifest",
     "Piece": "tree",
-    "ResumePolicy": "store",
+    "ResumePolicy": "policy",
     "SnapshotBuffers": "writer",
     "StoredTensor": "tensors",
     "TensorInfo": "layout",

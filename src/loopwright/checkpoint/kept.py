@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..errors import CheckpointError, ConfigurationError, check_number
-from ..metrics.best import Mode, is_better, ranked
+from ..errors import CheckpointError
 from .atomic import clean_leftovers, remove_directory
 from .format import Checkpoint, read_checkpoint
 from .manifest import UPDATE_NAME
+from .policy import Candidate, KeepPolicy
 from .store import checked_path, list_own
 from .tree import Tree
 from .writer import AsyncWriter
@@ -23,58 +22,6 @@ from .writer import AsyncWriter
 logger = logging.getLogger("loopwright")
 
 METRIC = "metric"  # in the metadata: {"name": ..., "value": ..., "mode": "min" or "max"}
-
-
-class Candidate(NamedTuple):
-    """A model that may be kept: its name, its metric, and the update it was taken at."""
-
-    name: str
-    value: float
-    update: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeepPolicy:
-    """Keep the best few models by a metric.
-
-    Infinities rank as numbers; NaN ranks below everything; of equal values the earlier one is
-    better.
-
-    Args:
-        metric: The name of the metric.
-        mode: Whether smaller ("min") or larger ("max") values are better.
-        keep: The number of models to keep.
-
-    >>> from loopwright.checkpoint import Candidate, KeepPolicy
-    >>> kept = [Candidate("a", 0.3, update=100)]
-    >>> KeepPolicy("eval_loss").is_worth_keeping(Candidate("b", 0.2, update=200), kept)
-    True
-    """
-
-    metric: str
-    mode: Mode = "min"
-    keep: int = 1
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
-            raise ConfigurationError(
-                "unknown-mode", f"KeepPolicy(mode={self.mode!r}): use 'min' or 'max'."
-            )
-        check_number("BestModel(keep", self.keep, least=1)
-
-    def better(self, first: float, second: float) -> bool:
-        """Whether the first value is better than the second; equal ones are not."""
-        return is_better(first, second, self.mode)
-
-    def ranked(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """The candidates, best first."""
-        by_age = sorted(candidates, key=lambda candidate: (candidate.update, candidate.name))
-        return ranked(by_age, lambda candidate: candidate.value, self.mode)
-
-    def is_worth_keeping(self, candidate: Candidate, kept: Iterable[Candidate]) -> bool:
-        """Whether it would be among the best few, together with those kept so far."""
-        others = [other for other in kept if other.name != candidate.name]
-        return candidate in self.ranked([*others, candidate])[: self.keep]
 
 
 @dataclass(frozen=True, slots=True)

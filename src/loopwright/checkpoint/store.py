@@ -26,8 +26,9 @@ from .manifest import (
     read_manifest,
     verify_checkpoint,
 )
+from .policy import FiniteCheck
 from .tree import Tree
-from .writer import AsyncWriter, FiniteCheck
+from .writer import AsyncWriter
 
 logger = logging.getLogger("loopwright")
 
@@ -68,63 +69,6 @@ def update_name(update: int) -> str:
         'update-00000120'
     """
     return f"update-{update:08d}"
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePolicy:
-    """When to save resume points: every n updates, epochs or minutes, whichever comes first.
-
-    Args:
-        every_updates: Save after every n updates; None for never.
-        every_epochs: Save after every n epochs; None for never.
-        every_minutes: Save when this many minutes have passed since the last one; None for never.
-        keep: The number of newest resume points to keep.
-        min_seconds_updates: The least time since the last resume point, for `every_updates`.
-        min_seconds_epochs: The least time since the last resume point, for `every_epochs`.
-
-    >>> from loopwright.checkpoint import ResumePolicy
-    >>> ResumePolicy(every_updates=100).is_due(update=200)
-    True
-    """
-
-    every_updates: int | None = None
-    every_epochs: int | None = None
-    every_minutes: float | None = None
-    keep: int = 2
-    min_seconds_updates: float = 0.0
-    min_seconds_epochs: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("every_updates", "every_epochs", "every_minutes"):
-            if (value := getattr(self, name)) is not None:
-                label = f"Checkpoints({name}"
-                check_number(label, value, above=0, is_whole=False, otherwise="None")
-        for seconds in (self.min_seconds_updates, self.min_seconds_epochs):
-            check_number("Checkpoints(min_seconds", seconds, least=0, is_whole=False, of="seconds")
-        check_number("Checkpoints(keep", self.keep, least=1)
-
-    def is_due(
-        self, *, update: int, epoch_end: int | None = None, minutes_since_last: float = 0.0
-    ) -> bool:
-        """Whether to save now; `epoch_end` is the number of epochs completed, where one has just
-        ended.
-
-        The end of an epoch is asked about apart from its last update, so updates do not count
-        there.
-        """
-        if self.is_late(minutes_since_last):
-            return True
-        if epoch_end is not None:
-            return (
-                self.every_epochs is not None
-                and epoch_end > 0
-                and epoch_end % self.every_epochs == 0
-            )
-        return self.every_updates is not None and update > 0 and update % self.every_updates == 0
-
-    def is_late(self, minutes_since_last: float) -> bool:
-        """Whether so much time has passed that it is time in any case."""
-        return self.every_minutes is not None and minutes_since_last >= self.every_minutes
 
 
 class CheckpointStore:

@@ -298,7 +298,7 @@ def assemble_training(trainer: Program) -> None:
         update.clip_value = trainer.clip_value
     trainer._components.trained = _trained_by(trainer)
     if trainer.run_dir is not None and trainer._components.finite is None:
-        from ..checkpoint.writer import FiniteCheck  # imported only for runs that are saved
+        from ..checkpoint.policy import FiniteCheck  # imported only for runs that are saved
 
         trainer._components.finite = FiniteCheck.of(trainer.models)
     start_training_mode(trainer.modules.values(), trainer.optimizers.values())

@@ -17,7 +17,7 @@ from ..errors import CallError, ConfigurationError, check_number
 from ..trees import as_json
 
 if TYPE_CHECKING:
-    from ..checkpoint.writer import FiniteCheck
+    from ..checkpoint.policy import FiniteCheck
     from ..optim.build import Schedule
     from ..run.manifest import RunFacts
 
