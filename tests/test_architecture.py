@@ -57,18 +57,13 @@ def named_files(text: str) -> set[str]:
 
 def test_every_file_and_folder_on_the_page_exists() -> None:
     named = named_files(PAGE)
-    assert {"training/run.py", "metrics/best.py", "runtime/", "cli/check/"} <= named
+    assert {"training/run.py", "metrics/best.py", "runtime/"} <= named
     assert {name for name in named if not is_there(name)} == set()
 
 
-def test_every_room_and_every_module_of_training_is_on_the_page() -> None:
+def test_every_room_is_on_the_page() -> None:
     folders = {f"{path.name}/" for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
-    modules = {
-        f"training/{path.name}"
-        for path in (SOURCE / "training").glob("*.py")
-        if path.stem != "__init__"
-    }
-    assert folders | modules <= named_files(section("## The rooms"))
+    assert folders <= named_files(section("## The rooms"))
 
 
 def test_each_of_the_changes_names_one_file_that_exists() -> None:
