@@ -245,6 +245,23 @@ def test_a_second_forward_pass_in_bf16_sees_the_weights_after_the_step(points):
     own(Looking, build_linear(), precision="bf16").train(points, 1, batch_size=8)
 
 
+def test_a_step_of_an_optimizers_subclass_is_one_step(points):
+    class Mine(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # torch hooks into both classes
+    model = build_net()
+    trainer = ZeroFirst(
+        model, Mine(model.parameters(), lr=0.1), progress="silent", precision="bf16"
+    )
+    trainer.train(points, 1, batch_size=8)
+    assert trainer.run.updates.by_name["optimizer"].num_updates == 5
+    nesting = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    assert nesting == 1
+
+
 # Closures
 
 

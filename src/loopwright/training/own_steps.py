@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,7 @@ class OwnSteps:
         self._skipped: set[str] = set()
         self._averaged: set[str] = set()
         self._reached: set[str] = set()  # by the backward pass under way
+        self._depths: Counter[str] = Counter()  # of calls of `step` under way
         self._note_position()
 
     def _note_position(self) -> None:
@@ -163,12 +165,18 @@ class OwnSteps:
     def _watch_steps(self, update: OptimizerUpdate) -> None:
         @ignore_updates
         def enter(_: object, args: tuple[Any, ...], options: dict[str, Any]) -> Arguments | None:
-            return None if update.is_stepping else self._enter(update, args, options)
+            if update.is_stepping:
+                return None
+            self._depths[update.name] += 1
+            # hooks are called again by the `super().step()` of a subclass of an optimizer
+            return self._enter(update, args, options) if self._depths[update.name] == 1 else None
 
         @ignore_updates
         def leave(*_: object) -> None:
             if not update.is_stepping:
-                self._leave(update)
+                self._depths[update.name] -= 1
+                if self._depths[update.name] == 0:
+                    self._leave(update)
 
         self._handles.append(update.optimizer.register_step_pre_hook(enter))
         self._handles.append(update.optimizer.register_step_post_hook(leave))

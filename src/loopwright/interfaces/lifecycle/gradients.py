@@ -78,7 +78,8 @@ class StageGradients:
         own = self._own
         if update.name in own.completed or self.is_taken:
             return
-        self._drop_stand_in()
+        if self._kept is not None:
+            self._drop_stand_in()
         if update.scaler is not None and update.name not in own.partial:
             raise ConfigurationError(
                 "unscaled-loss",
@@ -140,7 +141,8 @@ class StageGradients:
     def _before_step(self, update: OptimizerUpdate) -> None:
         """Prepare a step of the optimizer, the default one or a plain one of the user's."""
         if update is self.update:
-            self._drop_stand_in()
+            if self._kept is not None:
+                self._drop_stand_in()
             self._scale = 0.0 if update.scaler is None else update.scaler.get_scale()
 
     def _after_step(self, update: OptimizerUpdate) -> None:
@@ -161,7 +163,8 @@ class StageGradients:
             self._kept = [(p, None if p.grad is None else p.grad.clone()) for p in params]
 
     def close_batch(self) -> None:
-        self._drop_stand_in()
+        if self._kept is not None:
+            self._drop_stand_in()
         self._own.end_step()
         # the first window is enough to see how a program is written
         if not self.run.window.is_last and not self.update.num_updates:
@@ -169,10 +172,9 @@ class StageGradients:
             self._left = [(p, grad, version_of(grad)) for p, grad in grads if grad is not None]
 
     def _drop_stand_in(self) -> None:
-        if self._kept is not None:
-            for param, grad in self._kept:
-                param.grad = grad
-            self._kept = None
+        for param, grad in self._kept or ():
+            param.grad = grad
+        self._kept = None
 
     def _check_window(self, *, is_over: bool = False) -> None:
         """Refuse to lose the gradients of a window's earlier batches; `is_over` if the next
