@@ -55,7 +55,8 @@ def test_eval_of_a_run_with_training_data_only_asks_for_a_data_set(project: Proj
 
 def test_an_unknown_data_set_is_answered_with_those_that_there_are(trained: Project, shell: Shell):
     assert shell("eval", "last", "--data", "tset") == 2
-    assert "'train', 'test'" in shell.err
+    assert "no-such-data-set" in shell.err
+    assert "did you mean test?" in shell.err
     assert "Traceback" not in shell.err
 
 
