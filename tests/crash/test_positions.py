@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from loopwright import Callback, DataError, Trainer
 from loopwright.callbacks import Checkpoints
+from tests.mistakes import raises
 
 from ..data.sources import INSTALLED, LENGTH, SOURCES, Opening, hugging_face
 from ..forked import call_forked
@@ -107,16 +108,11 @@ def test_a_killed_run_with_a_shuffle_buffer_reads_its_epoch_again_and_says_so(
 # Mistakes
 
 
-def test_a_generator_function_that_was_not_called(mistake: Any) -> None:
+def test_a_generator_function_that_was_not_called() -> None:
     def batches() -> Any:
         yield torch.ones(2, 1), torch.ones(2, 1)
 
-    with mistake(
-        "Data",
-        "A generator function that was not called",
-        DataError,
-        match=r"call it, `batches\(\)`",
-    ):
+    with raises("not-iterable", "function"):
         train(batches, None)
 
 

@@ -15,7 +15,7 @@ from loopwright import ConfigurationError, DistributedRuntime, Mesh, Trainer
 from loopwright.runtime.distributed import Sharding, check_bucket_size, check_settings
 from tests.distributed.ranks import RunRanks
 from tests.distributed.scenarios import assert_same, build_data, weights_of
-from tests.mistakes import Mistakes
+from tests.mistakes import Mistakes, raises
 
 
 class Block(nn.Module):
@@ -173,9 +173,7 @@ def test_settings_of_sharded_models_are_refused_for_copies(mistake: Mistakes) ->
 @pytest.mark.parametrize("name", ["forward_prefetch", "backward_prefetch"])
 @pytest.mark.parametrize("number", [0, -1, 1.5, True])
 def test_a_number_of_blocks_ahead_is_one_or_more(name: str, number: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match=rf"{name}={number}: use a number of blocks, 1 or more"
-    ):
+    with raises("number", f"{name}={number}"):
         DistributedRuntime("fsdp", **{name: number})
 
 
@@ -215,7 +213,7 @@ def test_gathering_ahead_needs_blocks(shared: RunRanks) -> None:
 
 @pytest.mark.parametrize("size", [0, -25, float("nan"), True, "25"])
 def test_a_bucket_has_a_size(size: Any) -> None:
-    with pytest.raises(ConfigurationError, match="use a size in MiB above 0, such as 25"):
+    with raises("number", "bucket_mb"):
         DistributedRuntime("ddp", bucket_mb=size)
 
 

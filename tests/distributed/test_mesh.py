@@ -178,7 +178,7 @@ def test_processes_with_parts_of_a_layer_drop_the_same_values() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"shard": 0}, r"Mesh\(shard=0\): use a number of processes, 1 or more"),
+        ({"shard": 0}, r"Mesh\(shard=0\): use a whole number of processes"),
         ({"tensor": 2}, "needs a plan that says which layers are split"),
         ({"shard": 2, "plan": PLAN}, "plan= is given, but tensor=1"),
     ],
