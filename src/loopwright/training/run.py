@@ -32,26 +32,11 @@ if TYPE_CHECKING:
     from ..run import RunDirectory
     from ..run.changes import Change
     from ..run.manifest import RunFacts
-    from .callback_schedulers import CallbackSchedulers
     from .compiled.choice import CompiledStep
     from .program import MessageNames, Program
-    from .waiting import DataWait
 
 
 MAX_NOTES = 1000  # that wait for a recorder; without one they are forgotten
-
-
-def _callback_schedulers() -> CallbackSchedulers:
-    # imported with the first run, not with the package
-    from .callback_schedulers import CallbackSchedulers
-
-    return CallbackSchedulers()
-
-
-def _data_wait(run: TrainingRun) -> DataWait:
-    from .waiting import DataWait  # as above
-
-    return DataWait(run)
 
 
 class Measuring:
@@ -99,7 +84,9 @@ class RunFiles:
         # differences between the program and the run that it continues
         self.accepted: list[Change] = []
         self.pending: SavedPosition | None = None
-        self.callback_schedulers = _callback_schedulers()
+        from .callback_schedulers import CallbackSchedulers  # with the first run, not the package
+
+        self.callback_schedulers = CallbackSchedulers()
         # names the directory in which several processes write a checkpoint together
         self.token = ""
 
@@ -109,7 +96,9 @@ class Stopping:
 
     def __init__(self, run: TrainingRun) -> None:
         self.reason: str | None = None
-        self.wait = _data_wait(run)
+        from .waiting import DataWait  # with the first run, not the package
+
+        self.wait = DataWait(run)
         self.signals = Signals(self.wait.request)
         self.signals.is_shared = run.runtime.world > 1
         self.consensus: StopConsensus | None = None

@@ -364,7 +364,16 @@ def sum_and_compare(
     for name in digests:
         del total[name]
     if len(digests) > 1:
-        raise _difference(runtime.gather_objects(_named(updates, components)), progress.update)
+        from ..run.changes import differing_by_rank, listed_by_rank
+
+        differing = differing_by_rank(runtime.gather_objects(_named(updates, components)))
+        raise ConfigurationError(
+            "different-settings",
+            "The processes train with different settings, so their weights would differ (after "
+            f"update {progress.update}):{listed_by_rank(differing)}\nChange settings on every process "
+            "in the same way: not under a condition on the rank, nor on a loss or metric of one "
+            "process.",
+        )
     return total
 
 
@@ -401,21 +410,3 @@ def _named(updates: Updates, components: Components) -> dict[str, object]:
 
 def _number(value: object) -> object:
     return value.tolist() if isinstance(value, Tensor) else value
-
-
-def _difference(every: Sequence[Mapping[str, object]], number: int) -> ConfigurationError:
-    names = dict.fromkeys(name for named in every for name in named)
-    texts = [
-        f"{name} is "
-        f"{', '.join(f'{named.get(name)} on rank {rank}' for rank, named in enumerate(every[:4]))}"
-        for name in names
-        if any(named.get(name) != every[0].get(name) for named in every)
-    ]
-    more = [f"and {len(texts) - 3} more"] if len(texts) > 3 else []
-    shown = "; ".join([*texts[:3], *more])
-    return ConfigurationError(
-        "different-settings",
-        f"The processes train with different settings, so their weights would differ: {shown} "
-        f"(after update {number}). Change settings on every process in the same way: not under a "
-        "condition on the rank, nor on a loss or metric of one process.",
-    )

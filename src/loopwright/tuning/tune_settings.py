@@ -21,6 +21,7 @@ from ..data.open import DEFAULT_BATCH_SIZE, Stream, as_dataset, is_plain, is_sam
 from ..data.stream import Stateful
 from ..errors import ConfigurationError
 from ..runtime.fsdp import blocks_of
+from ..training.callback_schedulers import set_hyperparameters
 from ..training.compiled.choice import CompiledStep
 from ..training.program import Program
 from ..training.run import TrainingRun
@@ -34,12 +35,7 @@ KEPT = ("collate_fn", "worker_init_fn", "generator", "in_order", *WITH_WORKERS)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A value for each setting that is tried.
-
-    >>> from loopwright.tuning.tune_settings import Settings
-    >>> Settings(threads=2).differences(Settings())
-    {'threads': 2}
-    """
+    """A value for each setting that is tried."""
 
     workers: int = 0
     batch_size: int | None = None
@@ -49,15 +45,6 @@ class Settings:
     channels_last: bool = False
     fused: bool = False
     pin_memory: bool = False
-
-    def differences(self, other: Settings) -> dict[str, Any]:
-        """The values that another one has otherwise, by name."""
-        names = (field.name for field in fields(self))
-        return {
-            name: getattr(self, name)
-            for name in names
-            if getattr(self, name) != getattr(other, name)
-        }
 
 
 NAMES = tuple(field.name for field in fields(Settings))
@@ -181,55 +168,35 @@ class Arrangement:
     def in_place(self) -> Iterator[None]:
         """Context in which the trainer has these settings."""
         trainer = self._trainer
-        settings = self.settings
-        threads = torch.get_num_threads()
         with ExitStack() as stack:
             stack.callback(use_run, trainer, trainer.run, trainer.compile_mode)
-            use_run(trainer, self.run, settings.compile)
-            stack.callback(torch.set_num_threads, threads)
-            torch.set_num_threads(settings.threads)
-            stack.enter_context(self._with_memory_format())
-            stack.enter_context(self._with_compiled_parts())
+            use_run(trainer, self.run, self.settings.compile)
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(self.settings.threads)
+            if self.settings.channels_last:
+                self._reorder_images(stack)
+            self._compile_parts(stack)
             stack.enter_context(self._with_own_optimizers())
             yield
 
-    @contextmanager
-    def _with_memory_format(self) -> Iterator[None]:
-        if not self.settings.channels_last:
-            yield
-            return
-        before = [(tensor, tensor.data) for tensor in _images(self._trainer.modules.values())]
+    def _reorder_images(self, undo: ExitStack) -> None:
+        tensors = list(_images(self._trainer.modules.values()))
         if not self._images:  # made once: a compiled step may keep them
-            self._images = [values.to(memory_format=torch.channels_last) for _, values in before]
-        try:
-            for (tensor, _), values in zip(before, self._images, strict=True):
-                tensor.data = values
-            yield
-        finally:
-            for tensor, values in before:
-                tensor.data = values
+            self._images = [tensor.data.to(memory_format=torch.channels_last) for tensor in tensors]
+        for tensor, values in zip(tensors, self._images, strict=True):
+            undo.callback(setattr, tensor, "data", tensor.data)
+            tensor.data = values
 
-    @contextmanager
-    def _with_compiled_parts(self) -> Iterator[None]:
-        modules = [part for module in self._trainer.modules.values() for part in module.modules()]
-        before = [(module, compiled_call(module)) for module in modules]
-        try:
-            for module, call in before:
-                if call is not None:
-                    set_compiled_call(module, None)
-            self._compile_parts()
-            yield
-        finally:
-            for module, call in before:
-                set_compiled_call(module, call)
-
-    def _compile_parts(self) -> None:
+    def _compile_parts(self, undo: ExitStack) -> None:
         """Compile the model or its blocks in place, once; later the same compiled functions are
         used."""
         kind = self.settings.compile
-        if kind not in ("model", "blocks"):
-            return
-        for model in self._trainer.models.values():
+        for module in self._trainer.modules.values():
+            for part in module.modules():
+                undo.callback(set_compiled_call, part, compiled_call(part))
+                if compiled_call(part) is not None:
+                    set_compiled_call(part, None)
+        for model in self._trainer.models.values() if kind in ("model", "blocks") else ():
             for part in [model] if kind == "model" else blocks_of(model):
                 if part not in self._compiled:
                     compile_in_place(part)
@@ -253,8 +220,7 @@ class Arrangement:
         finally:
             for name, optimizer in optimizers.items():
                 self._states[name], optimizer.state = optimizer.state, defaultdict(dict)
-                for group, options in zip(optimizer.param_groups, before[name], strict=True):
-                    group.update(options)
+                set_hyperparameters(optimizer, before[name])
 
 
 def num_cores() -> int:
