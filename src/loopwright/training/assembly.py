@@ -75,9 +75,15 @@ def assemble_models(trainer: Program) -> dict[int, nn.Parameter]:
     check_returned(trainer.configure_models(), "configure_models", "self.model = ...")  # type: ignore[func-returns-value]
     trainer._components.modules = found_on(trainer, nn.Module, trainer.models)
     if trainer.runtime.world > 1:
-        _check_initialized(trainer)
+        from .first_batch import no_size, uninitialized
+
+        if names := uninitialized(trainer.modules):
+            raise no_size(names, "every process would draw its own weights for them")
     if dry_run.current is None:
-        _compare_models(trainer)
+        from .fingerprint import check_ranks, describe_models
+
+        trainer._components.structure = describe_models(trainer.modules)
+        check_ranks(trainer.run, trainer._components.structure)
     replaced: dict[int, nn.Parameter] = {}
     for module in trainer.modules.values():
         replaced |= prepare_model(trainer, module)
@@ -95,21 +101,6 @@ def check_returned(value: Any, name: str, example: str) -> None:
             f"{name} returned a {type(value).__name__}, but its return value is not used: assign "
             f"the value instead, as in `{example}`.",
         )
-
-
-def _check_initialized(trainer: Program) -> None:
-    from .first_batch import no_size, uninitialized
-
-    if names := uninitialized(trainer.modules):
-        raise no_size(names, "every process would draw its own weights for them")
-
-
-def _compare_models(trainer: Program) -> None:
-    """Describe the models, and check that all ranks have the same before the first collective."""
-    from .fingerprint import check_ranks, describe_models
-
-    trainer._components.structure = describe_models(trainer.modules)
-    check_ranks(trainer.run, trainer._components.structure)
 
 
 def prepare_model(trainer: Program, module: nn.Module) -> dict[int, nn.Parameter]:
@@ -156,17 +147,16 @@ def reassemble(trainer: Program) -> None:
 
 def adopt_replaced(trainer: Program) -> None:
     """Use models, optimizers and schedulers that were assigned in place of earlier ones."""
-    owner = trainer
-    models = replaced_in(owner, trainer.modules, trainer.models, nn.Module)
+    models = replaced_in(trainer, trainer.modules, trainer.models, nn.Module)
     optimizers = replaced_in(
-        owner, trainer._components.known_optimizers, trainer.optimizers, Optimizer
+        trainer, trainer._components.known_optimizers, trainer.optimizers, Optimizer
     )
     for name, module in models.items():
         trainer._components.replaced |= prepare_model(trainer, module)
         if trainer.run.metrics.is_evaluating:
             module.eval()
-        if vars(owner).get(name) is trainer.modules[name]:
-            setattr(owner, name, module)
+        if vars(trainer).get(name) is trainer.modules[name]:
+            setattr(trainer, name, module)
         trainer.modules[name] = module
     if models:
         trainer._components.models = {
@@ -175,11 +165,11 @@ def adopt_replaced(trainer: Program) -> None:
     for name, optimizer in optimizers.items():
         swap_parameters(optimizer, trainer._components.replaced)
         trainer.runtime.adapt_optimizer(optimizer)
-        if vars(owner).get(name) is trainer._components.known_optimizers[name]:
-            setattr(owner, name, optimizer)
+        if vars(trainer).get(name) is trainer._components.known_optimizers[name]:
+            setattr(trainer, name, optimizer)
         trainer.optimizers[name] = trainer._components.known_optimizers[name] = optimizer
     for name, schedule in trainer.schedules.items():
-        given = vars(owner).get(name)
+        given = vars(trainer).get(name)
         if isinstance(given, (LRScheduler, Schedule)) and given not in (
             schedule,
             schedule.scheduler,

@@ -341,13 +341,7 @@ def check_label(name: Any, tags: Any, config: Any) -> RunFacts:
             )
         label["name"] = name
     if tags:
-        words = (
-            [tags]
-            if isinstance(tags, str)
-            else list(tags)
-            if isinstance(tags, Iterable)
-            else [tags]
-        )
+        words = [tags] if isinstance(tags, str) else list(tags)
         if isinstance(tags, Mapping) or not all(isinstance(word, str) for word in words):
             raise ConfigurationError(
                 "run-tags",
