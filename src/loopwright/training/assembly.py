@@ -7,7 +7,6 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -22,7 +21,6 @@ from ..optim.build import CurveSchedule, Schedule, build_schedule
 from ..runtime import dry_run
 from ..runtime.modes import start_training_mode
 from .components import (
-    OptimizersByName,
     check_options,
     check_owners,
     check_settings,
@@ -41,9 +39,8 @@ if TYPE_CHECKING:
     from .run import TrainingRun
 
 
-RECORDING = (
-    "LOOPWRIGHT_RUN_DIR"  # in the environment: where programs without a run directory are recorded
-)
+# in the environment: where programs without a run directory are recorded
+RECORDING = "LOOPWRIGHT_RUN_DIR"
 
 
 def assemble(trainer: Program) -> None:
@@ -112,9 +109,7 @@ def prepare_model(trainer: Program, module: nn.Module) -> dict[int, nn.Parameter
 def assemble_optimizers(trainer: Program, replaced: dict[int, nn.Parameter]) -> None:
     """Build and find the optimizers and schedules."""
     check_returned(trainer.configure_optimizers(), "configure_optimizers", "self.optimizer = ...")  # type: ignore[func-returns-value]
-    trainer._components.optimizers = OptimizersByName(
-        found_on(trainer, Optimizer, trainer.optimizers)
-    )
+    trainer._components.optimizers = found_on(trainer, Optimizer, trainer.optimizers)
     for optimizer in trainer.optimizers.values():
         swap_parameters(optimizer, replaced)
         trainer.runtime.adapt_optimizer(optimizer)
@@ -295,13 +290,6 @@ def assemble_training(trainer: Program) -> None:
 
 
 def build_update(trainer: Program, name: str, optimizer: Optimizer, guard: Any) -> OptimizerUpdate:
-    if isinstance(optimizer, torch.optim.LBFGS) and trainer._has_default_step:
-        raise ConfigurationError(
-            "lbfgs-default-step",
-            f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: "
-            "override `train_step` and call `optimizer.step(closure)` there, or use another "
-            "optimizer.",
-        )
     runtime = trainer.runtime
     return OptimizerUpdate(
         name,

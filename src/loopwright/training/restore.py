@@ -79,14 +79,7 @@ class Restore:
         owners = metric_owners(run)
         run.files.callback_schedulers.forget()
         with undone_on_error(run, f"Checkpoint {self.source}", callbacks.values()) as at:
-            for name, optimizer in components.optimizers.items():
-                at.part = f"optimizers: {name}"
-                if name not in kept.optimizers:
-                    load_optimizer(optimizer, tree["optimizers"][name])
-            for name, schedule in components.schedules.items():
-                at.part = f"schedules: {name}"
-                if name not in kept.schedules:
-                    schedule.scheduler.load_state_dict(small["schedules"][name])
+            _load_optimizers(run, at, tree["optimizers"], small["schedules"], kept)
             for name, callback in callbacks.items():
                 at.part = f"callbacks: {name}"
                 if (state := small["callbacks"].get(name)) is not None:
@@ -211,14 +204,7 @@ def load_parts(
     problems += compare_components(run.components, parts.models, states, schedulers, partly=True)
     refuse(source, problems)
     with undone_on_error(run, source) as at:
-        for name, optimizer in run.components.optimizers.items():
-            if name in states:
-                at.part = f"optimizers: {name}"
-                load_optimizer(optimizer, states[name])
-        for name, schedule in run.components.schedules.items():
-            if name in schedulers:
-                at.part = f"schedules: {name}"
-                schedule.scheduler.load_state_dict(schedulers[name])
+        _load_optimizers(run, at, states, schedulers)
         at.part = "trainer"
         saved = parts.rest.get("trainer")
         remarks = run.program._load_users_state(saved, source) if own_state else []
@@ -227,6 +213,23 @@ def load_parts(
             run.components.models[name].load_state_dict(state)
     for line in remarks:
         run.say(line)
+
+
+def _load_optimizers(
+    run: TrainingRun,
+    at: Loading,
+    optimizers: Mapping[str, Any],
+    schedules: Mapping[str, Any],
+    kept: Kept = NOTHING_KEPT,
+) -> None:
+    for name, optimizer in run.components.optimizers.items():
+        at.part = f"optimizers: {name}"
+        if name in optimizers and name not in kept.optimizers:
+            load_optimizer(optimizer, optimizers[name])
+    for name, schedule in run.components.schedules.items():
+        at.part = f"schedules: {name}"
+        if name in schedules and name not in kept.schedules:
+            schedule.scheduler.load_state_dict(schedules[name])
 
 
 # What of a state is this process's

@@ -71,9 +71,8 @@ class Window:
     # whether gradients of the last step are averaged as they are, so that this may begin early
     overlaps: bool = True
     has_stepped: bool = False  # whether an optimizer has been stepped with the window's gradients
-    stage: Literal["", "step", "update"] = (
-        ""  # what is under way: a step, or the rest of its update, or neither
-    )
+    # what is under way: a step, or the rest of its update, or neither
+    stage: Literal["", "step", "update"] = ""
     total: int | None = None  # samples of an evaluation step on all processes, where they share it
 
     def share_of(self, loss: Tensor) -> Tensor:
@@ -156,14 +155,12 @@ class OptimizerUpdate:
         self.is_skipped = False
         self._is_fused_sgd = False
         self._count: Any = None  # items of the window so far
-        self._flag: Tensor | float | None = (
-            None  # above 0: not finite; a number where reading one is free
-        )
+        # above 0: not finite; a number where reading one is free
+        self._flag: Tensor | float | None = None
         self._reads_are_free = reads_are_free
         self._seen: Tensor | None = None
-        self._overflows: Tensor | None = (
-            None  # steps that a loss scaler left out on a device since the last log point
-        )
+        # steps that a loss scaler left out on a device since the last log point
+        self._overflows: Tensor | None = None
         self._found: Tensor | None = None  # the flag of gradients, where reading it is free
         self._on_device = (
             guard is not None

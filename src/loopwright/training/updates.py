@@ -276,24 +276,12 @@ class Updates:
         names = tuple([member.name for member in members])
         if names in self._joint:
             return self._joint[names]
-        if not names:
-            raise ConfigurationError(
-                "no-optimizer-named",
-                "update(loss, []) names no optimizer: name those that the loss is for "
-                f"({', '.join(self.by_name)}).",
-            )
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigurationError(
-                "optimizer-named-twice",
-                f"update(loss, {list(names)}) names optimizer {twice!r} twice, so it would be "
-                "stepped twice with the same gradients: name each optimizer once.",
-            )
         return members[0] if len(members) == 1 else self._join(names, members)
 
     def _join(self, names: tuple[str, ...], members: Sequence[OptimizerUpdate]) -> JointUpdate:
-        joint = self._joint[names] = JointUpdate(members)
+        joint = JointUpdate(members)
         joint.refresh(self._trainable)
+        self._joint[names] = joint
         for function in self.on_joint:
             function(joint)
         return joint

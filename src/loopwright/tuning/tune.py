@@ -114,9 +114,8 @@ class Tuner:
         is_silent: Whether to print nothing; by default where the trainer is silent.
     """
 
-    _num_updates: int | None = (
-        None  # timed in a turn instead of seconds, so that tests count rather than time
-    )
+    # timed in a turn instead of seconds, so that tests count rather than time
+    _num_updates: int | None = None
     _clock: Callable[[], float] = staticmethod(perf_counter)
 
     def __init__(

@@ -78,61 +78,53 @@ class Choices:
         """The values to try, without the present one."""
         if name in self.reasons:
             return []
-        find: Callable[[], list[Any]] = getattr(self, f"_{name}")
-        values = [value for value in find() if value != getattr(self.present, name)]
+        find: Callable[[], tuple[list[Any], str]] = getattr(self, f"_{name}")
+        found, why_none = find()
+        values = [value for value in found if value != getattr(self.present, name)]
         if not values:
-            self.reasons.setdefault(name, "there is nothing else to try")
+            self.reasons[name] = why_none or "there is nothing else to try"
         return values
 
-    def _workers(self) -> list[int]:
-        return [0, *_powers(num_cores())]
+    # Values to try, and why there are none where only the present one is among them
 
-    def _batch_size(self) -> list[int]:
-        size = self.present.batch_size or 1
+    def _workers(self) -> tuple[list[int], str]:
+        return [0, *_powers(num_cores())], ""
+
+    def _batch_size(self) -> tuple[list[int], str]:
+        first = self.present.batch_size or 1
         length = self._data.num_samples
-        sizes = [size << number for number in range(1, MAX_DOUBLINGS + 1)]
-        if not (found := [size for size in sizes if length is None or size <= length]):
-            self.reasons["batch_size"] = (
-                f"the data set has {length} samples, which is less than twice the batch"
-            )
-        return found
+        sizes = [first << number for number in range(1, MAX_DOUBLINGS + 1)]
+        reason = f"the data set has {length} samples, which is less than twice the batch"
+        return [size for size in sizes if length is None or size <= length], reason
 
-    def _compile(self) -> list[str | None]:
+    def _compile(self) -> tuple[list[str | None], str]:
         has_blocks = any(blocks_of(module) for module in self._trainer.models.values())
-        return [None, "step", "model", *(["blocks"] if has_blocks else [])]
+        return [None, "step", "model", *(["blocks"] if has_blocks else [])], ""
 
-    def _precision(self) -> list[str]:
-        return ["fp32", "bf16", "fp16"] if self._is_on("cuda") else ["fp32", "bf16"]
+    def _precision(self) -> tuple[list[str], str]:
+        return ["fp32", "bf16", *(["fp16"] if self._is_on("cuda") else [])], ""
 
-    def _threads(self) -> list[int]:
+    def _threads(self) -> tuple[list[int], str]:
         if not self._is_on("cpu"):
-            self.reasons["threads"] = "the model is not on the CPU"
-            return []
-        if num_cores() == 1:
-            self.reasons["threads"] = "there is one core"
-        return _powers(num_cores())
+            return [], "the model is not on the CPU"
+        return _powers(num_cores()), "there is one core"
 
-    def _channels_last(self) -> list[bool]:
+    def _channels_last(self) -> tuple[list[bool], str]:
         if not any(True for _ in _images(self._trainer.modules.values())):
-            self.reasons["channels_last"] = (
-                "the model has no four-dimensional weights, such as those of convolutions"
-            )
-            return []
-        return [True]
+            reason = "the model has no four-dimensional weights, such as those of convolutions"
+            return [], reason
+        return [True], ""
 
-    def _fused(self) -> list[bool]:
-        if self.present.fused:
-            self.reasons["fused"] = "the optimizer is fused already"
+    def _fused(self) -> tuple[list[bool], str]:
         kinds = [type(optimizer) for optimizer in self._trainer.optimizers.values()]
         if other := [kind.__name__ for kind in kinds if kind not in FUSED]:
-            self.reasons["fused"] = f"torch has no fused {other[0]}"
-        return [] if "fused" in self.reasons else [True]
+            return [], f"torch has no fused {other[0]}"
+        return [True], "the optimizer is fused already"
 
-    def _pin_memory(self) -> list[bool]:
+    def _pin_memory(self) -> tuple[list[bool], str]:
         if not self._is_on("cuda"):
-            self.reasons["pin_memory"] = "there is no GPU to copy batches to"
-            return []
-        return [True, False]
+            return [], "there is no GPU to copy batches to"
+        return [True, False], ""
 
     def _is_on(self, device: str) -> bool:
         return self._trainer.runtime.device.type == device
