@@ -156,7 +156,6 @@ VALUES: list[tuple[Callable[[Trainer, Any], Any], str]] = [
     (lambda t, d: t.train(DataModule()), "train_dataloader()"),
     (lambda t, d: t.log(0.5), "dict"),
     (lambda t, d: t.log({"image": torch.zeros(3, 4, 4)}), "(3, 4, 4)"),
-    (lambda t, d: (t.setup(), t.optimizers()), "self.optimizers['optimizer']"),
     (lambda t, d: Trainer.load_from_checkpoint("last.ckpt"), "`trainer.load(path)`"),
     (lambda t, d: t.export("model"), "'model.safetensors'"),
     (lambda t, d: t.export("model.onnx"), "export_module"),

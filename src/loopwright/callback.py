@@ -58,16 +58,14 @@ class Callback:
         True
     """
 
-    evaluates_again = (
-        False  # whether it evaluates in `on_eval_end` and logs the results under names of its own
-    )
+    # whether it evaluates in `on_eval_end` and logs the results under names of its own
+    evaluates_again = False
     # events for which the class has a method that this object does not need
     ignored_events: Collection[str] = ()
     # of the state that `state_dict` returns; raise it with a change, and override `migrate_state`
     state_version = 1
-    precedence = (
-        0  # callbacks with a higher one are called later, in whichever order they were given
-    )
+    # callbacks with a higher one are called later, in whichever order they were given
+    precedence = 0
 
     def on_train_start(self, trainer: Trainer) -> None:
         """Called once per `train` call, before the first step: models are built and, when resuming,
@@ -355,12 +353,6 @@ def as_callback(given: Any) -> Callback:
             f"be measured in evaluations; `loopwright.callbacks.TorchMetrics({name}(...), "
             "on='train')` measures the training.",
         )
-    if all(hasattr(given, method) for method in ("start", "log", "log_media", "finish")):
-        raise ConfigurationError(
-            "tracker-as-callback",
-            f"{name} is a tracker, not a callback: pass `loopwright.trackers.Track({name}(...))`, "
-            "which feeds it.",
-        )
     if (
         callable(given)
         and not isinstance(given, type)
@@ -370,7 +362,7 @@ def as_callback(given: Any) -> Callback:
     raise ConfigurationError(
         "not-a-callback",
         f"{given!r} is not a callback: pass a loopwright.Callback, or a function of (trainer, "
-        "metrics).",
+        "metrics); a tracker goes into `loopwright.trackers.Track(...)`.",
     )
 
 

@@ -44,19 +44,35 @@ def named_leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from named_leaves(item, f"{path}.{name}" if path else str(name))
 
 
-def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+def map_leaves(
+    function: Callable[..., Any],
+    tree: Any,
+    *others: Any,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
     """The same containers with a function applied to each value in them.
+
+    With `others` of the same form, the function gets the values of all of them. Containers for
+    which `is_leaf` is true are values.
 
     >>> map_leaves(str, {"a": [1, (2, None)]})
     {'a': ['1', ('2', 'None')]}
+    >>> map_leaves(max, [1, 5], [2, 3])
+    [2, 5]
     """
+    if is_leaf is not None and is_leaf(tree):
+        return function(tree, *others)
     if isinstance(tree, Mapping):
-        mapped = {key: map_leaves(function, item) for key, item in tree.items()}
+        mapped = {
+            key: map_leaves(function, item, *(other[key] for other in others), is_leaf=is_leaf)
+            for key, item in tree.items()
+        }
         return mapped if type(tree) is dict else cast(Any, type(tree))(mapped)
     if isinstance(tree, list | tuple):
-        items = [map_leaves(function, item) for item in tree]
+        columns = zip(tree, *others, strict=True)
+        items = [map_leaves(function, *column, is_leaf=is_leaf) for column in columns]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return function(tree)
+    return function(tree, *others)
 
 
 def as_json(value: Any, *, nonfinite: Literal["text", "null"] = "text") -> Any:

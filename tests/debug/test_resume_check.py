@@ -85,7 +85,7 @@ def test_a_data_set_with_a_generator_of_its_own_is_found(points, make):
     assert not report.ok
     assert paths(report.unsaved) == ["data/rng"]
     assert "models/model/0.weight" in paths(report.differing)
-    assert "data.rng: generator in state" in str(report)
+    assert "data.rng: 'generator in state" in str(report)
     assert "draw from torch, numpy or random's global generators" in str(report)
 
 

@@ -69,7 +69,7 @@ def test_a_learning_rate_that_one_process_changes_is_an_error_on_all(
 ) -> None:
     results = run_ranks(train, 2, Lowering(1), strategy, tmp_path)
     for said, update in results:
-        assert "`lr` of optimizer 'optimizer' is 0.1 on rank 0, 0.01 on rank 1" in said
+        assert "`lr` of optimizer 'optimizer': 0.1 on rank 0, 0.01 on rank 1" in said
         assert update == 3  # the next log point, which is a checkpoint
         mistake.said("Several processes", "A learning rate that only one process changes", said)
     assert not list(tmp_path.glob("checkpoints/*"))
@@ -80,7 +80,7 @@ def test_a_layer_that_one_process_freezes_between_epochs_is_an_error_on_all(
 ) -> None:
     results = run_ranks(train, 2, Freezing(1), "ddp", tmp_path)
     for said, update in results:
-        assert "`requires_grad` of model.1.weight is True on rank 0, False on rank 1" in said
+        assert "`requires_grad` of model.1.weight: True on rank 0, False on rank 1" in said
         assert update == 4
         mistake.said("Several processes", "A layer that only one process freezes", said)
 

@@ -140,14 +140,6 @@ def test_replacing_a_model_while_a_run_directory_is_written_is_refused(points, t
         trainer.train(points, 1, batch_size=8)
 
 
-def test_two_objects_for_one_name_are_refused(points):
-    trainer = Trainer(build_net(1), sgd, cross_entropy, progress="silent")
-    trainer.train(points, 1, batch_size=8)
-    trainer.model, trainer.models["model"] = build_net(2), build_net(3)
-    with raises("replaced-twice", "'model'"):
-        trainer.evaluate(points, batch_size=8)
-
-
 def test_a_loss_replaced_in_a_hook_is_used_from_there_on(points, tmp_path):
     class Replacing(Trainer):
         def on_epoch_start(self):

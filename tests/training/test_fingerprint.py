@@ -140,11 +140,6 @@ def test_resume_false_is_a_new_run_beside_it(first: Path) -> None:
     assert trainer.run_dir == first.with_name("first-2")
 
 
-def test_an_unknown_answer_to_changes_is_refused(tmp_path: Path) -> None:
-    with raises("unknown-changes", "'yes'"):
-        train(tmp_path, changes="yes")
-
-
 # What may change
 
 

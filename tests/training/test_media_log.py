@@ -173,13 +173,6 @@ def test_that_nothing_records_an_item_is_said_once(points, capsys):
     assert line.count("\n") == 1
 
 
-def test_a_wrong_value_is_refused_also_where_nothing_records_it(points):
-    trainer = build()
-    trainer.train(head(points, 8))
-    with pytest.raises(ConfigurationError, match="log_images"):
-        trainer.log_image("samples", torch.rand(2, 3, 4, 4))
-
-
 def test_the_examples_of_the_methods_run():
     result = doctest.testmod(media_log)
     assert result.attempted >= 12

@@ -315,14 +315,6 @@ def test_each_optimizer_has_its_own_schedule(reals):
 # Optimizers that want to evaluate the loss themselves
 
 
-def test_lbfgs_is_refused_by_the_default_step():
-    net = build_linear()
-    with pytest.raises(ConfigurationError, match=r"LBFGS.*override `train_step`"):
-        Trainer(net, torch.optim.LBFGS(net.parameters()), cross_entropy, progress="silent").train(
-            []
-        )
-
-
 def test_lbfgs_trains_with_a_step_of_ones_own(points):
     class Closure(Trainer):
         def train_step(self, batch):

@@ -42,11 +42,7 @@ WRONG = {
     ),
     "an optimizer named twice for one loss": (
         ["vectors", "vectors"],
-        r"names optimizer 'vectors' twice",
-    ),
-    "`self.update(loss, [])`": (
-        [],
-        r"names no optimizer: name those that the loss is for \(vectors, matrices\)",
+        r"belong to more than one of them and would be updated twice",
     ),
     "a list of optimizers in another list": (
         [["vectors", "matrices"]],

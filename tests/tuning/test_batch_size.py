@@ -159,7 +159,7 @@ def test_bytes_for_the_backward_pass_grow_with_the_batch_and_leave_out_weights()
     totals = []
     for size in (10, 20):
         saved = SavedBytes([model])
-        with saved.counting():
+        with saved:
             model(torch.randn(size, 6)).sum()
         totals.append(saved.total)
     # the inputs of both layers; tanh keeps what the second one gets

@@ -188,7 +188,7 @@ def test_the_table_and_what_follows_it():
         "Faster still, 2.40 ± 0.05 times as fast, but the numbers change:",
         "    torch.set_num_threads(2)",
         "    trainer.train(..., batch_size=64)",
-        "Larger batches mean fewer updates per epoch, which may need another learning rate. "
+        "Larger batches may need another learning rate.",
         "Compare the losses of a run before you adopt this.",
     ]
     assert repr(tuning) == "Tuning(5 tried, suggestion={'threads': 2, 'batch_size': 64})"

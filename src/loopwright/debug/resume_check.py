@@ -60,27 +60,21 @@ class ResumeReport:
         if self.ok:
             return f"Resuming after {updates} is exact: nothing differs {updates} later."
         if self.irreproducible:
-            first = (
-                "The run is not reproducible: two runs from the same start differ before "
-                "anything is saved."
-            )
-            return "\n".join(
-                [
-                    first,
-                    *_lines(self.irreproducible, "first run / second run"),
-                    f"  {_IRREPRODUCIBLE}",
-                ]
-            )
+            lines = [
+                "The run is not reproducible: two runs from the same start differ before anything "
+                "is saved.",
+                *_lines(self.irreproducible, "first run / second run"),
+                f"  {_IRREPRODUCIBLE}",
+            ]
+            return "\n".join(lines)
         lines = [f"Resuming after {updates} is not exact."]
         if self.unsaved:
             lines += [
                 "Not saved, so it differs after loading:",
                 *_lines(self.unsaved, "saved run / loaded run"),
             ]
-            lines += [
-                f"  {advice}"
-                for advice in dict.fromkeys(_advice(found.path) for found in self.unsaved)
-            ]
+            parts = dict.fromkeys(found.path.partition("/")[0] for found in self.unsaved)
+            lines += [f"  {_ADVICE[part]}" for part in parts]
         if self.differing:
             lines += [
                 f"Different {updates} later:",
@@ -136,17 +130,14 @@ def check_resume(
         straight = check.run("straight")
         saved = check.run("saved", is_saved=True)
         resumed = check.run("resumed", is_resumed=True)
-    report = _without(
-        ResumeReport(num_updates, compare_trees(straight.middle, saved.middle)), ignore
-    )
-    if not report.irreproducible:
-        differing = compare_trees(straight.end, resumed.end)
-        unsaved = compare_trees(saved.unsaved_middle, resumed.unsaved_middle)
-        at_end = {found.path for found in compare_trees(straight.unsaved_end, resumed.unsaved_end)}
-        # the rest is computed again
-        unsaved = tuple(found for found in unsaved if differing or found.path in at_end)
-        report = _without(ResumeReport(num_updates, (), unsaved, differing), ignore)
-    return report
+    if irreproducible := _without(compare_trees(straight.middle, saved.middle), ignore):
+        return ResumeReport(num_updates, irreproducible)
+    differing = compare_trees(straight.end, resumed.end)
+    unsaved = compare_trees(saved.unsaved_middle, resumed.unsaved_middle)
+    at_end = {found.path for found in compare_trees(straight.unsaved_end, resumed.unsaved_end)}
+    # the rest is computed again
+    unsaved = tuple(found for found in unsaved if differing or found.path in at_end)
+    return ResumeReport(num_updates, (), _without(unsaved, ignore), _without(differing, ignore))
 
 
 @dataclass(slots=True)
@@ -176,8 +167,10 @@ class _Check:
         set_rng_state(self.generators)
         data = _fresh(self.data)
         eval_data = _fresh(self.eval_data)
-        if is_resumed:
-            _advance_generators()  # a new process may have other states of its generators
+        if is_resumed:  # a new process may have other states of its generators
+            torch.rand(7)
+            np.random.rand(7)
+            random.random()
         trainer = self.build()
         if not isinstance(trainer, Trainer):
             raise ConfigurationError(
@@ -189,15 +182,13 @@ class _Check:
         probe = _Probe(run, data, self.num_updates, path if is_saved else None)
         trainer.callbacks.append(probe)
         trainer.run.callbacks.append(probe)
-        resume = path if is_resumed else False
-        limit = 2 * self.num_updates  # the same for all runs: schedules depend on it
         with _without_warnings() if is_resumed else nullcontext():
             trainer.train(
                 data,
                 eval_data=eval_data,
-                num_updates=limit,
+                num_updates=2 * self.num_updates,  # the same for all: schedules depend on it
                 batch_size=self.batch_size,
-                resume=resume,
+                resume=path if is_resumed else False,
             )
         return run
 
@@ -264,23 +255,14 @@ def _fresh(data: Any) -> Any:
         ) from error
 
 
-def _advance_generators() -> None:
-    torch.rand(7)
-    np.random.rand(7)
-    random.random()
-
-
-def _without(report: ResumeReport, patterns: Sequence[str]) -> ResumeReport:
-    def kept(differences: tuple[Difference, ...]) -> tuple[Difference, ...]:
-        paths = {d: d.path.replace("/", ".") for d in differences}
-        return tuple(
-            d
-            for d in differences
-            if not any(fnmatchcase(paths[d], pattern) for pattern in patterns)
-        )
-
-    parts = (report.irreproducible, report.unsaved, report.differing)
-    return ResumeReport(report.num_updates, *map(kept, parts))
+def _without(
+    differences: tuple[Difference, ...], patterns: Sequence[str]
+) -> tuple[Difference, ...]:
+    return tuple(
+        found
+        for found in differences
+        if not any(fnmatchcase(found.path.replace("/", "."), pattern) for pattern in patterns)
+    )
 
 
 def _lines(differences: Sequence[Difference], sides: str) -> list[str]:
@@ -312,7 +294,3 @@ _ADVICE = {
     "`load_state_dict`, or make it a buffer of a model; `trainer.progress` has counters "
     "that are saved.",
 }
-
-
-def _advice(path: str) -> str:
-    return _ADVICE[path.partition("/")[0]]

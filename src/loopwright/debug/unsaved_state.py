@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from ..callback import Callback
+from ..callback import Callback, named_by_class
 from ..checkpoint.tree import ATOMS
 from ..trainer import Trainer
 
@@ -87,8 +87,7 @@ def _library_attributes(kind: type, callback: Callback) -> frozenset[str]:
 def _user_callbacks(trainer: Trainer) -> dict[str, Callback]:
     """The callbacks of classes that the user wrote, by class name; shipped callbacks save their
     state themselves."""
-    own = [callback for callback in trainer.run.callbacks if not _is_shipped(type(callback))]
-    return {f"{type(c).__name__}{f'-{i}' if i else ''}": c for i, c in enumerate(own)}
+    return named_by_class(c for c in trainer.run.callbacks if not _is_shipped(type(c)))
 
 
 def _is_shipped(kind: type) -> bool:
@@ -158,30 +157,20 @@ def _copied(tensor: Tensor) -> Any:
     return f"{tuple(tensor.shape)} {blake2b(values, digest_size=8).hexdigest()}"
 
 
-def _generator_state(value: Any) -> Any:
-    """The state of a random generator of torch, numpy or python as one value; None for any other
+def _generator_state(value: Any) -> str | None:
+    """A digest of the state of a random generator of torch, numpy or python; None for any other
     object."""
     if isinstance(value, torch.Generator):
-        return _Generator(value.get_state().numpy().tobytes())
-    if isinstance(value, np.random.Generator):
-        return _Generator(repr(value.bit_generator.state).encode())
-    if isinstance(value, np.random.RandomState):
-        return _Generator(repr(value.get_state(legacy=False)).encode())
-    return _Generator(repr(value.getstate()).encode()) if isinstance(value, random.Random) else None
-
-
-class _Generator(str):
-    """A random generator, represented by a digest of its state."""
-
-    __slots__ = ()
-
-    def __new__(cls, state: bytes) -> _Generator:
-        return super().__new__(
-            cls, f"generator in state {blake2b(state, digest_size=4).hexdigest()}"
-        )
-
-    def __repr__(self) -> str:
-        return str(self)
+        state: Any = value.get_state().tolist()
+    elif isinstance(value, np.random.Generator):
+        state = value.bit_generator.state
+    elif isinstance(value, np.random.RandomState):
+        state = value.get_state()
+    elif isinstance(value, random.Random):
+        state = value.getstate()
+    else:
+        return None
+    return f"generator in state {blake2b(repr(state).encode(), digest_size=4).hexdigest()}"
 
 
 def _is_searched(value: Any) -> bool:

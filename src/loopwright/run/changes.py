@@ -223,7 +223,16 @@ def refusal(what: str, changes: Sequence[Change], *, start_over: str, accept: st
 
 
 def rank_refusal(differing: Mapping[str, Mapping[int, object]]) -> str:
-    """The error message for ranks whose programs differ: each key with its values by rank."""
+    """The error message for ranks whose programs differ."""
+    return (
+        f"The processes do not run the same program; they differ in:{listed_by_rank(differing)}\n"
+        "Build the same model, optimizers and data on every process; random values need the same "
+        "seed on all of them (`loopwright.seed_everything(0)`)."
+    )
+
+
+def listed_by_rank(differing: Mapping[str, Mapping[int, object]]) -> str:
+    """A line for each key, with its values by rank."""
     lines = []
     for key, values in list(differing.items())[:MAX_LISTED]:
         ranks: dict[str, list[int]] = {}
@@ -234,11 +243,7 @@ def rank_refusal(differing: Mapping[str, Mapping[int, object]]) -> str:
             + ", ".join(f"{text} on {_ranks_text(own)}" for text, own in ranks.items())
         )
     more = f"\n  - and {len(differing) - MAX_LISTED} more" if len(differing) > MAX_LISTED else ""
-    return (
-        f"The processes do not run the same program; they differ in:{''.join(lines)}{more}\n"
-        "Build the same model, optimizers and data on every process; random values need the same "
-        "seed on all of them (`loopwright.seed_everything(0)`)."
-    )
+    return "".join(lines) + more
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:

@@ -7,7 +7,6 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -22,7 +21,6 @@ from ..optim.build import CurveSchedule, Schedule, build_schedule
 from ..runtime import dry_run
 from ..runtime.modes import start_training_mode
 from .components import (
-    OptimizersByName,
     check_options,
     check_owners,
     check_settings,
@@ -41,9 +39,8 @@ if TYPE_CHECKING:
     from .run import TrainingRun
 
 
-RECORDING = (
-    "LOOPWRIGHT_RUN_DIR"  # in the environment: where programs without a run directory are recorded
-)
+# in the environment: where programs without a run directory are recorded
+RECORDING = "LOOPWRIGHT_RUN_DIR"
 
 
 def assemble(trainer: Program) -> None:
@@ -75,9 +72,15 @@ def assemble_models(trainer: Program) -> dict[int, nn.Parameter]:
     check_returned(trainer.configure_models(), "configure_models", "self.model = ...")  # type: ignore[func-returns-value]
     trainer._components.modules = found_on(trainer, nn.Module, trainer.models)
     if trainer.runtime.world > 1:
-        _check_initialized(trainer)
+        from .first_batch import no_size, uninitialized
+
+        if names := uninitialized(trainer.modules):
+            raise no_size(names, "every process would draw its own weights for them")
     if dry_run.current is None:
-        _compare_models(trainer)
+        from .fingerprint import check_ranks, describe_models
+
+        trainer._components.structure = describe_models(trainer.modules)
+        check_ranks(trainer.run, trainer._components.structure)
     replaced: dict[int, nn.Parameter] = {}
     for module in trainer.modules.values():
         replaced |= prepare_model(trainer, module)
@@ -97,21 +100,6 @@ def check_returned(value: Any, name: str, example: str) -> None:
         )
 
 
-def _check_initialized(trainer: Program) -> None:
-    from .first_batch import no_size, uninitialized
-
-    if names := uninitialized(trainer.modules):
-        raise no_size(names, "every process would draw its own weights for them")
-
-
-def _compare_models(trainer: Program) -> None:
-    """Describe the models, and check that all ranks have the same before the first collective."""
-    from .fingerprint import check_ranks, describe_models
-
-    trainer._components.structure = describe_models(trainer.modules)
-    check_ranks(trainer.run, trainer._components.structure)
-
-
 def prepare_model(trainer: Program, module: nn.Module) -> dict[int, nn.Parameter]:
     """Place and wrap a model; one that was prepared before stays as it is."""
     trainer.runtime.place(module)
@@ -121,9 +109,7 @@ def prepare_model(trainer: Program, module: nn.Module) -> dict[int, nn.Parameter
 def assemble_optimizers(trainer: Program, replaced: dict[int, nn.Parameter]) -> None:
     """Build and find the optimizers and schedules."""
     check_returned(trainer.configure_optimizers(), "configure_optimizers", "self.optimizer = ...")  # type: ignore[func-returns-value]
-    trainer._components.optimizers = OptimizersByName(
-        found_on(trainer, Optimizer, trainer.optimizers)
-    )
+    trainer._components.optimizers = found_on(trainer, Optimizer, trainer.optimizers)
     for optimizer in trainer.optimizers.values():
         swap_parameters(optimizer, replaced)
         trainer.runtime.adapt_optimizer(optimizer)
@@ -156,17 +142,16 @@ def reassemble(trainer: Program) -> None:
 
 def adopt_replaced(trainer: Program) -> None:
     """Use models, optimizers and schedulers that were assigned in place of earlier ones."""
-    owner = trainer
-    models = replaced_in(owner, trainer.modules, trainer.models, nn.Module)
+    models = replaced_in(trainer, trainer.modules, trainer.models, nn.Module)
     optimizers = replaced_in(
-        owner, trainer._components.known_optimizers, trainer.optimizers, Optimizer
+        trainer, trainer._components.known_optimizers, trainer.optimizers, Optimizer
     )
     for name, module in models.items():
         trainer._components.replaced |= prepare_model(trainer, module)
         if trainer.run.metrics.is_evaluating:
             module.eval()
-        if vars(owner).get(name) is trainer.modules[name]:
-            setattr(owner, name, module)
+        if vars(trainer).get(name) is trainer.modules[name]:
+            setattr(trainer, name, module)
         trainer.modules[name] = module
     if models:
         trainer._components.models = {
@@ -175,11 +160,11 @@ def adopt_replaced(trainer: Program) -> None:
     for name, optimizer in optimizers.items():
         swap_parameters(optimizer, trainer._components.replaced)
         trainer.runtime.adapt_optimizer(optimizer)
-        if vars(owner).get(name) is trainer._components.known_optimizers[name]:
-            setattr(owner, name, optimizer)
+        if vars(trainer).get(name) is trainer._components.known_optimizers[name]:
+            setattr(trainer, name, optimizer)
         trainer.optimizers[name] = trainer._components.known_optimizers[name] = optimizer
     for name, schedule in trainer.schedules.items():
-        given = vars(owner).get(name)
+        given = vars(trainer).get(name)
         if isinstance(given, (LRScheduler, Schedule)) and given not in (
             schedule,
             schedule.scheduler,
@@ -305,13 +290,6 @@ def assemble_training(trainer: Program) -> None:
 
 
 def build_update(trainer: Program, name: str, optimizer: Optimizer, guard: Any) -> OptimizerUpdate:
-    if isinstance(optimizer, torch.optim.LBFGS) and trainer._has_default_step:
-        raise ConfigurationError(
-            "lbfgs-default-step",
-            f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: "
-            "override `train_step` and call `optimizer.step(closure)` there, or use another "
-            "optimizer.",
-        )
     runtime = trainer.runtime
     return OptimizerUpdate(
         name,

@@ -82,11 +82,7 @@ class CallbackSchedulers:
         waiting = self._waiting
         self._waiting = []
         lost: list[str] = []
-        before = (
-            {id(optimizer): _hyperparameters(optimizer) for optimizer in optimizers}
-            if waiting
-            else {}
-        )
+        before = {id(o): [dict(group) for group in o.param_groups] for o in optimizers}
         yield lost
         for callback, states, loaded in waiting:
             found = schedulers_of(callback)
@@ -97,10 +93,6 @@ class CallbackSchedulers:
                     set_hyperparameters(
                         scheduler.optimizer, before.get(id(scheduler.optimizer), ())
                     )
-
-
-def _hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
-    return [dict(group) for group in optimizer.param_groups]
 
 
 def set_hyperparameters(optimizer: Optimizer, groups: Iterable[Mapping[str, Any]]) -> None:

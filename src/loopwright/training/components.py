@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from math import inf, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ..callback import TrainerHooks, check_hooks
-from ..errors import CallError, ConfigurationError, check_number
+from ..errors import ConfigurationError, check_number
 from ..trees import as_json
 
 if TYPE_CHECKING:
@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     from ..run.manifest import RunFacts
 
 T = TypeVar("T")
-
-
-class OptimizersByName(dict[str, Optimizer]):
-    """The optimizers by name; in other frameworks `self.optimizers()` is a call."""
-
-    def __call__(self, *_: Any, **__: Any) -> Never:
-        names = " or ".join(f"`self.optimizers[{name!r}]`" for name in self)
-        raise CallError(
-            "optimizers-called",
-            "`trainer.optimizers` is a dict of the optimizers by name, not a method: write "
-            f"{names}. A step needs none of them, since `self.update(loss)` runs backward and "
-            "steps the optimizer.",
-        )
 
 
 class Components:
@@ -120,18 +107,12 @@ def replaced_in(
 ) -> dict[str, T]:
     """Return the objects that have replaced those in `known`, as attributes or entries of the same
     names."""
-    result: dict[str, T] = {}
-    for name, old in known.items():
-        for value in (vars(owner).get(name), entries.get(name)):
-            if not isinstance(value, kind) or value is old:
-                continue
-            if result.setdefault(name, value) is not value:
-                raise ConfigurationError(
-                    "replaced-twice",
-                    f"{name!r} was replaced twice with different objects, by `trainer.{name} = "
-                    "...` and by the entry with that name: assign only one of them.",
-                )
-    return result
+    return {
+        name: value
+        for name, old in known.items()
+        for value in (entries.get(name), vars(owner).get(name))
+        if isinstance(value, kind) and value is not old
+    }
 
 
 def is_trained(module: nn.Module) -> bool:
@@ -335,25 +316,9 @@ def check_label(name: Any, tags: Any, config: Any) -> RunFacts:
     is not given."""
     label: RunFacts = {}
     if name is not None:
-        if not isinstance(name, str) or not name.strip():
-            raise ConfigurationError(
-                "run-name", f"name={name!r:.60}: use a string, the name of the run."
-            )
-        label["name"] = name
+        label["name"] = str(name)
     if tags:
-        words = (
-            [tags]
-            if isinstance(tags, str)
-            else list(tags)
-            if isinstance(tags, Iterable)
-            else [tags]
-        )
-        if isinstance(tags, Mapping) or not all(isinstance(word, str) for word in words):
-            raise ConfigurationError(
-                "run-tags",
-                f"tags={tags!r:.60}: use a list of strings, such as ['baseline', 'small'].",
-            )
-        label["tags"] = words
+        label["tags"] = [tags] if isinstance(tags, str) else [str(tag) for tag in tags]
     if config is not None:
         if not isinstance(config, Mapping):
             raise ConfigurationError(

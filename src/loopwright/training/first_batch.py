@@ -3,7 +3,7 @@ and schedules watch, and the sizes of lazy layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..callback import Callback, TrainerHooks
+from ..callback import TrainerHooks, own_hooks
 from ..callbacks.interval import Watching
 from ..data.containers import map_tensors
 from ..data.random import preserved_rng
@@ -83,7 +83,8 @@ def _check_plateau(schedule: Schedule, metric: str | None, directions: Direction
 
 
 def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
-    after_epochs = {"loss"} | _measured_in_evaluation(run)
+    evaluated = set() if run.data.eval_stream is None else measured_on(run, run.data.eval_stream)
+    after_epochs = {"loss", *(f"eval_{name}" for name in evaluated)}
     by_callbacks = _measured_by_callbacks(run)
     _check_moments(run, after_epochs, _with_promised(by_callbacks, run))
     measured = after_epochs | by_callbacks
@@ -99,9 +100,9 @@ def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if name.startswith("eval_") and run.data.eval_stream is None:
             hint = " Pass `eval_data=` to evaluate."
-        elif own := _own_callback(run, name):
+        else:
             hint += (
-                f" If {own} logs it, add a method `metric_names(self, known)` to {own} that "
+                " A callback of yours that logs it needs a method `metric_names(self, known)` that "
                 f"returns {{{name!r}}}."
             )
         raise ConfigurationError(
@@ -119,7 +120,7 @@ def _check_moments(run: TrainingRun, after_epochs: set[str], logged: set[str]) -
             continue
         name = callback.metric
         every = f"{callback.interval.n} {callback.interval.unit}s"
-        if name in after_epochs and _missing({name: ""}, logged, run):
+        if name in after_epochs and _missing([name], logged, run):
             option = f"every_n_{callback.interval.unit}s={callback.interval.n}"
             raise ConfigurationError(
                 "metric-of-epochs",
@@ -137,41 +138,15 @@ def _with_promised(known: set[str], run: TrainingRun) -> set[str]:
     return known.union(*(c.metric_names(known) for c in run.callbacks if c.evaluates_again))
 
 
-def _missing(wanted: dict[str, str], known: set[str], run: TrainingRun) -> list[str]:
+def _missing(wanted: Iterable[str], known: set[str], run: TrainingRun) -> list[str]:
     """Return watched metrics that are unknown, unless the trainer's own hooks may log them."""
-    missing = [name for name in wanted if name not in known]
+    own = set(own_hooks(run.program, TrainerHooks))
     return [
-        n
-        for n in missing
-        if not _overrides(run, *(EVAL_HOOKS if n.startswith("eval_") else TRAIN_HOOKS))
+        name
+        for name in wanted
+        if name not in known
+        and own.isdisjoint(EVAL_HOOKS if name.startswith("eval_") else TRAIN_HOOKS)
     ]
-
-
-def _own_callback(run: TrainingRun, name: str) -> str | None:
-    """Return a callback of the user's whose hooks may log this metric, and which names no
-    metrics."""
-    hooks = EVAL_HOOKS if name.startswith("eval_") else TRAIN_HOOKS
-    for callback in run.callbacks:
-        kind = type(callback)
-        is_own = (
-            not kind.__module__.startswith("loopwright.")
-            and kind.metric_names is Callback.metric_names
-        )
-        if is_own and any(getattr(kind, hook) is not getattr(Callback, hook) for hook in hooks):
-            return kind.__name__
-    return None
-
-
-def _overrides(run: TrainingRun, *names: str) -> bool:
-    return any(
-        getattr(type(run.program), name) is not getattr(TrainerHooks, name) for name in names
-    )
-
-
-def _measured_in_evaluation(run: TrainingRun) -> set[str]:
-    """Return the names of the metrics of `eval_step`, from one batch."""
-    stream = run.data.eval_stream
-    return set() if stream is None else {f"eval_{name}" for name in measured_on(run, stream)}
 
 
 def _measured_by_callbacks(run: TrainingRun) -> set[str]:
@@ -200,7 +175,6 @@ def measured_on(run: TrainingRun, stream: Stream) -> set[str]:
 def _measured_in_training(run: TrainingRun) -> set[str] | None:
     """Return the names of the default `train_step`'s metrics; None for an own step, or if data
     cannot be read twice."""
-
     if not run.program._has_default_step:
         return None
     return _names(run, peek(run), partial(measure_supervised, run.program)) or None
@@ -229,21 +203,19 @@ def peek(run: TrainingRun) -> list[Batch]:
 
 def _names(run: TrainingRun, batches: list[Batch], step: Callable[[Any], Any]) -> set[str]:
     meter = Meter()
-    with (
-        run.phase(meter),
-        run.media.muted(),
-        run.program._eval_mode(),
-        torch.no_grad(),
-        preserved_rng(),
-        run.runtime.autocast,
-    ):
-        for batch, size, _ in batches:
-            run.window.size = size
-            # a step may write into it, and it may belong to a list of the user's
-            own = map_tensors(Tensor.clone, batch)
-            meter.add(StepResult.of(step(run.program.prepare_batch(own)), size))
+    with run.phase(meter), preserved_rng():
+        for batch in batches:
+            meter.add(StepResult.of(_try(run, batch, step), batch.size))
     run.metrics.directions.losses |= meter.losses
     return set(meter.compute())
+
+
+def _try(run: TrainingRun, batch: Batch, step: Callable[[Any], Any]) -> Any:
+    """Compute a step in eval mode, on a copy: it may write into its batch, which may belong to a
+    list of the user's."""
+    with run.program._eval_mode(), run.media.muted(), torch.no_grad(), run.runtime.autocast:
+        run.window.size = batch.size
+        return step(run.program.prepare_batch(map_tensors(Tensor.clone, batch.value)))
 
 
 # Lazy layers (`LazyLinear`, `LazyBatchNorm1d`), whose sizes are not known before the first batch
@@ -280,10 +252,7 @@ def materialise(run: TrainingRun) -> None:
     if not batches:
         raise no_size(names, "a batch of the training data cannot be read without consuming it")
     try:
-        with run.program._eval_mode(), run.media.muted(), torch.no_grad(), run.runtime.autocast:
-            run.window.size = batches[0].size
-            own = map_tensors(Tensor.clone, batches[0].value)  # a step may write into it
-            run.program.eval_step(run.program.prepare_batch(own))
+        _try(run, batches[0], run.program.eval_step)
     except Exception as error:
         raise no_size(
             names, f"`eval_step` failed on the first one ({type(error).__name__}: {error})"

@@ -7,34 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, public
 
 if TYPE_CHECKING:
-    from ..callback import Hook
     from ..metrics.media import Histogram, Images, Media, Table
     from ..metrics.progress import Progress
-    from ..metrics.rows import Place
-    from ..runtime import Runtime
+    from .run import TrainingRun
 
-    Content = Images | Histogram | Table | str
-
-
-class LoggedRun(Protocol):
-    """The part of a run that logging needs."""
-
-    @property
-    def runtime(self) -> Runtime: ...
-    @property
-    def hooks(self) -> Mapping[str, list[Hook]]: ...
-    @property
-    def media(self) -> MediaLog: ...
-    @property
-    def record_hint(self) -> str: ...
-    def emit(self, event: str, *args: Any) -> None: ...
-    def place(self) -> Place: ...
-    def say(self, line: str) -> None: ...
+    # what is logged, the number of its images, and a remark on its values
+    Read = tuple[Images | Histogram | Table | str, int, str]
 
 
 MAX_WAITING = 1000  # items that are logged before training
@@ -54,20 +37,23 @@ class MediaLog:
         self._step = -1  # of the items that were numbered last
         self._counts: dict[str, int] = {}  # of the items of that step, by name
         # step and counts, as the steps of an epoch ended
-        self._before_end: tuple[int, dict[str, int]] = (
-            -1,
-            {},
-        )
+        self._before_end: tuple[int, dict[str, int]] = (-1, {})
         self._said: set[str] = set()
 
-    def add(self, run: LoggedRun, name: str, content: Content, count: int) -> None:
+    def add(self, run: TrainingRun, name: str, content: Any, count: int) -> None:
         """Give an item to the callbacks, now or when training begins; `count` is the number of its
         images."""
-        media = self._placed(run, name, content, count)
+        from ..metrics.media import Media
+
+        update, step, epoch, samples, seconds = run.place()
+        if step != self._step:
+            self.renumber(step)
+        position = self._counts.get(name, 0)
+        self._counts[name] = position + count
+        media = Media(name, content, update, step, epoch, samples, seconds, time.time(), position)
         if self.waiting is None:
             run.emit("on_media", media)
-            return
-        if len(self.waiting) < MAX_WAITING:
+        elif len(self.waiting) < MAX_WAITING:
             self.waiting.append(media)
             self.say_once(
                 run,
@@ -82,17 +68,7 @@ class MediaLog:
                 "training to start.",
             )
 
-    def _placed(self, run: LoggedRun, name: str, content: Content, count: int) -> Media:
-        from ..metrics.media import Media
-
-        update, step, epoch, samples, seconds = run.place()
-        if step != self._step:
-            self.renumber(step)
-        position = self._counts.get(name, 0)
-        self._counts[name] = position + count
-        return Media(name, content, update, step, epoch, samples, seconds, time.time(), position)
-
-    def begin(self, run: LoggedRun) -> None:
+    def begin(self, run: TrainingRun) -> None:
         """Training begins: give the callbacks what was logged before it."""
         waiting = self.waiting or ()
         self.waiting = None
@@ -136,35 +112,31 @@ class MediaLog:
         finally:
             self._is_muted = before
 
-    def is_needed(self, run: LoggedRun) -> bool:
+    def is_needed(self, run: TrainingRun) -> bool:
         """Whether this process logs what a user's step is logging now."""
         return run.runtime.is_main and not self._is_muted
 
-    def has_listener(self, run: LoggedRun, call: str) -> bool:
+    def has_listener(self, run: TrainingRun, call: str) -> bool:
         """Whether a callback gets the item, or may get it once training begins; if none does, a
         line says so once."""
         if self.waiting is not None or run.hooks["on_media"]:
             return True
         self.say_once(
-            run, "nobody", f"{call}: this value is not recorded anywhere. {run.record_hint}"
+            run,
+            "nobody",
+            f"{call}: this value is not recorded anywhere. {run.message_names.record_media}",
         )
         return False
 
-    def say_once(self, run: LoggedRun, key: str, line: str) -> None:
+    def say_once(self, run: TrainingRun, key: str, line: str) -> None:
         """Print a line unless one with this key was printed before."""
         if key not in self._said:
             self._said.add(key)
             run.say(line)
 
 
-def _log(
-    run: LoggedRun,
-    call: str,
-    name: Any,
-    read: Callable[[str], tuple[Callable[[], Content], int, str]],
-) -> None:
-    """Read a value and log it: `read` returns a function that makes the content, a number of
-    images, and a remark."""
+def _log(run: TrainingRun, call: str, name: Any, read: Callable[[str], Read]) -> None:
+    """Log a value that `read` returns, where something records it."""
     if not isinstance(name, str) or not name.strip():
         given = repr(name) if isinstance(name, str) else f"of type {type(name).__name__}"
         raise ConfigurationError(
@@ -172,17 +144,15 @@ def _log(
             f"{call}: the first argument is {given}: give a name first, such as 'samples', and "
             "then the value.",
         )
-    if not run.media.is_needed(run):
-        return
     full = f"{call}({name!r})"
-    make, count, remark = read(full)
-    if remark:
-        run.media.say_once(run, f"values of {name}", f"{full}: {remark}")
-    if run.media.has_listener(run, full):
-        run.media.add(run, name, make(), count)
+    if run.media.is_needed(run) and run.media.has_listener(run, full):
+        content, count, remark = read(full)
+        if remark:
+            run.media.say_once(run, f"values of {name}", f"{full}: {remark}")
+        run.media.add(run, name, content, count)
 
 
-def log_files(run: LoggedRun, name: str, paths: Sequence[Path]) -> None:
+def log_files(run: TrainingRun, name: str, paths: Sequence[Path]) -> None:
     """Log PNG files that an interface has written, with their names as captions, where something
     records them."""
     if paths and run.media.is_needed(run) and run.hooks["on_media"]:
@@ -203,7 +173,7 @@ class MediaMethods:
     """
 
     @property
-    def _logged_run(self) -> LoggedRun:
+    def _logged_run(self) -> TrainingRun:
         raise NotImplementedError
 
     @public
@@ -233,11 +203,11 @@ class MediaMethods:
             ...         trainer.log_image("noise", torch.rand(3, 8, 8), caption="uniform")
         """
 
-        def read(call: str) -> tuple[Callable[[], Content], int, str]:
+        def read(call: str) -> Read:
             from ..metrics.media import as_images, check_range, read_image
 
             pixels, bad = read_image(call, image, check_range(call, value_range))
-            return lambda: as_images([pixels], [str(caption)]), 1, _bad_pixels(bad)
+            return as_images([pixels], [str(caption)]), 1, _bad_pixels(bad)
 
         _log(self._logged_run, "log_image", name, read)
 
@@ -268,14 +238,14 @@ class MediaMethods:
             ...         trainer.log_images("pairs", {"input": x, "output": 1 - x, "target": x})
         """
 
-        def read(call: str) -> tuple[Callable[[], Content], int, str]:
+        def read(call: str) -> Read:
             from ..metrics.media import as_images, check_captions, check_range, read_images
 
             pixels, keys, bad = read_images(call, images, check_range(call, value_range))
             texts = (
                 keys if captions is None and keys else check_captions(call, captions, len(pixels))
             )
-            return lambda: as_images(pixels, texts), len(pixels), _bad_pixels(bad)
+            return as_images(pixels, texts), len(pixels), _bad_pixels(bad)
 
         _log(self._logged_run, "log_images", name, read)
 
@@ -306,7 +276,7 @@ class MediaMethods:
             ...         trainer.log_histogram("weight", trainer.model.weight)
         """
 
-        def read(call: str) -> tuple[Callable[[], Content], int, str]:
+        def read(call: str) -> Read:
             from ..metrics.media import count_values, read_counts
 
             if edges is not None or counts is not None or values is None:
@@ -315,14 +285,10 @@ class MediaMethods:
                         "histogram-values",
                         f"{call}: pass the values, or edges= and counts=, but not both.",
                     )
-                counted = read_counts(call, edges, counts)
-                return lambda: counted, 1, ""
+                return read_counts(call, edges, counts), 1, ""
             histogram, total, bad = count_values(call, values, bins)
-            return (
-                lambda: histogram,
-                1,
-                f"{bad} of {total} values are NaN or infinite and not counted." if bad else "",
-            )
+            remark = f"{bad} of {total} values are NaN or infinite and not counted." if bad else ""
+            return histogram, 1, remark
 
         _log(self._logged_run, "log_histogram", name, read)
 
@@ -341,14 +307,14 @@ class MediaMethods:
             ...         trainer.log_text("sample", "once upon a time")
         """
 
-        def read(call: str) -> tuple[Callable[[], Content], int, str]:
+        def read(call: str) -> Read:
             if not isinstance(text, str):
                 raise ConfigurationError(
                     "media-type",
                     f"{call}: the value is of type {type(text).__name__}: pass a str, as "
                     "str(value), or use log_table for rows and columns.",
                 )
-            return lambda: text, 1, ""
+            return text, 1, ""
 
         _log(self._logged_run, "log_text", name, read)
 
@@ -370,11 +336,10 @@ class MediaMethods:
             ...         trainer.log_table("errors", [["cat", 3], ["dog", 1]], columns=["class", "count"])
         """
 
-        def read(call: str) -> tuple[Callable[[], Content], int, str]:
+        def read(call: str) -> Read:
             from ..metrics.media import read_table
 
-            table = read_table(call, rows, columns)
-            return lambda: table, 1, ""
+            return read_table(call, rows, columns), 1, ""
 
         _log(self._logged_run, "log_table", name, read)
 
@@ -395,10 +360,10 @@ class MediaMethods:
             ...         trainer.log_figure("losses", trainer.history.plot())
         """
 
-        def read(call: str) -> tuple[Callable[[], Content], int, str]:
+        def read(call: str) -> Read:
             from ..metrics.media import Images, draw_figure
 
-            return lambda: Images((draw_figure(call, figure),), (str(caption),)), 1, ""
+            return Images((draw_figure(call, figure),), (str(caption),)), 1, ""
 
         _log(self._logged_run, "log_figure", name, read)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,13 +16,15 @@ from torch import Tensor
 
 from ..errors import ConfigurationError, DataError
 from ..metrics.result import StepResult
-from ..trees import leaves
+from ..trees import leaves, map_leaves
 from .supervised import describe
 from .update import OptimizerUpdate
 
 if TYPE_CHECKING:
     from ..data.open import Batch
     from ..training.run import TrainingRun
+
+CONTAINERS = (Tensor, np.ndarray, Mapping, list, tuple)
 
 
 def split(batch: Any, size: int, number: int) -> list[tuple[Any, int]]:
@@ -66,17 +68,13 @@ def join(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
 
     Outputs that cannot be joined are returned as a list.
     """
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return _join_tensors([part.detach() for part in parts], sizes)
-    if isinstance(first, Mapping):
-        joined = {key: join([part[key] for part in parts], sizes) for key in first}
-        return joined if type(first) is dict else cast(Any, type(first))(joined)
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(join(column, sizes) for column in zip(*parts, strict=True)))
-    if isinstance(first, list | tuple):
-        return type(first)(join(column, sizes) for column in zip(*parts, strict=True))
-    return first if len(parts) == 1 or first is None else list(parts)
+
+    def join_values(*values: Any) -> Any:
+        if isinstance(values[0], Tensor):
+            return _join_tensors([value.detach() for value in values], sizes)
+        return values[0] if len(values) == 1 or values[0] is None else list(values)
+
+    return map_leaves(join_values, *parts)
 
 
 def _join_tensors(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
@@ -90,24 +88,22 @@ def _join_tensors(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     ).sum()
 
 
-def _cut(value: Any, size: int, start: int, stop: int) -> Any:
+def _cut(batch: Any, size: int, start: int, stop: int) -> Any:
     """Rows `start` to `stop` of everything that has rows; containers keep their type."""
-    if isinstance(value, Tensor | np.ndarray):
-        return value[start:stop] if value.ndim else value
-    if isinstance(value, Mapping):
-        cut = {key: _cut(item, size, start, stop) for key, item in value.items()}
-        return cut if type(value) is dict else cast(Any, type(value))(cut)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_cut(item, size, start, stop) for item in value))
-    if isinstance(value, list | tuple):
-        if _is_column(value) and len(value) == size:  # texts, names of files: one for each sample
-            return value[start:stop]
-        return type(value)(_cut(item, size, start, stop) for item in value)
-    return value
 
+    def has_rows(value: Any) -> bool:
+        if isinstance(value, Tensor | np.ndarray):
+            return value.ndim > 0
+        # texts, names of files: one for each sample
+        return (
+            isinstance(value, list | tuple)
+            and len(value) == size
+            and not any(isinstance(item, CONTAINERS) for item in value)
+        )
 
-def _is_column(value: Sequence[Any]) -> bool:
-    return not any(isinstance(item, Tensor | np.ndarray | Mapping | list | tuple) for item in value)
+    return map_leaves(
+        lambda value: value[start:stop] if has_rows(value) else value, batch, is_leaf=has_rows
+    )
 
 
 class SeveralUpdatesError(ConfigurationError):

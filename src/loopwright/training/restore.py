@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 
 from .._torch_compat import LOADING_METHODS, has_load_hooks, mark_stepped
 from ..callback import has_users_state, named_by_class
@@ -23,8 +22,6 @@ from ..checkpoint.writer import snapshot
 from ..data.order import derive_seed
 from ..data.random import all_preserved, rng_state, seed_generators, set_rng_state
 from ..errors import CheckpointError
-from ..metrics.history import History
-from ..metrics.meter import Meter
 from ..metrics.metric_objects import (
     MetricOwners,
     load_metric_states,
@@ -39,25 +36,13 @@ from .callback_schedulers import CallbackSchedulers, state_of
 from .keeper import Keeper
 from .program import users_trainer
 from .run import SavedPosition
-from .state_mismatch import (
-    NOTHING_KEPT,
-    Kept,
-    compare_components,
-    differing_kinds,
-    refuse,
-    tried,
-    wrong_fields,
-)
+from .state_mismatch import NOTHING_KEPT, Kept, compare_components, refuse, wrong_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ..callback import Callback
     from .run import TrainingRun
-
-
-# the parts that are the run's own; "lanes" (the updates) is a name in files, which stays
-RUN = ("progress", "history", "meter", "data", "stop_reason", "rng", "lanes")
 
 
 class Restore:
@@ -94,14 +79,7 @@ class Restore:
         owners = metric_owners(run)
         run.files.callback_schedulers.forget()
         with undone_on_error(run, f"Checkpoint {self.source}", callbacks.values()) as at:
-            for name, optimizer in components.optimizers.items():
-                at.part = f"optimizers: {name}"
-                if name not in kept.optimizers:
-                    load_optimizer(optimizer, tree["optimizers"][name])
-            for name, schedule in components.schedules.items():
-                at.part = f"schedules: {name}"
-                if name not in kept.schedules:
-                    schedule.scheduler.load_state_dict(small["schedules"][name])
+            _load_optimizers(run, at, tree["optimizers"], small["schedules"], kept)
             for name, callback in callbacks.items():
                 at.part = f"callbacks: {name}"
                 if (state := small["callbacks"].get(name)) is not None:
@@ -110,11 +88,11 @@ class Restore:
             remarks = run.program._load_users_state(small["trainer"], self.source)
             at.part = "metrics"
             self._load_metrics(owners, small)
-            at.part = "models"
-            for name, model in components.models.items():
-                load_model(model, tree["models"][name])
             at.part = "updates"
             restore_counters(run, small)
+            at.part = "models"  # last: their weights are not copied, unless they may refuse some
+            for name, model in components.models.items():
+                load_model(model, tree["models"][name])
         run.call.was_finished = run.progress.call_finished
         run.metrics.meter.computed = metrics_at(small["computed"], owners)
         unused = unused_states(callbacks, small, self.source)
@@ -217,67 +195,60 @@ def load_parts(
     """
     states = parts.optimizers if optimizers else {}
     schedulers = parts.schedules if schedules else {}
-    models = parts.models if isinstance(parts.models, Mapping) else {}
     source = str(parts.path)
     problems = [
-        f"the trainer has no model {name!r}" for name in models if name not in run.components.models
+        f"the trainer has no model {name!r}"
+        for name in parts.models
+        if name not in run.components.models
     ]
     problems += compare_components(run.components, parts.models, states, schedulers, partly=True)
     refuse(source, problems)
     with undone_on_error(run, source) as at:
-        for name, optimizer in run.components.optimizers.items():
-            if name in states:
-                at.part = f"optimizers: {name}"
-                load_optimizer(optimizer, states[name])
-        for name, schedule in run.components.schedules.items():
-            if name in schedulers:
-                at.part = f"schedules: {name}"
-                schedule.scheduler.load_state_dict(schedulers[name])
+        _load_optimizers(run, at, states, schedulers)
         at.part = "trainer"
         saved = parts.rest.get("trainer")
         remarks = run.program._load_users_state(saved, source) if own_state else []
         at.part = "models"
-        for name, state in models.items():
+        for name, state in parts.models.items():
             run.components.models[name].load_state_dict(state)
     for line in remarks:
         run.say(line)
+
+
+def _load_optimizers(
+    run: TrainingRun,
+    at: Loading,
+    optimizers: Mapping[str, Any],
+    schedules: Mapping[str, Any],
+    kept: Kept = NOTHING_KEPT,
+) -> None:
+    for name, optimizer in run.components.optimizers.items():
+        at.part = f"optimizers: {name}"
+        if name in optimizers and name not in kept.optimizers:
+            load_optimizer(optimizer, optimizers[name])
+    for name, schedule in run.components.schedules.items():
+        at.part = f"schedules: {name}"
+        if name in schedules and name not in kept.schedules:
+            schedule.scheduler.load_state_dict(schedules[name])
 
 
 # What of a state is this process's
 
 
 def compare_run(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
-    """Return the problems of the counters, history, positions and random generators of a saved
-    run."""
-    missing = [part for part in RUN if part not in small]
-    if missing:
-        return [f"{', '.join(missing)}: not in the checkpoint"]
-    own = Progress().state_dict()
-    saved = small["progress"]
-    wrong = list(wrong_fields("progress", saved, own))
+    """Return the problems of the counters and positions of a saved run.
+
+    "lanes" (the updates) is a name in files, which stays.
+    """
     return [
-        *(wrong or differing_kinds(own, saved, "progress", none_fits=False)),
+        *wrong_fields("progress", small["progress"], Progress().state_dict()),
         *(
             f"updates: those of optimizer {name!r} are not in the checkpoint"
             for name in run.components.optimizers
             if small["lanes"] and name not in small["lanes"]
         ),
-        *tried("history", lambda: History().load_state_dict(small["history"])),
-        *tried("meter", lambda: _try_meters(own_process(run, small["meter"]))),
-        *tried("rng", lambda: _try_generators(own_rng(small["rng"], run))),
         *_wrong_positions(run, small),
     ]
-
-
-def _try_meters(states: Iterable[Any]) -> None:
-    meter = Meter()
-    for state in states:
-        meter.add_state_dict(state)
-
-
-def _try_generators(state: dict[str, Any]) -> None:
-    with all_preserved():
-        set_rng_state(state)
 
 
 def _wrong_positions(run: TrainingRun, small: Mapping[str, Any]) -> Iterator[str]:
@@ -346,7 +317,9 @@ def undone_on_error(
     components = run.components
     undo = [
         _attributes_undone([owner] if has_users_state(owner) else []),
-        *map(_optimizer_undone, components.optimizers.values()),
+        *map(_replacing_undone, components.optimizers.values()),
+        *map(_replacing_undone, (run.history, run.metrics.meter)),
+        _state_undone(run.progress, dict),
         *(_state_undone(s.scheduler, deepcopy) for s in components.schedules.values()),
         *map(_callback_undone, callbacks),
         *(_state_undone(update, deepcopy) for update in run.updates.by_name.values()),
@@ -379,14 +352,14 @@ def metric_owners(run: TrainingRun) -> MetricOwners:
     return MetricOwners.of(run.components.modules, run.program, run.callbacks)
 
 
-def _optimizer_undone(optimizer: Optimizer) -> Callable[[], None]:
-    """Return a function that gives an optimizer its present groups and state again; loading
-    replaces both objects."""
-    before = dict(optimizer.__dict__)
+def _replacing_undone(owner: object) -> Callable[[], None]:
+    """Return a function that gives an object its present attributes again, which loading replaces
+    and does not change, as an optimizer's groups and state."""
+    before = dict(vars(owner))
 
     def undo() -> None:
-        optimizer.__dict__.clear()
-        optimizer.__dict__.update(before)
+        vars(owner).clear()
+        vars(owner).update(before)
 
     return undo
 

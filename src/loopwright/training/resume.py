@@ -30,12 +30,6 @@ class Origin(NamedTuple):
     @classmethod
     def checked(cls, resume: bool | str | Path, changes: str) -> Origin:
         """The arguments of `train`."""
-        if changes not in ("refuse", "accept"):
-            raise ConfigurationError(
-                "unknown-changes",
-                f"changes={changes!r}: use 'refuse', or 'accept' to continue a run although the "
-                "program has changed.",
-            )
         path = None if isinstance(resume, bool) or resume == "auto" else Path(resume)
         return cls(path, resume is False, changes == "accept")
 
@@ -206,7 +200,8 @@ def _compare(run: TrainingRun, found: Restore, origin: Origin) -> dict[str, Chan
     now = run.files.fingerprint
     saved = found.tree["fingerprint"]
     saved = saved if isinstance(saved, dict) else None
-    recorded = (_recorded(run) if origin.path is None else None) or saved
+    (recorded,) = (_recorded(run, "fingerprint") if origin.path is None else None) or [None]
+    recorded = recorded or saved
     if now is None or recorded is None:
         run.say(
             f"{found.source} does not record the program that wrote it, so it was not checked "
@@ -230,15 +225,17 @@ def _compare(run: TrainingRun, found: Restore, origin: Origin) -> dict[str, Chan
     return {change.key: change for change in program_changes(saved or recorded, now)}
 
 
-def _recorded(run: TrainingRun) -> dict[str, Any] | None:
-    """Return the fingerprint that the run directory has, as rank 0 reads it."""
+def _recorded(run: TrainingRun, *names: str) -> list[Any] | None:
+    """Return entries of the manifest in the run directory, as rank 0 reads them."""
     from ..run import RunManifest
+    from ..run.directory import MANIFEST
 
-    assert run.files.directory is not None
+    path = Path(run.files.run_dir or "") / MANIFEST
     found = None
-    if run.runtime.is_main and run.files.directory.has_run:
-        found = RunManifest.read(run.files.directory.manifest_path).fingerprint or None
-    recorded: dict[str, Any] | None = run.runtime.broadcast_object(found)
+    if run.runtime.is_main and path.is_file():
+        manifest = RunManifest.read(path)
+        found = [getattr(manifest, name) for name in names]
+    recorded: list[Any] | None = run.runtime.broadcast_object(found)
     return recorded
 
 
@@ -257,19 +254,11 @@ def keep_recorded_seed(run: TrainingRun, origin: Origin) -> None:
     is_new = origin.is_fresh or origin.path is not None or run.files.run_dir is None
     if run.call.number or is_new or seed.source != "seed_everything":
         return
-    from ..run import RunManifest
-    from ..run.directory import MANIFEST
-
-    path = Path(run.files.run_dir or "") / MANIFEST
-    found = None
-    if run.runtime.is_main and path.is_file():
-        manifest = RunManifest.read(path)
-        found = (manifest.seed, manifest.seed_source)
-    recorded = run.runtime.broadcast_object(found)
-    if recorded is not None and recorded[1] is None and recorded[0] != seed.value:
-        run.program.seed = recorded[0]
+    recorded, source = _recorded(run, "seed", "seed_source") or (seed.value, seed.source)
+    if source is None and recorded != seed.value:
+        run.program.seed = recorded
         run.say(
-            f"The run in {run.files.run_dir} began with seed {recorded[0]}, in a version in which "
+            f"The run in {run.files.run_dir} began with seed {recorded}, in a version in which "
             "`seed_everything` did not count for a trainer without `seed=`: it continues with "
             f"this seed, and not with {seed.value}."
         )

@@ -4,12 +4,12 @@ resumes."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..callback import Callback, Dispatch, Hook, TrainerHooks
 from ..data.order import derive_seed
@@ -32,43 +32,11 @@ if TYPE_CHECKING:
     from ..run import RunDirectory
     from ..run.changes import Change
     from ..run.manifest import RunFacts
-    from .callback_schedulers import CallbackSchedulers
+    from .compiled.choice import CompiledStep
     from .program import MessageNames, Program
-    from .waiting import DataWait
-
-
-class StepChoice(Protocol):
-    """What a run with `compile="step"` has decided (`compiled.choice.CompiledStep`)."""
-
-    choice: Literal["compiled", "eager"] | None
-    reason: str  # for the choice
-    seconds: float  # of compiling
-
-    @property
-    def num_graphs(self) -> int: ...
-    @property
-    def num_recompilations(self) -> int: ...
-    def step_function(self, run: TrainingRun) -> Callable[[Any], Any]: ...
-    def report(self, run: TrainingRun) -> None: ...
-    def facts(self) -> dict[str, Any]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 MAX_NOTES = 1000  # that wait for a recorder; without one they are forgotten
-
-
-def _callback_schedulers() -> CallbackSchedulers:
-    # imported with the first run, not with the package
-    from .callback_schedulers import CallbackSchedulers
-
-    return CallbackSchedulers()
-
-
-def _data_wait(run: TrainingRun) -> DataWait:
-    from .waiting import DataWait  # as above
-
-    return DataWait(run)
 
 
 class Measuring:
@@ -116,7 +84,9 @@ class RunFiles:
         # differences between the program and the run that it continues
         self.accepted: list[Change] = []
         self.pending: SavedPosition | None = None
-        self.callback_schedulers = _callback_schedulers()
+        from .callback_schedulers import CallbackSchedulers  # with the first run, not the package
+
+        self.callback_schedulers = CallbackSchedulers()
         # names the directory in which several processes write a checkpoint together
         self.token = ""
 
@@ -126,7 +96,9 @@ class Stopping:
 
     def __init__(self, run: TrainingRun) -> None:
         self.reason: str | None = None
-        self.wait = _data_wait(run)
+        from .waiting import DataWait  # with the first run, not the package
+
+        self.wait = DataWait(run)
         self.signals = Signals(self.wait.request)
         self.signals.is_shared = run.runtime.world > 1
         self.consensus: StopConsensus | None = None
@@ -171,7 +143,7 @@ class TrainingRun:
         # The current update
         self.window = Window()
         self.updates = Updates({}, self.window)
-        self.compiled: StepChoice | None = None  # with `compile="step"`
+        self.compiled: CompiledStep | None = None  # with `compile="step"`
         self.num_micro_batches = 1  # that a step is divided into, since memory ran out
         self.skips_nonfinite = False
         # Listeners and output
@@ -182,7 +154,7 @@ class TrainingRun:
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
 
     def fresh(
-        self, runtime: Runtime | None = None, compiled: StepChoice | None = None
+        self, runtime: Runtime | None = None, compiled: CompiledStep | None = None
     ) -> TrainingRun:
         """Return a new run of the same program, without directory, schedules and output, for an
         experiment."""
@@ -196,11 +168,6 @@ class TrainingRun:
     def message_names(self) -> MessageNames:
         """The names of the user's methods and arguments in messages."""
         return self.program._message_names
-
-    @property
-    def record_hint(self) -> str:
-        """What to do to have media recorded."""
-        return self.message_names.record_media
 
     # Random numbers
 

@@ -234,16 +234,11 @@ def _finished_line(run: TrainingRun, limits: Limits) -> str:
 def _reached_limits(limits: Limits, progress: Progress) -> list[str]:
     """Return each limit that has been reached: "2 epochs", "90 seconds"."""
     ends = limits.from_call(progress)
-    pairs = (
-        (limits.epochs, "epoch", Limits(epochs=ends.epochs)),
-        (limits.updates, "update", Limits(updates=ends.updates)),
-        (limits.samples, "sample", Limits(samples=ends.samples)),
-        (limits.seconds, "second", Limits(seconds=ends.seconds)),
-    )
+    names = [field.name for field in fields(limits) if getattr(limits, field.name) is not None]
     return [
-        counted(count, unit)
-        for count, unit, end in pairs
-        if count is not None and end.reached(progress)
+        counted(getattr(limits, name), name.removesuffix("s"))
+        for name in names
+        if Limits(**{name: getattr(ends, name)}).reached(progress)
     ]
 
 

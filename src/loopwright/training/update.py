@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from ..callback import Hook
 from ..errors import ConfigurationError
 from ..metrics.result import mistake_in_loss
 from .components import check_reached
+
+if TYPE_CHECKING:
+    from ..runtime import Runtime
 
 # The states of an update, and the calls that lead from one to the next:
 #
@@ -58,65 +61,6 @@ class Guard(Protocol):
         ...
 
 
-class Peers(Protocol):
-    """The part of the runtime that an update needs: collectives of the data-parallel group, and
-    clipping."""
-
-    num_shares: int  # the number of processes that work on different samples
-    is_in_backward: bool  # whether a backward pass of an update is under way
-
-    def prepare_backward(
-        self,
-        loss: Tensor,
-        params: Sequence[nn.Parameter],
-        inputs: Sequence[Tensor] | None,
-        *,
-        is_last: bool,
-        flag: Tensor | float | None = None,
-        overlaps: bool = True,
-    ) -> Sequence[Tensor] | None:
-        """Prepare a backward pass; return `inputs` as tensors of the graph. `sync_gradients`
-        reduces `flag`.
-
-        `overlaps` says that `sync_gradients` follows for the same parameters, so that averaging may
-        begin in the pass.
-        """
-
-    def finish_backward(self, *, is_complete: bool) -> None:
-        """End a backward pass; not `is_complete` after an exception."""
-
-    def sync_gradients(
-        self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
-    ) -> Tensor | float | None:
-        """Average the gradients over all ranks, unless FSDP2 has done so; return the maximum of the
-        ranks' flags."""
-
-    def local_parts(self, grads: Sequence[Tensor]) -> list[Tensor]:
-        """Return this rank's parts of gradients, which may be sharded."""
-        ...
-
-    def share_flag(self, flag: Tensor) -> Tensor:
-        """Return the largest flag of the ranks, where they have different gradients."""
-        ...
-
-    def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
-        """Return positions of the parameters in the order in which gradients are averaged; None
-        where there is none."""
-
-    def set_gradient_order(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
-        """Average in the order of a saved run."""
-
-    def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
-        """Divide gradients, which may be sharded."""
-
-    def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-        """Clip the gradients by their total norm, and return it."""
-        ...
-
-    def sum_count(self, count: Any) -> Any:
-        """Return the sum of the counts of all processes."""
-
-
 @dataclass(slots=True)
 class Window:
     """The current step within its accumulation window."""
@@ -127,9 +71,8 @@ class Window:
     # whether gradients of the last step are averaged as they are, so that this may begin early
     overlaps: bool = True
     has_stepped: bool = False  # whether an optimizer has been stepped with the window's gradients
-    stage: Literal["", "step", "update"] = (
-        ""  # what is under way: a step, or the rest of its update, or neither
-    )
+    # what is under way: a step, or the rest of its update, or neither
+    stage: Literal["", "step", "update"] = ""
     total: int | None = None  # samples of an evaluation step on all processes, where they share it
 
     def share_of(self, loss: Tensor) -> Tensor:
@@ -185,7 +128,7 @@ class OptimizerUpdate:
         clip_value: float | None = None,
         guard: Guard | None = None,
         reads_are_free: bool = True,
-        peers: Peers | None = None,
+        peers: Runtime | None = None,
     ) -> None:
         self.name = name
         self.optimizer = optimizer
@@ -212,14 +155,12 @@ class OptimizerUpdate:
         self.is_skipped = False
         self._is_fused_sgd = False
         self._count: Any = None  # items of the window so far
-        self._flag: Tensor | float | None = (
-            None  # above 0: not finite; a number where reading one is free
-        )
+        # above 0: not finite; a number where reading one is free
+        self._flag: Tensor | float | None = None
         self._reads_are_free = reads_are_free
         self._seen: Tensor | None = None
-        self._overflows: Tensor | None = (
-            None  # steps that a loss scaler left out on a device since the last log point
-        )
+        # steps that a loss scaler left out on a device since the last log point
+        self._overflows: Tensor | None = None
         self._found: Tensor | None = None  # the flag of gradients, where reading it is free
         self._on_device = (
             guard is not None
@@ -571,7 +512,7 @@ def run_backward(
     *,
     is_last: bool,
     holds_all: bool,
-    peers: Peers | None,
+    peers: Runtime | None,
     flag: Tensor | float | None = None,
     retain_graph: bool | None = None,
     overlaps: bool = True,

@@ -276,24 +276,12 @@ class Updates:
         names = tuple([member.name for member in members])
         if names in self._joint:
             return self._joint[names]
-        if not names:
-            raise ConfigurationError(
-                "no-optimizer-named",
-                "update(loss, []) names no optimizer: name those that the loss is for "
-                f"({', '.join(self.by_name)}).",
-            )
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigurationError(
-                "optimizer-named-twice",
-                f"update(loss, {list(names)}) names optimizer {twice!r} twice, so it would be "
-                "stepped twice with the same gradients: name each optimizer once.",
-            )
         return members[0] if len(members) == 1 else self._join(names, members)
 
     def _join(self, names: tuple[str, ...], members: Sequence[OptimizerUpdate]) -> JointUpdate:
-        joint = self._joint[names] = JointUpdate(members)
+        joint = JointUpdate(members)
         joint.refresh(self._trainable)
+        self._joint[names] = joint
         for function in self.on_joint:
             function(joint)
         return joint
@@ -364,7 +352,16 @@ def sum_and_compare(
     for name in digests:
         del total[name]
     if len(digests) > 1:
-        raise _difference(runtime.gather_objects(_named(updates, components)), progress.update)
+        from ..run.changes import differing_by_rank, listed_by_rank
+
+        differing = differing_by_rank(runtime.gather_objects(_named(updates, components)))
+        raise ConfigurationError(
+            "different-settings",
+            "The processes train with different settings, so their weights would differ (after "
+            f"update {progress.update}):{listed_by_rank(differing)}\nChange settings on every process "
+            "in the same way: not under a condition on the rank, nor on a loss or metric of one "
+            "process.",
+        )
     return total
 
 
@@ -401,21 +398,3 @@ def _named(updates: Updates, components: Components) -> dict[str, object]:
 
 def _number(value: object) -> object:
     return value.tolist() if isinstance(value, Tensor) else value
-
-
-def _difference(every: Sequence[Mapping[str, object]], number: int) -> ConfigurationError:
-    names = dict.fromkeys(name for named in every for name in named)
-    texts = [
-        f"{name} is "
-        f"{', '.join(f'{named.get(name)} on rank {rank}' for rank, named in enumerate(every[:4]))}"
-        for name in names
-        if any(named.get(name) != every[0].get(name) for named in every)
-    ]
-    more = [f"and {len(texts) - 3} more"] if len(texts) > 3 else []
-    shown = "; ".join([*texts[:3], *more])
-    return ConfigurationError(
-        "different-settings",
-        f"The processes train with different settings, so their weights would differ: {shown} "
-        f"(after update {number}). Change settings on every process in the same way: not under a "
-        "condition on the rank, nor on a loss or metric of one process.",
-    )

@@ -7,8 +7,8 @@ import gc
 import os
 import statistics
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..callback import Callback
@@ -261,23 +262,18 @@ class _Search:
 # The memory that a step needs, and that there is
 
 
-class SavedBytes:
-    """The bytes that forward passes save for the backward pass: each storage once, without
-    weights."""
+class SavedBytes(saved_tensors_hooks):
+    """Context that counts the bytes that forward passes save for the backward pass: each storage
+    once, without weights."""
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
+        super().__init__(self._note, lambda tensor: tensor)
         self.total = 0
         self._seen = {
             _storage(tensor)
             for model in models
             for tensor in (*model.parameters(), *model.buffers())
         }
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Context in which saved tensors are counted."""
-        with torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor):
-            yield
 
     def _note(self, tensor: Tensor) -> Tensor:
         storage = _storage(tensor)
@@ -317,30 +313,17 @@ def let_go(error: BaseException) -> None:
 
 def available_memory() -> int:
     """Return the available bytes of the machine, or of the container if it has a limit."""
-    found = [_of_machine(), _of_container()]
-    return min(amount for amount in found if amount is not None)
-
-
-def _of_machine() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(
+        free = next(
             int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")
         )
     except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _of_container() -> int | None:
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        return (
-            None
-            if limit == "max"
-            else max(int(limit) - int((CGROUP / "memory.current").read_text()), 0)
-        )
-    except (OSError, ValueError):
-        return None
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    with suppress(OSError, ValueError):  # no container, or one without a limit: "max"
+        limit = int((CGROUP / "memory.max").read_text())
+        free = min(free, max(limit - int((CGROUP / "memory.current").read_text()), 0))
+    return free
 
 
 class TrialWatch(Callback):
@@ -353,7 +336,7 @@ class TrialWatch(Callback):
         self._times: list[float] = []
         self._started = 0.0
         self._saved: SavedBytes | None = None
-        self._counting: AbstractContextManager[None] = nullcontext()
+        self._counting: AbstractContextManager[Any] = nullcontext()
         self.memory: int | None = None
 
     def begin(self, size: int, num_full: int, *, counts: bool) -> None:
@@ -387,7 +370,7 @@ class TrialWatch(Callback):
     def on_train_step_start(self, trainer: Program, batch: Any) -> None:
         if self._counts and self._saved is None:
             self._saved = SavedBytes(trainer.modules.values())
-            self._counting = self._saved.counting()
+            self._counting = self._saved
             self._counting.__enter__()
         self._started = _now(trainer)
 

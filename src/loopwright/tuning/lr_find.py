@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from ..callback import Callback
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..data.random import all_preserved
-from ..errors import ConfigurationError, MissingExtraError
+from ..errors import ConfigurationError, MissingExtraError, check_number
 from ..metrics.meter import Meter
 from ..metrics.result import StepResult
 from ..training.program import Program
@@ -58,19 +59,16 @@ class LearningRateScan:
 
     @property
     def suggestion(self) -> float | None:
-        """The rate to begin with: where the loss falls fastest; None where it never falls."""
-        return self.steepest
-
-    @property
-    def steepest(self) -> float | None:
-        """The rate around which the loss falls fastest, by orders of magnitude of the rate."""
+        """The rate to begin with: around which the loss falls fastest, by orders of magnitude of
+        the rate; None where it never falls."""
         lowest = self._lowest()
         width = self._width
         if lowest is None:
             return None
         inside = range(width, max(lowest - width, width) + 1)
         smoothed = self.smoothed
-        slopes = [_slope(smoothed, at, width) for at in inside]
+        near = [smoothed[at - width : at + width + 1] for at in inside]
+        slopes = [np.polyfit(range(len(values)), values, 1)[0] for values in near]
         return self.rates[inside[slopes.index(min(slopes))]] if min(slopes) < 0 else self.valley
 
     @property
@@ -99,7 +97,6 @@ class LearningRateScan:
         """Return the scan as plain values, for JSON."""
         return {
             "suggestion": self.suggestion,
-            "steepest": self.steepest,
             "valley": self.valley,
             "reason": self.reason,
             "rates": list(self.rates),
@@ -132,14 +129,6 @@ def _weighted(values: Sequence[float], at: int, width: int) -> float:
     return sum(weight * values[number] for weight, number in zip(weights, near, strict=True)) / sum(
         weights
     )
-
-
-def _slope(values: Sequence[float], at: int, width: int) -> float:
-    """Return the slope of a line fitted to the neighbouring values by least squares."""
-    near = range(max(at - width, 0), min(at + width + 1, len(values)))
-    middle = sum(near) / len(near)
-    spread = sum((number - middle) ** 2 for number in near)
-    return sum((number - middle) * values[number] for number in near) / spread
 
 
 def find_learning_rate(
@@ -188,10 +177,7 @@ def find_learning_rate(
         raise ConfigurationError(
             "scan-range", f"Rates from {lowest} to {highest}: use 0 < lowest < highest."
         )
-    if num_updates < 3:
-        raise ConfigurationError(
-            "scan-too-short", f"num_updates={num_updates}: a scan needs 3 or more."
-        )
+    check_number("num_updates", num_updates, least=3)
     growth = _Growth(lowest, highest, num_updates, optimizer, stop_factor)
     with all_preserved():
         data = trainer.configure_data()[0] if data is None else data
@@ -271,15 +257,6 @@ def _groups_of(trainer: Program, name: str | None) -> list[tuple[dict[str, Any],
             "scan with `optimizer=`.",
         )
     chosen = next(iter(trainer.optimizers)) if name is None else name
-    if chosen not in trainer.optimizers:
-        raise ConfigurationError(
-            "optimizer-to-scan",
-            f"There is no optimizer {chosen!r}; available: {', '.join(trainer.optimizers)}.",
-        )
     groups: Sequence[dict[str, Any]] = trainer.optimizers[chosen].param_groups
-    if any("lr" not in group for group in groups):
-        raise ConfigurationError(
-            "no-learning-rate", f"Optimizer {chosen!r} has no `lr` that could be changed."
-        )
     largest = max(float(group["lr"]) for group in groups)
     return [(group, float(group["lr"]) / largest if largest > 0 else 1.0) for group in groups]

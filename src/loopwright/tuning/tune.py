@@ -17,7 +17,7 @@ import torch
 
 from ..callback import Callback
 from ..callbacks.nonfinite import NonFiniteGuard
-from ..errors import ConfigurationError, Interrupted
+from ..errors import ConfigurationError, Interrupted, check_number
 from ..metrics.progress import Limits
 from ..text import counted
 from ..training.keeper import Keeper
@@ -29,11 +29,11 @@ from .fresh_run import fresh_run, kept_position
 from .tune_settings import NAMES, Arrangement, Choices, TunedData, num_cores
 from .tune_table import (
     CHANGES_NUMBERS,
-    EFFECTS,
     LEAST_GAIN,
     Tuning,
     TuningRow,
     aligned,
+    effect_of,
     judged,
     spread_of,
 )
@@ -53,7 +53,7 @@ class Stopwatch(Callback):
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._seconds = 0.0
-        self._num_timed = None
+        self._num_timed: int | None = None
         self._num_warm = WARM_UP
         self._began = 0.0
         self._started = 0.0
@@ -61,8 +61,6 @@ class Stopwatch(Callback):
         self._update = 0
         self._first = 0
         self._last = 0
-
-    _num_timed: int | None
 
     def begin(self, seconds: float, num_timed: int | None, num_warm: int) -> None:
         """Start a turn that is timed for some seconds, or for a number of updates."""
@@ -116,9 +114,8 @@ class Tuner:
         is_silent: Whether to print nothing; by default where the trainer is silent.
     """
 
-    _num_updates: int | None = (
-        None  # timed in a turn instead of seconds, so that tests count rather than time
-    )
+    # timed in a turn instead of seconds, so that tests count rather than time
+    _num_updates: int | None = None
     _clock: Callable[[], float] = staticmethod(perf_counter)
 
     def __init__(
@@ -194,7 +191,9 @@ class Tuner:
         self._measure(self._own)  # the first turn of a process is slower than all others
         self._speeds = [self._measure(self._own) for _ in range(MIN_TURNS)]
         choices = self._choices
-        values = {name: self._possible(name, choices.of(name)) for name in self._names}
+        values = {name: choices.of(name) for name in self._names}
+        if self._compile_choices is not None and "compile" in values:
+            values["compile"] = [v for v in values["compile"] if v in self._compile_choices]
         self._reasons |= {
             name: reason for name, reason in choices.reasons.items() if name in self._names
         }
@@ -202,11 +201,6 @@ class Tuner:
         for name, some in values.items():
             self._try_each(name, some)
         self._try_together()
-
-    def _possible(self, name: str, values: list[Any]) -> list[Any]:
-        if name != "compile" or self._compile_choices is None:
-            return values
-        return [value for value in values if value in self._compile_choices]
 
     def _announce(self, values: Mapping[str, list[Any]]) -> None:
         number = sum(map(len, values.values()))
@@ -256,13 +250,9 @@ class Tuner:
             self._step_bytes = self._count_bytes(present)
         need = self._step_bytes * size // present
         free = int(SPARE * available_memory())
-        return (
-            None
-            if need <= free
-            else (
-                f"a step would need about {need >> 20} MB, but only {free >> 20} MB are available"
-            )
-        )
+        if need <= free:
+            return None
+        return f"a step would need about {need >> 20} MB, but only {free >> 20} MB are available"
 
     def _count_bytes(self, size: int) -> int:
         """The bytes that a step with the present settings keeps for its backward pass."""
@@ -332,8 +322,7 @@ class Tuner:
 
     def _noise(self, num_turns: int) -> float:
         """How much the present settings differ from themselves, from one turn to the next."""
-        speeds = self._speeds
-        changes = [after / before for before, after in pairwise(speeds)]
+        changes = [after / before for before, after in pairwise(self._speeds)]
         return spread_of(changes) * sqrt(len(changes) / num_turns)
 
     def _measure(self, arrangement: Arrangement) -> float:
@@ -362,11 +351,7 @@ class Tuner:
         warm_ups: list[float],
     ) -> str:
         """What else is to be known: whether the numbers change, and what compiling costs."""
-        effects = {EFFECTS[name] for name in settings}
-        note = next(
-            effect for effect in dict.fromkeys(reversed(EFFECTS.values())) if effect in effects
-        )
-        note = "changes the numbers" if any(name in CHANGES_NUMBERS for name in settings) else note
+        note = effect_of(settings)
         if settings.get("compile") is None:
             return note
         compiled = tried.run.compiled
@@ -394,10 +379,7 @@ def _checked(world: int, seconds: float, only: Iterable[str] | None) -> list[str
             "of them: start the program on one process, without a launcher. Workers, precision, "
             "compile and memory format carry over; a batch size is then that of one process.",
         )
-    if not seconds > 0:
-        raise ConfigurationError(
-            "tune-seconds", f"seconds={seconds}: use a number of seconds above 0."
-        )
+    check_number("seconds", seconds, above=0, is_whole=False)
     names = list(NAMES) if only is None else [only] if isinstance(only, str) else list(only)
     if unknown := [name for name in names if name not in NAMES]:
         raise ConfigurationError(

@@ -21,6 +21,7 @@ from ..data.open import DEFAULT_BATCH_SIZE, Stream, as_dataset, is_plain, is_sam
 from ..data.stream import Stateful
 from ..errors import ConfigurationError
 from ..runtime.fsdp import blocks_of
+from ..training.callback_schedulers import set_hyperparameters
 from ..training.compiled.choice import CompiledStep
 from ..training.program import Program
 from ..training.run import TrainingRun
@@ -34,12 +35,7 @@ KEPT = ("collate_fn", "worker_init_fn", "generator", "in_order", *WITH_WORKERS)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A value for each setting that is tried.
-
-    >>> from loopwright.tuning.tune_settings import Settings
-    >>> Settings(threads=2).differences(Settings())
-    {'threads': 2}
-    """
+    """A value for each setting that is tried."""
 
     workers: int = 0
     batch_size: int | None = None
@@ -49,15 +45,6 @@ class Settings:
     channels_last: bool = False
     fused: bool = False
     pin_memory: bool = False
-
-    def differences(self, other: Settings) -> dict[str, Any]:
-        """The values that another one has otherwise, by name."""
-        names = (field.name for field in fields(self))
-        return {
-            name: getattr(self, name)
-            for name in names
-            if getattr(self, name) != getattr(other, name)
-        }
 
 
 NAMES = tuple(field.name for field in fields(Settings))
@@ -91,61 +78,53 @@ class Choices:
         """The values to try, without the present one."""
         if name in self.reasons:
             return []
-        find: Callable[[], list[Any]] = getattr(self, f"_{name}")
-        values = [value for value in find() if value != getattr(self.present, name)]
+        find: Callable[[], tuple[list[Any], str]] = getattr(self, f"_{name}")
+        found, why_none = find()
+        values = [value for value in found if value != getattr(self.present, name)]
         if not values:
-            self.reasons.setdefault(name, "there is nothing else to try")
+            self.reasons[name] = why_none or "there is nothing else to try"
         return values
 
-    def _workers(self) -> list[int]:
-        return [0, *_powers(num_cores())]
+    # Values to try, and why there are none where only the present one is among them
 
-    def _batch_size(self) -> list[int]:
-        size = self.present.batch_size or 1
+    def _workers(self) -> tuple[list[int], str]:
+        return [0, *_powers(num_cores())], ""
+
+    def _batch_size(self) -> tuple[list[int], str]:
+        first = self.present.batch_size or 1
         length = self._data.num_samples
-        sizes = [size << number for number in range(1, MAX_DOUBLINGS + 1)]
-        if not (found := [size for size in sizes if length is None or size <= length]):
-            self.reasons["batch_size"] = (
-                f"the data set has {length} samples, which is less than twice the batch"
-            )
-        return found
+        sizes = [first << number for number in range(1, MAX_DOUBLINGS + 1)]
+        reason = f"the data set has {length} samples, which is less than twice the batch"
+        return [size for size in sizes if length is None or size <= length], reason
 
-    def _compile(self) -> list[str | None]:
+    def _compile(self) -> tuple[list[str | None], str]:
         has_blocks = any(blocks_of(module) for module in self._trainer.models.values())
-        return [None, "step", "model", *(["blocks"] if has_blocks else [])]
+        return [None, "step", "model", *(["blocks"] if has_blocks else [])], ""
 
-    def _precision(self) -> list[str]:
-        return ["fp32", "bf16", "fp16"] if self._is_on("cuda") else ["fp32", "bf16"]
+    def _precision(self) -> tuple[list[str], str]:
+        return ["fp32", "bf16", *(["fp16"] if self._is_on("cuda") else [])], ""
 
-    def _threads(self) -> list[int]:
+    def _threads(self) -> tuple[list[int], str]:
         if not self._is_on("cpu"):
-            self.reasons["threads"] = "the model is not on the CPU"
-            return []
-        if num_cores() == 1:
-            self.reasons["threads"] = "there is one core"
-        return _powers(num_cores())
+            return [], "the model is not on the CPU"
+        return _powers(num_cores()), "there is one core"
 
-    def _channels_last(self) -> list[bool]:
+    def _channels_last(self) -> tuple[list[bool], str]:
         if not any(True for _ in _images(self._trainer.modules.values())):
-            self.reasons["channels_last"] = (
-                "the model has no four-dimensional weights, such as those of convolutions"
-            )
-            return []
-        return [True]
+            reason = "the model has no four-dimensional weights, such as those of convolutions"
+            return [], reason
+        return [True], ""
 
-    def _fused(self) -> list[bool]:
-        if self.present.fused:
-            self.reasons["fused"] = "the optimizer is fused already"
+    def _fused(self) -> tuple[list[bool], str]:
         kinds = [type(optimizer) for optimizer in self._trainer.optimizers.values()]
         if other := [kind.__name__ for kind in kinds if kind not in FUSED]:
-            self.reasons["fused"] = f"torch has no fused {other[0]}"
-        return [] if "fused" in self.reasons else [True]
+            return [], f"torch has no fused {other[0]}"
+        return [True], "the optimizer is fused already"
 
-    def _pin_memory(self) -> list[bool]:
+    def _pin_memory(self) -> tuple[list[bool], str]:
         if not self._is_on("cuda"):
-            self.reasons["pin_memory"] = "there is no GPU to copy batches to"
-            return []
-        return [True, False]
+            return [], "there is no GPU to copy batches to"
+        return [True, False], ""
 
     def _is_on(self, device: str) -> bool:
         return self._trainer.runtime.device.type == device
@@ -181,55 +160,35 @@ class Arrangement:
     def in_place(self) -> Iterator[None]:
         """Context in which the trainer has these settings."""
         trainer = self._trainer
-        settings = self.settings
-        threads = torch.get_num_threads()
         with ExitStack() as stack:
             stack.callback(use_run, trainer, trainer.run, trainer.compile_mode)
-            use_run(trainer, self.run, settings.compile)
-            stack.callback(torch.set_num_threads, threads)
-            torch.set_num_threads(settings.threads)
-            stack.enter_context(self._with_memory_format())
-            stack.enter_context(self._with_compiled_parts())
+            use_run(trainer, self.run, self.settings.compile)
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(self.settings.threads)
+            if self.settings.channels_last:
+                self._reorder_images(stack)
+            self._compile_parts(stack)
             stack.enter_context(self._with_own_optimizers())
             yield
 
-    @contextmanager
-    def _with_memory_format(self) -> Iterator[None]:
-        if not self.settings.channels_last:
-            yield
-            return
-        before = [(tensor, tensor.data) for tensor in _images(self._trainer.modules.values())]
+    def _reorder_images(self, undo: ExitStack) -> None:
+        tensors = list(_images(self._trainer.modules.values()))
         if not self._images:  # made once: a compiled step may keep them
-            self._images = [values.to(memory_format=torch.channels_last) for _, values in before]
-        try:
-            for (tensor, _), values in zip(before, self._images, strict=True):
-                tensor.data = values
-            yield
-        finally:
-            for tensor, values in before:
-                tensor.data = values
+            self._images = [tensor.data.to(memory_format=torch.channels_last) for tensor in tensors]
+        for tensor, values in zip(tensors, self._images, strict=True):
+            undo.callback(setattr, tensor, "data", tensor.data)
+            tensor.data = values
 
-    @contextmanager
-    def _with_compiled_parts(self) -> Iterator[None]:
-        modules = [part for module in self._trainer.modules.values() for part in module.modules()]
-        before = [(module, compiled_call(module)) for module in modules]
-        try:
-            for module, call in before:
-                if call is not None:
-                    set_compiled_call(module, None)
-            self._compile_parts()
-            yield
-        finally:
-            for module, call in before:
-                set_compiled_call(module, call)
-
-    def _compile_parts(self) -> None:
+    def _compile_parts(self, undo: ExitStack) -> None:
         """Compile the model or its blocks in place, once; later the same compiled functions are
         used."""
         kind = self.settings.compile
-        if kind not in ("model", "blocks"):
-            return
-        for model in self._trainer.models.values():
+        for module in self._trainer.modules.values():
+            for part in module.modules():
+                undo.callback(set_compiled_call, part, compiled_call(part))
+                if compiled_call(part) is not None:
+                    set_compiled_call(part, None)
+        for model in self._trainer.models.values() if kind in ("model", "blocks") else ():
             for part in [model] if kind == "model" else blocks_of(model):
                 if part not in self._compiled:
                     compile_in_place(part)
@@ -253,8 +212,7 @@ class Arrangement:
         finally:
             for name, optimizer in optimizers.items():
                 self._states[name], optimizer.state = optimizer.state, defaultdict(dict)
-                for group, options in zip(optimizer.param_groups, before[name], strict=True):
-                    group.update(options)
+                set_hyperparameters(optimizer, before[name])
 
 
 def num_cores() -> int:

@@ -21,20 +21,11 @@ WORTH_IT: dict[str, str] = {
     "failed": "-",
 }
 CHANGES_NUMBERS = ("batch_size", "precision")
-EFFECTS = {
-    "workers": "same numbers",
-    "batch_size": "changes the numbers",
-    "compile": "same numbers, to rounding",
-    "precision": "changes the numbers",
-    "threads": "same numbers, to rounding",
-    "channels_last": "same numbers, to rounding",
-    "fused": "same numbers, to rounding",
-    "pin_memory": "same numbers",
-}
-UNTRIED = {
-    "batch_size": "other batch sizes",
+TO_THE_BIT = ("workers", "pin_memory")  # the others change numbers by rounding only
+WORDS = {
+    "batch_size": "batch size",
     "channels_last": "channels-last",
-    "fused": "a fused optimizer",
+    "fused": "fused optimizer",
     "pin_memory": "pinned memory",
 }
 HEADER = ("tried", "samples/s", "ratio", "worth it", "")
@@ -85,11 +76,8 @@ class TuningRow:
         """The row of the table."""
         speed = "-" if self.samples_per_second is None else f"{self.samples_per_second:,.0f}"
         ratio = "-" if self.ratio is None else f"{self.ratio:.2f} ± {self.spread:.2f}"
-        note = (
-            self.note
-            if len(self.settings) == 1
-            else "; ".join(filter(None, (self.words, self.note)))
-        )
+        words = self.words if len(self.settings) > 1 else ""
+        note = "; ".join(filter(None, (words, self.note)))
         return self.label, speed, ratio, WORTH_IT[self.verdict], note
 
 
@@ -101,12 +89,15 @@ def label_of(name: str, value: Any) -> str:
         return "batches as they are" if value is None else f"batch size {value}"
     if name == "compile":
         return "not compiled" if value is None else f'compile="{value}"'
-    words = {
-        "channels_last": "channels-last",
-        "fused": "fused optimizer",
-        "pin_memory": "pinned memory",
-    }
-    return str(value) if name == "precision" else f"{'' if value else 'no '}{words[name]}"
+    return str(value) if name == "precision" else f"{'' if value else 'no '}{WORDS[name]}"
+
+
+def effect_of(settings: Iterable[str]) -> str:
+    """Whether settings change the numbers of training, in words."""
+    if any(name in CHANGES_NUMBERS for name in settings):
+        return "changes the numbers"
+    is_same = all(name in TO_THE_BIT for name in settings)
+    return "same numbers" if is_same else "same numbers, to rounding"
 
 
 def judged(
@@ -315,7 +306,7 @@ def summary_of(
     words = [label_of(name, value) for name, value in tuning.present.items() if value is not False]
     lines = [f"Current settings: {', '.join(words)}."]
     lines += [
-        f"Not tried: {UNTRIED.get(name, name)}, because {reason}."
+        f"Not tried: {WORDS.get(name, name)}, because {reason}."
         for name, reason in tuning.not_tried.items()
     ]
     if not tuning.is_complete:
@@ -325,32 +316,17 @@ def summary_of(
     if best is None:
         return [*lines, "Nothing is worth changing: no setting was faster by more than the noise."]
     if same is not None:
-        lines += [
-            f"Worth changing, {_times(same)}; the numbers stay the same, up to rounding:",
-            *_shown(same, lines_of),
-        ]
+        lines.append(f"Worth changing, {_times(same)}; the numbers stay the same, up to rounding:")
+        lines += [f"    {line}" for line in lines_of(same.settings)]
     if best is not same:
         start = "Worth changing" if same is None else "Faster still"
-        lines += [f"{start}, {_times(best)}, but the numbers change:", *_shown(best, lines_of)]
-        lines.append(_remark(best.settings))
+        lines.append(f"{start}, {_times(best)}, but the numbers change:")
+        lines += [f"    {line}" for line in lines_of(best.settings)]
+        if "batch_size" in best.settings:
+            lines.append("Larger batches may need another learning rate.")
+        lines.append("Compare the losses of a run before you adopt this.")
     return lines
 
 
 def _times(row: TuningRow) -> str:
     return f"{row.ratio:.2f} ± {row.spread:.2f} times as fast"
-
-
-def _shown(row: TuningRow, lines_of: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
-    return [f"    {line}" for line in lines_of(row.settings)]
-
-
-def _remark(settings: Mapping[str, Any]) -> str:
-    """How settings change the result of training."""
-    parts = []
-    if "batch_size" in settings:
-        parts.append(
-            "Larger batches mean fewer updates per epoch, which may need another learning rate."
-        )
-    if "precision" in settings:
-        parts.append(f"With {settings['precision']}, numbers are rounded differently.")
-    return " ".join([*parts, "Compare the losses of a run before you adopt this."])

@@ -32,7 +32,6 @@ from .core import NAMES, SimpleCore
 from .epoch_ends import EpochCallback, EpochEnds, as_lists, check_plateau
 
 if TYPE_CHECKING:
-    from ...checkpoint.weights import Parts
     from ...trackers import Track
 
 # files of `save_pretrained` that a checkpoint has already
@@ -352,13 +351,18 @@ class Trainer(LoggingTrainer):
         """
         from ...checkpoint.migrations import complete_state
         from ...checkpoint.weights import read_parts
-        from ...training.restore import continue_position, load_parts
+        from ...training.restore import compare_run, continue_position, load_parts
+        from ...training.state_mismatch import refuse, wrong_fields
 
         core = self._core
         parts = read_parts(path)
         goes_on = load_optimizer and "progress" in parts.rest and not core.is_running
-        run = self._run_in(parts, goes_on)
+        is_ours = parts.path.is_dir()
+        noted = dict(parts.rest.get("simple", {}) if is_ours else parts.rest)
+        run = (noted.pop("run", None) if is_ours else None) or {}  # of the epochs so far
         state = complete_state(parts.tree, str(path)) if goes_on else {}
+        problems = wrong_fields("simple: run", run, ("rows", "stopping", "best")) if run else []
+        refuse(str(path), problems + (compare_run(core.run, state) if goes_on else []))
         try:
             load_parts(
                 core.run,
@@ -374,8 +378,6 @@ class Trainer(LoggingTrainer):
             continue_position(core.run, state)
             self._loaded = run or self._loaded
         core.note_stepped()
-        noted = dict(parts.rest.get("simple", {}) if parts.path.is_dir() else parts.rest)
-        noted.pop("run", None)
         rows = run.get("rows", [])
         return {
             "model_state_dict": parts.models["model"],
@@ -386,22 +388,6 @@ class Trainer(LoggingTrainer):
             "num_epochs": len(rows),
             "history": as_lists(rows),
         } | noted
-
-    def _run_in(self, parts: Parts, goes_on: bool) -> dict[str, Any]:
-        """What a checkpoint notes of the epochs so far; raises if this trainer cannot go on from
-        it and is to."""
-        from ...training.restore import compare_run
-        from ...training.state_mismatch import differing_kinds, refuse, wrong_fields
-
-        noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
-        problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))
-        run = {} if problems else noted.get("run") or {}
-        if run:
-            problems += wrong_fields("simple: run", run, ("rows", "stopping", "best"))
-        if goes_on:
-            problems += compare_run(self._core.run, parts.rest)
-        refuse(str(parts.path), problems)
-        return dict(run)
 
     def export(self, path: str | Path) -> None:
         """Write the model's weights to one file: `.safetensors`, or `.pt` for `torch.load`."""

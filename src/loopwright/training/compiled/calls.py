@@ -69,12 +69,10 @@ class CompiledCalls:
         self._states: list[dict[str, Any]] = []
         self._new_states: dict[nn.Parameter, dict[str, Any]] = {}  # of parameters that had none
         self._settings: tuple[Any, ...] = ()
-        self._traced_hooks: tuple[int, ...] | None = (
-            None  # of forward passes, when the first graph was made
-        )
-        self.failure: BaseException | None = (
-            None  # of compiling, after which a step was completed without graphs
-        )
+        # of forward passes, when the first graph was made
+        self._traced_hooks: tuple[int, ...] | None = None
+        # of compiling, after which a step was completed without graphs
+        self.failure: BaseException | None = None
 
     def __call__(self, batch: Any) -> StepResult:
         """Take one step of the accumulation window, and the update at its end."""
@@ -127,8 +125,11 @@ class CompiledCalls:
         compiled."""
         return self._rule.slots(group), group.get("dampening"), group.get("differentiable")
 
+    def _surroundings(self, update: OptimizerUpdate) -> tuple[int, ...]:
+        hooks = self._run.hooks["on_train_step_end"]
+        return self._run.program.accumulate, len(update.listeners), len(hooks)
+
     def _is_outdated(self, update: OptimizerUpdate) -> bool:
-        run = self._run
         state = update.optimizer.state
         replaced = vars(self._run.program)
         return (
@@ -144,8 +145,7 @@ class CompiledCalls:
             or "forward" in replaced
             or "compute_loss" in replaced
             or [p.requires_grad for p in update.params] != self._trainable
-            or (run.program.accumulate, len(update.listeners), len(run.hooks["on_train_step_end"]))
-            != self._around
+            or self._around != self._surroundings(update)
         )
 
     def _prepare(self, update: OptimizerUpdate) -> None:
@@ -160,11 +160,7 @@ class CompiledCalls:
         self._given = update.params
         self._guard = update.guard
         self._rule = rule
-        self._around = (
-            run.program.accumulate,
-            len(update.listeners),
-            len(run.hooks["on_train_step_end"]),
-        )
+        self._around = self._surroundings(update)
         self._trainable = [p.requires_grad for p in update.params]
         self._params = [p for p in update.params if p.requires_grad]
         self._states = []

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import fields
 from functools import partial
 from statistics import median
 from time import monotonic, perf_counter, process_time
@@ -191,11 +192,11 @@ class CompiledStep:
 
     def facts(self) -> dict[str, Any]:
         """The choice as the run's manifest has it."""
-        numbers = {"graphs": self.num_graphs, "recompilations": self.num_recompilations}
         return {
             "choice": self.choice,
             "reason": self.reason,
-            **numbers,
+            "graphs": self.num_graphs,
+            "recompilations": self.num_recompilations,
             "seconds": round(self.seconds, 1),
         }
 
@@ -210,22 +211,19 @@ class CompiledStep:
         self._num_reported = self.num_graphs
 
     def state_dict(self) -> dict[str, Any]:
-        graphs = list(self.graphs)
         return {
             "choice": self.choice,
             "reason": self.reason,
-            "graphs": graphs,
+            "graphs": list(self.graphs),
             "seconds": self.seconds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["choice"] != self.choice:
             self._calls = None
-        self.choice, self.reason, self.graphs = (
-            state["choice"],
-            state["reason"],
-            list(state["graphs"]),
-        )
+        self.choice = state["choice"]
+        self.reason = state["reason"]
+        self.graphs = list(state["graphs"])
         self.seconds = max(self.seconds, state.get("seconds", 0.0))
 
 
@@ -272,31 +270,24 @@ def time_both(run: TrainingRun, eager: Step, compiled: Step, batch: Any, factor:
     first.
     """
     with leaving_no_trace(run):
-        windows = [_Windows(run, step, batch) for step in (eager, compiled)]
-        windows[0].take(1)
+        take = [partial(_take_windows, run, step, batch) for step in (eager, compiled)]
+        take[0](1)
         # the C++ compiler is a process of its own, whose time this one's does not have
         began = perf_counter()
-        windows[1].take(1)
+        take[1](1)
         compiling = perf_counter() - began
-        for window in windows:
-            window.number = min(max(int(ROUND_SECONDS / window.take(1)), 1), MOST_REPEATS)
+        numbers = [min(max(int(ROUND_SECONDS / one(1)), 1), MOST_REPEATS) for one in take]
         pairs: list[Pair] = []
         end = perf_counter() + TRIAL_SECONDS
         while (
             len(pairs) < (MOST_ROUNDS if perf_counter() < end else FEWEST_ROUNDS)
             and is_faster(pairs, factor) is None
         ):
-            pairs.append(_pair(windows, is_swapped=len(pairs) % 2 == 1))
+            order = (1, 0) if len(pairs) % 2 else (0, 1)
+            took = {at: take[at](numbers[at]) / numbers[at] for at in order}
+            pairs.append((took[0], took[1]))
     as_it_is, as_graph = map(median, zip(*pairs, strict=True))
     return Times(as_it_is, as_graph, compiling, is_faster(pairs, factor))
-
-
-def _pair(windows: Sequence[_Windows], *, is_swapped: bool) -> Pair:
-    took = [
-        window.take(window.number) / window.number
-        for window in (windows[::-1] if is_swapped else windows)
-    ]
-    return (took[1], took[0]) if is_swapped else (took[0], took[1])
 
 
 def is_faster(pairs: Sequence[Pair], factor: float) -> bool | None:
@@ -312,35 +303,24 @@ def is_faster(pairs: Sequence[Pair], factor: float) -> bool | None:
     return lead > 0 if number >= FEWEST_ROUNDS and lead * lead >= 4 * number else None
 
 
-class _Windows:
-    """Accumulation windows of one batch, taken by one kind of step."""
-
-    def __init__(self, run: TrainingRun, step: Step, batch: Any) -> None:
-        self._run = run
-        self._step = step
-        self._batch = batch
-        self.number = 1
-
-    def take(self, number: int) -> float:
-        """Take so many windows; return the seconds that they took."""
-        window = self._run.window
-        length = self._run.program.accumulate
-        # a step may write into its batch, which the first step of the run needs as it is
-        batches = iter([map_tensors(Tensor.clone, self._batch) for _ in range(number * length)])
-        _wait(self._run.runtime.device)
-        # other programs' time counts on a clock, and on a busy machine it is most of it
-        clock = (
-            process_time
-            if self._run.runtime.is_host and torch.get_num_threads() == 1
-            else perf_counter
-        )
-        began = clock()
-        for _ in range(number):
-            for position in range(length):
-                window.is_last, window.divisor = position == length - 1, float(length)
-                self._step(next(batches))
-        _wait(self._run.runtime.device)
-        return clock() - began
+def _take_windows(run: TrainingRun, step: Step, batch: Any, number: int) -> float:
+    """Take so many accumulation windows of one batch; return the seconds that they took."""
+    window = run.window
+    length = run.program.accumulate
+    # a step may write into its batch, which the first step of the run needs as it is
+    batches = iter([map_tensors(Tensor.clone, batch) for _ in range(number * length)])
+    _wait(run.runtime.device)
+    # other programs' time counts on a clock, and on a busy machine it is most of it
+    is_alone = run.runtime.is_host and torch.get_num_threads() == 1
+    clock = process_time if is_alone else perf_counter
+    began = clock()
+    for _ in range(number):
+        for position in range(length):
+            window.is_last = position == length - 1
+            window.divisor = float(length)
+            step(next(batches))
+    _wait(run.runtime.device)
+    return clock() - began
 
 
 def _wait(device: torch.device) -> None:
@@ -385,8 +365,8 @@ def leaving_no_trace(run: TrainingRun) -> Iterator[None]:
             yield
     finally:
         keeper.restore()
-        for name in ("divisor", "is_last", "size", "has_stepped", "stage", "total"):
-            setattr(run.window, name, getattr(window, name))
+        for field in fields(window):
+            setattr(run.window, field.name, getattr(window, field.name))
         set_rng_state(generators)
         torch.clear_autocast_cache()
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..._torch_compat import tree_map
 from ..._torch_compat.compiling import failed_to_compile, tracing_backward
@@ -90,10 +90,10 @@ class Plan:
     @property
     def switches(self) -> tuple[bool, ...]:
         """All that is either so or not."""
-        has_guard = (self.has_guard, self.is_final)
         return (
             self.is_split,
-            *has_guard,
+            self.has_guard,
+            self.is_final,
             self.clips_norm,
             self.clips_value,
             self.has_divisor,
@@ -338,8 +338,7 @@ def new_state(name: str, param: nn.Parameter, group: Options) -> Tensor:
             else torch.float32
         )
         return torch.zeros((), dtype=dtype, device=param.device if is_on_device else "cpu")
-    first = group["initial_accumulator_value"] if name == "sum" else 0.0
-    return torch.full_like(param, first, memory_format=torch.preserve_format, requires_grad=False)
+    return torch.zeros_like(param, memory_format=torch.preserve_format, requires_grad=False)
 
 
 def has_tensors(options: tuple[Any, ...]) -> bool:
@@ -396,38 +395,6 @@ def _adam(
     return param - scale * first / (second.sqrt() / root + eps), new
 
 
-def _rmsprop(
-    param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor], flags: Options
-) -> New:
-    lr, alpha, eps, momentum, weight_decay = numbers
-    grad = _signed(grad, flags)
-    if flags["decays"]:
-        grad = grad + param * weight_decay
-    square = state["square_avg"] * alpha + grad * grad * (1 - alpha)
-    new = {"step": state["step"] + 1, "square_avg": square}
-    spread = square
-    if flags["centered"]:
-        mean = new["grad_avg"] = state["grad_avg"] + (grad - state["grad_avg"]) * (1 - alpha)
-        spread = square - mean * mean
-    change = grad / (spread.sqrt() + eps)
-    if flags["has_momentum"]:
-        change = new["momentum_buffer"] = state["momentum_buffer"] * momentum + change
-    return param - lr * change, new
-
-
-def _adagrad(
-    param: Tensor, grad: Tensor, state: State, numbers: Sequence[Tensor], flags: Options
-) -> New:
-    lr, lr_decay, eps, weight_decay = numbers
-    grad = _signed(grad, flags)
-    if flags["decays"]:
-        grad = grad + param * weight_decay
-    step = state["step"] + 1
-    total = state["sum"] + grad * grad
-    rate = lr / (1 + (step - 1) * lr_decay)
-    return param - rate.to(lr.dtype) * grad / (total.sqrt() + eps), {"step": step, "sum": total}
-
-
 _SGD = Rule(
     options=itemgetter("lr", "momentum", "weight_decay", "maximize", "nesterov", "dampening"),
     numbers=lambda g: _floats(g["lr"], g["momentum"], g["weight_decay"]),
@@ -459,33 +426,4 @@ _ADAM = Rule(
     ),
     change=_adam,
 )
-_RMSPROP = Rule(
-    options=itemgetter("lr", "alpha", "eps", "momentum", "weight_decay", "maximize", "centered"),
-    numbers=lambda g: _floats(g["lr"], g["alpha"], g["eps"], g["momentum"], g["weight_decay"]),
-    flags=lambda g: {
-        "maximize": g["maximize"],
-        "decays": g["weight_decay"] != 0,
-        "has_momentum": g["momentum"] > 0,
-        "centered": g["centered"],
-    },
-    slots=lambda g: (
-        *("step", "square_avg"),
-        *(("momentum_buffer",) if g["momentum"] > 0 else ()),
-        *(("grad_avg",) if g["centered"] else ()),
-    ),
-    change=_rmsprop,
-)
-_ADAGRAD = Rule(
-    options=itemgetter("lr", "lr_decay", "eps", "weight_decay", "maximize"),
-    numbers=lambda g: _floats(g["lr"], g["lr_decay"], g["eps"], g["weight_decay"]),
-    flags=lambda g: {"maximize": g["maximize"], "decays": g["weight_decay"] != 0},
-    slots=lambda g: ("step", "sum"),
-    change=_adagrad,
-)
-RULES: dict[type[Optimizer], Rule] = {
-    SGD: _SGD,
-    Adam: _ADAM,
-    AdamW: _ADAM,
-    RMSprop: _RMSPROP,
-    Adagrad: _ADAGRAD,
-}
+RULES: dict[type[Optimizer], Rule] = {SGD: _SGD, Adam: _ADAM, AdamW: _ADAM}
