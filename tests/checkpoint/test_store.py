@@ -6,7 +6,6 @@ import os
 import pytest
 
 from loopwright.checkpoint import CheckpointStore, atomic, update_name, verify_checkpoint
-from loopwright.errors import ConfigurationError
 from tests.checkpoint.helpers import die_while_writing, numbered_state, start, write_numbered
 from tests.mistakes import raises
 
@@ -146,7 +145,7 @@ def test_a_name_that_is_no_plain_name_is_refused(tmp_path, name):
 
 
 def test_keeping_none_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="keep at least 1"):
+    with raises("number", "keep=0"):
         CheckpointStore(tmp_path, 0)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .._torch_compat import set_state_dict_metadata, state_dict_metadata
 from ..errors import CheckpointError
-from .layout import HEADER_KEY, Json, text_of
+from .layout import HEADER_KEY, Json, list_of, numbers_of, text_of
 from .tensors import StoredTensor, numbers_tensor, stored_form
 from .tree import TensorShard, Tree, is_dtensor, join_path, plain_tensor, refusal, shard_of
 
@@ -190,12 +190,10 @@ class _Encoder:
             raise refusal(
                 path, value, "return a numeric array or a list", f"an array of {value.dtype}"
             )
-        stored = (
-            torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8)
-            if value.nbytes
-            else None
-        )
-        key = self.add(torch.empty(0, dtype=torch.uint8) if stored is None else stored, path)
+        data = torch.empty(0, dtype=torch.uint8)
+        if value.nbytes:
+            data = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8)
+        key = self.add(data, path)
         return {"$array": key, "dtype": value.dtype.str, "shape": [int(n) for n in value.shape]}
 
     def put_scalar(self, value: np.generic, path: str) -> Json:
@@ -333,7 +331,7 @@ class _Decoder:
 
     def get_array(self, value: dict[str, Json]) -> Tree:
         data = self.values(value["$array"]).numpy().tobytes()
-        shape = [_count(n) for n in _items(value["shape"])]
+        shape = numbers_of(value["shape"])
         return np.frombuffer(bytearray(data), dtype=_array_dtype(value["dtype"])).reshape(shape)
 
     def get_scalar(self, value: dict[str, Json]) -> Tree:
@@ -357,14 +355,14 @@ class _Decoder:
         return number  # type: ignore[no-any-return]
 
     def get_complex(self, value: dict[str, Json]) -> complex:
-        real, imaginary = (self.decode(part) for part in _items(value["$complex"]))
+        real, imaginary = (self.decode(part) for part in list_of(value["$complex"]))
         return complex(real, imaginary)
 
     def get_bytes(self, value: dict[str, Json]) -> bytes:
         return base64.b64decode(text_of(value["$bytes"]), validate=True)
 
     def get_tuple(self, value: dict[str, Json]) -> tuple[Tree, ...]:
-        return tuple(self.decode(item) for item in _items(value["$tuple"]))
+        return tuple(self.decode(item) for item in list_of(value["$tuple"]))
 
     def get_dict(self, value: dict[str, Json]) -> dict[Tree, Tree]:
         return self.get_pairs(value["$dict"])
@@ -373,7 +371,7 @@ class _Decoder:
         return Counter(self.get_pairs(value["$counter"]))
 
     def get_pairs(self, value: Json) -> dict[Tree, Tree]:
-        return {self.decode(key): self.decode(item) for key, item in map(_items, _items(value))}
+        return {self.decode(key): self.decode(item) for key, item in map(list_of, list_of(value))}
 
     def get_state_dict(self, value: dict[str, Json]) -> OrderedDict[Tree, Tree]:
         items = OrderedDict(self.decode(value["$state_dict"]))
@@ -388,18 +386,6 @@ class _Decoder:
 
     def get_device(self, value: dict[str, Json]) -> torch.device:
         return torch.device(text_of(value["$device"]))
-
-
-def _items(value: Json) -> list[Json]:
-    if not isinstance(value, list):
-        raise TypeError(f"expected a list, found {value!r:.60}")
-    return value
-
-
-def _count(value: Json) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"expected a size, found {value!r:.60}")
-    return value
 
 
 def _dtype(value: Json) -> torch.dtype:
