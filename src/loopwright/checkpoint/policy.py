@@ -77,7 +77,7 @@ class ResumePolicy:
         return self.every_minutes is not None and minutes_since_last >= self.every_minutes
 
 
-class Measured(Protocol):
+class RankedModel(Protocol):
     """A model with its metric, and the update that it was taken at."""
 
     @property
@@ -88,7 +88,7 @@ class Measured(Protocol):
     def update(self) -> int: ...
 
 
-C = TypeVar("C", bound=Measured)
+C = TypeVar("C", bound=RankedModel)
 
 
 class Candidate(NamedTuple):
@@ -137,7 +137,7 @@ class KeepPolicy:
         by_age = sorted(candidates, key=lambda candidate: (candidate.update, candidate.name))
         return ranked(by_age, lambda candidate: candidate.value, self.mode)
 
-    def is_worth_keeping(self, candidate: Candidate, kept: Iterable[Measured]) -> bool:
+    def is_worth_keeping(self, candidate: Candidate, kept: Iterable[RankedModel]) -> bool:
         """Whether it would be among the best few, together with those kept so far."""
         others = [other for other in kept if other.name != candidate.name]
         return candidate in self.ranked([*others, candidate])[: self.keep]
