@@ -29,7 +29,7 @@ SCRIPTS = Path(__file__).parent.parent / "distributed" / "scripts"
 LIMIT = 120.0
 
 
-def reduce_forever(group: Group, heartbeat: watchdog.Heartbeat) -> None:
+def reduce_forever(group: Group, heartbeat: watchdog.Watchdog) -> None:
     while True:
         dist.all_reduce(torch.ones(10))
         heartbeat.beat()

@@ -130,3 +130,8 @@ def sharded_parameters(module: Any) -> Iterator[Any]:
 def full_parameter(held: Any) -> Tensor | None:
     """The full parameter that autograd knows; None before the first forward pass. Since 2.4."""
     return getattr(held, "_unsharded_param", None)
+
+
+def dtensor_type() -> type[Any] | None:
+    """The class DTensor; None where nothing has imported it, so that there is no DTensor."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)

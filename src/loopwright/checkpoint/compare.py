@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from .format import read_checkpoint
 from .inspect import find_checkpoint
-from .tree import ATOMS, Tree, escape
+from .tree import ATOMS, Tree, join_path
 from .weights import load_weights
 
 # never the same twice, and never meant to be
@@ -124,19 +124,16 @@ class _Walk:
     ) -> None:
         for key, value in first.items():
             if key in second:
-                self.compare(value, second[key], _join(path, key))
+                self.compare(value, second[key], join_path(path, key))
             else:
-                self.add_missing(value, _join(path, key), "first")
+                self.add_missing(value, join_path(path, key), "first")
         for key, value in second.items():
             if key not in first:
-                self.add_missing(value, _join(path, key), "second")
+                self.add_missing(value, join_path(path, key), "second")
 
     def compare_sequences(self, first: Tree, second: Tree, path: str) -> None:
         # one line for a curve, not one for each point
-        if {
-            *map(type, first),
-            *map(type, second),
-        } <= ATOMS:
+        if {*map(type, first), *map(type, second)} <= ATOMS:
             unlike = [
                 i for i, pair in enumerate(zip(first, second, strict=False)) if not _is_same(*pair)
             ]
@@ -154,9 +151,9 @@ class _Walk:
         for index in range(max(len(first), len(second))):
             if index >= min(len(first), len(second)):
                 longer, side = (first, "first") if len(first) > len(second) else (second, "second")
-                self.add_missing(longer[index], _join(path, index), side)
+                self.add_missing(longer[index], join_path(path, index), side)
             else:
-                self.compare(first[index], second[index], _join(path, index))
+                self.compare(first[index], second[index], join_path(path, index))
 
     def compare_arrays(self, first: Tree, second: Tree, path: str) -> None:
         if first.dtype == second.dtype and first.dtype.kind in "biufc" and first.dtype.isnative:
@@ -228,7 +225,3 @@ def _brief(value: Tree) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _join(path: str, key: object) -> str:
-    return f"{path}/{escape(str(key))}" if path else escape(str(key))

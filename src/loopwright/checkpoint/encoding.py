@@ -15,6 +15,7 @@ import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from .._torch_compat import set_state_dict_metadata, state_dict_metadata
 from ..errors import CheckpointError
-from .layout import HEADER_KEY, Json, text_of
+from .layout import HEADER_KEY, Json, list_of, numbers_of, text_of
 from .tensors import StoredTensor, numbers_tensor, stored_form
 from .tree import TensorShard, Tree, is_dtensor, join_path, plain_tensor, refusal, shard_of
 
@@ -111,25 +112,6 @@ class _Encoder:
             number = number + 1
         return key
 
-    def put_same(self, value: Tree, path: str) -> Json:
-        return value  # type: ignore[no-any-return]
-
-    def put_integer(self, value: int, path: str) -> Json:
-        return value if -LARGE_INT <= value < LARGE_INT else {"$int": hex(value)}
-
-    def put_float(self, value: float, path: str) -> Json:
-        if math.isfinite(value) and (value or math.copysign(1.0, value) > 0):
-            return value
-        bits = struct.pack(">d", value)
-        is_odd = math.isnan(value) and bits != CANONICAL_NAN
-        return {"$float": f"nan:{bits.hex()}" if is_odd else repr(value)}
-
-    def put_complex(self, value: complex, path: str) -> Json:
-        return {"$complex": [self.put_float(value.real, path), self.put_float(value.imag, path)]}
-
-    def put_bytes(self, value: bytes, path: str) -> Json:
-        return {"$bytes": base64.b64encode(value).decode()}
-
     def put_list(self, value: list[Tree], path: str) -> Json:
         if len(value) >= NUMBERS_FROM and (numbers := numbers_tensor(value)) is not None:
             return {"$numbers": self.add(numbers, path)}
@@ -158,9 +140,6 @@ class _Encoder:
             )
         return self.encode(value, path)
 
-    def put_counter(self, value: Counter[Tree], path: str) -> Json:
-        return {"$counter": self.put_pairs(value, path)}
-
     def put_ordered(self, value: OrderedDict[Tree, Tree], path: str) -> Json:
         metadata = state_dict_metadata(value)  # a module's state dict: the versions of its parts
         if metadata is None:
@@ -173,9 +152,6 @@ class _Encoder:
     def put_tensor(self, value: Tensor, path: str) -> Json:
         tensor, foreign = stored_form(plain_tensor(value, path))
         return {"$tensor": self.add(tensor, path), **foreign}
-
-    def put_dtensor(self, value: Tree, path: str) -> Json:
-        return self.put_shard(shard_of(value, path), path)
 
     def put_shard(self, value: TensorShard, path: str) -> Json:
         tensor, foreign = stored_form(plain_tensor(value.local, path))
@@ -190,12 +166,10 @@ class _Encoder:
             raise refusal(
                 path, value, "return a numeric array or a list", f"an array of {value.dtype}"
             )
-        stored = (
-            torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8)
-            if value.nbytes
-            else None
-        )
-        key = self.add(torch.empty(0, dtype=torch.uint8) if stored is None else stored, path)
+        data = torch.empty(0, dtype=torch.uint8)
+        if value.nbytes:
+            data = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8)
+        key = self.add(data, path)
         return {"$array": key, "dtype": value.dtype.str, "shape": [int(n) for n in value.shape]}
 
     def put_scalar(self, value: np.generic, path: str) -> Json:
@@ -203,46 +177,52 @@ class _Encoder:
             raise refusal(path, value, "return a Python number")
         return {"$scalar": value.tobytes().hex(), "dtype": value.dtype.str}
 
-    def put_path(self, value: PurePath, path: str) -> Json:
-        return {"$path": str(value)}
 
-    def put_dtype(self, value: torch.dtype, path: str) -> Json:
-        return {"$dtype": str(value).removeprefix("torch.")}
+def _put_float(_: _Encoder, value: float, path: str) -> Json:
+    if math.isfinite(value) and (value or math.copysign(1.0, value) > 0):
+        return value
+    bits = struct.pack(">d", value)
+    is_odd = math.isnan(value) and bits != CANONICAL_NAN
+    return {"$float": f"nan:{bits.hex()}" if is_odd else repr(value)}
 
-    def put_device(self, value: torch.device, path: str) -> Json:
-        return {"$device": str(value)}
+
+def _put_int(_: _Encoder, value: int, path: str) -> Json:
+    return value if -LARGE_INT <= value < LARGE_INT else {"$int": hex(value)}
 
 
-def _by_ancestor(value: Tree) -> Callable[[_Encoder, Tree, str], Json] | None:
+def _by_ancestor(value: Tree) -> Put | None:
     if is_dtensor(value):
-        return _Encoder.put_dtensor
+        return lambda encoder, value, path: encoder.put_shard(shard_of(value, path), path)
     return next((encode for kind, encode in _BY_ANCESTOR if isinstance(value, kind)), None)
 
 
-_BY_TYPE: dict[type, Callable[[_Encoder, Tree, str], Json]] = {
-    type(None): _Encoder.put_same,
-    bool: _Encoder.put_same,
-    str: _Encoder.put_same,
-    int: _Encoder.put_integer,
-    float: _Encoder.put_float,
-    complex: _Encoder.put_complex,
-    bytes: _Encoder.put_bytes,
+Put: TypeAlias = Callable[[_Encoder, Tree, str], Json]
+_BY_TYPE: dict[type, Put] = {
+    type(None): lambda _, value, path: value,
+    bool: lambda _, value, path: value,
+    str: lambda _, value, path: value,
+    int: _put_int,
+    float: _put_float,
+    complex: lambda encoder, value, path: {
+        "$complex": [_put_float(encoder, part, path) for part in (value.real, value.imag)]
+    },
+    bytes: lambda _, value, path: {"$bytes": base64.b64encode(value).decode()},
     list: _Encoder.put_list,
     tuple: _Encoder.put_tuple,
     torch.Size: _Encoder.put_tuple,
     dict: _Encoder.put_dict,
-    Counter: _Encoder.put_counter,
+    Counter: lambda encoder, value, path: {"$counter": encoder.put_pairs(value, path)},
     OrderedDict: _Encoder.put_ordered,
     Tensor: _Encoder.put_tensor,
     TensorShard: _Encoder.put_shard,
     np.ndarray: _Encoder.put_array,
-    torch.dtype: _Encoder.put_dtype,
-    torch.device: _Encoder.put_device,
+    torch.dtype: lambda _, value, path: {"$dtype": str(value).removeprefix("torch.")},
+    torch.device: lambda _, value, path: {"$device": str(value)},
 }
-_BY_ANCESTOR: tuple[tuple[type, Callable[[_Encoder, Tree, str], Json]], ...] = (
+_BY_ANCESTOR: tuple[tuple[type, Put], ...] = (
     (Tensor, _Encoder.put_tensor),
     (np.generic, _Encoder.put_scalar),
-    (PurePath, _Encoder.put_path),
+    (PurePath, lambda _, value, path: {"$path": str(value)}),
     (dict, _Encoder.put_dict),
 )
 
@@ -295,14 +275,15 @@ class _Decoder:
 
     def marked(self, marker: str, value: dict[str, Json]) -> Tree:
         rebuild, keys = _BY_MARKER.get(marker, (None, ()))
-        if rebuild is None or not {marker} <= set(value) <= {marker, *keys}:
+        others = {key: part for key, part in value.items() if key != marker}
+        if rebuild is None or not set(others) <= set(keys):
             raise CheckpointError(
                 "unknown-state-marker",
                 f"The saved state holds {sorted(value)[:4]}, which this version cannot read: "
                 "upgrade Loopwright, or use another checkpoint.",
             )
         try:
-            return rebuild(self, value)
+            return rebuild(self, value[marker], **others)
         except (CheckpointError, RecursionError):
             raise
         except MALFORMED as error:
@@ -322,84 +303,46 @@ class _Decoder:
         stored = self.stored(key)
         return stored.read() if isinstance(stored, StoredTensor) else stored
 
-    def get_tensor(self, value: dict[str, Json]) -> Tensor | StoredTensor:
-        tensor = self.stored(value["$tensor"])
-        if "as" not in value:
+    def get_tensor(self, key: Json, **noted: Json) -> Tensor | StoredTensor:
+        tensor = self.stored(key)
+        if "as" not in noted:
             return tensor
-        dtype = _dtype(value["as"])
+        dtype = _dtype(noted["as"])
         if isinstance(tensor, StoredTensor):
             return tensor.viewed_as(dtype)
         return torch.view_as_complex(tensor) if dtype.is_complex else tensor.view(dtype)
 
-    def get_array(self, value: dict[str, Json]) -> Tree:
-        data = self.values(value["$array"]).numpy().tobytes()
-        shape = [_count(n) for n in _items(value["shape"])]
-        return np.frombuffer(bytearray(data), dtype=_array_dtype(value["dtype"])).reshape(shape)
+    def get_array(self, key: Json, *, dtype: Json, shape: Json) -> Tree:
+        data = bytearray(self.values(key).numpy().tobytes())
+        return np.frombuffer(data, dtype=_array_dtype(dtype)).reshape(numbers_of(shape))
 
-    def get_scalar(self, value: dict[str, Json]) -> Tree:
-        data = bytes.fromhex(text_of(value["$scalar"]))
-        dtype = _array_dtype(value["dtype"])
-        if not data:  # an empty numpy string has no bytes to read from
-            return dtype.type()
-        return np.frombuffer(data, dtype=dtype).reshape(())[()]
-
-    def get_numbers(self, value: dict[str, Json]) -> list[float] | list[int]:
-        return self.values(value["$numbers"]).reshape(-1).tolist()
-
-    def get_integer(self, value: dict[str, Json]) -> int:
-        return int(text_of(value["$int"]), 16)
-
-    def get_float(self, value: dict[str, Json]) -> float:
-        text = text_of(value["$float"])
-        if text in FLOATS:
-            return FLOATS[text]
-        (number,) = struct.unpack(">d", bytes.fromhex(text.removeprefix("nan:")))
-        return number  # type: ignore[no-any-return]
-
-    def get_complex(self, value: dict[str, Json]) -> complex:
-        real, imaginary = (self.decode(part) for part in _items(value["$complex"]))
+    def get_complex(self, parts: Json) -> complex:
+        real, imaginary = (self.decode(part) for part in list_of(parts))
         return complex(real, imaginary)
 
-    def get_bytes(self, value: dict[str, Json]) -> bytes:
-        return base64.b64decode(text_of(value["$bytes"]), validate=True)
+    def get_pairs(self, pairs: Json) -> dict[Tree, Tree]:
+        return {self.decode(key): self.decode(item) for key, item in map(list_of, list_of(pairs))}
 
-    def get_tuple(self, value: dict[str, Json]) -> tuple[Tree, ...]:
-        return tuple(self.decode(item) for item in _items(value["$tuple"]))
-
-    def get_dict(self, value: dict[str, Json]) -> dict[Tree, Tree]:
-        return self.get_pairs(value["$dict"])
-
-    def get_counter(self, value: dict[str, Json]) -> Counter[Tree]:
-        return Counter(self.get_pairs(value["$counter"]))
-
-    def get_pairs(self, value: Json) -> dict[Tree, Tree]:
-        return {self.decode(key): self.decode(item) for key, item in map(_items, _items(value))}
-
-    def get_state_dict(self, value: dict[str, Json]) -> OrderedDict[Tree, Tree]:
-        items = OrderedDict(self.decode(value["$state_dict"]))
-        set_state_dict_metadata(items, self.decode(value["metadata"]))
-        return items
-
-    def get_path(self, value: dict[str, Json]) -> Path:
-        return Path(text_of(value["$path"]))
-
-    def get_dtype(self, value: dict[str, Json]) -> torch.dtype:
-        return _dtype(value["$dtype"])
-
-    def get_device(self, value: dict[str, Json]) -> torch.device:
-        return torch.device(text_of(value["$device"]))
+    def get_state_dict(self, items: Json, *, metadata: Json) -> OrderedDict[Tree, Tree]:
+        state = OrderedDict(self.decode(items))
+        set_state_dict_metadata(state, self.decode(metadata))
+        return state
 
 
-def _items(value: Json) -> list[Json]:
-    if not isinstance(value, list):
-        raise TypeError(f"expected a list, found {value!r:.60}")
-    return value
+def _get_scalar(_: _Decoder, value: Json, *, dtype: Json) -> Tree:
+    data = bytes.fromhex(text_of(value))
+    kind = _array_dtype(dtype)
+    if not data:  # an empty numpy string has no bytes to read from
+        return kind.type()
+    return np.frombuffer(data, dtype=kind).reshape(())[()]
 
 
-def _count(value: Json) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"expected a size, found {value!r:.60}")
-    return value
+def _get_float(_: _Decoder, value: Json) -> float:
+    text = text_of(value)
+    if text in FLOATS:
+        return FLOATS[text]
+    (number,) = struct.unpack(">d", bytes.fromhex(text.removeprefix("nan:")))
+    return number  # type: ignore[no-any-return]
 
 
 def _dtype(value: Json) -> torch.dtype:
@@ -415,20 +358,21 @@ def _array_dtype(value: Json) -> np.dtype[np.generic]:
     return np.dtype(text_of(value))
 
 
-_BY_MARKER: dict[str, tuple[Callable[[_Decoder, dict[str, Json]], Tree], tuple[str, ...]]] = {
+# how to rebuild a value, and the keys that it may have beside its marker
+_BY_MARKER: dict[str, tuple[Callable[..., Tree], tuple[str, ...]]] = {
     "$tensor": (_Decoder.get_tensor, ("as",)),
     "$array": (_Decoder.get_array, ("dtype", "shape")),
-    "$scalar": (_Decoder.get_scalar, ("dtype",)),
-    "$numbers": (_Decoder.get_numbers, ()),
-    "$int": (_Decoder.get_integer, ()),
-    "$float": (_Decoder.get_float, ()),
+    "$scalar": (_get_scalar, ("dtype",)),
+    "$numbers": (lambda decoder, key: decoder.values(key).reshape(-1).tolist(), ()),
+    "$int": (lambda _, text: int(text_of(text), 16), ()),
+    "$float": (_get_float, ()),
     "$complex": (_Decoder.get_complex, ()),
-    "$bytes": (_Decoder.get_bytes, ()),
-    "$tuple": (_Decoder.get_tuple, ()),
-    "$dict": (_Decoder.get_dict, ()),
-    "$counter": (_Decoder.get_counter, ()),
+    "$bytes": (lambda _, text: base64.b64decode(text_of(text), validate=True), ()),
+    "$tuple": (lambda decoder, items: tuple(map(decoder.decode, list_of(items))), ()),
+    "$dict": (_Decoder.get_pairs, ()),
+    "$counter": (lambda decoder, pairs: Counter(decoder.get_pairs(pairs)), ()),
     "$state_dict": (_Decoder.get_state_dict, ("metadata",)),
-    "$path": (_Decoder.get_path, ()),
-    "$dtype": (_Decoder.get_dtype, ()),
-    "$device": (_Decoder.get_device, ()),
+    "$path": (lambda _, text: Path(text_of(text)), ()),
+    "$dtype": (lambda _, value: _dtype(value), ()),
+    "$device": (lambda _, text: torch.device(text_of(text)), ()),
 }

@@ -27,16 +27,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .atomic import FileRecord, shared_staging, staged_directory, write_bytes
+from ..text import listed
+from .atomic import shared_staging, staged_directory, write_bytes
 from .encoding import decode, encode_with_shards
 from .history_parts import HistoryPart, files_in, read_history
-from .layout import HEADER_KEY, Json, parse_json, unreadable
+from .layout import HEADER_KEY, SHARDS, parse_json, unreadable
 from .manifest import (
     MANIFEST,
     STATE,
@@ -52,7 +54,6 @@ from .migrations import upgrade, versions_in
 from .sharded import check_token, gather_parts, part_name, write_part
 from .tensors import (
     StoredFiles,
-    StoredTensor,
     read_shards,
     read_tensors,
     stored_shards,
@@ -134,7 +135,11 @@ def write_checkpoint(
         taken = {part_name(rank) for rank in range(group.world)} if shards else set()
         models = _model_files(tree, taken | {part.name for part in parts} | set(beside or ()))
         with staged_directory(destination, shared, ready) as staging:
-            files = _write_state(staging, structure, _split(tensors, models))
+            state = json.dumps(structure, allow_nan=False).encode()
+            files = {STATE: write_bytes(staging / STATE, state)}
+            for name, part in _split(tensors, models).items():
+                note = None if name == TENSORS else {"format": "pt"}
+                files[name] = write_tensors(staging / name, part, note)
             files |= {part.name: part.put_into(staging) for part in parts}
             files |= {
                 name: write_bytes(staging / name, content)
@@ -163,17 +168,6 @@ def _explained(destination: Path, group: Group) -> Iterator[None]:
             f"{what} {destination} could not be written: {error}. Earlier data is unchanged; "
             "check the free disk space and the permissions, then save again.",
         ) from error
-
-
-def _write_state(
-    staging: Path, structure: Json, groups: dict[str, dict[str, Tensor]]
-) -> dict[str, FileRecord]:
-    files = {STATE: write_bytes(staging / STATE, json.dumps(structure, allow_nan=False).encode())}
-    for name, tensors in groups.items():
-        files[name] = write_tensors(
-            staging / name, tensors, None if name == TENSORS else {"format": "pt"}
-        )
-    return files
 
 
 def read_checkpoint(
@@ -209,24 +203,23 @@ def read_checkpoint(
         structure = parse_json((directory / STATE).read_bytes(), str(directory / STATE))
     except OSError as error:
         raise unreadable(directory / STATE, error) from error
-    if lazy:
-        tree = decode(structure, dict(_all_stored(directory, manifest)))
-    else:
-        tree = decode(structure, dict(_all_tensors(directory, manifest, copies)))
+    tensors: dict[str, Any] = {}
+    files = StoredFiles(directory)
+    for model, file in [(None, TENSORS), *manifest.models.items()]:
+        if lazy:
+            found: dict[str, Any] = dict(stored_tensors(directory, file, files))
+        else:
+            found = dict(read_tensors(directory / file, copies=copies))
+        tensors |= {key if model is None else weight_path(model, key): found[key] for key in found}
+    if SHARDS in manifest.files:
+        read = stored_shards(directory, manifest.files, files) if lazy else None
+        tensors |= read_shards(directory, manifest.files) if read is None else read
+    tree = decode(structure, tensors)
     if manifest.format > 1 and (names := files_in(tree)):
-        check_listed(directory, manifest, names)
+        if unknown := [name for name in names if name not in manifest.files]:
+            raise damaged(directory, f"its state refers to {listed(unknown)}, which is not listed")
         tree["history"] = read_history(directory, names)
     return Checkpoint(manifest.meta, upgrade(tree, manifest.versions, str(directory)), directory)
-
-
-def check_listed(directory: Path, manifest: Manifest, names: list[str]) -> None:
-    """Raise for a file that the state names and the manifest does not vouch for."""
-    if unknown := [name for name in names if name not in manifest.files]:
-        raise CheckpointError(
-            "unlisted-file",
-            f"Checkpoint {directory} does not list {', '.join(unknown)}, although its state "
-            "refers to it.",
-        )
 
 
 def check_files(directory: Path, manifest: Manifest, names: list[str], *, deep: bool) -> None:
@@ -234,23 +227,6 @@ def check_files(directory: Path, manifest: Manifest, names: list[str], *, deep: 
     for name in names:
         if problem := find_problem(directory, name, manifest.files[name], deep=deep):
             raise damaged(directory, problem)
-
-
-def _all_tensors(directory: Path, manifest: Manifest, copies: bool) -> Iterator[tuple[str, Tensor]]:
-    yield from read_tensors(directory / TENSORS, copies=copies).items()
-    for model, file in manifest.models.items():
-        for key, tensor in read_tensors(directory / file, copies=copies).items():
-            yield weight_path(model, key), tensor
-    yield from read_shards(directory, manifest.files).items()
-
-
-def _all_stored(directory: Path, manifest: Manifest) -> Iterator[tuple[str, StoredTensor]]:
-    files = StoredFiles(directory)
-    yield from stored_tensors(directory, TENSORS, files)
-    for model, file in manifest.models.items():
-        for key, tensor in stored_tensors(directory, file, files):
-            yield weight_path(model, key), tensor
-    yield from stored_shards(directory, manifest.files, files).items()
 
 
 def weight_path(model: str, key: str) -> str:
@@ -267,22 +243,15 @@ def _model_files(tree: Tree, taken: set[str]) -> dict[str, str]:
         if not isinstance(model, str) or not isinstance(state, dict):
             raise CheckpointError(
                 "models-not-by-name",
-                f'The state\'s "{MODELS}" holds {model!r}; expected one state dict per name, as in {{name: '
-                "model.state_dict()}.",
+                f'The state\'s "{MODELS}" holds {model!r}; expected one state dict per name, as in '
+                "{name: model.state_dict()}.",
             )
-        names[model] = _free_name(model, taken)
+        stem = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:LONGEST_NAME].lstrip(".-") or "model"
+        numbered = (f"{stem}-{number}.safetensors" for number in count(2))
+        free = (n for n in chain([f"{stem}.safetensors"], numbered) if n.lower() not in taken)
+        names[model] = next(free)
         taken.add(names[model].lower())
     return names
-
-
-def _free_name(model: str, taken: set[str]) -> str:
-    stem = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:LONGEST_NAME].lstrip(".-") or "model"
-    name = f"{stem}.safetensors"
-    number = 2
-    while name.lower() in taken:
-        name = f"{stem}-{number}.safetensors"
-        number = number + 1
-    return name
 
 
 def _split(tensors: dict[str, Tensor], models: dict[str, str]) -> dict[str, dict[str, Tensor]]:

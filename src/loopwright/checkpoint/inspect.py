@@ -9,6 +9,7 @@ import logging
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,9 +22,12 @@ from .manifest import (
     MANIFEST,
     STATE,
     TENSORS,
+    UPDATE_NAME,
     Manifest,
     damaged,
     find_problem,
+    find_problems,
+    plain_name,
     read_manifest,
     verify_checkpoint,
 )
@@ -43,17 +47,53 @@ class CheckpointInfo:
     Sizes are always compared, hashes only if `is_verified`.
     """
 
-    kind: Kind
-    name: str
     path: Path
-    size: int
     manifest: Manifest | None
     problems: tuple[str, ...]
     is_verified: bool
 
     @property
+    def name(self) -> str:
+        return self.path.resolve().name if self.path.name in ("", "..") else self.path.name
+
+    @property
+    def kind(self) -> Kind:
+        is_kept = self.path.resolve().parent.name == KEPT_MODELS or "metric" in self.meta
+        return "kept" if is_kept else "resume"
+
+    @property
+    def size(self) -> int:
+        """The bytes that the files take, whatever the manifest says."""
+        total = 0
+        with suppress(OSError):  # what can be seen of it
+            for entry in os.scandir(self.path):
+                details = entry.stat(follow_symlinks=False)
+                total += details.st_size if stat.S_ISREG(details.st_mode) else 0
+        return total
+
+    @property
     def is_sound(self) -> bool:
         return not self.problems
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it was written under another name: a copy, a link, or renamed; it belongs to the
+        user."""
+        noted = None if self.manifest is None else self.manifest.name
+        is_renamed = noted not in (None, plain_name(self.path.name))
+        return self.manifest is not None and (is_renamed or self.path.is_symlink())
+
+    @property
+    def may_be_removed(self) -> bool:
+        """Whether it stands under the name that we gave it; earlier versions did not note names."""
+        if self.manifest is None or self.is_copy:
+            return False
+        return self.manifest.name is not None or UPDATE_NAME.match(self.path.name) is not None
+
+    @property
+    def order(self) -> tuple[int | float, str]:
+        """What checkpoints are ordered by: the update, then the time."""
+        return (0, "") if self.manifest is None else self.manifest.order
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -111,7 +151,18 @@ def list_checkpoints(path: str | os.PathLike[str], *, verify: bool = False) -> l
     """
     found = [_look_at(directory, verify=verify) for directory in _checkpoint_folders(Path(path))]
     # A run that is going on removes checkpoints while we look.
-    return sorted((info for info in found if info.manifest or info.path.is_dir()), key=_order)
+    there = [info for info in found if info.manifest or info.path.is_dir()]
+    return sorted(there, key=lambda info: (info.kind == "kept", *_age(info)))
+
+
+def look_into(directory: Path) -> list[CheckpointInfo]:
+    """The checkpoints in one folder, oldest first; those whose manifest cannot be read come last."""
+    folders = _folders(directory) if directory.is_dir() else []
+    return sorted((_look_at(folder, verify=False) for folder in folders), key=_age)
+
+
+def _age(info: CheckpointInfo) -> tuple[bool, tuple[int | float, str], str]:
+    return info.manifest is None, info.order, info.name
 
 
 def describe_checkpoint(path: str | os.PathLike[str]) -> CheckpointContent:
@@ -143,15 +194,7 @@ def describe_checkpoint(path: str | os.PathLike[str]) -> CheckpointContent:
             except CheckpointError as error:
                 problem = str(error)
         problems += [problem] if problem else []
-    info = CheckpointInfo(
-        _kind(directory, manifest),
-        _name(directory),
-        directory,
-        _size(directory),
-        manifest,
-        tuple(problems),
-        False,
-    )
+    info = CheckpointInfo(directory, manifest, tuple(problems), is_verified=False)
     return CheckpointContent(info, manifest, tensors)
 
 
@@ -196,17 +239,10 @@ def _look_at(directory: Path, *, verify: bool) -> CheckpointInfo:
     manifest: Manifest | None = None
     try:
         manifest = read_manifest(directory)
-        checks = [
-            find_problem(directory, name, record, deep=verify)
-            for name, record in manifest.files.items()
-        ]
+        problems = list(find_problems(directory, manifest, deep=verify))
     except CheckpointError as error:
-        checks = [str(error)]
-    problems = [problem for problem in checks if problem]
-    kind = _kind(directory, manifest)
-    return CheckpointInfo(
-        kind, _name(directory), directory, _size(directory), manifest, tuple(problems), verify
-    )
+        problems = [str(error)]
+    return CheckpointInfo(directory, manifest, tuple(problems), verify)
 
 
 def _checkpoint_folders(path: Path) -> list[Path]:
@@ -259,31 +295,3 @@ def is_checkpoint(path: Path) -> bool:
     """Whether a directory is one checkpoint, sound or not, rather than a run or a folder of
     them."""
     return any(os.path.lexists(path / name) for name in (MANIFEST, STATE, TENSORS))
-
-
-def _kind(directory: Path, manifest: Manifest | None) -> Kind:
-    is_kept = directory.resolve().parent.name == KEPT_MODELS or (
-        manifest is not None and "metric" in manifest.meta
-    )
-    return "kept" if is_kept else "resume"
-
-
-def _name(directory: Path) -> str:
-    return directory.resolve().name  # of "." too
-
-
-def _size(directory: Path) -> int:
-    """The bytes that the files take, whatever the manifest says."""
-    total = 0
-    try:
-        for entry in os.scandir(directory):
-            details = entry.stat(follow_symlinks=False)
-            total += details.st_size if stat.S_ISREG(details.st_mode) else 0
-    except OSError:
-        return total  # what can be seen of it
-    return total
-
-
-def _order(info: CheckpointInfo) -> tuple[bool, bool, tuple[int | float, str], str]:
-    order = (0, "") if info.manifest is None else info.manifest.order
-    return info.kind == "kept", info.manifest is None, order, info.name

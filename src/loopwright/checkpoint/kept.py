@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .atomic import clean_leftovers, remove_directory
+from .atomic import clean_leftovers
 from .format import Checkpoint, read_checkpoint
 from .manifest import UPDATE_NAME
 from .policy import Candidate, KeepPolicy
-from .store import checked_path, list_own
+from .store import checked_path, list_own, remove_all
 from .tree import Tree
 from .writer import AsyncWriter
 
@@ -32,7 +33,7 @@ class KeptModel:
     path: Path
     value: float
     update: int
-    meta: dict[str, Any]
+    meta: Mapping[str, Any]
 
 
 class KeptModels:
@@ -80,17 +81,20 @@ class KeptModels:
         self._held: Candidate | None = None
         # the updates of resume points that may still be on their way to the disk
         self._unwritten: tuple[int, ...] = ()
-        self._listed: tuple[int, list[Candidate]] | None = (
-            None  # what was there when the directory was last changed
-        )
+        # what was there when the directory was last changed
+        self._listed: tuple[int, list[KeptModel]] | None = None
 
     def wants(self, name: str, value: float, update: int) -> bool:
         """Whether a model with this metric would be kept; ask before putting its state together."""
         self.writer.wait()
-        kept = self._candidates()
-        if self._held is not None:
-            kept.append(self._held)
-        return self.policy.is_worth_keeping(Candidate(name, value, update), kept)
+        # the directory is read again only if something was written to it or removed from it
+        changed = self.directory.stat().st_mtime_ns if self.directory.is_dir() else 0
+        if self._listed is None or self._listed[0] != changed:
+            self._listed = (changed, self.models())
+        held = () if self._held is None else (self._held,)
+        return self.policy.is_worth_keeping(
+            Candidate(name, value, update), (*self._listed[1], *held)
+        )
 
     def offer(
         self,
@@ -162,26 +166,16 @@ class KeptModels:
         saved = self._saved_update()
         self._unwritten = (*(other for other in self._unwritten if other > saved), update)
 
-    def _candidates(self) -> list[Candidate]:
-        """What is kept; the directory is read again only if something was written to it or removed
-        from it."""
-        changed = self.directory.stat().st_mtime_ns if self.directory.is_dir() else 0
-        if self._listed is None or self._listed[0] != changed:
-            self._listed = (changed, [_candidate(model) for model in self.models()])
-        return list(self._listed[1])
-
     def models(self) -> list[KeptModel]:
         """What is kept, best first."""
-        models = {}
+        models = []
         for entry in list_own(self.directory):
-            value = _metric(entry.meta, self.policy.metric)
-            if entry.problem is None and value is not None:
+            name, value = entry.metric or ("", 0.0)
+            if entry.is_sound and entry.metric is not None and name == self.policy.metric:
                 update = int(entry.meta.get("update", 0))
-                models[entry.name] = KeptModel(entry.name, entry.path, value, update, entry.meta)
-        return [
-            models[candidate.name]
-            for candidate in self.policy.ranked(map(_candidate, models.values()))
-        ]
+                model = KeptModel(entry.name, entry.path, float(value), update, entry.meta)
+                models.append(model)
+        return self.policy.ranked(models)
 
     def best(self) -> Checkpoint | None:
         """The best model that verifies; damaged ones are named in the log and passed over."""
@@ -195,11 +189,8 @@ class KeptModels:
 
     def clean(self) -> list[str]:
         """Remove what killed processes left half-written; the names of it."""
-        return (
-            clean_leftovers(self.directory)
-            if self.writer.group.is_main and self.directory.is_dir()
-            else []
-        )
+        is_due = self.writer.group.is_main and self.directory.is_dir()
+        return clean_leftovers(self.directory) if is_due else []
 
     def discard(self, *, after_update: int) -> list[str]:
         """Remove the models of a future that is not taken: those after this update."""
@@ -207,10 +198,7 @@ class KeptModels:
             return []
         self._listed = None
         self._unwritten = tuple(update for update in self._unwritten if update <= after_update)
-        doomed = [model for model in self.models() if model.update > after_update]
-        for model in doomed:
-            remove_directory(model.path)
-        return [model.name for model in doomed]
+        return remove_all(model.path for model in self.models() if model.update > after_update)
 
     def prune(self) -> None:
         """Remove all but the best few, and the best few at the newest resume point and at those
@@ -222,10 +210,8 @@ class KeptModels:
         needed = models[: self.policy.keep]
         for update in (saved, *(update for update in self._unwritten if update > saved)):
             needed += [model for model in models if model.update <= update][: self.policy.keep]
-        for model in models:
-            if model not in needed:
-                self._listed = None
-                remove_directory(model.path)
+        self._listed = None
+        remove_all(model.path for model in models if model not in needed)
 
     def _saved_update(self) -> float:
         """The update of the newest resume point; where nothing is known of resume points,
@@ -243,16 +229,3 @@ class KeptModels:
 def metric_label(metric: str) -> str:
     """A metric as part of a kept model's name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", metric)
-
-
-def _candidate(model: KeptModel) -> Candidate:
-    return Candidate(model.name, model.value, model.update)
-
-
-def _metric(meta: dict[str, Any], name: str) -> float | None:
-    """The value of the metric that a model was kept for, None where it was kept for another."""
-    noted = meta.get(METRIC)
-    if not isinstance(noted, dict) or noted.get("name") != name:
-        return None
-    value = noted.get("value")
-    return float(value) if isinstance(value, int | float) else None

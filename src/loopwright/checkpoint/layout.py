@@ -175,37 +175,24 @@ def _header(path: Path) -> dict[str, Json]:
 
 
 def _tensor(path: Path, name: str, entry: Json) -> TensorInfo:
-    if isinstance(entry, dict):
-        dtype = entry.get("dtype")
-        shape = _counts(entry.get("shape"))
-        span = _counts(entry.get("data_offsets"))
-        if isinstance(dtype, str) and shape is not None and span is not None and len(span) == 2:
-            return TensorInfo(name, dtype, tuple(shape), span[1] - span[0])
-    raise CheckpointError(
-        "not-safetensors",
-        f"{path} has a malformed header: the entry {name!r:.80} describes no tensor.",
-    )
-
-
-def _counts(value: Json) -> list[int] | None:
-    if not isinstance(value, list):
-        return None
-    counts = [item for item in value if type(item) is int and item >= 0]
-    return counts if len(counts) == len(value) else None
+    try:
+        table = table_of(entry)
+        start, end = numbers_of(table["data_offsets"])
+        return TensorInfo(name, text_of(table["dtype"]), numbers_of(table["shape"]), end - start)
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(
+            "not-safetensors",
+            f"{path} has a malformed header: the entry {name!r:.80} describes no tensor.",
+        ) from None
 
 
 def _tied(path: Path, noted: Json) -> dict[str, str]:
     text = noted.get(TIED) if isinstance(noted, dict) else None
-    tied = (
-        parse_json(text.encode("utf-8", "replace"), f"{path} ({TIED})")
-        if isinstance(text, str)
-        else None
-    )
-    return (
-        {name: kept for name, kept in tied.items() if isinstance(kept, str)}
-        if isinstance(tied, dict)
-        else {}
-    )
+    if not isinstance(text, str):
+        return {}
+    tied = parse_json(text.encode("utf-8", "replace"), f"{path} ({TIED})")
+    entries = tied.items() if isinstance(tied, dict) else ()
+    return {name: kept for name, kept in entries if isinstance(kept, str)}
 
 
 def _counted(name: str) -> list[tuple[int, str]]:
@@ -289,18 +276,10 @@ def whole(shape: Numbers) -> Box:
 
 def layouts_bytes(layouts: Mapping[str, TensorLayout]) -> bytes:
     """The table of shards, as it is written."""
-    content = {"tensors": {name: _entry_of(layout) for name, layout in layouts.items()}}
-    return json.dumps(content, separators=(",", ":")).encode()
-
-
-def _entry_of(layout: TensorLayout) -> dict[str, object]:
-    shards = [asdict(shard) for shard in layout.shards]
-    # the name that the format has for them
-    return {
-        "dtype": layout.dtype,
-        "shape": layout.shape,
-        "pieces": shards,
-    }
+    tables = {name: asdict(layout) for name, layout in layouts.items()}
+    for table in tables.values():
+        table["pieces"] = table.pop("shards")  # the name that the format has for them
+    return json.dumps({"tensors": tables}, separators=(",", ":")).encode()
 
 
 def read_layouts(directory: Path, files: Iterable[str]) -> dict[str, TensorLayout]:
@@ -316,7 +295,11 @@ def read_layouts(directory: Path, files: Iterable[str]) -> dict[str, TensorLayou
         raise unreadable(path, error) from error
     except (KeyError, TypeError) as error:
         raise CheckpointError("malformed-shards", f"{path} is malformed ({error!r}).") from None
-    headers = {name: _entries(directory / name) for name in set(files) & _files_of(layouts)}
+    named = {shard.file for layout in layouts.values() for shard in layout.shards}
+    headers = {
+        name: {info.name: info for info in read_header(directory / name)}
+        for name in named.intersection(files)
+    }
     for name, layout in layouts.items():
         if problem := next(_misfits(layout, headers), None) or layout.find_problem():
             raise CheckpointError(
@@ -336,10 +319,10 @@ def table_of(value: Json) -> dict[str, Json]:
     return value
 
 
-def tables_of(value: Json) -> list[dict[str, Json]]:
+def list_of(value: Json) -> list[Json]:
     if not isinstance(value, list):
         raise TypeError(f"expected a list, found {value!r:.60}")
-    return [table_of(item) for item in value]
+    return value
 
 
 def text_of(value: Json) -> str:
@@ -349,9 +332,10 @@ def text_of(value: Json) -> str:
 
 
 def numbers_of(value: Json) -> Numbers:
-    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+    numbers = tuple(item for item in list_of(value) if type(item) is int and item >= 0)
+    if len(numbers) < len(list_of(value)):
         raise TypeError(f"expected a list of sizes, found {value!r:.60}")
-    return tuple(item for item in value if isinstance(item, int))
+    return numbers
 
 
 def _layout(value: Json) -> TensorLayout:
@@ -360,17 +344,9 @@ def _layout(value: Json) -> TensorLayout:
         StoredShard(
             text_of(shard["file"]), text_of(shard["name"]), read_box(table_of(shard["box"]))
         )
-        for shard in tables_of(entry["pieces"])
+        for shard in map(table_of, list_of(entry["pieces"]))
     )
     return TensorLayout(text_of(entry["dtype"]), numbers_of(entry["shape"]), shards)
-
-
-def _files_of(layouts: Mapping[str, TensorLayout]) -> set[str]:
-    return {shard.file for layout in layouts.values() for shard in layout.shards}
-
-
-def _entries(path: str | os.PathLike[str]) -> dict[str, TensorInfo]:
-    return {info.name: info for info in read_header(path)}
 
 
 def _misfits(

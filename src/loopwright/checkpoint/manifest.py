@@ -7,7 +7,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from .._version import __version__
 from ..errors import CheckpointError, ConfigurationError
+from ..text import listed
 from .atomic import CHUNK, FileRecord
 from .layout import SHARDS, Json, read_json, read_layouts, table_of, text_of, unreadable
 
@@ -86,12 +87,11 @@ def manifest_bytes(
     """A manifest that also vouches for itself, as it is written."""
     from .encoding import encode_plain
 
+    number = 2 if has_history_files else 1
+    if any(version > 1 for version in versions.values()):
+        number = 3
     content: dict[str, Json] = {
-        "format": 3
-        if any(version > 1 for version in versions.values())
-        else 2
-        if has_history_files
-        else 1,
+        "format": number,
         "loopwright": __version__,
         "name": plain_name(name),
         "created": datetime.now(UTC).isoformat(timespec="microseconds"),
@@ -143,7 +143,10 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
             "incomplete-checkpoint",
             f"{directory} is not a complete checkpoint: {problem}; {REMEDY}.",
         )
-    content = _read(name)
+    try:
+        content = read_json(name, LARGEST_MANIFEST)
+    except OSError as error:
+        raise unreadable(name, error) from error
     number = content.get("format") if isinstance(content, dict) else None
     if not isinstance(content, dict) or not isinstance(number, int):
         raise CheckpointError(
@@ -152,8 +155,9 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     is_damaged = content.pop("sha256", None) != _digest(content)
     if number > FORMAT:
         raise (CheckpointError if is_damaged else VersionError)(
+            "newer-format",
             f"{name} was written by a newer version of Loopwright (format {number}; this version "
-            f"reads up to {FORMAT}): upgrade Loopwright."
+            f"reads up to {FORMAT}): upgrade Loopwright.",
         )
     if number < 1:
         raise CheckpointError(
@@ -195,14 +199,20 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> list[str]:
         manifest = read_manifest(path)
     except CheckpointError as error:
         return [str(error)]
-    found = (find_problem(Path(path), name, record) for name, record in manifest.files.items())
-    problems = [problem for problem in found if problem]
+    problems = list(find_problems(Path(path), manifest))
     if SHARDS in manifest.files and not problems:
         try:
             read_layouts(Path(path), manifest.files)
         except CheckpointError as error:
             return [str(error)]
     return problems
+
+
+def find_problems(directory: Path, manifest: Manifest, *, deep: bool = True) -> Iterator[str]:
+    """What is wrong with the files of a checkpoint; `deep` reads and hashes them."""
+    for name, record in manifest.files.items():
+        if problem := find_problem(directory, name, record, deep=deep):
+            yield problem
 
 
 def find_problem(
@@ -254,13 +264,6 @@ def _unreadable(directory: Path, name: str) -> str | None:
             "refused"
         )
     return None if stat.S_ISREG(mode) else f"{name} is not a regular file"
-
-
-def _read(path: Path) -> Json:
-    try:
-        return read_json(path, LARGEST_MANIFEST)
-    except OSError as error:
-        raise unreadable(path, error) from error
 
 
 def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:
@@ -319,12 +322,7 @@ def record_of(entry: Json) -> FileRecord:
 
 # `Path` makes one slash of two; a Windows drive has one letter
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-# what file managers leave where somebody looked
-IGNORED = {
-    ".DS_Store",
-    "Thumbs.db",
-    "desktop.ini",
-}
+IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini"}  # file managers leave them where they looked
 SHOWN = 3
 UPDATE_NAME = re.compile(r"update-\d{8,}")  # of resume points
 SAFE = ".safetensors"
@@ -369,7 +367,7 @@ def check_directory(path: str | os.PathLike[str], what: str = "path") -> None:
     if foreign := foreign_names(destination):
         raise ConfigurationError(
             "foreign-files",
-            f"{destination} holds {_listed(foreign)}, which Loopwright did not write, so nothing "
+            f"{destination} holds {listed(map(repr, foreign), SHOWN)}, which Loopwright did not write, so nothing "
             f"was changed: choose another {what}, or move these files.",
         )
 
@@ -388,8 +386,8 @@ def check_inside(folder: str | os.PathLike[str], names: re.Pattern[str] | None, 
             "path-is-a-file",
             f"{blocking} is a file, so {what}={str(folder)!r} cannot be a folder: choose another.",
         )
-    for path in sorted(home.iterdir()) if home.is_dir() and names is not None else ():
-        if names is not None and names.fullmatch(path.name):
+    if names is not None and home.is_dir():
+        for path in sorted(path for path in home.iterdir() if names.fullmatch(path.name)):
             check_directory(path, what)
 
 
@@ -442,8 +440,3 @@ def foreign_names(directory: Path) -> list[str]:
         if not ({STATE, TENSORS} <= own or UPDATE_NAME.match(directory.name)):
             return names
     return [name for name in names if name not in own]
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(map(repr, names[:SHOWN])) + more

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 from ..errors import CheckpointError
+from ..text import listed
 from .manifest import VersionError
 
 Migration: TypeAlias = Callable[[Any], Any]
@@ -47,12 +48,7 @@ ADDED = (
 )
 INTERFACES = ("simple", "lifecycle")  # parts of an interface beside those of its trainer
 # parts that hold one state for each component, by its name
-NAMED = (
-    "models",
-    "optimizers",
-    "schedules",
-    "callbacks",
-)
+NAMED = ("models", "optimizers", "schedules", "callbacks")
 
 
 def _renamed_callbacks(state: Any) -> Any:
@@ -110,7 +106,7 @@ def upgrade(tree: Any, versions: Mapping[str, int], source: str) -> Any:
     if missing := [part for part in versions if part not in tree]:
         raise CheckpointError(
             "missing-state",
-            f"Checkpoint {source} is damaged: it holds no state of {_listed(missing)}.",
+            f"Checkpoint {source} is damaged: it holds no state of {listed(map(repr, missing))}.",
         )
     known = {part: versions.get(part, 1) for part in tree if part in VERSIONS}
     for part, version in known.items():  # before anything is migrated
@@ -159,7 +155,7 @@ def complete_state(tree: Any, source: str) -> dict[str, Any]:
     if unknown := [str(part) for part in tree if part not in VERSIONS]:
         raise VersionError(
             "unknown-state",
-            f"Checkpoint {source} holds state of {_listed(unknown)}, which this version of "
+            f"Checkpoint {source} holds state of {listed(map(repr, unknown))}, which this version of "
             "Loopwright does not know and would lose in the next save: upgrade Loopwright. To "
             "load only the weights, use `trainer.load_weights(path)`.",
         )
@@ -286,7 +282,3 @@ def _oldest(part: str) -> int:
     while (part, version - 1) in MIGRATIONS:
         version -= 1
     return max(version, 1)
-
-
-def _listed(parts: list[str]) -> str:
-    return ", ".join(map(repr, parts))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -77,6 +77,20 @@ class ResumePolicy:
         return self.every_minutes is not None and minutes_since_last >= self.every_minutes
 
 
+class RankedModel(Protocol):
+    """A model with its metric, and the update that it was taken at."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def update(self) -> int: ...
+
+
+C = TypeVar("C", bound=RankedModel)
+
+
 class Candidate(NamedTuple):
     """A model that may be kept: its name, its metric, and the update it was taken at."""
 
@@ -118,12 +132,12 @@ class KeepPolicy:
         """Whether the first value is better than the second; equal ones are not."""
         return is_better(first, second, self.mode)
 
-    def ranked(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+    def ranked(self, candidates: Iterable[C]) -> list[C]:
         """The candidates, best first."""
         by_age = sorted(candidates, key=lambda candidate: (candidate.update, candidate.name))
         return ranked(by_age, lambda candidate: candidate.value, self.mode)
 
-    def is_worth_keeping(self, candidate: Candidate, kept: Iterable[Candidate]) -> bool:
+    def is_worth_keeping(self, candidate: Candidate, kept: Iterable[RankedModel]) -> bool:
         """Whether it would be among the best few, together with those kept so far."""
         others = [other for other in kept if other.name != candidate.name]
         return candidate in self.ranked([*others, candidate])[: self.keep]

@@ -34,11 +34,11 @@ from .layout import (
     StoredShard,
     TensorLayout,
     layouts_bytes,
+    list_of,
     numbers_of,
     parse_json,
     read_box,
     table_of,
-    tables_of,
     text_of,
     whole,
 )
@@ -141,7 +141,10 @@ def gather_parts(
 
 def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[_Part]:
     parts: dict[int, _Part] = {}
-    waiting = _Waiting(group.patience, stop)
+    deadline = time.monotonic() + group.patience
+    end = f"in {group.patience:g} s"
+    pause = SHORTEST_PAUSE
+    is_leaving = False
     while True:
         missing = [rank for rank in range(group.world) if rank not in parts]
         for rank in missing:
@@ -151,7 +154,14 @@ def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[
         missing = [rank for rank in missing if rank not in parts]
         if not missing:
             return [parts[rank] for rank in range(group.world)]
-        if end := waiting.pause():
+        if is_abandoned := stop.wait(pause):
+            end = "before the save was abandoned"
+        elif not is_leaving and not threading.main_thread().is_alive():
+            # The program is over. The others' is too, and they had no more to write than this one.
+            is_leaving = True
+            end = "before the program ended"
+            deadline = min(deadline, time.monotonic() + LEAVING_SECONDS)
+        if is_abandoned or time.monotonic() > deadline:
             ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             raise CheckpointError(
                 "rank-wrote-nothing",
@@ -159,30 +169,7 @@ def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[
                 f"{end}. Find out what happened to that process; earlier checkpoints are "
                 "unchanged.",
             )
-
-
-class _Waiting:
-    """Short pauses, up to the time that there is."""
-
-    def __init__(self, patience: float, stop: threading.Event) -> None:
-        self.stop = stop
-        self.deadline = time.monotonic() + patience
-        self.end = f"in {patience:g} s"
-        self.seconds = SHORTEST_PAUSE
-        self.is_leaving = False
-
-    def pause(self) -> str | None:
-        """Wait a little; why there is no more time, where there is none."""
-        if self.stop.wait(self.seconds):
-            return "before the save was abandoned"
-        self.seconds = min(2 * self.seconds, LONGEST_PAUSE)
-        if not self.is_leaving and not threading.main_thread().is_alive():
-            # The program is over. The others' is too, and they had no more to write than this
-            # process.
-            self.is_leaving = True
-            self.end = "before the program ended"
-            self.deadline = min(self.deadline, time.monotonic() + LEAVING_SECONDS)
-        return self.end if time.monotonic() > self.deadline else None
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _check_size(staging: Path, part: _Part) -> None:
@@ -237,7 +224,7 @@ def _read_record(path: Path, rank: int) -> _Part:
                 "rank-could-not-write",
                 f"Rank {rank} could not write its part of the checkpoint: {content['error']}",
             )
-        entries = tuple(_entry(entry) for entry in tables_of(content["entries"]))
+        entries = tuple(_entry(table_of(entry)) for entry in list_of(content["entries"]))
         file = None if content["file"] is None else record_of(content["file"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(
@@ -281,7 +268,12 @@ def restore_into(target: Tensor, source: Source) -> None:
             "meta-tensor",
             "A tensor on the meta device has no memory to restore into: materialise it first.",
         )
-    _check_shape(target, source)
+    if tuple(target.shape) != tuple(source.shape):
+        raise CheckpointError(
+            "tensor-shape",
+            f"A tensor of {list(source.shape)} cannot be restored into one of "
+            f"{list(target.shape)}: build the same model as the run that wrote it.",
+        )
     local, box = region_of(target)
     with torch.no_grad():
         local.copy_(_read(source, box))
@@ -354,12 +346,3 @@ def _read(source: Source, box: Box) -> Tensor:
             "is needed: restore the snapshot into the tensors that it was taken from.",
         )
     return source.local
-
-
-def _check_shape(target: Tensor, source: Source) -> None:
-    if tuple(target.shape) != tuple(source.shape):
-        raise CheckpointError(
-            "tensor-shape",
-            f"A tensor of {list(source.shape)} cannot be restored into one of "
-            f"{list(target.shape)}: build the same model as the run that wrote it.",
-        )

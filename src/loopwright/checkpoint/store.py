@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,8 @@ from ..metrics.history import History
 from .atomic import clean_leftovers, remove_directory
 from .format import Checkpoint, read_checkpoint
 from .history_parts import SharedHistory
-from .manifest import (
-    FILE_NAME,
-    UPDATE_NAME,
-    Manifest,
-    VersionError,
-    find_problem,
-    foreign_names,
-    plain_name,
-    read_manifest,
-    verify_checkpoint,
-)
+from .inspect import CheckpointInfo, look_into
+from .manifest import FILE_NAME, UPDATE_NAME, VersionError, foreign_names, verify_checkpoint
 from .policy import FiniteCheck
 from .tree import Tree
 from .writer import AsyncWriter
@@ -33,31 +23,7 @@ from .writer import AsyncWriter
 logger = logging.getLogger("loopwright")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A checkpoint in a directory, as its manifest describes it."""
-
-    name: str
-    path: Path
-    manifest: Manifest
-    problem: str | None = None  # what is wrong at a glance: a file missing or of the wrong size
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        return self.manifest.meta
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether it was written under another name: a copy, a link, or renamed; it belongs to the
-        user."""
-        return self.manifest.name not in (None, plain_name(self.name)) or self.path.is_symlink()
-
-    @property
-    def may_be_removed(self) -> bool:
-        """Whether it stands under the name that we gave it; earlier versions did not note names."""
-        return not self.is_copy and (
-            self.manifest.name is not None or UPDATE_NAME.match(self.name) is not None
-        )
+Entry = CheckpointInfo  # its name in earlier versions
 
 
 def update_name(update: int) -> str:
@@ -153,12 +119,12 @@ class CheckpointStore:
         """Return when everything saved is on disk, or raise what went wrong."""
         self.writer.wait()
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CheckpointInfo]:
         """The checkpoints that look complete, oldest first; sizes are compared, hashes are not.
 
         A user's own copies in the directory are not among them, here and in what follows.
         """
-        return [entry for entry in list_own(self.directory) if entry.problem is None]
+        return [entry for entry in list_own(self.directory) if entry.is_sound]
 
     def newest(self, *, lazy: bool = False, check: FiniteCheck | None = None) -> Checkpoint | None:
         """The newest checkpoint that verifies and is finite; others are named in the log and passed
@@ -169,10 +135,9 @@ class CheckpointStore:
         """
         self.clean()
         self._passed_over = []
-        copies = {entry.path for entry in list_entries(self.directory) if entry.is_copy}
-        for path in _newest_first(self.directory):
-            if path in copies:
-                continue
+        found = look_into(self.directory)
+        # one whose manifest cannot be read is tried first, to be named
+        for path in [info.path for info in reversed(found) if not info.is_copy]:
             try:
                 checkpoint = read_checkpoint(path, lazy=lazy)
                 problem = None if check is None else check.problem(checkpoint.tree)
@@ -184,7 +149,7 @@ class CheckpointStore:
                 problem = str(error)
             logger.warning("Checkpoint %s is skipped: %s", path.name, problem)
             self._passed_over.append(path)
-        for path in sorted(copies):
+        for path in sorted(info.path for info in found if info.is_copy):
             logger.warning(
                 "Checkpoint %s is not resumed automatically, because it was written under another "
                 "name.",
@@ -195,22 +160,19 @@ class CheckpointStore:
     def discard_damaged(self) -> list[str]:
         """Remove the resume points that `newest` passed over, now that a sound one has been taken;
         the names."""
-        doomed = [
+        return remove_all(
             path
             for path in self._passed_over
-            if UPDATE_NAME.fullmatch(path.name) and _is_plain(path)
-        ]
-        for path in doomed:
-            remove_directory(path)
-        return [path.name for path in doomed]
+            if UPDATE_NAME.fullmatch(path.name)
+            and path.is_dir()
+            and not path.is_symlink()
+            and not foreign_names(path)
+        )
 
     def clean(self) -> list[str]:
         """Remove what killed processes left half-written; the names of it."""
-        return (
-            clean_leftovers(self.directory)
-            if self.writer.group.is_main and self.directory.is_dir()
-            else []
-        )
+        is_due = self.writer.group.is_main and self.directory.is_dir()
+        return clean_leftovers(self.directory) if is_due else []
 
     def prune(self) -> list[str]:
         """Remove all but the last `keep`, once the newest of them is known to be sound; the names
@@ -227,27 +189,25 @@ class CheckpointStore:
         """Remove the checkpoints of a future that is not taken: those after this update."""
         if not self.writer.group.is_main:
             return []
-        return _remove([e for e in list_own(self.directory) if e.manifest.order[0] > after_update])
+        entries = list_own(self.directory)
+        return remove_all(entry.path for entry in entries if entry.order[0] > after_update)
 
     def _prune(self, *, committed: str) -> list[str]:
         """Remove what is older than a sound checkpoint and no longer needed beside it, damaged ones
         too."""
         entries = list_own(self.directory)
         position = next((i for i, entry in enumerate(entries) if entry.name == committed), 0)
-        sound = [entry for entry in entries[:position] if entry.problem is None]
+        sound = [entry for entry in entries[:position] if entry.is_sound]
         spared = sound[max(len(sound) - self.keep + 1, 0) :]
-        return _remove([entry for entry in entries[:position] if entry not in spared])
+        return remove_all(entry.path for entry in entries[:position] if entry not in spared)
 
 
-def _remove(entries: list[Entry]) -> list[str]:
-    for entry in entries:
-        remove_directory(entry.path)
-    return [entry.name for entry in entries]
-
-
-def _is_plain(path: Path) -> bool:
-    """Whether there is nothing but the files of a checkpoint, damaged or not."""
-    return path.is_dir() and not path.is_symlink() and not foreign_names(path)
+def remove_all(doomed: Iterable[Path]) -> list[str]:
+    """Remove checkpoints; their names."""
+    paths = list(doomed)
+    for path in paths:
+        remove_directory(path)
+    return [path.name for path in paths]
 
 
 def checked_path(directory: Path, name: str) -> Path:
@@ -260,38 +220,6 @@ def checked_path(directory: Path, name: str) -> Path:
     return directory / name
 
 
-def list_entries(directory: Path) -> list[Entry]:
-    """The checkpoints of a directory whose manifest can be read, oldest first."""
-    entries = []
-    for path in _candidates(directory):
-        try:
-            manifest = read_manifest(path)
-        except CheckpointError:
-            continue
-        problems = (find_problem(path, name, r, deep=False) for name, r in manifest.files.items())
-        entries.append(Entry(path.name, path, manifest, next(filter(None, problems), None)))
-    return sorted(entries, key=lambda entry: (entry.manifest.order, entry.name))
-
-
-def list_own(directory: Path) -> list[Entry]:
-    """Those of them that stand where they were written, which are all that may be removed."""
-    return [entry for entry in list_entries(directory) if entry.may_be_removed]
-
-
-def _newest_first(directory: Path) -> list[Path]:
-    """All checkpoints, complete or not; those whose manifest cannot be read are tried first, to be
-    named."""
-
-    def order(path: Path) -> tuple[bool, tuple[float, str], str]:
-        try:
-            return (False, read_manifest(path).order, path.name)
-        except CheckpointError:
-            return (True, (0, ""), path.name)
-
-    return sorted(_candidates(directory), key=order, reverse=True)
-
-
-def _candidates(directory: Path) -> list[Path]:
-    if not directory.is_dir():
-        return []
-    return [path for path in directory.iterdir() if not path.name.startswith(".") and path.is_dir()]
+def list_own(directory: Path) -> list[CheckpointInfo]:
+    """The checkpoints that stand where they were written, oldest first: all that may be removed."""
+    return [info for info in look_into(directory) if info.may_be_removed]

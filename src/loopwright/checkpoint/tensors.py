@@ -9,6 +9,7 @@ import os
 from _thread import allocate_lock, start_new_thread
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,7 +19,6 @@ from torch import Tensor
 from ..errors import CheckpointError
 from .atomic import FileRecord, HashingFile
 from .layout import (
-    SHARDS,
     TIED,
     Box,
     Json,
@@ -131,21 +131,14 @@ def open_tensors(path: Path) -> Any:
     path is."""
     from safetensors import safe_open
 
-    if _is_utf8(path):
+    with suppress(UnicodeEncodeError):
+        os.fspath(path).encode()
         return safe_open(path, framework="pt", device="cpu")
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return safe_open(f"/dev/fd/{descriptor}", framework="pt", device="cpu")
     finally:
         os.close(descriptor)
-
-
-def _is_utf8(path: Path) -> bool:
-    try:
-        os.fspath(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def split_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -168,12 +161,11 @@ def _tied_in(
     path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
 ) -> dict[str, str]:
     """Names that were left out of a file, and the tensors they stand for."""
-    # files of `safetensors.torch.save_model` note the same as plain entries
-    if TIED not in metadata:
-        # which says "pt", for torch
-        noted = {name: kept for name, kept in metadata.items() if name != "format"}
+    if TIED not in metadata:  # `safetensors.torch.save_model` notes the same as plain entries
         return {
-            name: kept for name, kept in noted.items() if kept in tensors and name not in tensors
+            name: kept
+            for name, kept in metadata.items()
+            if name != "format" and kept in tensors and name not in tensors
         }
     tied = parse_json(metadata[TIED].encode("utf-8", "replace"), f"{path} ({TIED})")
     if not isinstance(tied, dict) or not all(
@@ -213,17 +205,8 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-NATIVE = frozenset(
-    {
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-    }
-    | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
-)
+# of the file format from its beginning; others are stored as one of these
+NATIVE = set(DTYPES) - {torch.complex64, torch.uint16, torch.uint32, torch.uint64}
 CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -360,8 +343,6 @@ def stored_shards(
     directory: Path, records: Mapping[str, FileRecord], files: StoredFiles
 ) -> dict[str, StoredTensor]:
     """The tensors of a checkpoint that several processes wrote shard by shard."""
-    if SHARDS not in records:
-        return {}
     layouts = read_layouts(directory, records)
     return {name: StoredTensor(files, layout) for name, layout in layouts.items()}
 

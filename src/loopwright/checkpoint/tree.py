@@ -3,7 +3,6 @@ else."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from weakref import WeakKeyDictionary
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from .._torch_compat.distributed import local_shape_and_offset, root_mesh
+from .._torch_compat.distributed import dtensor_type, local_shape_and_offset, root_mesh
 from ..errors import CheckpointError, ConfigurationError
 from .layout import Box, Numbers, whole
 
@@ -159,8 +158,7 @@ Piece = TensorShard  # its name in earlier versions
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
     """Whether a value is a DTensor."""
-    module = sys.modules.get("torch.distributed.tensor")
-    kind = getattr(module, "DTensor", None)
+    kind = dtensor_type()
     return kind is not None and isinstance(value, kind)
 
 

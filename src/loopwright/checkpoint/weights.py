@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,6 @@ from .manifest import SAFE, check_file, read_manifest, weights_format
 from .sharded import place_like
 from .tensors import DTYPES, StoredTensor, read_shards, read_tensors, write_tensors
 from .tree import is_dtensor, plain_tensor, unescape
-
-if TYPE_CHECKING:
-    pass
-
 
 PICKLED = (".pt", ".pth", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")

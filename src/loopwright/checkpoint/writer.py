@@ -32,6 +32,7 @@ from .tree import (
     Tree,
     is_dtensor,
     plain_tensor,
+    refusal,
     shard_of,
     tensor_key,
 )
@@ -108,10 +109,6 @@ def snapshot(tree: Tree, buffers: SnapshotBuffers | None = None) -> Tree:
         {'weight': tensor([1., 1.])}
     """
     return (buffers or SnapshotBuffers()).take(tree)
-
-
-class _UnknownTypeError(CheckpointError):
-    pass
 
 
 class _Copier:
@@ -194,16 +191,13 @@ class _Copier:
             key: item if type(item) in ATOMS else self.copy(item) for key, item in value.items()
         }
 
-    def copy_counter(self, value: Counter[Tree]) -> Counter[Tree]:
-        return value.copy()
-
     def copy_ordered(self, value: OrderedDict[Tree, Tree]) -> OrderedDict[Tree, Tree]:
         copied = OrderedDict(self.copy_dict(value))
         if (metadata := state_dict_metadata(value)) is not None:
             set_state_dict_metadata(copied, self.copy(metadata))
         return copied
 
-    def copy_array(self, value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tree:
+    def copy_shallow(self, value: Any) -> Tree:
         return value.copy()
 
     def copy_same(self, value: Tree) -> Tree:
@@ -216,7 +210,7 @@ def _by_ancestor(value: Tree) -> Callable[[_Copier, Tree], Tree]:
     for kind, copy in _BY_ANCESTOR:
         if isinstance(value, kind):
             return copy
-    raise _UnknownTypeError("unknown-type")
+    raise refusal("snapshot", value, "return plain values")
 
 
 _BY_TYPE: dict[type, Callable[[_Copier, Tree], Tree]] = {
@@ -225,11 +219,11 @@ _BY_TYPE: dict[type, Callable[[_Copier, Tree], Tree]] = {
     TensorShard: _Copier.copy_shard,
     dict: _Copier.copy_dict,
     OrderedDict: _Copier.copy_ordered,
-    Counter: _Copier.copy_counter,
+    Counter: _Copier.copy_shallow,
     list: _Copier.copy_list,
     tuple: _Copier.copy_tuple,
     torch.Size: _Copier.copy_tuple,
-    np.ndarray: _Copier.copy_array,
+    np.ndarray: _Copier.copy_shallow,
     torch.dtype: _Copier.copy_same,
     torch.device: _Copier.copy_same,
 }
@@ -394,7 +388,9 @@ class AsyncWriter:
     def check(self) -> None:
         """Raise the error of a write that failed since the last call; nearly free otherwise."""
         if self._error is not None:
-            self._raise()
+            error = self._error
+            self._error = None
+            raise error
 
     def wait(self) -> None:
         """Return when nothing is being written by this process, or raise what went wrong with
@@ -410,12 +406,6 @@ class AsyncWriter:
         checkpoint fails at once."""
         if self._current is not None:
             self._current.stop.set()
-
-    def _raise(self) -> None:
-        error = self._error
-        self._error = None
-        if error is not None:
-            raise error
 
     def _run(self, action: Callable[..., object], name: str, *arguments: Any) -> None:
         self._thread = threading.Thread(target=action, args=arguments, name=name)

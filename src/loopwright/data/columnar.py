@@ -27,7 +27,7 @@ from .stream import MAX_BY_VALUE
 Select = Callable[[Tensor], Any]
 
 
-class Columns(NamedTuple):
+class SelectedColumns(NamedTuple):
     """Selects batches by indices of 0 or more; `form` is the nested structure of dtypes and shapes
     of rows."""
 
@@ -41,7 +41,7 @@ class Columns(NamedTuple):
         return _is_known(self.form)
 
 
-def columns_of(dataset: Any) -> Columns | None:
+def columns_of(dataset: Any) -> SelectedColumns | None:
     """Return the columns of a data set; None where samples have to be fetched one by one."""
     build = _KINDS.get(type(dataset))
     return None if build is None else build(dataset)
@@ -59,16 +59,16 @@ def is_mapped(dataset: Any) -> bool:
     return False
 
 
-def _of_tensor(tensor: Tensor) -> Columns | None:
+def _of_tensor(tensor: Tensor) -> SelectedColumns | None:
     if tensor.dim() == 0 or not is_plain_tensor(tensor) or not tensor.is_cpu:
         return None
     select = tensor.index_select
-    return Columns(
+    return SelectedColumns(
         lambda indices: select(0, indices), len(tensor), (tensor.dtype, tensor.shape[1:])
     )
 
 
-def _of_array(array: np.ndarray[Any, Any]) -> Columns | None:
+def _of_array(array: np.ndarray[Any, Any]) -> SelectedColumns | None:
     if array.ndim == 0 or any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
         return None
     try:
@@ -77,54 +77,58 @@ def _of_array(array: np.ndarray[Any, Any]) -> Columns | None:
         return None
 
 
-def _of_list(samples: list[Any], kind: Callable[[Iterable[Any]], Any] = list) -> Columns:
+def _of_list(samples: list[Any], kind: Callable[[Iterable[Any]], Any] = list) -> SelectedColumns:
     """Return the column of a list; `kind` is the type in which torch hands on a column, and keeps
     one of strings."""
-    return Columns(
+    return SelectedColumns(
         lambda indices: collate_samples(kind(samples[n] for n in indices.tolist())),
         len(samples),
         None,
     )
 
 
-def _of_parts(parts: Sequence[Any], kind: Callable[[Iterable[Any]], Any] = tuple) -> Columns | None:
+def _of_parts(
+    parts: Sequence[Any], kind: Callable[[Iterable[Any]], Any] = tuple
+) -> SelectedColumns | None:
     columns = [_of_list(part, kind) if type(part) is list else columns_of(part) for part in parts]
     known = [column for column in columns if column is not None]
     if not columns or len(known) < len(columns):
         return None
     selects = [column.select for column in known]
     form = [column.form for column in known]
-    return Columns(lambda indices: [select(indices) for select in selects], known[0].length, form)
+    return SelectedColumns(
+        lambda indices: [select(indices) for select in selects], known[0].length, form
+    )
 
 
-def _of_named(parts: dict[str, Any]) -> Columns | None:
+def _of_named(parts: dict[str, Any]) -> SelectedColumns | None:
     columns = _of_parts(list(parts.values()), list)
     if columns is None:
         return None
     select = columns.select
     names = list(parts)
     form = dict(zip(names, columns.form, strict=True))
-    return Columns(
+    return SelectedColumns(
         lambda indices: dict(zip(names, select(indices), strict=True)), columns.length, form
     )
 
 
-def _of_stack(dataset: StackDataset[Any]) -> Columns | None:
+def _of_stack(dataset: StackDataset[Any]) -> SelectedColumns | None:
     datasets: Any = dataset.datasets
     return _of_named(datasets) if isinstance(datasets, dict) else _of_parts(datasets)
 
 
-def _of_subset(dataset: Subset[Any]) -> Columns | None:
+def _of_subset(dataset: Subset[Any]) -> SelectedColumns | None:
     inner = columns_of(dataset.dataset)
     chosen = dataset.indices
     if inner is None or inner.form is None:
         return None
     every = as_indices(chosen)
     every = torch.where(every < 0, every + inner.length, every)  # counted from the end
-    return Columns(lambda indices: inner.select(every[indices]), len(every), inner.form)
+    return SelectedColumns(lambda indices: inner.select(every[indices]), len(every), inner.form)
 
 
-def _of_concatenation(dataset: ConcatDataset[Any]) -> Columns | None:
+def _of_concatenation(dataset: ConcatDataset[Any]) -> SelectedColumns | None:
     parts = [columns_of(part) for part in dataset.datasets]
     known = [part for part in parts if part is not None]
     if (
@@ -145,7 +149,7 @@ def _of_concatenation(dataset: ConcatDataset[Any]) -> Columns | None:
         ]
         return _merged(batches, places) if len(found) > 1 else batches[0]
 
-    return Columns(select, starts[-1], known[0].form)
+    return SelectedColumns(select, starts[-1], known[0].form)
 
 
 def _is_known(form: Any) -> bool:
@@ -167,7 +171,7 @@ def _merged(batches: Sequence[Any], places: Sequence[Tensor]) -> Any:
     return merged
 
 
-_KINDS: dict[type, Callable[[Any], Columns | None]] = {
+_KINDS: dict[type, Callable[[Any], SelectedColumns | None]] = {
     Tensor: _of_tensor,
     np.ndarray: _of_array,
     np.memmap: _of_array,

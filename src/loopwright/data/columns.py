@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, StackDataset, TensorDataset, default_collate
 
 from ..errors import DataError
@@ -20,16 +19,10 @@ ACCEPTED = (
     "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a list or another "
     "iterable of batches"
 )
-_FLOATS = (
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_COMPLEX = (torch.complex64, torch.complex128)
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_DTYPES = frozenset(_FLOATS + _INTEGERS)
+_DTYPES = frozenset(_FLOATS + _COMPLEX + _INTEGERS)
 # an attribute of tensors in such memory: torch would write there, and the process would end
 _READ_ONLY = "_is_read_only"
 
@@ -163,23 +156,15 @@ def check_list(data: list[Any]) -> None:
 
 def refuse(data: Any) -> None:
     """Raise a `DataError` with the type of an object that is no data, and what to pass instead."""
-    kind = type(data).__name__
+    hint = ACCEPTED
     if is_frame(data):
         hint = (
             "choose the columns for inputs and targets, as in `(torch.tensor(frame[['a', "
             "'b']].to_numpy(), dtype=torch.float32), torch.tensor(frame['y'].to_numpy()))`"
         )
-    elif isinstance(data, nn.Module | Optimizer):
-        hint = f"the constructor takes the {kind}; here the first argument is the data"
-    elif hasattr(data, "train_dataloader"):
-        hint = (
-            "pass the loaders of a data module: `data.train_dataloader()`, and "
-            "`eval_data=data.val_dataloader()`"
-        )
-    else:
-        hint = ACCEPTED
     raise DataError(
-        "not-iterable", f"Data of the type {kind} cannot be iterated in batches: {hint}."
+        "not-iterable",
+        f"Data of the type {type(data).__name__} cannot be iterated in batches: {hint}.",
     )
 
 

@@ -148,9 +148,8 @@ class Cursor:
         if not is_inside:
             return
         if isinstance(self.source, Restarting) and self.source.restart_on_stop_iteration:
-            self.source.restart_on_stop_iteration = (
-                False  # a state at the end of an epoch is not the next one's start
-            )
+            # a state at the end of an epoch is not the next one's start
+            self.source.restart_on_stop_iteration = False
             self._items = self._open()
             self.source.restart_on_stop_iteration = True
         self._loaded = digest(saved)
@@ -252,31 +251,12 @@ def _shows(found: Accessors, loaded: str) -> bool:
         return False
 
 
-PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    Tensor,
-    np.ndarray,
-    np.generic,
-    torch.dtype,
-    torch.device,
-    PurePath,
-)
+PLAIN = bool | int | float | complex | str | bytes | PurePath
+TENSORS = Tensor | np.ndarray | np.generic | torch.dtype | torch.device
 STORABLE = "numbers, strings, bytes, tensors, arrays, and dicts, lists and tuples of them"
-# where a data set of `datasets` holds others
-INSIDE = (
-    "dataset",
-    "_ex_iterable",
-    "ex_iterable",
-    "ex_iterables",
-)
-BUFFER = (
-    "BufferShuffledExamplesIterable"  # of `datasets`: its state lacks the examples in the buffer
-)
+# of `datasets`: where a data set holds others, and one whose state lacks what is in its buffer
+INSIDE = ("dataset", "_ex_iterable", "ex_iterable", "ex_iterables")
+BUFFER = "BufferShuffledExamplesIterable"
 
 
 @runtime_checkable
@@ -425,7 +405,7 @@ def order_of_buffers(source: object) -> str | None:
 
 def unstorable(state: Any, path: str = "it") -> str | None:
     """Say which part of a state cannot be saved, and its type; None if all can."""
-    if state is None or isinstance(state, PLAIN):
+    if state is None or isinstance(state, PLAIN | TENSORS):
         return None
     if isinstance(state, Mapping):
         parts = [(f"{path}[{key!r}]", part) for key, part in state.items()]

@@ -126,7 +126,10 @@ class Fetcher:
         """Return the function that selects batches from columns, looked up anew for each epoch;
         None without."""
         if self._select is None or self._select[0] != epoch:
-            self._select = epoch, _select_of(self._data)
+            from .columnar import columns_of
+
+            columns = columns_of(self._data)
+            self._select = epoch, None if columns is None else columns.select
         return self._select[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -237,7 +240,7 @@ class LocalSource:
         # the data set caught it: the batch may be another one
         if self.wait is not None and self.wait.has_raised:
             raise WaitInterrupted
-        return Batch(pin(batch.value), batch.size) if self._pins else batch
+        return Batch(pin_memory(batch.value), batch.size) if self._pins else batch
 
     def close(self) -> None:
         self._requests = iter(())
@@ -283,11 +286,6 @@ def can_pin() -> bool:
     return accelerator is not None and accelerator.type != "mps"
 
 
-def pin(value: Any) -> Any:
-    """Copy the tensors of a batch into pinned memory, as a DataLoader does."""
-    return pin_memory(value)
-
-
 def _fast_collate(collate: Collate) -> Collate:
     """Return a function with the results of `collate`: torch's default has a faster one."""
     if collate is not default_collate or not collates_as_torch():
@@ -302,13 +300,6 @@ def is_arrow(dataset: Any) -> bool:
     columns."""
     kind = type(dataset)
     return kind.__name__ == "Dataset" and kind.__module__.partition(".")[0] == "datasets"
-
-
-def _select_of(dataset: Any) -> Callable[[Any], Any] | None:
-    from .columnar import columns_of
-
-    columns = columns_of(dataset)
-    return None if columns is None else columns.select
 
 
 def _are_numbers(indices: list[Any]) -> bool:

@@ -3,6 +3,7 @@ O(1)."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
@@ -13,10 +14,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from .._torch_compat import collates_as_torch
+from .._torch_compat import collates_as_torch, pin_memory
 from ..errors import DataError
 from .columns import as_indices, is_plain_tensor
-from .fetch import BatchSource, Request, can_pin, pin
+from .fetch import (
+    NUM_ROWS,
+    BatchSource,
+    Fetcher,
+    Request,
+    can_pin,
+    peek_samples,
+    spread_indices,
+)
 from .order import BatchPlan, EpochPlan, EvenBatches, spans_from
 from .sharding import Shard
 from .stream import Batch, ReadAhead, Stateful, Stream, Wait, check_kind
@@ -55,12 +64,6 @@ class Position:
         self.offset = position
         self._plan = None
 
-    @property
-    def spans_epochs(self) -> bool:
-        """Whether the order of an epoch may depend on earlier epochs, through a sampler with
-        state."""
-        return isinstance(self.batch_plan.order.sampler, Stateful)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and the numbers by which other data or another order is noticed.
 
@@ -86,21 +89,10 @@ class Position:
     def _load_sampler(self, sampler: Stateful, state: dict[str, Any]) -> None:
         if state["sampler"] is not None:
             sampler.load_state_dict(deepcopy(state["sampler"]))
-            self._sampler_state, self._plan = (
-                state["sampler"],
-                self.batch_plan.for_epoch(self.epoch),
-            )
+            self._sampler_state = state["sampler"]
+            self._plan = self.batch_plan.for_epoch(self.epoch)
         if state.get("sampler_now") is not None:  # runs of earlier versions do not have it
             sampler.load_state_dict(deepcopy(state["sampler_now"]))
-
-    def check_resumable(self) -> None:
-        if name := self.batch_plan.order.hidden_state():
-            raise DataError(
-                "order-not-resumable",
-                f"A run with {name} cannot be resumed exactly: its order may depend on state that "
-                "is not saved. Add `set_epoch(epoch)` and let the order depend only on the "
-                "epoch, or add `state_dict` and `load_state_dict`, or use shuffle=True.",
-            )
 
     def _check_same_order(self, state: dict[str, Any]) -> None:
         if state["seed"] != self._seed:
@@ -119,7 +111,42 @@ class Position:
             )
 
 
-class IndexedStream(Stream):
+class PositionedStream(Stream):
+    """A stream whose state is a `Position`."""
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        self.is_shared = position.shard is not None
+        self.num_batches, self.num_samples = position.batch_plan.sizes()
+
+    def begin(self, epoch: int) -> None:
+        self._position.move(epoch)
+        self._start()
+
+    @abstractmethod
+    def _start(self) -> Any:
+        """Begin to read at the position."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._position.state_dict()
+
+    @property
+    def spans_epochs(self) -> bool:
+        """Whether the order of an epoch may depend on earlier epochs, through a sampler with
+        state."""
+        return isinstance(self._position.batch_plan.order.sampler, Stateful)
+
+    def check_resumable(self) -> None:
+        if name := self._position.batch_plan.order.hidden_state():
+            raise DataError(
+                "order-not-resumable",
+                f"A run with {name} cannot be resumed exactly: its order may depend on state that "
+                "is not saved. Add `set_epoch(epoch)` and let the order depend only on the "
+                "epoch, or add `state_dict` and `load_state_dict`, or use shuffle=True.",
+            )
+
+
+class IndexedStream(PositionedStream):
     """Batches of a map-style data set, fetched by a batch source: this process or workers."""
 
     def __init__(
@@ -130,18 +157,12 @@ class IndexedStream(Stream):
         *,
         reads_ahead: bool = False,
     ) -> None:
-        self._position = position
+        super().__init__(position)
         self._source = source
         self._in_order = in_order
         self._reads_ahead = reads_ahead  # whether reading a batch in advance cannot be noticed
         self._ahead: ReadAhead | None = None
         self._is_started = False
-        self.is_shared = position.shard is not None
-        self.num_batches, self.num_samples = position.batch_plan.sizes()
-
-    def begin(self, epoch: int) -> None:
-        self._position.move(epoch)
-        self._start()
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         if not self._is_started:
@@ -172,9 +193,6 @@ class IndexedStream(Stream):
         self._ahead = self._ahead or ReadAhead(self._source.next)
         return None if (batch := self._ahead.peek()) is None else batch.value
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._position.state_dict()
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._position.load_state_dict(state)
         # no epoch was drawn yet, and drawing one changes a stateful sampler
@@ -183,12 +201,8 @@ class IndexedStream(Stream):
         else:
             self._start()
 
-    @property
-    def spans_epochs(self) -> bool:
-        return self._position.spans_epochs
-
     def check_resumable(self) -> None:
-        self._position.check_resumable()
+        super().check_resumable()
         if not self._in_order:
             raise DataError(
                 "order-not-resumable",
@@ -200,8 +214,6 @@ class IndexedStream(Stream):
         return self._source.fetcher.describe() | self._position.batch_plan.describe()
 
     def peek(self) -> list[Any] | None:
-        from .fetch import peek_samples
-
         return peek_samples(self._source.fetcher)
 
     def close(self) -> None:
@@ -244,25 +256,17 @@ class IndexedStream(Stream):
             yield Request(epoch, plan.indices(start, stop))
 
 
-_BLOCK = (
-    512  # batches whose indices are split in one call: cheap per batch, and no noticeable delay
-)
+_BLOCK = 512  # batches whose indices are split in one call: cheap per batch, no noticeable delay
 
 
-class TensorStream(Stream):
+class TensorStream(PositionedStream):
     """Batches selected from tensors, arrays and lists directly: no samples, no collation."""
 
     def __init__(self, position: Position, dataset: Any, pin_memory: bool = False) -> None:
-        self._position = position
+        super().__init__(position)
         self._dataset = dataset
         self._pins = pin_memory and can_pin()
         self._batches: Iterator[Batch] | None = None
-        self.is_shared = position.shard is not None
-        self.num_batches, self.num_samples = position.batch_plan.sizes()
-
-    def begin(self, epoch: int) -> None:
-        self._position.move(epoch)
-        self._start()
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         if max_samples is not None:
@@ -279,18 +283,12 @@ class TensorStream(Stream):
 
     def upcoming(self, max_samples: int | None = None) -> Any:
         start, stop = self._position.epoch_plan.span(self._position.offset)
-        if (
-            self._batches is None
-            or start == stop
-            or (max_samples is not None and stop - start > max_samples)
-        ):
+        is_cut = max_samples is not None and stop - start > max_samples
+        if self._batches is None or start == stop or is_cut:
             return None
         if not isinstance(self._batches, ReadAhead):
             self._batches = ReadAhead(self._batches.__next__)
         return None if (batch := self._batches.peek()) is None else batch.value
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._position.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._position.load_state_dict(state)
@@ -299,19 +297,10 @@ class TensorStream(Stream):
         if state["num_samples"] is not None:
             self._start()
 
-    @property
-    def spans_epochs(self) -> bool:
-        return self._position.spans_epochs
-
-    def check_resumable(self) -> None:
-        self._position.check_resumable()
-
     def describe(self) -> dict[str, Any]:
         return {"length": len(self._dataset)} | self._position.batch_plan.describe()
 
     def peek(self) -> list[Any] | None:
-        from .fetch import NUM_ROWS, Fetcher, peek_samples, spread_indices
-
         if not is_tensors(self._dataset):
             return peek_samples(Fetcher(self._dataset, default_collate, 0))
         return [self._dataset[index] for index in spread_indices(len(self._dataset), NUM_ROWS)]
@@ -424,7 +413,7 @@ def _not_negative(order: Any, length: int) -> Tensor:
 
 
 def _pinned(batch: Batch) -> Batch:
-    return Batch(pin(batch.value), batch.size, batch.total)
+    return Batch(pin_memory(batch.value), batch.size, batch.total)
 
 
 def rows(

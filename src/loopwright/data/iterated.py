@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .._torch_compat import pin_memory
 from ..errors import DataError
-from .fetch import Collate, can_pin, pin
+from .fetch import NUM_SAMPLES, Collate, can_pin, spread_indices
 from .random import preserved_rng
 from .sharding import Shard
 from .stream import Batch, Stream, batch_size_of, check_kind
@@ -131,7 +132,7 @@ class IteratedStream(Stream):
             own = self._shard.size(total)
         value = self._batching.collate(items[0] if size is None else items)
         if self._pins:
-            value = pin(value)
+            value = pin_memory(value)
         return Batch(
             value,
             batch_size_of(value) if size is None else own,
@@ -205,8 +206,6 @@ class SequenceStream(Stream):
         return {"length": len(self._batches)}
 
     def peek(self) -> list[Any] | None:
-        from .fetch import NUM_SAMPLES, spread_indices
-
         with preserved_rng():
             try:
                 return [

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from .._torch_compat import iterates_as_torch
 from ..errors import ConfigurationError, DataError, check_number
-from .columns import is_frame
+from .columns import check_list, from_columns, is_frame, refuse
 from .fetch import Collate, Fetcher, LocalSource, is_deterministic
 from .indexed import IndexedStream, Position, TensorStream, is_tensor_data
 from .iterated import Batching, IteratedStream, SequenceStream
@@ -40,10 +40,6 @@ __all__ = ["Batch", "Shard", "Stream", "as_dataset", "batch_size_of", "open_stre
 
 DEFAULT_BATCH_SIZE = 32
 NO_DATA = nn.Module | Optimizer | str | bytes | PurePath | type | int | float
-_INSTEAD = (
-    "Use a map-style data set, num_workers=0 with a data set that has `state_dict` and "
-    "`load_state_dict`, or a loader that has them (such as torchdata's StatefulDataLoader)."
-)
 
 
 @runtime_checkable
@@ -111,8 +107,6 @@ def as_dataset(data: Any) -> Any:
     is_plain_data = isinstance(data, Dataset | Stateful) and not isinstance(data, NO_DATA)
     if is_plain_data or not isinstance(data, Tensor | np.ndarray | tuple | Mapping | NO_DATA):
         return data
-    from .columns import from_columns, refuse
-
     if isinstance(data, NO_DATA):
         refuse(data)
     return from_columns(data)
@@ -127,43 +121,28 @@ def _open(
     shuffle: bool,
     shard: Shard | None,
 ) -> Stream:
+    size = batch_size or DEFAULT_BATCH_SIZE
+    collate = collate_fn or default_collate
     if isinstance(data, IterableDataset):
-        batching = Batching(batch_size or DEFAULT_BATCH_SIZE, False, collate_fn or default_collate)
-        return open_items(data, batching, seed, shard)
+        return _open_items(data, Batching(size, False, collate), seed, shard)
     if is_samples(data, batch_size):
-        return _open_dataset(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
-    _check_accepted(data)
-    _check_no_batching(data, batch_size, collate_fn)
+        if not isinstance(data, Sized):
+            raise DataError(
+                "no-length",
+                f"{type(data).__name__} has no length: give it `__len__`, or make it an "
+                "IterableDataset.",
+            )
+        order: Order = ShuffledOrder(data, seed) if shuffle else SequentialOrder(data)
+        plan = BatchPlan(order, size, drop_last=False)
+        return _open_indexed(data, plan, collate, seed, WorkerSettings(), shard)
+    _check_batches(data, batch_size, collate_fn)
     if isinstance(data, Stateful):
-        stream = open_stateful(data, seed)  # type: ignore[arg-type]  # checked to be iterable
+        stream = _open_batches(data, seed, "PER_ITEM")  # type: ignore[arg-type]  # iterable
         is_divided = isinstance(data, DataLoader) and isinstance(data.sampler, DistributedSampler)
         return stream if shard is None or not is_divided else AlreadySharded(stream, shard.world)
-    if is_plain(data):
-        return open_loader(data, seed, shard)
-    return SequenceStream(data) if isinstance(data, Sequence) else open_iterable(data, seed)
-
-
-def _open_dataset(
-    dataset: Any,
-    batch_size: int | None,
-    collate_fn: Callable[[Any], Any] | None,
-    *,
-    seed: int,
-    shuffle: bool,
-    shard: Shard | None,
-) -> Stream:
-    if not isinstance(dataset, Sized):
-        raise DataError(
-            "no-length",
-            f"{type(dataset).__name__} has no length: give it `__len__`, or make it an "
-            "IterableDataset.",
-        )
-    order: Order = ShuffledOrder(dataset, seed) if shuffle else SequentialOrder(dataset)
-    batch_plan = BatchPlan(order, batch_size or DEFAULT_BATCH_SIZE, drop_last=False)
-    collate = collate_fn or default_collate
-    return open_indexed(
-        dataset, batch_plan, collate, seed=seed, settings=WorkerSettings(), shard=shard
-    )
+    if iterates_as_torch(data):
+        return _open_loader(data, seed, shard)
+    return SequenceStream(data) if isinstance(data, Sequence) else _open_iterable(data, seed)
 
 
 def is_samples(data: Any, batch_size: int | None) -> bool:
@@ -182,18 +161,14 @@ def is_samples(data: Any, batch_size: int | None) -> bool:
     )
 
 
-def _check_accepted(data: Any) -> None:
-    from .columns import check_list, refuse
-
+def _check_batches(data: Any, batch_size: int | None, collate_fn: object) -> None:
+    """Refuse what is no iterable of batches, and settings that such an iterable has no use for."""
     if not isinstance(data, Iterable) or is_frame(data):
         refuse(data)
     if isinstance(data, list):
         check_list(data)
-
-
-def _check_no_batching(data: Any, batch_size: int | None, collate_fn: object) -> None:
-    name = "batch_size" if batch_size is not None else "collate_fn"
     if batch_size is not None or collate_fn is not None:
+        name = "batch_size" if batch_size is not None else "collate_fn"
         raise ConfigurationError(
             "batches-ready-made",
             f"{name} was given together with a {type(data).__name__}, which makes its own "
@@ -201,38 +176,29 @@ def _check_no_batching(data: Any, batch_size: int | None, collate_fn: object) ->
         )
 
 
-def is_plain(loader: object) -> bool:
-    """Whether a loader iterates exactly as torch's DataLoader does, so that a stream can take over
-    its iteration."""
-    return iterates_as_torch(loader)
-
-
-def open_loader(loader: DataLoader[Any], seed: int, shard: Shard | None = None) -> Stream:
+def _open_loader(loader: DataLoader[Any], seed: int, shard: Shard | None) -> Stream:
     """Open a stream over the data set of a plain DataLoader, with the settings of the loader."""
-    if isinstance(loader.dataset, IterableDataset):
-        if loader.num_workers or isinstance(loader.dataset, IterDataPipe):
-            return _open_iterable_loader(loader, seed)
+    dataset = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        if loader.num_workers or isinstance(dataset, IterDataPipe):
+            return _open_workers(loader, seed)
         batching = Batching(
             loader.batch_size, loader.drop_last, loader.collate_fn, bool(loader.pin_memory)
         )
-        return open_items(loader.dataset, batching, seed, shard)
-    batch_plan = _batch_plan_of(loader, seed)
-    if batch_plan is None:
-        return open_iterable(loader, seed)
-    settings = WorkerSettings.of(loader)
-    return open_indexed(
-        loader.dataset, batch_plan, loader.collate_fn, seed=seed, settings=settings, shard=shard
-    )
+        return _open_items(dataset, batching, seed, shard)
+    plan = _batch_plan_of(loader, seed)
+    if plan is None:
+        return _open_iterable(loader, seed)
+    return _open_indexed(dataset, plan, loader.collate_fn, seed, WorkerSettings.of(loader), shard)
 
 
-def open_indexed(
+def _open_indexed(
     dataset: Any,
     batch_plan: BatchPlan,
     collate: Collate,
-    *,
     seed: int,
     settings: WorkerSettings,
-    shard: Shard | None = None,
+    shard: Shard | None,
 ) -> Stream:
     """Open a stream over a map-style data set; a `TensorStream` where this gives the same batches
     faster."""
@@ -256,67 +222,72 @@ def _open_position(
     if is_columns and is_tensor_data(dataset, collate, settings.num_workers):
         return TensorStream(position, dataset, settings.pin_memory)
     fetcher = Fetcher(dataset, collate, seed, batch_plan.index_is_batch)
-    if settings.num_workers == 0:
-        is_plain = collate is default_collate and is_deterministic(dataset)
-        return IndexedStream(
-            position, LocalSource(fetcher, settings.pin_memory), reads_ahead=is_plain
-        )
-    return IndexedStream(
-        position, WorkerSource(fetcher, settings), settings.in_order, reads_ahead=True
-    )
+    if settings.num_workers:
+        source = WorkerSource(fetcher, settings)
+        return IndexedStream(position, source, settings.in_order, reads_ahead=True)
+    is_plain = collate is default_collate and is_deterministic(dataset)
+    return IndexedStream(position, LocalSource(fetcher, settings.pin_memory), reads_ahead=is_plain)
 
 
-def open_items(
-    dataset: Iterable[Any], batching: Batching, seed: int, shard: Shard | None = None
+def _open_items(
+    dataset: Iterable[Any], batching: Batching, seed: int, shard: Shard | None
 ) -> Stream:
     """Open a stream over an iterable data set that is read in this process."""
-    refusal = (
-        f"A run with {type(dataset).__name__} cannot be resumed exactly: its position is not "
-        "known. Add `state_dict` and `load_state_dict`, or use a map-style data set."
-    )
-    cursor = _cursor(dataset, seed, "PER_ITEM")
     if batching.size is None:
         shard = None  # items that are batches already cannot be cut
     elif shard is not None:
         batching = replace(batching, size=batching.size * shard.scale)
+    advice = "Add `state_dict` and `load_state_dict`, or use a map-style data set."
     return IteratedStream(
-        cursor, batching, refusal=refusal, length=_length_of(dataset), shard=shard
+        _cursor(dataset, seed, "PER_ITEM"),
+        batching,
+        refusal=_unknown_position(dataset, advice),
+        length=_length_of(dataset),
+        shard=shard,
     )
 
 
-def open_stateful(batches: Iterable[Any], seed: int) -> Stream:
-    """Open a stream over a loader that has `state_dict` and `load_state_dict`."""
-    cursor = _cursor(batches, seed, "PER_ITEM")
-    return IteratedStream(cursor, _READY_BATCHES, refusal="", length=_length_of(batches))
-
-
-def open_iterable(batches: Iterable[Any], seed: int) -> Stream:
+def _open_iterable(batches: Iterable[Any], seed: int) -> Stream:
     """Open a stream over any iterable of batches, whose position cannot be saved."""
-    refusal = (
-        f"A run with {type(batches).__name__} cannot be resumed exactly: its position is not "
-        "known. Use a data set, a plain DataLoader with a sampler that has a length, a list of "
-        "batches, or an object that has `state_dict` and `load_state_dict`, or `get_state` and "
+    advice = (
+        "Use a data set, a plain DataLoader with a sampler that has a length, a list of batches, "
+        "or an object that has `state_dict` and `load_state_dict`, or `get_state` and "
         "`set_state`. Its iterators may have these methods instead."
     )
-    cursor = _cursor(batches, seed, "UNSEEDED")
-    return IteratedStream(cursor, _READY_BATCHES, refusal=refusal, length=_length_of(batches))
+    return _open_batches(batches, seed, "UNSEEDED", _unknown_position(batches, advice))
 
 
-def _open_iterable_loader(loader: DataLoader[Any], seed: int) -> Stream:
-    name = type(loader.dataset).__name__
-    workers = loader.num_workers
+def _open_workers(loader: DataLoader[Any], seed: int) -> Stream:
+    """Open a stream over an iterable data set that the workers of a loader read."""
     refusal = (
-        f"A run with the iterable data set {name} read by {workers} workers cannot be resumed "
-        f"exactly: the position of each worker is not known. {_INSTEAD}"
+        f"A run with the iterable data set {type(loader.dataset).__name__} read by "
+        f"{loader.num_workers} workers cannot be resumed exactly: the position of each worker is "
+        "not known. Use a map-style data set, num_workers=0 with a data set that has `state_dict` "
+        "and `load_state_dict`, or a loader that has them (such as torchdata's "
+        "StatefulDataLoader)."
     )
+    stream = _open_batches(loader, seed, "PER_EPOCH", refusal)
     # not len(loader), which makes torch warn about its own estimate
-    samples = _length_of(loader.dataset)
-    cursor = _cursor(loader, seed, "PER_EPOCH")
-    stream = IteratedStream(cursor, _READY_BATCHES, refusal=refusal, length=None)
-    if samples is not None:
+    if (samples := _length_of(loader.dataset)) is not None:
         size = loader.batch_size or 1
         stream.num_batches = samples // size if loader.drop_last else -(-samples // size)
     return stream
+
+
+def _open_batches(
+    batches: Iterable[Any], seed: int, randomness: str, refusal: str = ""
+) -> IteratedStream:
+    ready = Batching(None, drop_last=False, collate=_unchanged)
+    length = None if randomness == "PER_EPOCH" else _length_of(batches)
+    cursor = _cursor(batches, seed, randomness)
+    return IteratedStream(cursor, ready, refusal=refusal, length=length)
+
+
+def _unknown_position(data: object, advice: str) -> str:
+    return (
+        f"A run with {type(data).__name__} cannot be resumed exactly: its position is not known. "
+        f"{advice}"
+    )
 
 
 def _cursor(source: Iterable[Any], seed: int, randomness: str) -> Cursor:
@@ -328,31 +299,23 @@ def _cursor(source: Iterable[Any], seed: int, randomness: str) -> Cursor:
 
 def _batch_plan_of(loader: DataLoader[Any], seed: int) -> BatchPlan | None:
     batches = loader.batch_sampler
-    sampler = loader.sampler if batches is None or type(batches) is BatchSampler else batches
+    is_plain = type(batches) is BatchSampler
+    sampler = loader.sampler if batches is None or is_plain else batches
     if not isinstance(sampler, Sized):  # it may be infinite, so an epoch cannot be drawn in advance
         return None
-    order = order_of(sampler, seed)
-    if batches is None:
-        return BatchPlan(order, None, drop_last=False, index_is_batch=True)
     if type(batches) is BatchSampler:
-        return BatchPlan(
-            order_of(batches.sampler, seed), batches.batch_size, drop_last=batches.drop_last
-        )
-    return BatchPlan(order, None, drop_last=False)
+        order = order_of(batches.sampler, seed)
+        return BatchPlan(order, batches.batch_size, drop_last=batches.drop_last)
+    order = order_of(sampler, seed)
+    return BatchPlan(order, None, drop_last=False, index_is_batch=batches is None)
 
 
 def _length_of(data: object) -> int | None:
     try:
         return len(data) if isinstance(data, Sized) else None
-    except (
-        TypeError,
-        NotImplementedError,
-    ):  # a loader has __len__ even where its data set has none
+    except (TypeError, NotImplementedError):  # of a loader whose data set has no length
         return None
 
 
 def _unchanged(batch: Any) -> Any:
     return batch
-
-
-_READY_BATCHES = Batching(None, drop_last=False, collate=_unchanged)

@@ -212,11 +212,7 @@ def _kill(workers: list[Any]) -> None:
 
 
 # torch's own, and what a batch of a dead worker raises
-WORKER_ERRORS = (
-    RuntimeError,
-    ConnectionError,
-    EOFError,
-)
+WORKER_ERRORS = (RuntimeError, ConnectionError, EOFError)
 
 
 def check_worker(error: BaseException) -> None:

@@ -61,11 +61,8 @@ class Perceptual(nn.Module):
             else features
         )
         self.stages = nn.ModuleList(stages).requires_grad_(False).eval()
-        # cancels the change of range in `_normalised`
-        mean, deviation = statistics or (
-            (0.5,),
-            (0.5,),
-        )
+        # by default they cancel the change of range in `_normalised`
+        mean, deviation = statistics or ((0.5,), (0.5,))
         self.register_buffer("mean", torch.tensor(mean).reshape(1, -1, 1, 1), persistent=False)
         self.register_buffer(
             "deviation", torch.tensor(deviation).reshape(1, -1, 1, 1), persistent=False

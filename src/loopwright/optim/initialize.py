@@ -65,8 +65,7 @@ class LoadReport:
         for name in ("missing", "mismatched", "kept", "unused", "removed"):
             entries: tuple[str, ...] = getattr(self, name)
             if entries:
-                more = f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
-                lines.append(f"  {name} ({len(entries)}): {', '.join(entries[:SHOWN])}{more}")
+                lines.append(f"  {name} ({len(entries)}): {listed(entries, most=SHOWN)}")
         return "\n".join(lines)
 
 

@@ -156,12 +156,9 @@ class Runtime:
         """
         if self.is_host:
             return None
-
-        return (
-            CudaFeed(self.move, self.device, pins=pins)
-            if self.device.type == "cuda"
-            else DeviceFeed(self.move)
-        )
+        if self.device.type == "cuda":
+            return CudaFeed(self.move, self.device, pins=pins)
+        return DeviceFeed(self.move)
 
     # What a single process has nothing to do for
 
@@ -326,8 +323,6 @@ def detect_device() -> torch.device:
 
 def move_to(value: Any, device: torch.device) -> Any:
     """Move the tensors in nested containers to a device; other values are passed through."""
-    from ..data.containers import map_tensors
-
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
@@ -404,19 +399,12 @@ def _resolve(
                 f"{given.precision!r}: set it in only one place, as in "
                 f"Runtime({given.device.type!r}, {precision!r}).",
             )
-        if compiled not in (None, given.compile) and (
-            given.compile is not None or compiled != "step"
-        ):
+        is_for_trainer = compiled == "step" and given.compile is None
+        if compiled not in (None, given.compile) and not is_for_trainer:
             raise ConfigurationError(
                 "given-twice",
                 f"compile={compiled!r} was given together with a runtime that was built with "
-                f"compile={given.compile!r}: set it in only one place, in Trainer(..., "
-                f"compile={compiled!r})"
-                + (
-                    f" or as in Runtime({given.device.type!r}, compile={compiled!r})."
-                    if compiled != "step"
-                    else "."
-                ),
+                f"compile={given.compile!r}: set it in only one place.",
             )
         return given
     compiled = None if compiled == "step" else compiled

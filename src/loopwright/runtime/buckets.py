@@ -142,7 +142,7 @@ def _refuse_sparse(grads: Iterable[Tensor]) -> None:
             ) from None
 
 
-class Plan:
+class BucketPlan:
     """The buckets of one set of parameters, and how far they are sent; there are none until the
     order is known."""
 

@@ -3,20 +3,12 @@ computes the rest.
 
 The states of a plan, which is the buckets of one set of parameters:
 
-state       gradients on this rank     collectives in flight              left by
-----------  -------------------------  ---------------------------------
----------------------------------------------- idle        none, or partial sums      none
-`start` -> under way; `average`, which sends
-                                                                          all buckets, -> idle
-under way   becoming complete          of the first buckets, as far as    `finish` -> sent; after an
-exception failed
-                                       they are complete
-sent        complete, not averaged     of all buckets but the last        `average` -> idle;
-`start`, for more of them,
-                                                                          drops what was sent
-failed      of no use                  of the first buckets               `start`, which drops what
-was sent,
-                                                                          -> under way
+- idle: no collective is in flight. `start` leads to under way; `average` sends all buckets.
+- under way: gradients become complete; the first buckets are sent as far as they are complete.
+  `finish` leads to sent, after an exception to failed.
+- sent: gradients are complete, not averaged; all buckets but the last are in flight. `average`
+  leads to idle; `start`, for more gradients, drops what was sent.
+- failed: gradients are of no use. `start` drops what was sent, and leads to under way.
 
 All ranks send the buckets of a plan in the same order, in a group that nothing else uses; so it
 does not matter that a gradient is ready early on one rank and late, or never, on another. The last
@@ -37,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .._torch_compat import has_several_gradient_hooks
-from .buckets import Plan, Sent
+from .buckets import BucketPlan, Sent
 
 BUCKET_BYTES = 25 << 20  # as torch's DDP
 
@@ -74,9 +66,9 @@ class Averaging:
         self._options.asyncOp = False
         self.in_background = dist.AllreduceOptions()
         self.in_background.asyncOp = True
-        self._plans: dict[tuple[Any, ...], Plan] = {}
-        self._current: Plan | None = None  # of the backward pass under way
-        self._failed: Plan | None = None  # of a backward pass that ended with an exception
+        self._plans: dict[tuple[Any, ...], BucketPlan] = {}
+        self._current: BucketPlan | None = None  # of the backward pass under way
+        self._failed: BucketPlan | None = None  # of a backward pass that ended with an exception
         self._is_behind = False  # whether a complete bucket waits until the user's hooks have run
         self._hooks: dict[int, RemovableHandle] = {}
         # had gradients from an earlier pass of the window; may be frozen now
@@ -140,17 +132,17 @@ class Averaging:
             if not self._is_behind:
                 self._send_complete(plan)
 
-    def _send_complete(self, plan: Plan) -> None:
+    def _send_complete(self, plan: BucketPlan) -> None:
         self._is_behind = False
         while plan.can_send():
             self._send(plan, in_backward=True)
 
-    def _send_rest(self, plan: Plan) -> None:
+    def _send_rest(self, plan: BucketPlan) -> None:
         while len(plan.works) < len(plan.buckets) - 1:
             self._send(plan)
 
     def _send(
-        self, plan: Plan, message: Tensor | None = None, *, in_backward: bool = False
+        self, plan: BucketPlan, message: Tensor | None = None, *, in_backward: bool = False
     ) -> None:
         """Start the all-reduce of the next bucket."""
         number = len(plan.works)
@@ -167,7 +159,7 @@ class Averaging:
         if failed is not None:
             self._abandon(failed)
 
-    def _abandon(self, plan: Plan) -> None:
+    def _abandon(self, plan: BucketPlan) -> None:
         """Wait for what was sent, which all ranks do here, and drop it; `param.grad` is still that
         of this rank."""
         self._send_rest(plan)
@@ -203,7 +195,7 @@ class Averaging:
         self.sent = plan.sent
         return None if message is None else summed
 
-    def _average_one(self, plan: Plan, message: Tensor | None) -> Tensor:
+    def _average_one(self, plan: BucketPlan, message: Tensor | None) -> Tensor:
         """One bucket is sent after the backward pass: there is nothing left to overlap with."""
         bucket = plan.buckets[0]
         # What `dist.all_reduce` comes to; the checks around it cost as much as a small model's
@@ -214,7 +206,7 @@ class Averaging:
             work.wait()
         return bucket.unpack(self._world)
 
-    def _average_several(self, plan: Plan, message: Tensor | None) -> Tensor | None:
+    def _average_several(self, plan: BucketPlan, message: Tensor | None) -> Tensor | None:
         self._drop_failed()
         self._send_rest(plan)
         self._send(plan, message)
@@ -228,7 +220,7 @@ class Averaging:
 
     # Plans, and the order of gradients
 
-    def _plan(self, params: Sequence[nn.Parameter]) -> Plan:
+    def _plan(self, params: Sequence[nn.Parameter]) -> BucketPlan:
         earlier = self._earlier
         key = tuple(
             [
@@ -240,7 +232,7 @@ class Averaging:
         plan = self._plans.get(key)
         if plan is None:
             own = [param for param in params if param.requires_grad or param in earlier]
-            self._plans[key] = plan = Plan(own, self.max_bytes)
+            self._plans[key] = plan = BucketPlan(own, self.max_bytes)
             for param in plan.params if plan.is_early else ():
                 if param.requires_grad and id(param) not in self._hooks:
                     # which torch has given no types
@@ -248,7 +240,7 @@ class Averaging:
                     self._hooks[id(param)] = watch(self._on_gradient)
         return plan
 
-    def _agree(self, plan: Plan) -> None:
+    def _agree(self, plan: BucketPlan) -> None:
         """Make the buckets of a plan, those of rank 0 on all ranks; and a new group, if ranks have
         sent more or less.
 

@@ -37,7 +37,7 @@ from .fsdp import (
 )
 from .process_group import Group
 from .reduce_scatter import HostReduceScatter, Message
-from .watchdog import Heartbeat, watched
+from .watchdog import Watchdog, watched
 
 
 class DistributedRuntime(Runtime):
@@ -120,13 +120,14 @@ class DistributedRuntime(Runtime):
         self.forwards_together = self.mesh.is_sharded
         self.sample_rank = self.rank // self.mesh.tensor
         self.shard = Shard(self.sample_rank, self.num_shares)
-        self.data_group = self._build_data_group()
+        # of the ranks that work on different samples; None for all, without tensor parallelism
+        self.data_group = None if self.mesh.tensor == 1 else self._new_data_group()
         self.part = Part(self.data_group)
         self._sync_batch_norm = sync_batch_norm
         self._shards = ShardedModels(self.gather_objects, finds_unused=find_unused_parameters)
         self._buffers: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
         self._has_buffers = False
-        self._heartbeat: Heartbeat | None = None
+        self._heartbeat: Watchdog | None = None
         self.averaging = Averaging(
             self.data_group,
             self.mesh.data_size,
@@ -154,11 +155,6 @@ class DistributedRuntime(Runtime):
         assert isinstance(strategy, Mesh)  # checked before
         strategy.check(self.world)
         return strategy
-
-    def _build_data_group(self) -> dist.ProcessGroup | None:
-        """The ranks that work on different samples; None for all of them, which it is without
-        tensor parallelism."""
-        return None if self.mesh.tensor == 1 else self._new_data_group()
 
     def _new_data_group(self) -> dist.ProcessGroup:
         """Another group of the ranks that work on different samples; every process has to call
@@ -214,7 +210,9 @@ class DistributedRuntime(Runtime):
             replaced = {id(param): after[name] for name, param in before.items()}
         super().wrap(module)
         if self.mesh.shard > 1:
-            again = shard_module(module, self._data_mesh(), **self.sharding.arguments(self.is_host))
+            names = ("replicate", "shard") if self.mesh.replicate > 1 else ("shard",)
+            given = self.sharding.arguments(self.is_host)
+            again = shard_module(module, self.device_mesh[names], **given)
             replaced = (
                 again if not replaced else {old: again[id(new)] for old, new in replaced.items()}
             )
@@ -241,10 +239,6 @@ class DistributedRuntime(Runtime):
     def adapt_optimizer(self, optimizer: Optimizer) -> None:
         if self.mesh.is_sharded:
             disable_unsupported_steps(optimizer)
-
-    def _data_mesh(self) -> Any:
-        names = ("replicate", "shard") if self.mesh.replicate > 1 else ("shard",)
-        return self.device_mesh[names]
 
     @contextmanager
     def supervised(self) -> Iterator[None]:

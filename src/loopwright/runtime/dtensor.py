@@ -7,7 +7,6 @@ no DTensor.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,15 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .._torch_compat.distributed import local_shape_and_offset
+from .._torch_compat.distributed import dtensor_type, local_shape_and_offset
 from ..errors import ConfigurationError, check_number
 
 T = TypeVar("T", bound=Tensor)
-
-
-def dtensor_type() -> type[Any] | None:
-    """The class DTensor; None where nothing has imported it, so that there is no DTensor."""
-    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 
 def mesh_of(tensor: Tensor) -> Any:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from ..errors import ConfigurationError
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")  # the step's before the job's
+_STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
 _SLURM_PORTS = range(12000, 32000)  # below the ports that systems use for outgoing connections
 
 
@@ -40,74 +42,50 @@ class Launch:
             launch = _from_slurm(variables)
         else:
             return None
-        launch._check()
+        is_consistent = launch.rank < launch.world and launch.local_rank < launch.local_world
+        if not is_consistent or launch.local_world > launch.world:
+            raise _refusal(
+                f"The {launch.source} variables contradict each other: rank {launch.rank} of "
+                f"{launch.world}, on its node {launch.local_rank} of {launch.local_world}."
+            )
+        if not 0 < launch.master_port < 65536:
+            raise _refusal(f"MASTER_PORT is {launch.master_port}, which is no port.")
         return launch
-
-    def _check(self) -> None:
-        names = (
-            ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-            if self.source == "torchrun"
-            else (
-                "SLURM_PROCID",
-                "the number of tasks",
-                "SLURM_LOCALID",
-                "the tasks on this node",
-                "MASTER_PORT",
-            )
-        )
-        rank, world, local_rank, local_world, port = names
-        _check_below(rank, self.rank, world, self.world)
-        _check_below(local_rank, self.local_rank, local_world, self.local_world)
-        if self.local_world > self.world:
-            raise _refusal(
-                f"{local_world} is {self.local_world}, more than {world}, which is {self.world}: "
-                f"variables of another job seem to be mixed in. {_advice(self.source)}",
-            )
-        if not 0 < self.master_port < 65536:
-            raise _refusal(
-                f"{port} is {self.master_port}: use a free port between 1 and 65535.",
-            )
-
-
-def _check_below(name: str, value: int, limit_name: str, limit: int) -> None:
-    if not 0 <= value < limit:
-        source = "slurm" if name.startswith("SLURM") else "torchrun"
-        raise _refusal(
-            f"{name} is {value}, but {limit_name} is {limit}: it must be from 0 to {limit - 1}. "
-            f"{_advice(source)}",
-        )
 
 
 def _refusal(problem: str) -> ConfigurationError:
     """The error for variables of a launcher that contradict each other, or of which one lacks."""
-    return ConfigurationError("launcher-environment", problem)
-
-
-def _advice(source: str) -> str:
-    if source == "slurm":
-        return "Start the program with `srun`, and unset SLURM_* variables that were set by hand."
-    return (
-        f"Start the program with `torchrun`, or set all of {', '.join(_TORCHRUN)}; to train "
-        "alone, unset them."
+    return ConfigurationError(
+        "launcher-environment",
+        f"{problem} Start the program with `srun` or `torchrun`, and unset variables that were "
+        f"set by hand, or set all of {', '.join(_TORCHRUN)}; to train alone, unset them.",
     )
 
 
+def _number(variables: Mapping[str, str], *names: str, default: str = "") -> int:
+    """The number in the first of these variables that is set."""
+    name = next((name for name in names if variables.get(name)), names[0])
+    value = variables.get(name) or default
+    if not value:
+        raise _refusal(f"{' or '.join(names)} is not set, although others of the launcher are.")
+    if not value.isdecimal():
+        raise _refusal(f"{name}={value!r} is not a whole number, 0 or more.")
+    return int(value)
+
+
 def _from_torchrun(variables: Mapping[str, str]) -> Launch:
-    missing = [name for name in _TORCHRUN if not variables.get(name)]
-    if missing:
+    if missing := [name for name in _TORCHRUN if not variables.get(name)]:
         present = [name for name in _TORCHRUN if variables.get(name)]
         raise _refusal(
-            f"{', '.join(present)} {'is' if len(present) == 1 else 'are'} set, as for several "
-            f"processes, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not. "
-            f"{_advice('torchrun')}",
+            f"{', '.join(present)} set, as for several processes, but not {', '.join(missing)}."
         )
     return Launch(
-        rank=_integer(variables, "RANK"),
-        world=_integer(variables, "WORLD_SIZE"),
-        local_rank=_integer(variables, "LOCAL_RANK"),
-        local_world=_integer(variables, "LOCAL_WORLD_SIZE"),
+        rank=_number(variables, "RANK"),
+        world=_number(variables, "WORLD_SIZE"),
+        local_rank=_number(variables, "LOCAL_RANK"),
+        local_world=_number(variables, "LOCAL_WORLD_SIZE"),
         master_addr=variables["MASTER_ADDR"],
-        master_port=_integer(variables, "MASTER_PORT"),
+        master_port=_number(variables, "MASTER_PORT"),
         source="torchrun",
     )
 
@@ -115,50 +93,25 @@ def _from_torchrun(variables: Mapping[str, str]) -> Launch:
 def _is_slurm_step(variables: Mapping[str, str]) -> bool:
     """Whether `srun` started this process as one of several: not a batch script, nor a shell at a
     terminal."""
-    is_step = "SLURM_PROCID" in variables and (
-        "SLURM_STEP_ID" in variables or "SLURM_STEPID" in variables
-    )
-    return is_step and "SLURM_PTY_PORT" not in variables and _num_tasks(variables) > 1
-
-
-def _num_tasks(variables: Mapping[str, str]) -> int:
-    """Tasks of the step, which may be fewer than the job's."""
-    for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"):
-        if name in variables:
-            return _integer(variables, name)
-    raise _refusal(
-        "SLURM_PROCID and SLURM_STEP_ID are set, as by srun, but SLURM_NTASKS is not, which says "
-        f"how many processes there are. {_advice('slurm')}",
-    )
+    is_step = "SLURM_PROCID" in variables and any(name in variables for name in _STEP)
+    return is_step and "SLURM_PTY_PORT" not in variables and _number(variables, *_TASKS) > 1
 
 
 def _from_slurm(variables: Mapping[str, str]) -> Launch:
-    if "SLURM_LOCALID" not in variables:
-        raise _refusal(
-            "SLURM_PROCID is set, as by srun, but SLURM_LOCALID, this process's number on its "
-            f"node, is not. {_advice('slurm')}",
-        )
-    world = _num_tasks(variables)
+    lists = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    nodes = next((variables[name] for name in lists if variables.get(name)), "")
+    # the same port on all nodes, and another for every job and step, since steps may share a node
+    job = _number(variables, "SLURM_JOB_ID", default="0")
+    port = _SLURM_PORTS[(job + 997 * _number(variables, *_STEP)) % len(_SLURM_PORTS)]
+    world = _number(variables, *_TASKS)
     return Launch(
-        rank=_integer(variables, "SLURM_PROCID"),
+        rank=_number(variables, "SLURM_PROCID"),
         world=world,
-        local_rank=_integer(variables, "SLURM_LOCALID"),
+        local_rank=_number(variables, "SLURM_LOCALID"),
         local_world=_tasks_on_node(variables, world),
-        master_addr=variables.get("MASTER_ADDR") or _first_slurm_host(variables),
-        master_port=_integer(variables, "MASTER_PORT")
-        if variables.get("MASTER_PORT")
-        else _slurm_port(variables),
+        master_addr=variables.get("MASTER_ADDR") or first_host(nodes),
+        master_port=_number(variables, "MASTER_PORT", default=str(port)),
         source="slurm",
-    )
-
-
-def _first_slurm_host(variables: Mapping[str, str]) -> str:
-    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
-        if variables.get(name):
-            return first_host(variables[name])
-    raise _refusal(
-        "SLURM started several processes, but neither SLURM_STEP_NODELIST nor SLURM_NODELIST says "
-        "on which nodes: set MASTER_ADDR to the host of rank 0.",
     )
 
 
@@ -167,7 +120,7 @@ def first_host(nodes: str) -> str:
     first = re.match(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes.strip())
     if first is None:
         raise _refusal(
-            f"Cannot read the node list {nodes!r}: set MASTER_ADDR to the host of rank 0.",
+            f"Cannot read the node list {nodes!r}: set MASTER_ADDR to the host of rank 0."
         )
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first.group())
 
@@ -177,35 +130,11 @@ def _tasks_on_node(variables: Mapping[str, str], world: int) -> int:
     listed = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE")
     if not listed:
         return world
-    counts: list[int] = []
-    for entry in listed.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip())
-        if match is None:
-            raise _refusal(
-                f"Cannot read SLURM_STEP_TASKS_PER_NODE={listed!r}: expected e.g. '2(x3),1'.",
-            )
-        counts += [int(match[1])] * int(match[2] or 1)
-    node = _integer(variables, "SLURM_NODEID") if "SLURM_NODEID" in variables else 0
-    if node >= len(counts):
+    entries = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry) for entry in listed.split(",")]
+    counts = [int(found[1]) for found in entries if found for _ in range(int(found[2] or 1))]
+    node = _number(variables, "SLURM_NODEID", default="0")
+    if None in entries or node >= len(counts):
         raise _refusal(
-            f"SLURM_NODEID is {node}, but SLURM_STEP_TASKS_PER_NODE={listed!r} lists "
-            f"{len(counts)} nodes. {_advice('slurm')}",
+            f"SLURM_NODEID is {node}, but SLURM_STEP_TASKS_PER_NODE={listed!r} has no such node."
         )
     return counts[node]
-
-
-def _slurm_port(variables: Mapping[str, str]) -> int:
-    """The same port on all nodes and another for every job and step, since steps may share a
-    node."""
-    job = _integer(variables, "SLURM_JOB_ID") if "SLURM_JOB_ID" in variables else 0
-    step = _integer(variables, "SLURM_STEP_ID" if "SLURM_STEP_ID" in variables else "SLURM_STEPID")
-    return _SLURM_PORTS[(job + 997 * step) % len(_SLURM_PORTS)]
-
-
-def _integer(variables: Mapping[str, str], name: str) -> int:
-    try:
-        return int(variables[name])
-    except ValueError:
-        raise _refusal(
-            f"{name}={variables[name]!r} is not a whole number. {_advice('torchrun')}",
-        ) from None

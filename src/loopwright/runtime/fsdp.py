@@ -7,7 +7,7 @@ holds, and autograd knows only those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -111,7 +111,7 @@ def broadcast_module(module: nn.Module, group: dist.ProcessGroup | None) -> None
     """Broadcast the parameters and buffers of the first rank."""
     source = 0 if group is None else dist.get_global_rank(group, 0)
     with torch.no_grad():
-        for tensor in _tensors(module):
+        for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), src=source, group=group)
 
 
@@ -127,6 +127,15 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
                 blocks += compound
     inner = {id(part) for block in blocks for part in block.modules() if part is not block}
     return [block for block in blocks if id(block) not in inner]
+
+
+def _require(blocks: Sequence[nn.Module], setting: str, advice: str) -> None:
+    if not blocks:
+        raise ConfigurationError(
+            "no-blocks",
+            f"{setting} found no repeated blocks in the model (modules of the same class in a "
+            f"ModuleList or Sequential): {advice}.",
+        )
 
 
 def parallelize_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
@@ -160,55 +169,36 @@ def shard_module(
 
     before = dict(module.named_parameters())
     blocks = blocks_of(module)
-    if not blocks and (forward_prefetch or backward_prefetch):
-        raise ConfigurationError(
-            "no-blocks",
-            "forward_prefetch= and backward_prefetch= found no repeated blocks in the model "
-            "(modules of the same class in a ModuleList or Sequential), so there is nothing to "
-            "prefetch: leave them out.",
-        )
+    if forward_prefetch or backward_prefetch:
+        _require(blocks, "forward_prefetch= and backward_prefetch=", "leave them out")
     for block in blocks:
         fully_shard(block, mesh=device_mesh, **settings)
     fully_shard(module, mesh=device_mesh, **settings)
-    _prefetch(blocks, forward_prefetch, backward_prefetch)
+    for at, block in enumerate(blocks):  # as many as come after it in the pass
+        part: Any = block
+        if forward_prefetch:
+            part.set_modules_to_forward_prefetch(blocks[at + 1 : at + 1 + forward_prefetch])
+        if backward_prefetch:
+            earlier = blocks[max(at - backward_prefetch, 0) : at]
+            part.set_modules_to_backward_prefetch(earlier[::-1])
     after = dict(module.named_parameters())
     return {id(param): after[name] for name, param in before.items()}
-
-
-def _prefetch(blocks: Sequence[Any], forward: int, backward: int) -> None:
-    """Let each sharded block gather the parameters of so many that come after it in a forward or
-    backward pass."""
-    for at, block in enumerate(blocks):
-        if forward:
-            block.set_modules_to_forward_prefetch(list(blocks[at + 1 : at + 1 + forward]))
-        if backward:
-            block.set_modules_to_backward_prefetch(list(blocks[max(at - backward, 0) : at][::-1]))
 
 
 def checkpoint_activations(module: nn.Module) -> None:
     """Recompute the activations of every block in the backward pass instead of keeping them."""
     blocks = blocks_of(module)
-    if not blocks:
-        raise ConfigurationError(
-            "no-blocks",
-            "activation_checkpointing=True found no repeated blocks in the model (modules of the "
-            "same class in a ModuleList or Sequential): leave it off, or apply "
-            "torch.utils.checkpoint in the model's forward.",
-        )
+    advice = "leave it off, or apply torch.utils.checkpoint in the model's forward"
+    _require(blocks, "activation_checkpointing=True", advice)
     for block in blocks:
         make_checkpointed(block)
 
 
 def compile_parts(module: nn.Module, what: str) -> None:
     """Compile the model or its blocks; in place, so that the names in its state dict stay."""
-    blocks = blocks_of(module)
-    if what == "blocks" and not blocks:
-        raise ConfigurationError(
-            "no-blocks",
-            "compile='blocks' found no repeated blocks in the model (modules of the same class in "
-            "a ModuleList or Sequential): use compile='model'.",
-        )
-    for part in [module] if what == "model" else blocks:
+    parts = [module] if what == "model" else blocks_of(module)
+    _require(parts, "compile='blocks'", "use compile='model'")
+    for part in parts:
         compile_in_place(part)
 
 
@@ -222,11 +212,6 @@ def disable_unsupported_steps(optimizer: Optimizer) -> None:
         options = ("foreach", "fused")
     for group in optimizer.param_groups:
         group.update({option: False for option in options if option in group})
-
-
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:

@@ -23,6 +23,8 @@ import torch
 
 from ..errors import ConfigurationError, LoopwrightError, check_number
 from . import dry_run
+from .failure import record_uncaught
+from .process_group import current_group
 
 _LAUNCHER = "LOOPWRIGHT_LAUNCHER"
 
@@ -71,7 +73,14 @@ def launch(
         >>> launch(max, 2, 3, processes=2)  # doctest: +SKIP
         [3, 3]
     """
-    _check(fn, processes, max_restarts)
+    if os.environ.get(_LAUNCHER, str(os.getpid())) != str(os.getpid()):
+        raise ConfigurationError(
+            "launch-in-launch",
+            "launch was called in a process that launch started: put the call under `if __name__ "
+            "== '__main__':`, because the new processes import your program to find the function.",
+        )
+    check_number("processes", processes, least=1)
+    check_number("max_restarts", max_restarts, least=0)
     if dry_run.current is not None:
         return dry_run.current.call(fn, args, processes)
     method = start_method or ("spawn" if _is_importable(fn) else "fork")
@@ -121,11 +130,14 @@ def _call(folder: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
         return _sendable(fn(*args))
     except Exception as error:
-        _record(error)
+        group = current_group()
+        if group is not None and group.world > 1:
+            record_uncaught(error, group)
         _note(Path(folder), error)
         raise
     finally:
-        _leave_group()
+        if (group := current_group()) is not None:
+            group.close()  # the process ends without running what was registered for its exit
 
 
 def _forget_fork_server() -> None:
@@ -152,23 +164,6 @@ def _sendable(result: Any) -> bytes:
             f"launch: a {type(result).__name__} cannot be sent back from its process ({error}): "
             "return numbers, containers and tensors, and save the rest to files.",
         ) from None
-
-
-def _record(error: Exception) -> None:
-    from .failure import record_uncaught
-    from .process_group import current_group
-
-    group = current_group()
-    if group is not None and group.world > 1:
-        record_uncaught(error, group)
-
-
-def _leave_group() -> None:
-    from .process_group import current_group
-
-    group = current_group()
-    if group is not None:
-        group.close()  # the process ends without running what was registered for its exit
 
 
 def _note(folder: Path, error: Exception) -> None:
@@ -202,17 +197,6 @@ def _raise_first(folder: Path, failed: Any) -> NoReturn:
         "output may say more; a process that is killed without a message has often run out of "
         "memory.",
     ) from None
-
-
-def _check(fn: Callable[..., Any], processes: int, max_restarts: int) -> None:
-    if os.environ.get(_LAUNCHER, str(os.getpid())) != str(os.getpid()):
-        raise ConfigurationError(
-            "launch-in-launch",
-            "launch was called in a process that launch started: put the call under `if __name__ "
-            "== '__main__':`, because the new processes import your program to find the function.",
-        )
-    check_number("processes", processes, least=1)
-    check_number("max_restarts", max_restarts, least=0)
 
 
 def _is_importable(fn: Callable[..., Any]) -> bool:

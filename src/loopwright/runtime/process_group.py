@@ -429,32 +429,20 @@ def _common_shape(
 ) -> tuple[int, ...]:
     """The largest of each dimension but the first. Every rank finds the same mistakes, so all raise
     together."""
-    dtypes = [dtype for _, dtype in shapes]
-    if len(set(dtypes)) > 1:
+    rests = {shape[1:] for shape, _ in shapes}
+    if (
+        len({dtype for _, dtype in shapes}) > 1
+        or len({len(shape) for shape, _ in shapes}) > 1
+        or (len(rests) > 1 and padding_value is None)
+    ):
+        every = [f"rank {rank} {tuple(s)} {dtype}" for rank, (s, dtype) in enumerate(shapes)]
         raise DataError(
             "gather-mismatch",
-            f"gather: dtypes differ between ranks: {_by_rank(dtypes)}. Convert them to one dtype.",
-        )
-    rests = [shape[1:] for shape, _ in shapes]
-    if len({len(shape) for shape, _ in shapes}) > 1:
-        raise DataError(
-            "gather-mismatch",
-            "gather: the number of dimensions differs between ranks: "
-            f"{_by_rank([shape for shape, _ in shapes])}. Reshape them to the same number of "
-            "dimensions.",
-        )
-    if len(set(rests)) > 1 and padding_value is None:
-        raise DataError(
-            "gather-mismatch",
-            "gather: only the first dimension may differ between ranks, but the shapes are "
-            f"{_by_rank([shape for shape, _ in shapes])}. Pass padding_value= to fill up to the "
-            "largest.",
+            f"gather: the tensors of the ranks do not fit together: {', '.join(every)}. Give them "
+            "one dtype and number of dimensions; if dimensions other than the first differ, pass "
+            "padding_value= to fill up to the largest.",
         )
     return tuple(max(sizes) for sizes in zip(*rests, strict=True))
-
-
-def _by_rank(values: Sequence[object]) -> str:
-    return ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))
 
 
 def _exchange(tensor: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:

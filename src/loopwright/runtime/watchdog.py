@@ -6,28 +6,23 @@ be held up there; the timekeeper only counts time, and ends the process if its m
 in a collective that cannot finish any more. The timekeeper also reads the signals of this process
 from a pipe, since no Python handler runs while the main thread is in a collective.
 
-State          begins when           main thread                            threads
--------------  --------------------  -------------------------------------
------------------------------------------ training       the block begins      calls `beat` once per
-update           send a heartbeat every `INTERVAL`, look for
-                                                                            recorded failures and
-                                                                            dead processes
-failed         the block raises      records it; if it is the first, waits  as before
-                                     for acknowledgements; raises
-disconnected   the block raises a    waits `GRACE_SECONDS` for the failure  read the other ranks'
-heartbeats, too
-               communication error   of another rank: `PeerFailure`, or an
-                                     error that says where all ranks were
-following      another rank's        leaves when its collective fails       print a line that names
-that rank; end the
-               failure is found                                             process `GRACE_SECONDS`
-               + 1 s later
-storeless      the store is lost     continues; it may explain an error     the listener ends
-terminated     SIGTERM               finishes its update, saves, leaves     read heartbeats; end the
-process if it and
-                                                                            another are silent for
-                                                                            `SILENCE_SECONDS`
-finished       the block ends        records it, so that it is not missed   end
+The states of a watched block:
+
+- training, from its start: the main thread calls `beat` once per update; the threads send a
+  heartbeat every `INTERVAL`, and look for recorded failures and dead processes.
+- failed, when the block raises: the main thread records it; if it is the first, it waits for
+  acknowledgements; then it raises.
+- disconnected, when the block raises a communication error: the main thread waits
+  `GRACE_SECONDS` for the failure of another rank, and raises `PeerFailure`, or an error that says
+  where all ranks were; the threads read the other ranks' heartbeats, too.
+- following, when another rank's failure is found: the main thread leaves when its collective
+  fails; the threads print a line that names that rank, and end the process `GRACE_SECONDS` + 1 s
+  later.
+- storeless, when the store is lost: the main thread continues, and the loss may explain an error;
+  the listener ends.
+- terminated, after SIGTERM: the main thread finishes its update, saves, and leaves; the threads
+  read heartbeats, and end the process if it and another are silent for `SILENCE_SECONDS`.
+- finished, when the block ends: that is recorded, so that this rank is not missed.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import Interrupted
 from .failure import (
@@ -105,38 +100,19 @@ class SignalPipe:
 
 
 INTERVAL = 0.25  # seconds between heartbeats
-GRACE_SECONDS = (
-    3.0  # for the main thread to leave by itself, and for other ranks to record what happened
-)
+# for the main thread to leave by itself, and for other ranks to record what happened
+GRACE_SECONDS = 3.0
 SILENCE_SECONDS = 20.0  # without a heartbeat, after which a rank that got SIGTERM gives up another
 
 
-class Heartbeat(Protocol):
-    """The loop's side of the watchdog."""
-
-    place: str
-    """Where the loop is, for messages; empty for the number of the update."""
-
-    def beat(self) -> None:
-        """Say that the loop is alive; once per update."""
-
-
-class _NoWatchdog:
-    """The heartbeat of a single process, which has no other rank to watch."""
-
-    def __init__(self) -> None:
-        self.place = ""
-
-    def beat(self) -> None:
-        pass
-
-
 @contextmanager
-def watched(group: Group | None) -> Iterator[Heartbeat]:
-    """End the block on all ranks when it fails on one. Every rank has to enter such blocks equally
-    often."""
-    if group is None or group.world == 1:
-        yield _NoWatchdog()
+def watched(group: Group) -> Iterator[Watchdog | None]:
+    """End the block on all ranks when it fails on one; nothing to watch on a single rank.
+
+    Every rank has to enter such blocks equally often.
+    """
+    if group.world == 1:
+        yield None
         return
     watchdog = Watchdog(group)
     watchdog.start()
@@ -162,14 +138,13 @@ class Watchdog:
 
     def __init__(self, group: Group) -> None:
         group.num_watched += 1
-        self.place = ""
+        self.place = ""  # where the loop is, for messages; empty for the number of the update
         self._beats = 0
         self._group = group
         self._records = FailureStore(group, group.num_watched)
         self._failure: Failure | None = None
-        self._suspicion: Failure | None = (
-            None  # the store is lost: enough to explain an error, not to end a process
-        )
+        # the store is lost: enough to explain an error, not to end a process
+        self._suspicion: Failure | None = None
         self._known = threading.Event()  # a failure or a suspicion
         self._is_disconnected = False
         self._is_following = threading.Lock()
@@ -192,6 +167,7 @@ class Watchdog:
         ]
 
     def beat(self) -> None:
+        """Say that the loop is alive; once per update."""
         self._beats += 1
 
     def start(self) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._torch_compat.distributed import dispatching, group_named
-from ..runtime.dtensor import dtensor_type
+from .._torch_compat.distributed import dispatching, dtensor_type, group_named
 from ..trees import leaves
 
 

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from .._torch_compat import iterates_as_torch
 from .._torch_compat.compiling import compile_in_place, compiled_call, set_compiled_call
 from ..data.indexed import TensorStream
-from ..data.open import DEFAULT_BATCH_SIZE, Stream, as_dataset, is_plain, is_samples
+from ..data.open import DEFAULT_BATCH_SIZE, Stream, as_dataset, is_samples
 from ..data.stream import Stateful
 from ..errors import ConfigurationError
 from ..runtime.fsdp import blocks_of
@@ -309,7 +310,7 @@ class TunedData:
     def _read_loader(self, loader: DataLoader[Any]) -> None:
         self.workers, self.pin_memory = loader.num_workers, bool(loader.pin_memory)
         self.batch_size = loader.batch_size
-        if not is_plain(loader):
+        if not iterates_as_torch(loader):
             self._fix(f"a {type(loader).__name__} with its own way of iterating")
         elif loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
             self.batch_size = None

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from ...callbacks.checkpoints import Checkpoints
 from ...callbacks.recorder import RunRecorder
 from ...checkpoint import Checkpoint, read_checkpoint
+from ...checkpoint.inspect import CheckpointInfo, look_into
 from ...checkpoint.manifest import VersionError, local_path
 from ...checkpoint.migrations import entry_at
-from ...checkpoint.store import Entry, list_entries
 from ...checkpoint.weights import load_optimizer, read_parts, write_parts
 from ...errors import CheckpointError, ConfigurationError
 from ...metrics.progress import Progress
@@ -126,13 +126,12 @@ def read_state(directory: Path, epoch: int | str) -> Checkpoint | None:
     return None
 
 
-def _resumable(directory: Path) -> list[Entry]:
+def _resumable(directory: Path) -> list[CheckpointInfo]:
     """Saved epochs and resume points, in the order they were written: going back to an epoch makes
     it the newest."""
-    entries = [*list_entries(directory / EPOCHS), *list_entries(directory / "checkpoints")]
-    return sorted(
-        (entry for entry in entries if not entry.is_copy), key=lambda entry: entry.manifest.created
-    )
+    entries = [*look_into(directory / EPOCHS), *look_into(directory / "checkpoints")]
+    own = [entry for entry in entries if entry.manifest is not None and not entry.is_copy]
+    return sorted(own, key=lambda entry: entry.order[1])
 
 
 def epochs_behind(tree: Mapping[str, Any], source: str) -> int:
@@ -144,7 +143,8 @@ def epochs_behind(tree: Mapping[str, Any], source: str) -> int:
 
 def saved_epochs(directory: Path) -> list[int]:
     """Numbers of the epochs whose complete state is kept."""
-    found = (re.fullmatch(r"epoch(\d+)", entry.name) for entry in list_entries(directory / EPOCHS))
+    there = (entry for entry in look_into(directory / EPOCHS) if entry.manifest is not None)
+    found = (re.fullmatch(r"epoch(\d+)", entry.name) for entry in there)
     return sorted(int(match[1]) for match in found if match)
 
 
