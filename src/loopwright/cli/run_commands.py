@@ -207,7 +207,6 @@ def _runs(parser: argparse.ArgumentParser) -> None:
     )
     add_flag(parser, "--reverse", "reverse the order")
     add_flag(parser, "--json", "print JSON")
-    add_flag(parser, "--watch", "keep the table up to date until you press q")
 
 
 @command(

@@ -19,7 +19,6 @@ from ...callbacks import BestCheckpoint, BestModel, Checkpoints, PeakMemory, Thr
 from ...callbacks.freezing import Freeze
 from ...callbacks.interval import Periodic, Watching
 from ...callbacks.nonfinite import NonFiniteGuard
-from ...checkpoint import read_checkpoint, write_checkpoint
 from ...data.containers import tensors_in
 from ...data.stream import Batch, Stream, StreamWrapper
 from ...debug.resume_check import check_resume
@@ -40,7 +39,6 @@ EVAL_BATCHES = 2
 NUM_UPDATES = 3
 ENOUGH_SECONDS = 2.0  # for measuring full batches; slower ones are estimated from small ones
 MAX_LISTED = 5
-WATCHES = "{} watches {!r}"  # as the error about a metric that is not measured begins
 ESSENTIAL = (Initializer, Freeze, NonFiniteGuard)  # without them, steps compute something else
 
 
@@ -81,34 +79,6 @@ class Probe(Callback):
             for name, param in now.items()
         )
         self.is_finite = all(bool(torch.isfinite(param.detach()).all()) for param in now.values())
-
-
-class SavesEach(Callback):
-    """Saves and loads the state of every callback alone, to find one that cannot be saved."""
-
-    precedence = 1
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def on_update_end(self, trainer: Trainer) -> None:
-        if self._folder.exists():
-            return
-        for number, callback in enumerate(trainer.run.callbacks):
-            path = self._folder / str(number)
-            try:
-                write_checkpoint(path, {"state": callback.state_dict()}, {})
-                read_checkpoint(path)
-            except Exception as error:
-                raise UnsavableStateError(callback, error) from error
-
-
-class UnsavableStateError(Exception):
-    """The state of a callback cannot be written to a checkpoint."""
-
-    def __init__(self, owner: Callback, error: Exception) -> None:
-        super().__init__(f"the state of {type(owner).__name__} cannot be saved: {error}")
-        self.owner = owner
 
 
 def _trained(trainer: Trainer) -> list[tuple[str, nn.Parameter]]:
@@ -228,8 +198,6 @@ class Factory:
 
 def _culprit(error: BaseException, callbacks: Sequence[Callback]) -> int | None:
     """The position of the callback that raised an error or its cause, or that the error names."""
-    if isinstance(error, UnsavableStateError):
-        return next((n for n, callback in enumerate(callbacks) if callback is error.owner), None)
     cause = error.__cause__
     for trace in (error.__traceback__, None if cause is None else cause.__traceback__):
         while trace is not None:
@@ -239,8 +207,12 @@ def _culprit(error: BaseException, callbacks: Sequence[Callback]) -> int | None:
                     return number
             trace = trace.tb_next
     for number, callback in enumerate(callbacks):
-        names = callback.required_metrics()
-        if any(WATCHES.format(type(callback).__name__, name) in str(error) for name in names):
+        name = type(callback).__name__
+        beginnings = [
+            f"'callbacks/{name}",
+            *(f"{name} watches {m!r}" for m in callback.required_metrics()),
+        ]
+        if any(beginning in str(error) for beginning in beginnings):
             return number
     return None
 
@@ -337,12 +309,9 @@ def check_callbacks(
     callbacks = factory.build().run.callbacks
     dropped: set[int] = set()
     for attempt in range(len(callbacks) + 1):
-        saving = SavesEach(folder / f"states-{attempt}")
-        engine = factory.build_tiny(dropped, [saving], folder / f"run-{attempt}")
+        engine = factory.build_tiny(dropped, run_dir=folder / f"run-{attempt}")
         places = [number for number in range(len(callbacks)) if number not in dropped]
-        own = [c for c in engine.run.callbacks if not isinstance(c, Tiny | SavesEach)][
-            : len(places)
-        ]
+        own = engine.run.callbacks[1 : len(places) + 1]
         try:
             engine.train(engine.training_data(), 2, resume=False)
         except Exception as error:
@@ -368,25 +337,23 @@ def check_saving(
         engine.save(path)
     if not saved:
         return None
-    callbacks = factory.build().run.callbacks
-    for _ in range(len(callbacks) + 1):
-        fresh = factory.build_tiny(dropped)
-        places = [number for number in range(len(callbacks)) if number not in dropped]
-        own = fresh.run.callbacks[1:]
-        try:
-            fresh.load(path)
-        except Exception as error:
-            at = _culprit(error, own)
-            if at is None:
-                report.failed("model", "the saved state cannot be loaded into new objects", error)
-                return None
-            dropped.add(places[at])
-            key = report.key_of_callback(callbacks, places[at])
-            report.failed(key, f"{type(own[at]).__name__} cannot load its state", error)
-            continue
-        report.checked.append("saving and loading")
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return None
+    fresh = factory.build_tiny(dropped)
+    try:
+        fresh.load(path)
+    except Exception as error:
+        callbacks = fresh.run.callbacks[1:]
+        at = _culprit(error, callbacks)
+        if at is None:
+            report.failed("model", "the saved state cannot be loaded into new objects", error)
+        else:
+            places = [
+                number for number in range(len(callbacks) + len(dropped)) if number not in dropped
+            ]
+            key = report.key_of_callback(factory.build().run.callbacks, places[at])
+            report.failed(key, f"{type(callbacks[at]).__name__} cannot load its state", error)
+        return None
+    report.checked.append("saving and loading")
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def check_resuming(

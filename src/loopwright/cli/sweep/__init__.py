@@ -145,7 +145,7 @@ class SweepJob:
                 self.sweep, self.folder, self.mode, num=num, prunes=not self.options.no_pruning
             )
             self.results += [
-                read_result(task, self.metric, self.mode) for task, _ in found.tasks_before()
+                read_result(task, self.metric, self.mode) for task in found.tasks_before()
             ]
             return found, num
         tasks = self._tasks()
@@ -379,17 +379,9 @@ class Optuna:
         name = f"trial-{number:04d}"
         return Task(name, dict(chosen), self._folder / name)
 
-    def tasks_before(self) -> list[tuple[Task, str]]:
-        """Runs of earlier calls that have ended, with their states."""
-        words = {
-            self._states.COMPLETE: "finished",
-            self._states.PRUNED: "pruned",
-            self._states.FAIL: "failed",
-        }
-        return [
-            (self.task_of(t.number, self._chosen(t)), words.get(t.state, "failed"))
-            for t in self.ended
-        ]
+    def tasks_before(self) -> list[Task]:
+        """Runs of earlier calls that have ended."""
+        return [self.task_of(trial.number, self._chosen(trial)) for trial in self.ended]
 
     def next(self) -> Task | None:
         if self._left:
