@@ -159,16 +159,6 @@ def _run_files(folder: Path) -> list[str]:
     return sorted(str(file) for pattern in ("*.yaml", "*.yml") for file in folder.glob(pattern))
 
 
-def name_run_file() -> str:
-    """What is said where neither a run file nor a run is named."""
-    files = _run_files(Path())
-    return (
-        f"Name a run file, as in `loopwright train {files[0] if files else 'run.yaml'}`, or a "
-        "run to resume, as in `loopwright train --resume last`."
-        + ("" if files else " `loopwright init` writes an example.")
-    )
-
-
 def resume_text(run: Run) -> str:
     """How to resume a run: by its config, or by the program that started it."""
     if (run.path / CONFIG).is_file():

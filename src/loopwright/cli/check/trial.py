@@ -164,6 +164,8 @@ class Factory:
         self.experiment = experiment
         self._datasets = datasets
         self._shares_data = shares_data
+        # of the tiny engine that was built last, by their positions among all
+        self.callbacks: dict[int, Callback] = {}
 
     def build(self) -> ConfiguredCore:
         """Build the engine as `train` would."""
@@ -186,33 +188,50 @@ class Factory:
         engine.run_dir = run_dir
         engine.accumulate = min(engine.accumulate, WINDOW)
         callbacks = enumerate(engine.run.callbacks)
-        own = [callback for number, callback in callbacks if number not in dropped]
-        for callback in own:
+        self.callbacks = {number: one for number, one in callbacks if number not in dropped}
+        for callback in self.callbacks.values():
             if isinstance(callback, Periodic | Watching):
                 callback.interval.n = 1
         tiny = Tiny(UPDATES * engine.accumulate, min(SAMPLES, engine.config.batch_size))
-        engine.callbacks = [tiny, *own, *added]
+        engine.callbacks = [tiny, *self.callbacks.values(), *added]
         engine.run.bind(engine.callbacks)
         return engine
 
 
-def _culprit(error: BaseException, callbacks: Sequence[Callback]) -> int | None:
+def _blame(
+    report: CheckReport,
+    factory: Factory,
+    error: Exception,
+    key: str,
+    doing: str,
+    doing_of_callback: str = "fails",
+) -> int | None:
+    """Report an error at the callback that it comes from, or else at a key; return the position of
+    the callback."""
+    number = _culprit(error, factory.callbacks)
+    if number is None:
+        report.failed(key, doing, error)
+    else:
+        name = type(factory.callbacks[number]).__name__
+        own_key = report.key_of_callback(factory.build().run.callbacks, number)
+        report.failed(own_key, f"{name} {doing_of_callback}", error)
+    return number
+
+
+def _culprit(error: BaseException, callbacks: Mapping[int, Callback]) -> int | None:
     """The position of the callback that raised an error or its cause, or that the error names."""
+    positions = {id(callback): number for number, callback in callbacks.items()}
     cause = error.__cause__
     for trace in (error.__traceback__, None if cause is None else cause.__traceback__):
         while trace is not None:
-            owner: Any = trace.tb_frame.f_locals.get("self")
-            for number, callback in enumerate(callbacks):
-                if callback is owner:
-                    return number
+            owner = trace.tb_frame.f_locals.get("self")
+            if id(owner) in positions:
+                return positions[id(owner)]
             trace = trace.tb_next
-    for number, callback in enumerate(callbacks):
+    for number, callback in callbacks.items():
         name = type(callback).__name__
-        beginnings = [
-            f"'callbacks/{name}",
-            *(f"{name} watches {m!r}" for m in callback.required_metrics()),
-        ]
-        if any(beginning in str(error) for beginning in beginnings):
+        watched = (f"{name} watches {metric!r}" for metric in callback.required_metrics())
+        if any(words in str(error) for words in (f"'callbacks/{name}", *watched)):
             return number
     return None
 
@@ -226,17 +245,10 @@ def check_steps(report: CheckReport, factory: Factory) -> bool:
         engine = factory.build_tiny(extra, [probe])
     if not built:
         return False
-    kept = [number for number in range(len(callbacks)) if number not in extra]
-    own = engine.callbacks[1 : len(kept) + 1]
     try:
         engine.train(engine.training_data(), 1, resume=False)
     except Exception as error:
-        at = _culprit(error, own)
-        if at is None:
-            report.failed("trainer", "a training step fails", error)
-        else:
-            key = report.key_of_callback(callbacks, kept[at])
-            report.failed(key, f"{type(own[at]).__name__} fails", error)
+        _blame(report, factory, error, "trainer", "a training step fails")
         return False
     report.checked.append("training steps")
     _judge(report, probe, has_schedule=bool(engine.schedules))
@@ -306,26 +318,20 @@ def check_callbacks(
 
     Returns the positions of failing callbacks, and the engine that trained.
     """
-    callbacks = factory.build().run.callbacks
     dropped: set[int] = set()
-    for attempt in range(len(callbacks) + 1):
-        engine = factory.build_tiny(dropped, run_dir=folder / f"run-{attempt}")
-        places = [number for number in range(len(callbacks)) if number not in dropped]
-        own = engine.run.callbacks[1 : len(places) + 1]
+    while True:
+        engine = factory.build_tiny(dropped, run_dir=folder / f"run-{len(dropped)}")
         try:
             engine.train(engine.training_data(), 2, resume=False)
         except Exception as error:
-            at = _culprit(error, own)
-            if at is None:
-                report.failed("trainer", "a small test run with all callbacks fails", error)
+            doing = "a small test run with all callbacks fails"
+            failed = _blame(report, factory, error, "trainer", doing)
+            if failed is None:
                 return dropped, None
-            dropped.add(places[at])
-            key = report.key_of_callback(callbacks, places[at])
-            report.failed(key, f"{type(own[at]).__name__} fails", error)
-            continue
-        report.checked.append(counted(len(places), "callback"))
-        return dropped, engine
-    return dropped, None
+            dropped.add(failed)
+        else:
+            report.checked.append(counted(len(factory.callbacks), "callback"))
+            return dropped, engine
 
 
 def check_saving(
@@ -341,16 +347,8 @@ def check_saving(
     try:
         fresh.load(path)
     except Exception as error:
-        callbacks = fresh.run.callbacks[1:]
-        at = _culprit(error, callbacks)
-        if at is None:
-            report.failed("model", "the saved state cannot be loaded into new objects", error)
-        else:
-            places = [
-                number for number in range(len(callbacks) + len(dropped)) if number not in dropped
-            ]
-            key = report.key_of_callback(factory.build().run.callbacks, places[at])
-            report.failed(key, f"{type(callbacks[at]).__name__} cannot load its state", error)
+        doing = "the saved state cannot be loaded into new objects"
+        _blame(report, factory, error, "model", doing, "cannot load its state")
         return None
     report.checked.append("saving and loading")
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
