@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import checkpoint as checkpoints  # which imports torch only for what needs it
-from ..text import size
+from ..text import counted, size
 from .exits import FOUND, OK, check_output
 from .output import (
     RED,
@@ -187,7 +187,7 @@ def _print_diff(diff: checkpoints.CheckpointDiff) -> None:
                 )
             )
         if part:
-            print(f"{title}: {len(part)} {'difference' if len(part) == 1 else 'differences'}")
+            print(f"{title}: {counted(len(part), 'difference')}")
         for difference in part:
             print("  " + printable(f"{difference.path}: {difference.what}"))
 

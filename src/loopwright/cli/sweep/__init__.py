@@ -26,6 +26,7 @@ from ...interfaces.configured.experiment import schema
 from ...metrics.best import Mode, direction_of, ranked
 from ...run.changes import short_keys
 from ...run.reading import RunView
+from ...text import counted
 from ..exits import FOUND, INTERRUPTED, OK
 from ..output import (
     RED,
@@ -94,8 +95,7 @@ class SweepJob:
         better = "smaller is better" if self.mode == "min" else "larger is better"
         if total:
             self._print_line(
-                f"{total} {'run' if total == 1 else 'runs'} in {self.folder}, compared by "
-                f"{self.metric} ({better})"
+                f"{counted(total, 'run')} in {self.folder}, compared by {self.metric} ({better})"
             )
         is_interrupted = self._train(search, total)
         print_results(self.results, self.metric, self.mode, self.folder, as_json=self.options.json)
