@@ -21,13 +21,6 @@ def test_a_file_may_come_after_an_option(project: Project, shell: Shell):
     ]
 
 
-def test_the_file_may_come_after_a_value(project: Project, shell: Shell):
-    assert shell("config", "show", "trainer.max_epochs=7", "run.yaml") == 0
-    assert "max_epochs: 7" in shell.out
-    assert shell("sweep", "model.width=4,8", "run.yaml", "--list") == 0
-    assert "width=8" in shell.out
-
-
 def test_an_unknown_option_before_a_file_is_still_refused(
     project: Project, shell: Shell, capsys: Any
 ):

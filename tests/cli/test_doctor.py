@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 
 import pytest
 import torch
 
 from loopwright.cli import doctor, main
-from loopwright.cli.doctor import (
-    Compilation,
-    Disk,
-    Findings,
-    Machine,
-    MeasuredDevice,
-    Workers,
-    advise,
-    file_system_of,
-    probe_disk,
-)
+from loopwright.cli.doctor import advise
+
+MACHINE = {"cpus": 8, "usable_cpus": 8, "threads": 8, "shared_memory": 8 << 30}
+DISK = {"folder": "/here", "free": 1 << 40, "write_speed": 500e6, "problem": None}
+COMPILATION = {"compiler": "/usr/bin/c++", "works": True, "problem": None}
 
 
-def findings(**changes: object) -> Findings:
+def findings(**changes: object) -> dict:
     """A machine about which there is little to say."""
-    found = Findings(
-        machine=Machine(
-            "3.12", "1", "2.9", "Linux", cpus=8, usable_cpus=8, threads=8, memory=1 << 34
-        ),
-        devices=[MeasuredDevice("cpu", "x", None, {"fp32": 100.0, "bf16": 10.0, "fp16": None})],
-        compilation=Compilation("/usr/bin/c++", True, 5.0),
-        workers=Workers("fork", 8 << 30, 4096),
-        disk=Disk("/here", "ext4", 1 << 40, 500e6, 0.001, 5e9),
-        backends=["gloo"],
-        extras={"plots": {"matplotlib": None}},
-    )
-    return replace(found, **changes)
+    found = {
+        "machine": MACHINE,
+        "devices": device("cpu", 10.0, None),
+        "compilation": COMPILATION,
+        "disk": DISK,
+    }
+    return found | changes
+
+
+def device(name: str, bf16: float | None, fp16: float | None) -> list[dict]:
+    return [{"name": name, "speeds": {"fp32": 100.0, "bf16": bf16, "fp16": fp16}}]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +54,6 @@ def test_versions_and_devices_are_those_of_this_machine(found):
 
 def test_disk_and_backends_are_measured(found):
     assert found["disk"]["write_speed"] > 0
-    assert found["disk"]["sync_seconds"] > 0
     assert ("gloo" in found["backends"]) == torch.distributed.is_gloo_available()
 
 
@@ -95,12 +86,12 @@ def test_a_folder_that_cannot_be_written_is_exit_code_1(tmp_path, capsys):
 def test_compiling_is_tried_in_a_process_of_its_own(monkeypatch):
     monkeypatch.setattr(doctor, "COMPILE_PROBE", "import os; os.abort()")
     broken = doctor.probe_compilation(quick=False)
-    assert broken.works is False
-    assert broken.problem
+    assert broken["works"] is False
+    assert broken["problem"]
     monkeypatch.setattr(doctor, "COMPILE_PROBE", "raise RuntimeError('no compiler at all')")
-    assert doctor.probe_compilation(quick=False).problem == "RuntimeError: no compiler at all"
+    assert doctor.probe_compilation(quick=False)["problem"] == "RuntimeError: no compiler at all"
     monkeypatch.setattr(doctor, "COMPILE_PROBE", "pass")
-    assert doctor.probe_compilation(quick=False).works is True
+    assert doctor.probe_compilation(quick=False)["works"] is True
 
 
 def test_compiling_that_hangs_is_given_up(monkeypatch):
@@ -108,19 +99,7 @@ def test_compiling_that_hangs_is_given_up(monkeypatch):
         doctor, "COMPILE_PROBE", "import sys; sys.stdin.read(); import signal; signal.pause()"
     )
     monkeypatch.setattr(doctor, "SECONDS_FOR_COMPILE", 0.5)
-    assert doctor.probe_compilation(quick=False).problem == "it took more than 0.5 s"
-
-
-def test_a_device_without_a_precision_has_none(monkeypatch):
-    def refuse(left, right):
-        if left.dtype == torch.float16:
-            raise RuntimeError("not implemented for 'Half'")
-        return 0.5
-
-    monkeypatch.setattr(doctor, "_product", refuse)
-    speeds = doctor.measure_speeds(torch.device("cpu"), 256)
-    assert speeds["fp16"] is None
-    assert speeds["fp32"] == pytest.approx(2 * 256**3 / 0.5 / 1e9)
+    assert doctor.probe_compilation(quick=False)["problem"] == "it took more than 0.5 s"
 
 
 @pytest.mark.parametrize(
@@ -132,24 +111,6 @@ def test_the_quota_of_a_container_counts(tmp_path, text, expected):
     assert doctor.usable_cpus(str(tmp_path / "cpu.max")) == min(expected or allowed, allowed)
 
 
-def test_file_system_is_that_of_the_closest_mount(tmp_path):
-    (tmp_path / "my runs").mkdir()
-    here = str(tmp_path.resolve())
-    table = tmp_path / "mounts"
-    table.write_text(
-        f"/dev/a / ext4 rw 0 0\nserver:/x {here} nfs4 rw 0 0\n/dev/b {here}/my\\040runs tmpfs rw "
-        "0 0\n"
-    )
-    assert file_system_of(tmp_path, str(table)) == "nfs4"
-    assert file_system_of(tmp_path / "my runs", str(table)) == "tmpfs"
-
-
-def test_probing_the_disk_leaves_no_file(tmp_path):
-    disk = probe_disk(tmp_path, quick=True)
-    assert disk.problem is None
-    assert list(tmp_path.iterdir()) == []
-
-
 ADVICE = {
     "fp32 where nothing is faster": (
         {},
@@ -157,55 +118,32 @@ ADVICE = {
     ),
     "no accelerator": ({}, "There is no accelerator: training runs on the CPU, with 8 threads"),
     "bf16 where it is faster": (
-        {
-            "devices": [
-                MeasuredDevice("cuda:0", "x", 1, {"fp32": 100.0, "bf16": 450.0, "fp16": 500.0})
-            ]
-        },
+        {"devices": device("cuda:0", 450.0, 500.0)},
         "On cuda:0 precision='bf16' makes large matrix products 4.5 times as fast.",
     ),
-    "fp16 where bf16 is slow": (
-        {
-            "devices": [
-                MeasuredDevice("cuda:0", "x", 1, {"fp32": 100.0, "bf16": 50.0, "fp16": 500.0})
-            ]
-        },
-        "precision='fp16'",
+    "fp16 where bf16 is slow": ({"devices": device("cuda:0", 50.0, 500.0)}, "precision='fp16'"),
+    "no compiler": (
+        {"compilation": COMPILATION | {"compiler": None}},
+        "torch.compile needs a C++ compiler",
     ),
-    "no compiler": ({"compilation": Compilation(None, None)}, "torch.compile needs a C++ compiler"),
     "compile fails": (
-        {"compilation": Compilation("c++", False, 1.0, "boom")},
+        {"compilation": COMPILATION | {"works": False, "problem": "boom"}},
         "torch.compile does not work here (b",
     ),
     "little shared memory": (
-        {"workers": Workers("fork", 64 << 20, 4096)},
+        {"machine": MACHINE | {"shared_memory": 64 << 20}},
         "Only 67.1 MB of shared memory is free",
     ),
-    "few files": ({"workers": Workers("fork", 8 << 30, 256)}, "Only 256 files may be open at once"),
     "slow disk": (
-        {"disk": Disk("/here", "ext4", 1 << 40, 10e6, 0.1, 5e9)},
+        {"disk": DISK | {"write_speed": 10e6}},
         "writing 100 M parameters takes 2 min",
     ),
-    "network disk": (
-        {"disk": Disk("/here", "nfs4", 1 << 40, 500e6, 0.1, 5e9)},
-        "on a network file system (nfs4)",
-    ),
-    "full disk": (
-        {"disk": Disk("/here", "ext4", 1 << 30, 500e6, 0.1, 5e9)},
-        "Only 1.07 GB is free in /here",
-    ),
-    "memory disk": (
-        {"disk": Disk("/here", "tmpfs", 1 << 40, 500e6, 0.1, 5e9)},
-        "is in memory (tmpfs)",
-    ),
+    "full disk": ({"disk": DISK | {"free": 1 << 30}}, "Only 1.07 GB is free in /here"),
     "too many threads": (
-        {"machine": Machine("3", "1", "2", "L", cpus=64, usable_cpus=2, threads=64, memory=None)},
+        {"machine": MACHINE | {"usable_cpus": 2, "threads": 64}},
         "set OMP_NUM_THREADS=2",
     ),
-    "one processor": (
-        {"machine": Machine("3", "1", "2", "L", cpus=1, usable_cpus=1, threads=1, memory=None)},
-        "leave num_workers at 0",
-    ),
+    "one processor": ({"machine": MACHINE | {"usable_cpus": 1}}, "leave num_workers at 0"),
 }
 
 

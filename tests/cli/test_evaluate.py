@@ -64,7 +64,7 @@ def test_a_run_that_was_not_started_from_a_config_cannot_be_evaluated(
     in_gallery: object, shell: Shell
 ):
     assert shell("eval", "finished") == 2
-    assert "trainer.evaluate(data)" in shell.err
+    assert "model.load_state_dict(loopwright.load_weights(" in shell.err
 
 
 def test_an_unknown_checkpoint_is_answered_with_those_that_there_are(

@@ -83,7 +83,7 @@ MISTAKES = {
     "no folder": (["--output", "nowhere/x.safetensors"], "there is no folder nowhere"),
     "no config": (
         ["--format", "onnx", "--output", "x.onnx"],
-        "not from a run file, so this command cannot build its model and data. In Python:",
+        "not from a run file, so this command cannot build its model and data.",
     ),
 }
 

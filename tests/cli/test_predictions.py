@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from loopwright.cli.evaluate import joined, write_predictions
 from loopwright.errors import ConfigurationError
 from loopwright.interfaces.configured import Experiment
-from tests.cli.helpers import run_on_terminal
 from tests.cli.projects import CONFIG, Project, Shell
 
 
@@ -102,14 +101,3 @@ def test_numbers_that_are_not_finite_are_text_in_json(tmp_path: Path):
 def test_an_empty_data_set_is_nothing_to_write(tmp_path: Path):
     with pytest.raises(ConfigurationError, match="nothing to write"):
         write_predictions(tmp_path / "out.json", joined([]))
-
-
-def test_on_a_terminal_the_batches_are_counted(
-    trained: Project, tmp_path: Path, expected: torch.Tensor
-):
-    file = tmp_path / "out.npy"
-    code, shown = run_on_terminal("last", "--data", "test", "-o", file, group=("predict",))
-    assert code == 0, shown
-    assert "predicting" in shown
-    assert "100%" in shown
-    assert torch.equal(read(file), expected)

@@ -68,17 +68,9 @@ MISUNDERSTOOD = {
         ["show", "runs"],
         "'runs' could be any of 6 runs:\n  killed",
     ),
-    "`loopwright show loss`": (
-        ["show", "loss"],
-        "It is a metric, which `loopwright plot --metric loss` draws.",
-    ),
     "`loopwright eval run.yaml`": (
         ["eval", "run.yaml"],
         "run.yaml is not a run. A run is a directory that training",
-    ),
-    "`loopwright show runs/finished/metrics.sqlite`": (
-        ["show", "runs/finished/metrics.sqlite"],
-        "runs/finished/metrics.sqlite is inside the run runs/finished: name the run itself",
     ),
     "`loopwright diff` with one run": (
         ["diff", "--root", "runs/deep"],
@@ -88,17 +80,13 @@ MISUNDERSTOOD = {
         ["eval", "finished"],
         "not from a run file",
     ),
-    "`loopwright export --format onnx` of a run that a program started": (
-        ["export", "finished", "--format", "onnx", "-o", "nowhere.onnx"],
-        "loopwright.checkpoint.onnx.export_module(model, inputs, 'nowhere.onnx')",
-    ),
     "`loopwright train --resume` of a run that a program started": (
         ["train", "--resume", "finished"],
         "It was started by a program. To resume it, run the program again:\n  ",
     ),
     "`loopwright train train.py`": (
         ["train", "train.py"],
-        "Start the program itself:\n  python train.py\n",
+        "Start the program itself:\n  python train.py",
     ),
     "`loopwright train runs/finished`": (
         ["train", "runs/finished"],
@@ -115,14 +103,6 @@ MISUNDERSTOOD = {
     "`loopwright train`": (
         ["train"],
         "Name a run file, as in `loopwright train run.yaml`, or a run to resume, as in",
-    ),
-    "`loopwright lr-find train.py`": (
-        ["lr-find", "train.py"],
-        "loopwright.tuning.find_learning_rate(trainer, data)",
-    ),
-    "`loopwright sweep train.py`": (
-        ["sweep", "train.py"],
-        "In Python, write a loop over the values",
     ),
 }
 
@@ -153,15 +133,6 @@ def test_runs_of_an_empty_folder_says_what_to_do(tmp_path: Path, monkeypatch, sh
     )
     assert (shell("runs", "--json"), shell.out) == (0, "[]\n")
     assert shell("runs", "nowhere") == 2
-
-
-def test_a_folder_that_is_a_run_itself_is_named(
-    in_gallery: Path, monkeypatch, shell: Shell
-) -> None:
-    monkeypatch.chdir("runs/finished")
-    assert shell("show") == 2
-    assert "this folder is a run itself: name it as `.`" in shell.err
-    assert shell("show", ".") == 0
 
 
 def test_a_folder_in_a_path_may_end_with_a_slash(in_gallery: Path) -> None:

@@ -121,7 +121,7 @@ def test_names_are_written_in_any_way():
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["train.py"], "[tune-program]"), (["run.yaml", "--only", "worker"], "worker")],
+    [(["train.py"], "[not-a-run-file]"), (["run.yaml", "--only", "worker"], "worker")],
 )
 def test_what_cannot_be_tuned_is_refused(words, said, capsys):
     assert main(["tune", *words]) == 2

@@ -1,4 +1,4 @@
-"""`watch` and `runs --watch`: real terminals, real trainings beside them, runs of every state."""
+"""`watch`: real terminals, real trainings beside them, runs of every state."""
 
 from __future__ import annotations
 
@@ -192,26 +192,6 @@ def test_a_run_is_watched_while_it_trains(tmp_path, key):
         r"live: crashed, \d+ of 100000 epochs, 0%(, best eval_loss \S+ @\d+)?\r\n", after
     )
     assert "Traceback" not in watch.written
-
-
-def test_the_table_of_runs_is_kept_up_to_date(tmp_path):
-    watch = Program(lambda: main(["runs", ".", "--watch"]), tmp_path, columns=100)
-    watch.wait_for("There are no runs in ./ yet")
-    trainer = started(tmp_path)
-    try:
-        watch.wait_for(
-            r"live +running +\d+ of 100000 epochs, 0% +eval_loss \S+ @\d+ .*\n1 run, 1 running"
-        )
-        watch.press(b"q")
-        assert watch.end() == 0
-    finally:
-        _end(trainer, watch.pid)
-
-
-def test_the_table_of_runs_is_printed_once_without_a_terminal(runs, capsys):
-    make_demo_run(runs / "new", steps=100)
-    assert main(["runs", "--watch"]) == 0
-    assert re.search(r"new +finished", capsys.readouterr().out)
 
 
 def _end(*processes: int) -> None:

@@ -107,11 +107,6 @@ def test_a_value_stays_what_it_is_where_the_hint_allows_and_is_converted_otherwi
     assert type(found) is type(expected)
 
 
-def test_a_list_beside_a_number_is_a_tensor():
-    assert torch.equal(read(float | torch.Tensor, [1, 2]), torch.tensor([1, 2]))
-    assert read(int | torch.Tensor, 1.5) == torch.tensor(1.5)
-
-
 @pytest.mark.parametrize(
     ("hint", "value", "words"),
     [

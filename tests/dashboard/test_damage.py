@@ -177,19 +177,16 @@ def test_a_run_under_the_same_name_is_not_taken_for_the_old_one(tmp_path: Path):
 
 def test_the_traceback_of_a_run_that_failed_is_shown(tmp_path: Path):
     run = write_run(tmp_path / "a", state="failed", media=False)
-    line = "2026-11-16 10:00:00,123 ERROR loopwright.run: it failed\n"
-    trace = (
-        'Traceback (most recent call last):\n  File "train.py", line 3, in step\nValueError: no\n'
-    )
-    (run / "log.txt").write_text(
-        f"{line}Traceback (most recent call last):\n  old\n{line}{trace}{line}"
-    )
+    trace = 'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: no'
+    (run / "log.txt").write_text("first\nsecond\n")
     with sqlite3.connect(run / "metrics.sqlite") as connection:
         connection.execute("DELETE FROM events")
         connection.execute("DELETE FROM log_lines")
+        detail = json.dumps({"traceback": trace})
+        connection.execute("INSERT INTO events (kind, detail) VALUES ('failed', ?)", (detail,))
     connection.close()
     with serving(tmp_path) as served:
         answer = served.data("/api/run/a")
-    assert answer["traceback"] == trace.rstrip()
+    assert answer["traceback"] == trace
     assert answer["log"]["source"] == "log.txt"
-    assert answer["log"]["lines"][0]["level"] == "ERROR"
+    assert [line["text"] for line in answer["log"]["lines"]] == ["first", "second"]

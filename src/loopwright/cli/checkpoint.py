@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import checkpoint as checkpoints  # which imports torch only for what needs it
-from ..text import size
+from ..text import counted, size
 from .exits import FOUND, OK, check_output
 from .output import (
     RED,
@@ -25,27 +25,25 @@ SORTS = {"resume": "resume point", "kept": "kept model"}
 
 
 def list_command(options: argparse.Namespace) -> int:
+    _list(options, verify=options.verify)
+    return OK
+
+
+def verify_command(options: argparse.Namespace) -> int:
+    found = _list(options, verify=True)
+    return OK if found and all(info.is_sound for info in found) else FOUND
+
+
+def _list(options: argparse.Namespace, *, verify: bool) -> list[checkpoints.CheckpointInfo]:
     folder = find_folder(options.run_directory, options.root)
-    found = checkpoints.list_checkpoints(folder, verify=options.verify)
+    found = checkpoints.list_checkpoints(folder, verify=verify)
     if options.json:
         print_json([_as_json(info) for info in found])
     elif found:
         _print_list(found)
     else:
         print(printable(f"There are no checkpoints in {folder} yet."))
-    return OK
-
-
-def verify_command(options: argparse.Namespace) -> int:
-    folder = find_folder(options.run_directory, options.root)
-    found = checkpoints.list_checkpoints(folder, verify=True)
-    if options.json:
-        print_json([_as_json(info) for info in found])
-    for info in found if not options.json else ():
-        _print_verdict(info)
-    if not found and not options.json:
-        print(printable(f"There are no checkpoints in {folder}."))
-    return OK if found and all(info.is_sound for info in found) else FOUND
+    return found
 
 
 def show_command(options: argparse.Namespace) -> int:
@@ -132,12 +130,6 @@ def _print_list(found: list[checkpoints.CheckpointInfo]) -> None:
             print(styled(printable(f"{info.name}: {problem}"), RED))
 
 
-def _print_verdict(info: checkpoints.CheckpointInfo) -> None:
-    line = printable(f"{_verdict(info):8}  {info.kind:6}  {info.name}  {size(info.size)}")
-    problems = printable("; ".join(info.problems))
-    print(styled(f"{line}: {problems}", RED) if problems else line)
-
-
 def _print_content(content: checkpoints.CheckpointContent, *, with_tensors: bool) -> None:
     info = content.info
     manifest = content.manifest
@@ -195,7 +187,7 @@ def _print_diff(diff: checkpoints.CheckpointDiff) -> None:
                 )
             )
         if part:
-            print(f"{title}: {len(part)} {'difference' if len(part) == 1 else 'differences'}")
+            print(f"{title}: {counted(len(part), 'difference')}")
         for difference in part:
             print("  " + printable(f"{difference.path}: {difference.what}"))
 

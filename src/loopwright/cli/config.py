@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -26,6 +26,7 @@ from ..config import (
 from ..errors import ConfigurationError, LoopwrightError
 from ..interfaces.configured import Experiment
 from ..interfaces.configured.experiment import schema
+from ..text import counted
 from .exits import FOUND, OK
 from .output import RED, print_json, printable, styled
 from .parser import is_override
@@ -73,7 +74,7 @@ def validate_command(options: argparse.Namespace) -> int:
     if options.json:
         print_json(
             [
-                {"file": file, "problems": list(map(_as_dict, problems))}
+                {"file": file, "problems": list(map(asdict, problems))}
                 for file, problems in found.items()
             ]
         )
@@ -117,19 +118,9 @@ def _print_report(found: dict[str, list[Problem]]) -> None:
         if not problems:
             print(printable(f"{file}: no mistakes"))
             continue
-        count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
-        print(styled(printable(f"{file}: {count}"), RED))
+        print(styled(printable(f"{file}: {counted(len(problems), 'mistake')}"), RED))
         for problem in problems:
             print(printable(f"  {problem}".replace("\n", "\n  "), keep="\n"))
-
-
-def _as_dict(problem: Problem) -> dict[str, Any]:
-    return {
-        "file": problem.file,
-        "line": problem.line,
-        "key": problem.key,
-        "message": problem.message,
-    }
 
 
 def with_origins(config: Config) -> str:

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from safetensors.torch import save
 from torch import Tensor
 
-from ..callback import Callback
 from ..checkpoint import CheckpointInfo
 from ..checkpoint.atomic import staged_file, write_bytes
-from ..data.open import Stream
-from ..data.stream import StreamWrapper
 from ..errors import ConfigurationError
-from ..interfaces.configured import BaseTrainer, Experiment
+from ..interfaces.configured import Experiment
 from ..run.reading import RunView
 from ..text import size
 from ..trees import as_json, named_leaves
@@ -33,7 +26,6 @@ from .output import number_text, print_json, print_table, printable
 from .selection import (
     checkpoint_name,
     find_run,
-    lines_in_python,
     pick_checkpoint,
     require_config,
     short_path,
@@ -43,7 +35,7 @@ from .train import is_first_process
 
 def eval_command(options: argparse.Namespace) -> int:
     run = find_run(options.name, options.root)
-    require_config(run, *lines_in_python(run, "evaluate"))
+    require_config(run)
     checkpoint = pick_checkpoint(run, options.checkpoint)
     with explained():
         experiment = Experiment.from_run(run.path, progress="silent")
@@ -78,12 +70,11 @@ def predict_command(options: argparse.Namespace) -> int:
     output = Path(options.output)
     check_output(output, force=options.force, suffixes=list(SUFFIXES))
     run = find_run(options.name, options.root)
-    require_config(run, *lines_in_python(run, "predict"))
+    require_config(run)
     checkpoint = pick_checkpoint(run, options.checkpoint)
     with explained():
         experiment = Experiment.from_run(run.path, progress="silent")
-        with _watched(experiment.ready(checkpoint.path)):
-            batches = experiment.predict(options.data, checkpoint=checkpoint.path)
+        batches = experiment.predict(options.data, checkpoint=checkpoint.path)
     if not is_first_process():
         return OK
     outputs = joined(batches)
@@ -106,30 +97,6 @@ def _shape(value: Any) -> str:
         if shape is None
         else " x ".join(map(str, shape))
     )
-
-
-@contextmanager
-def _watched(trainer: BaseTrainer) -> Iterator[None]:
-    """Show a progress bar on a terminal; it goes to stderr, and the result to stdout."""
-    if not sys.stderr.isatty():
-        yield
-        return
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("predicting", total=None)
-
-        class CountedStream(StreamWrapper):
-            def take(self, count: int, max_samples: int | None = None) -> Any:
-                batches = self._stream.take(count, max_samples)
-                bar.update(task, advance=len(batches), total=self.num_batches)
-                return batches
-
-        class ShowsProgress(Callback):
-            def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
-                return CountedStream(stream)
-
-        trainer.engine.add_callback(ShowsProgress())
-        yield
 
 
 def joined(batches: Sequence[Any]) -> dict[str, Any]:

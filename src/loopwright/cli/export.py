@@ -37,11 +37,7 @@ def export_command(options: argparse.Namespace) -> int:
     run = find_run(options.name, options.root)
     out = _destination(run, options)
     if options.format == "onnx":
-        require_config(
-            run,
-            f"model.load_state_dict(loopwright.load_weights({str(run.path)!r}))",
-            f"loopwright.checkpoint.onnx.export_module(model, inputs, {str(out)!r})",
-        )
+        require_config(run)
     info = pick_checkpoint(run, options.checkpoint)
 
     check_model(info.path, options.model)

@@ -6,15 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..metrics.best import Mode
 from ..run.reading import Run
 from ..text import age, clock
 from ..trees import as_json
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 RED = "\x1b[31m"
 BOLD = "\x1b[1m"
@@ -91,19 +88,11 @@ def print_fitted(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", fold: str = "0"
 ) -> None:
     """Print a table that fits the terminal; columns in `fold` (by position, "01") wrap where width
-    is short."""
+    is short, and the states of runs have colours."""
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         print_table(header, rows, right=right)
         return
     from rich.console import Console
-
-    Console(highlight=False).print(fitted_table(header, rows, right=right, fold=fold))
-
-
-def fitted_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", fold: str = "0"
-) -> Table:
-    """A table for a terminal, with the states of runs in colours."""
     from rich.table import Table
     from rich.text import Text
 
@@ -123,7 +112,7 @@ def fitted_table(
         table.add_row(
             *(Text(printable(cell), style=style) for cell, style in zip(row, styles, strict=True))
         )
-    return table
+    Console(highlight=False).print(table)
 
 
 def best_text(run: Run, metric: str | None = None, mode: Mode | None = None) -> str:

@@ -8,7 +8,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ..text import near_names, nearest
@@ -111,12 +110,6 @@ def take_overrides(options: argparse.Namespace, others: Sequence[str]) -> list[s
         options.files += [text for text in others if _is_file(text)]
         others = [text for text in others if not _is_file(text)]
     options.overrides = [*options.overrides, *filter(is_override, others)]
-    config = getattr(options, "config", None)
-    file = next(filter(_is_file, options.overrides), None)
-    if file and config and is_override(config) and not Path(config).exists():
-        options.overrides.remove(file)  # KEY=VALUE was written before CONFIG
-        options.overrides.insert(0, config)
-        options.config = file
     return [text for text in others if not is_override(text)]
 
 

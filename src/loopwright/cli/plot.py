@@ -172,7 +172,6 @@ def draw_picture(path: Path, panels: dict[str, list[PlottedCurve]], *, is_log: b
     """Draw one panel beside the other, with a curve for each run and metric."""
     try:
         from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter
     except ImportError as error:
         raise MissingExtraError(
             "picture-extra",
@@ -186,15 +185,7 @@ def draw_picture(path: Path, panels: dict[str, list[PlottedCurve]], *, is_log: b
         _draw_panel(axis, name, curves)
         if is_log:
             axis.set_yscale("log")
-            # 0.01, not a power of ten
-            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.yaxis.set_minor_formatter(FuncFormatter(_minor_label))
     figure.savefig(path, dpi=120)
-
-
-def _minor_label(value: float, _: object) -> str:
-    """Labels between two powers of ten: at 2 and 5 only, so that they do not overlap."""
-    return f"{value:g}" if round(value / 10 ** math.floor(math.log10(value))) in (2, 5) else ""
 
 
 def _draw_panel(axis: Any, name: str, curves: Sequence[PlottedCurve]) -> None:

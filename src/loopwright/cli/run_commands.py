@@ -157,7 +157,6 @@ The metric shown is the best value of all epochs. The run records whether smalle
 the metric says so; --best overrides it. If neither is known, the last value is shown.""",
     example="""\
 runs
-runs --watch
 runs --state running,crashed --sort progress
 runs --name 'digits*' --metric eval_accuracy --where 'eval_accuracy>0.97' --sort metric""",
 )
@@ -207,7 +206,6 @@ def _runs(parser: argparse.ArgumentParser) -> None:
     )
     add_flag(parser, "--reverse", "reverse the order")
     add_flag(parser, "--json", "print JSON")
-    add_flag(parser, "--watch", "keep the table up to date until you press q")
 
 
 @command(

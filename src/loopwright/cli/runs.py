@@ -10,20 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError
 from ..metrics.best import Mode, ranked
 from ..run.metrics_view import BestValue
 from ..run.reading import STATES, Run, newest_first
-from ..text import counted
 from .commands import ROOT
 from .exits import OK
-from .live import HINT, is_terminal, show_live
 from .output import (
     age_text,
     best_text,
-    fitted_table,
     print_fitted,
     print_json,
     printable,
@@ -31,56 +27,38 @@ from .output import (
 )
 from .selection import no_runs_text, short_path
 
-if TYPE_CHECKING:
-    from rich.console import Group
-
 COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
-WATCH_SECONDS = 2.0
 CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|<|>)\s*([-+\w.]+)\s*")
 
 
 def runs_command(options: argparse.Namespace) -> int:
     root = Path(options.root)
     if not root.is_dir():
-        if options.root == ROOT and not options.watch:
+        if options.root == ROOT:
             return _print_nothing(options)
         raise ConfigurationError(
             "no-such-folder",
             f"There is no folder {options.root}: name the folder that has the runs, as in "
             "`loopwright runs DIR`.",
         )
-    if options.watch and not options.json and is_terminal():
-        show_live(lambda console: _screen(root, options, console.size.height), WATCH_SECONDS)
-        return OK
-    chosen = _ordered(root, options)
+    chosen = ORDERS[options.sort](_choose(newest_first(root), options), options)
+    chosen = (chosen[::-1] if options.reverse else chosen)[: options.limit]
     if options.json:
         print_json([run.as_json(options.metric, options.best) for run in chosen])
     elif chosen:
-        rows, problems = _rows(chosen, root, options)
-        print_fitted(_header(chosen), rows, right="45", fold="0236")
-        for problem in problems:
-            print(printable(problem))
+        _print_table(chosen, root, options)
     else:
         return _print_nothing(options)
     return OK
 
 
 def _print_nothing(options: argparse.Namespace) -> int:
-    print("[]" if options.json else printable(_nothing(options)))
+    is_filtered = options.state or options.name or options.tag or options.where
+    text = no_runs_text(options.root, "use `loopwright runs DIR`")
+    if is_filtered or options.limit == 0:
+        text = f"No runs in {options.root} match."
+    print("[]" if options.json else printable(text))
     return OK
-
-
-def _ordered(root: Path, options: argparse.Namespace) -> list[Run]:
-    chosen = ORDERS[options.sort](_choose(newest_first(root), options), options)
-    return (chosen[::-1] if options.reverse else chosen)[: options.limit]
-
-
-def _nothing(options: argparse.Namespace) -> str:
-    return (
-        f"No runs in {options.root} match."
-        if _is_filtered(options)
-        else no_runs_text(options.root, "use `loopwright runs DIR`")
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +126,6 @@ def _is_named(run: Run, wanted: str, root: str) -> bool:
     return any(fnmatchcase(word, wanted) if has_wildcard else wanted in word for word in words)
 
 
-def _is_filtered(options: argparse.Namespace) -> bool:
-    return bool(options.state or options.name or options.tag or options.where or options.limit == 0)
-
-
 def _by_metric(runs: list[Run], options: argparse.Namespace) -> list[Run]:
     """Best first; those without the metric last."""
     modes = {run.mode_of(options.metric) for run in runs if options.metric in run.epoch_names}
@@ -175,31 +149,22 @@ def _by_metric(runs: list[Run], options: argparse.Namespace) -> list[Run]:
     return [run for run, _ in best_first] + unknown
 
 
-def _by_progress(runs: list[Run], options: argparse.Namespace) -> list[Run]:
-    return sorted(
-        runs, key=lambda run: (run.progress.fraction or 0.0, run.progress.update or 0), reverse=True
-    )
+def _far_first(run: Run) -> tuple[float, int]:
+    return -(run.progress.fraction or 0.0), -(run.progress.update or 0)
 
 
 ORDERS: dict[str, Callable[[list[Run], argparse.Namespace], list[Run]]] = {
     "age": lambda runs, options: runs,
     "name": lambda runs, options: sorted(runs, key=lambda run: (run.name, str(run.path))),
     "state": lambda runs, options: sorted(runs, key=lambda run: STATES.index(run.state)),
-    "progress": _by_progress,
+    "progress": lambda runs, options: sorted(runs, key=_far_first),
     "metric": _by_metric,
     "time": lambda runs, options: sorted(runs, key=lambda run: run.seconds or 0.0, reverse=True),
 }
 
 
-def _header(runs: list[Run]) -> list[str]:
-    tags = ["TAGS"] if any(run.tags for run in runs) else []
-    return ["RUN", "STATE", "PROGRESS", "BEST @EPOCH", "TIME", "AGE", *tags]
-
-
-def _rows(
-    runs: list[Run], root: Path, options: argparse.Namespace
-) -> tuple[list[list[str]], list[str]]:
-    """The rows of the table, and what of the runs cannot be read."""
+def _print_table(runs: list[Run], root: Path, options: argparse.Namespace) -> None:
+    """Print a row for each run, and what of the runs cannot be read."""
     has_tags = any(run.tags for run in runs)
     problems: list[str] = []
     rows = []
@@ -209,28 +174,7 @@ def _rows(
         cells = [run.state, str(run.progress), best, time_text(run.seconds)]
         rows.append([short_path(run, root), *cells, age_text(run.age), *tags])
         problems += [f"{short_path(run, root)}: {problem}" for problem in run.problems]
-    return rows, problems
-
-
-def _screen(root: Path, options: argparse.Namespace, height: int) -> Group:
-    """The table as it is now, with the time that is left in it: as many runs as there are lines."""
-    from rich.console import Group
-    from rich.text import Text
-
-    runs = _ordered(root, options)
-    if not runs:
-        return Group(Text(_nothing(options)), Text(HINT, style="dim"))
-    shown = runs[: max(height - 4, 1)]
-    rows, _ = _rows(shown, root, options)
-    header = [*_header(shown), "LEFT"]
-    rows = [[*row, time_text(run.eta)] for row, run in zip(rows, shown, strict=True)]
-    table = fitted_table(header, rows, right=f"45{len(header) - 1}", fold="0236")
-    running = sum(run.state == "running" for run in runs)
-    more = (
-        f", {len(shown)} of them shown (choose with --limit, --state or --name)"
-        if len(shown) < len(runs)
-        else ""
-    )
-    return Group(
-        table, Text(f"{counted(len(runs), 'run')}, {running} running{more}  {HINT}", style="dim")
-    )
+    header = ["RUN", "STATE", "PROGRESS", "BEST @EPOCH", "TIME", "AGE"]
+    print_fitted([*header, *(["TAGS"] if has_tags else [])], rows, right="45", fold="0236")
+    for problem in problems:
+        print(printable(problem))

@@ -21,11 +21,6 @@ RECORDED = (
     "Runs are recorded by Trainer(..., run_dir='runs/first') and by `loopwright train run.yaml`. "
     "To look in another folder, "
 )
-IN_PYTHON = {
-    "sweep": " In Python, write a loop over the values, with a run_dir for each.",
-    "lr-find": " In Python, call loopwright.tuning.find_learning_rate(trainer, data).",
-    "batch-size-find": " In Python, call loopwright.tuning.find_batch_size(trainer, data).",
-}
 FILES_OF_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
 
@@ -81,8 +76,6 @@ def find_two_runs(first: str | None, second: str, root: str) -> tuple[Run, Run]:
 
 def no_runs_text(root: str | Path, elsewhere: str = "add --root DIR") -> str:
     """What is said where a folder has no runs, with what to do."""
-    if Path(MANIFEST).is_file():
-        return f"There are no runs in {root}/, but this folder is a run itself: name it as `.`"
     where = "yet" if Path(root).is_dir() else "(there is no such folder)"
     return f"There are no runs in {str(root).rstrip('/')}/ {where}. {RECORDED}{elsewhere}."
 
@@ -120,20 +113,9 @@ def _no_run(text: str, runs: list[Run], root: str) -> str:
             f"{text} is not a run. A run is a directory that training has written, such as "
             "runs/first, or `last`."
         )
-    outer = next((outer for outer in path.parents if (outer / MANIFEST).is_file()), None)
-    if path.exists() and outer is not None:
-        return (
-            f"{text} is inside the run {outer}: name the run itself, and a checkpoint with "
-            "--checkpoint."
-        )
     what = f"folder {text}" if "/" in text and not path.exists() else f"run {text!r}"
     if not runs:
         return f"There is no {what}. {no_runs_text(root)}"
-    if text in (*runs[0].step_names, *runs[0].epoch_names):
-        return (
-            f"There is no run {text!r}. It is a metric, which `loopwright plot --metric "
-            f"{text}` draws."
-        )
     words = {word: run for run in reversed(runs) for word in _words(run, root)}
     candidates = dict.fromkeys(words[word] for word in near_names(text, words))
     if candidates:
@@ -161,48 +143,20 @@ def check_run_file(text: str, command: str) -> None:
     takes = f"and `loopwright {command}` takes a run file (YAML)"
     problem = None
     if path.suffix in PROGRAMS:
-        kind = "notebook" if path.suffix == ".ipynb" else "Python program"
-        problem = f"{path} is a {kind}, {takes}.{_instead(path, command)}"
+        problem = f"{path} is a program, {takes}. Start the program itself:\n  python {path}"
     elif (path / MANIFEST).is_file():
         resumes = f" {resume_text(Run(path))}" if command == "train" else ""
         problem = f"{text} is a run, {takes}.{resumes}"
     elif path.is_dir():
-        files = _run_files(path)
-        found = f": name a file in it, such as {files[0]}" if files else ", and it has no YAML file"
-        problem = f"{text} is a folder, {takes}{found}."
+        problem = f"{text} is a folder, {takes}. It has: {listed(_run_files(path), 6) or 'none'}."
     elif not path.exists():
-        files = _run_files(Path())
-        has = f"This folder has: {listed(files, 6)}" if files else "`loopwright init` writes one"
-        problem = f"There is no file {text}. {has}."
+        problem = f"There is no file {text}. `loopwright init` writes an example."
     if problem is not None:
         raise ConfigurationError("not-a-run-file", problem)
 
 
 def _run_files(folder: Path) -> list[str]:
     return sorted(str(file) for pattern in ("*.yaml", "*.yml") for file in folder.glob(pattern))
-
-
-def _instead(program: Path, command: str) -> str:
-    """What to do with a program that is given in the place of a run file."""
-    if program.suffix == ".ipynb":
-        return " Run the notebook itself."
-    if command != "train":
-        return IN_PYTHON.get(command, "")
-    return (
-        f" Start the program itself:\n  python {program}\nOn several processes:\n"
-        f"  torchrun --nproc-per-node 2 {program}\nTo train from run files instead, `loopwright "
-        "init` writes an example."
-    )
-
-
-def name_run_file() -> str:
-    """What is said where neither a run file nor a run is named."""
-    files = _run_files(Path())
-    return (
-        f"Name a run file, as in `loopwright train {files[0] if files else 'run.yaml'}`, or a "
-        "run to resume, as in `loopwright train --resume last`."
-        + ("" if files else " `loopwright init` writes an example.")
-    )
 
 
 def resume_text(run: Run) -> str:
@@ -291,16 +245,16 @@ def find_folder(text: str, root: str) -> Path:
     return find_run(text, root).path
 
 
-def require_config(run: Run, *python: str) -> None:
-    """Raise an error if a program, not a run file, started the run; it says what to write in Python
-    instead."""
+def require_config(run: Run) -> None:
+    """Raise an error if a program, not a run file, started the run."""
     if (run.path / CONFIG).is_file():
         return
     named = "" if run.command is None else f" ({run.command})"
     raise ConfigurationError(
         "run-of-a-program",
         f"{run.path} was started by a program{named}, not from a run file, so this command cannot "
-        "build its model and data. In Python:\n" + "\n".join(f"  {line}" for line in python),
+        "build its model and data. In Python, load its weights into your model:\n"
+        f"  model.load_state_dict(loopwright.load_weights({str(run.path)!r}))",
     )
 
 
@@ -314,14 +268,3 @@ def check_model(source: Path, model: str | None) -> None:
             "choose-a-model",
             f"{source} has the models {', '.join(models)}{wrong}: add --model {models[0]}.",
         )
-
-
-def lines_in_python(run: Run, method: str) -> list[str]:
-    """How to evaluate or predict in the program of a run; interfaces other than the native one have
-    their own methods."""
-    if (run.interface or "native") == "native":
-        return [f"trainer.load_weights({str(run.path)!r})", f"trainer.{method}(data)"]
-    return [
-        f"model.load_state_dict(loopwright.load_weights({str(run.path)!r}))",
-        "# then as your program does it",
-    ]

@@ -20,7 +20,7 @@ from ..runtime.environment import Launch
 from ..training.program import Display
 from .exits import FAILED, OK, explained
 from .parser import is_override
-from .selection import check_run_file, find_run, name_run_file, resume_text
+from .selection import check_run_file, find_run, resume_text
 
 
 def train_command(options: argparse.Namespace) -> int:
@@ -102,7 +102,11 @@ def _earlier(text: str, root: str) -> Path:
 def _again(run: Path | None, overrides: list[str], progress: Display) -> Experiment:
     """A run with the config and the code that were kept in its directory."""
     if run is None:
-        raise ConfigurationError("run-not-named", name_run_file())
+        raise ConfigurationError(
+            "run-not-named",
+            "Name a run file, as in `loopwright train run.yaml`, or a run to resume, as in "
+            "`loopwright train --resume last`. `loopwright init` writes an example.",
+        )
     config = run / "config.yaml"
     if not config.is_file():
         raise ConfigurationError(

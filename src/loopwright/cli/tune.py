@@ -8,7 +8,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from ..errors import ConfigurationError
 from ..interfaces.configured.config import BaseTrainerConfig
 from ..interfaces.configured.core import ConfiguredCore
 from ..tuning.tune import Tuner
@@ -26,12 +25,6 @@ IN_CODE = {
 
 
 def tune_command(options: argparse.Namespace) -> int:
-    if str(options.config).endswith(".py"):
-        raise ConfigurationError(
-            "tune-program",
-            f"`loopwright tune` takes a run file (YAML), but {options.config} is a program: call "
-            "`trainer.tune(data)` in it instead.",
-        )
     with built(options) as engine:
         data, size = _data_of(engine)
         tuner = Tuner(

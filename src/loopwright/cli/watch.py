@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import shutil
 import sys
-from collections.abc import Sequence
+import termios
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.text import Text
 
 from ..errors import CheckpointError, check_number
@@ -17,13 +24,14 @@ from ..run.reading import Run
 from ..text import clock
 from .charts import Chart, Drawn, Line, metric_groups, pen_of
 from .exits import OK
-from .live import HINT, is_terminal, show_live
 from .output import STYLES as STATE_STYLES
 from .output import best_text, print_json, printable, time_text
 from .selection import find_run
 
 HEIGHT = 8  # lines of a chart, at least
 WIDTH = 50  # columns of a chart, at least, where there are several beside each other
+LEAVING = frozenset(b"qQ\x03\x1b")
+HINT = "q to quit"
 PRINTED = 30  # lines of a picture that is printed
 
 
@@ -34,7 +42,8 @@ def watch_command(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**run.as_json(), "last": run.last})
         return OK
-    if options.once or not is_terminal():
+    can_redraw = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    if options.once or not can_redraw:
         _print_once(run, options)
         return OK
     show_live(
@@ -221,3 +230,51 @@ def _beside(charts: Sequence[Sequence[Text]], width: int) -> list[Text]:
         line.rstrip()
         lines.append(line)
     return lines
+
+
+# The screen
+
+
+def show_live(draw: Callable[[Console], RenderableType], seconds: float) -> None:
+    """Draw every few seconds on a screen of its own, until a key or Ctrl-C ends it."""
+    console = Console(highlight=False)
+    try:
+        with _keys() as is_over, Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(draw(console), refresh=True)
+                if is_over(seconds):
+                    return
+    except KeyboardInterrupt:
+        return
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Context with a function that waits, and returns whether a key was pressed that leaves."""
+    if not sys.stdin.isatty():  # only Ctrl-C leaves
+        yield _only_wait
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield lambda seconds: _is_left(descriptor, seconds)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _only_wait(seconds: float) -> bool:
+    select.select([], [], [], seconds)
+    return False
+
+
+def _is_left(descriptor: int, seconds: float) -> bool:
+    """Read keys for some seconds; a closed terminal leaves too."""
+    end = monotonic() + seconds
+    while (left := end - monotonic()) > 0:
+        ready, _, _ = select.select([descriptor], [], [], left)
+        if ready:
+            pressed = os.read(descriptor, 64)
+            if not pressed or LEAVING.intersection(pressed[:1]):
+                return True
+    return False

@@ -18,7 +18,7 @@ from .yaml import parse_scalar, plain_text, read_file, write_yaml
 DEFAULTS = "defaults"
 REMOVE = "~"
 REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
-FUNCTIONS = ("env:", "env_text:")
+ENVIRONMENT = "env:"
 MAX_TEXT = 1_000_000
 MODULES = "modules"
 RUN_KEYS = ("name", "output_path", "resume", "seed", "tags")
@@ -153,32 +153,10 @@ class Config:
         file, line = self.place(key)
         return Problem(file, line, join_key(self.key, key) if key else self.key, message)
 
-    def to_yaml(self, path: str | Path | None = None) -> str:
+    def to_yaml(self) -> str:
         """A file that loads to this tree; what came from the environment is still `${env:NAME}` in
-        it.
-
-        path: where the file will be. If that is below the folder of the modules that kinds name,
-        `modules:` is added, so that it runs from there too; otherwise pass `folder=` to
-        `load_config`.
-        """
-        above = None if path is None else self._way_up(Path(path).resolve().parent)
-        if above is None:
-            return write_yaml(self.root)
-        line = Node(above, self.root.file, None)
-        return write_yaml(
-            Node({**self.root.value, "modules": line}, self.root.file, self.root.line)
-        )
-
-    def _way_up(self, start: Path) -> str | None:
-        """`../..` from a folder to that of the modules; None if they are the same, or it is not
-        above."""
-        if (
-            start == self.folder
-            or not start.is_relative_to(self.folder)
-            or not isinstance(self.root.value, dict)
-        ):
-            return None
-        return "/".join([".."] * len(start.relative_to(self.folder).parts))
+        it."""
+        return write_yaml(self.root)
 
     def __repr__(self) -> str:
         return f"Config({self.key or self.root.file!r}: {self.root.shown()})"
@@ -264,7 +242,7 @@ class Resolver:
         name = match[1].strip()
         found = (
             self.environment(name, is_text=True)
-            if name.startswith(FUNCTIONS)
+            if name.startswith(ENVIRONMENT)
             else self.lookup(name)
         )
         if isinstance(found.value, dict | list):
@@ -273,8 +251,8 @@ class Resolver:
         return Node(value, "", None, found.source)
 
     def lookup(self, name: str) -> Node:
-        if name.startswith(FUNCTIONS):
-            return self.environment(name, is_text=name.startswith("env_text:"))
+        if name.startswith(ENVIRONMENT):
+            return self.environment(name, is_text=False)
         if ":" in name or not name:
             raise UnresolvedError(
                 f"${{{name}}}: expected ${{key}}, ${{env:NAME}} or ${{env:NAME,default}}."
@@ -372,7 +350,6 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     environ: Mapping[str, str] = os.environ,
-    folder: str | Path | None = None,
 ) -> Config:
     """Read a file with its includes, apply overrides, resolve variables; every mistake is in one
     ConfigError.
@@ -382,8 +359,6 @@ def load_config(
         overrides: `a.b=1` changes, `+a.new=1` adds, `++a.b=1` either, `~a.b` removes;
             `callbacks.0.decay=0.9` by index.
         environ: the variables of `${env:NAME}`.
-        folder: where the modules that kinds name are, if neither beside the file nor where its
-            `modules:` says.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -401,8 +376,7 @@ def load_config(
             message = "has several values, which is a sweep; in quotes it is one: 'key=\"a,b\"'."
             problems += override.error(message).problems
     root = read_root(path, problems)
-    config = finish(root, parsed, problems, path, environ)
-    return config if folder is None else Config(config.root, Path(folder).resolve())
+    return finish(root, parsed, problems, path, environ)
 
 
 def parse_overrides(overrides: Iterable[str], problems: list[Problem]) -> list[Override]:

@@ -158,9 +158,6 @@ def words_of(json: Mapping[str, Any]) -> str:
 
 def _either(texts: Iterable[str]) -> str:
     names = list(dict.fromkeys(texts))
-    # a number, or the tensor that is made of one
-    if "a number" in names and "a list of numbers" in names:
-        names.remove("a list of numbers")
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
@@ -271,10 +268,11 @@ def typed(hint: Any, name: str = "") -> Any:
         return leaf(lambda value, info: info.context.placed(value, place), place=place, words=words)
     options = options_of(hint)
     if options is not None:
+        if torch.Tensor in options and (int in options or float in options):
+            # as torch's optimizers have it: in a file it is a number
+            return typed(Union[tuple(o for o in options if o is not torch.Tensor)], name)  # noqa: UP007
         ordered = sorted(options, key=lambda option: EXACT.get(class_of(option), len(EXACT)))
-        return Annotated[
-            Any, Expected(hint, tuple(typed(option, name) for option in _beside_numbers(ordered)))
-        ]
+        return Annotated[Any, Expected(hint, tuple(typed(option, name) for option in ordered))]
     if is_unknown(hint):
         return leaf(partial(_unknown, name=name))
     if get_origin(hint) is Literal:
@@ -435,24 +433,6 @@ def _tensor(value: Any, hint: Any) -> torch.Tensor:
         raise mismatch(hint) from None
 
 
-class _TensorBesideNumber:
-    """The hint of a tensor in a union with `int` or `float`."""
-
-
-def _beside_numbers(options: list[Any]) -> list[Any]:
-    has_numbers = int in options or float in options
-    return [
-        _TensorBesideNumber if has_numbers and option is torch.Tensor else option
-        for option in options
-    ]
-
-
-def _tensor_beside_number(value: Any, hint: Any) -> torch.Tensor:
-    """A tensor unless the value is a whole number, which is read as a number there."""
-    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    return _refuse(value, torch.Tensor) if is_whole else _tensor(value, torch.Tensor)
-
-
 def _refuse(value: Any, hint: Any) -> Any:
     raise mismatch(hint)
 
@@ -473,7 +453,6 @@ READERS: dict[Any, tuple[Callable[..., Any], dict[str, Any]]] = {
     torch.dtype: (_dtype, {"type": "string", "words": "a dtype such as float32"}),
     torch.device: (_device, {"type": "string", "words": "a device such as cpu or cuda:0"}),
     torch.Tensor: (_tensor, {"type": ["array", "number"], "words": "a list of numbers"}),
-    _TensorBesideNumber: (_tensor_beside_number, {}),
 }
 WHOLE = Annotated[int, Strict(False), BeforeValidator(_number)]
 FREE: Any = leaf(lambda value: value)

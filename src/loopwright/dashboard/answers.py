@@ -7,8 +7,6 @@ import gzip
 import importlib.util
 import json
 import math
-import os
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,22 +79,16 @@ def answer(
     from starlette.responses import Response
 
     data = body.encode() if isinstance(body, str) else body
-    tag = tag_of(data if tagged is None else tagged.encode())
+    tagged_data = data if tagged is None else tagged.encode()
+    tag = f'W/"{sha256(tagged_data).hexdigest()[:20]}"'
     sent = {"Cache-Control": REVALIDATE, "ETag": tag, "Vary": "Accept-Encoding, Cookie"}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=sent)
-    if len(data) > WORTH_COMPRESSING and accepts_gzip(request) and not kind.startswith("image/"):
+    takes_gzip = "gzip" in request.headers.get("accept-encoding", "")
+    if len(data) > WORTH_COMPRESSING and takes_gzip and not kind.startswith("image/"):
         data = gzip.compress(data, LEVEL, mtime=0)
         sent["Content-Encoding"] = "gzip"
     return Response(data, 200, sent, media_type=kind)
-
-
-def tag_of(data: bytes) -> str:
-    return f'W/"{sha256(data).hexdigest()[:20]}"'
-
-
-def accepts_gzip(request: Request) -> bool:
-    return "gzip" in request.headers.get("accept-encoding", "")
 
 
 def error_answer(status: int, text: str) -> Response:
@@ -157,65 +149,28 @@ def is_inside(path: Path, folder: Path) -> bool:
     return path != folder and path.is_relative_to(folder)
 
 
-@dataclass(frozen=True, slots=True)
-class StaticFile:
-    """A file in memory, with what a browser is to know of it."""
+def static_file(request: Request) -> Response:
+    """A file of the page."""
+    name = request.path_params["name"]
+    if name == PLOTLY:
+        return _file_answer(request, find_plotly())
+    try:
+        path = (STATIC / name).resolve(strict=True)
+    except (OSError, RuntimeError, ValueError):
+        path = STATIC
+    if not is_inside(path, STATIC) or not path.is_file() or path.suffix not in KINDS:
+        raise Refusal(404, "The page has no such file.")
+    return _file_answer(request, path)
 
-    stamp: tuple[int, int]
-    data: bytes
-    packed: bytes
-    tag: str
-    kind: str
+
+def page(request: Request) -> Response:
+    """The page itself, for every address that is not a file's."""
+    path: str = request.path_params["path"]
+    is_file = "." in path.rpartition("/")[2]
+    if is_file or path.partition("/")[0] in ("api", "static"):
+        raise Refusal(404, "There is nothing at this address.")
+    return _file_answer(request, STATIC / "index.html")
 
 
-class StaticFiles:
-    """Files that are read once, and again when they change."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, StaticFile] = {}
-
-    def file(self, request: Request) -> Response:
-        """A file of the page."""
-        name = request.path_params["name"]
-        return self._answer(request, find_plotly() if name == PLOTLY else self._path(name))
-
-    def page(self, request: Request) -> Response:
-        """The page itself, for every address that is not a file's."""
-        path: str = request.path_params["path"]
-        is_file = "." in path.rpartition("/")[2]
-        if is_file or path.partition("/")[0] in ("api", "static"):
-            raise Refusal(404, "There is nothing at this address.")
-        return self._answer(request, self._path("index.html"))
-
-    def _path(self, name: str) -> Path:
-        try:
-            path = (STATIC / name).resolve(strict=True)
-        except (OSError, RuntimeError, ValueError):
-            path = STATIC
-        if not is_inside(path, STATIC) or not path.is_file() or path.suffix not in KINDS:
-            raise Refusal(404, "The page has no such file.")
-        return path
-
-    def _answer(self, request: Request, path: Path) -> Response:
-        from starlette.responses import Response
-
-        file = self._read(path)
-        sent = {"ETag": file.tag, "Cache-Control": REVALIDATE, "Vary": "Accept-Encoding"}
-        if file.tag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=sent)
-        data = file.data
-        if accepts_gzip(request):
-            data = file.packed
-            sent["Content-Encoding"] = "gzip"
-        return Response(data, 200, sent, media_type=file.kind)
-
-    def _read(self, path: Path) -> StaticFile:
-        found = os.stat(path)
-        stamp = (found.st_mtime_ns, found.st_size)
-        known = self._files.get(path)
-        if known is None or known.stamp != stamp:
-            data = path.read_bytes()
-            packed = gzip.compress(data, 5, mtime=0)
-            known = StaticFile(stamp, data, packed, tag_of(data), KINDS[path.suffix])
-            self._files[path] = known
-        return known
+def _file_answer(request: Request, path: Path) -> Response:
+    return answer(request, path.read_bytes(), kind=KINDS[path.suffix])

@@ -19,14 +19,15 @@ from ..errors import ConfigurationError, LoopwrightError
 from . import comparison, curves, detail
 from .answers import (
     Refusal,
-    StaticFiles,
     answer,
     error_answer,
     find_plotly,
     json_answer,
     missing_extra,
     number,
+    page,
     plain,
+    static_file,
     to_json,
     whole_number,
 )
@@ -169,7 +170,6 @@ def build_app(folder: RunsFolder, access: Access | None = None) -> Starlette:
     except ImportError as error:
         raise missing_extra() from error
 
-    static = StaticFiles()
     data = RunAnswers(folder)
     live = LiveEvents(folder)
     endpoints = {
@@ -184,8 +184,8 @@ def build_app(folder: RunsFolder, access: Access | None = None) -> Starlette:
         "/api/log/{run:path}": data.log,
         "/api/contents/{run:path}": data.contents,
         "/api/media/{run:path}/{item:int}": data.media,
-        "/static/{name:path}": static.file,
-        "/{path:path}": static.page,
+        "/static/{name:path}": static_file,
+        "/{path:path}": page,
     }
 
     @asynccontextmanager

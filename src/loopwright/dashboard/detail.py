@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,8 +28,6 @@ Json = dict[str, Any]
 LOG_LINES = 400
 LOG_BYTES = 400_000
 LARGEST_TEXT = 4_000_000  # bytes of a file that is passed through
-LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3}) ([A-Z]+) (.*)", re.DOTALL)
-TRACEBACK = "Traceback (most recent call last):"
 # entries of the manifest that have a place of their own
 APART = ("packages", "hardware", "fingerprint", "data", "config", "arguments")
 
@@ -72,9 +68,7 @@ class Detail:
             "media": self._part(lambda: media_index(self.metrics.media()), list),
             "profile": run.profile if own_text(run.path, PROFILE) else None,
             "log": log,
-            "traceback": traceback_of(events, run.path)
-            if run.state in ("failed", "crashed")
-            else None,
+            "traceback": traceback_of(events) if run.state in ("failed", "crashed") else None,
             "problems": list(
                 dict.fromkeys([*self.entry.summary["problems"], *run.problems, *self.problems])
             ),
@@ -222,11 +216,11 @@ def read_log(run: Path, metrics: MetricsView, last: int) -> Json:
             "source": "store",
         }
     texts, is_cut = tail(run, LOG_BYTES)
-    parsed = [_parse_line(text) for text in texts]
+    place = {"id": None, "wall": None, "level": None}
     return {
-        "lines": parsed[-last:],
-        "is_cut": is_cut or len(parsed) > last,
-        "source": LOG if parsed else None,
+        "lines": [{**place, "text": text} for text in texts[-last:]],
+        "is_cut": is_cut or len(texts) > last,
+        "source": LOG if texts else None,
     }
 
 
@@ -242,34 +236,12 @@ def tail(run: Path, size: int) -> tuple[list[str], bool]:
     return (lines[1:] if length > size else lines), length > size
 
 
-def _parse_line(text: str) -> Json:
-    found = LINE.fullmatch(text)
-    if found is None:
-        return {"id": None, "wall": None, "level": None, "text": text}
-    # the log's clock is this machine's
-    wall = datetime.fromisoformat(f"{found[1]}.{found[2]}").timestamp()
-    return {"id": None, "wall": wall, "level": found[3], "text": found[4]}
-
-
-def traceback_of(events: Iterable[Event], run: Path) -> str | None:
-    """The traceback of a run that failed: as its last event has it, or the last one in its log."""
+def traceback_of(events: Iterable[Event]) -> str | None:
+    """The traceback of a run that failed, as its last event has it."""
     kinds = ("failed", "finished", "started", "resumed")
     last = next((event for event in reversed(list(events)) if event.kind in kinds), None)
-    if last is not None and last.kind != "failed":
-        return None
-    noted = None if last is None else last.detail.get("traceback")
-    if isinstance(noted, str):
-        return noted
-    lines, _ = tail(run, LOG_BYTES)
-    starts = [at for at, line in enumerate(lines) if TRACEBACK in line]
-    if not starts:
-        return None
-    # an error that another one caused has several, with no line of the log between them
-    heads = [at for at, line in enumerate(lines) if LINE.fullmatch(line)]
-    before = max((at for at in heads if at < starts[-1]), default=-1)
-    first = min(at for at in starts if at >= before)
-    end = min((at for at in heads if at > first), default=len(lines))
-    return "\n".join(lines[first:end])
+    noted = last.detail.get("traceback") if last is not None and last.kind == "failed" else None
+    return noted if isinstance(noted, str) else None
 
 
 def own_text(run: Path, name: str) -> Path | None:

@@ -189,19 +189,18 @@ class Report:
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
         yield "part", "share", "total", "per step" if self.num_steps else ""
-        for part, tenths in _rounded(self.parts).items():
-            yield self._row(part, self.parts[part], f"{tenths / 10:.1f} %")
+        for part, all_spent in self.parts.items():
+            yield self._row(part, all_spent)
             for name, spent in self.details(part).items() if part in DETAILED else ():
                 if spent >= SHOWN_SHARE * self.total:
-                    # never more than the part, which may be rounded
-                    share = min(1000 * spent / self.total, tenths)
-                    yield self._row(f"  {name}", spent, f"{share / 10:.1f} %")
-        yield self._row("all", self.total, "100.0 %")
+                    yield self._row(f"  {name}", spent)
+        yield self._row("all", self.total)
 
-    def _row(self, name: str, spent: int, share: str) -> tuple[str, str, str, str]:
+    def _row(self, name: str, spent: int) -> tuple[str, str, str, str]:
         seconds = spent / NANOSECONDS
         per_step = duration(seconds / self.num_steps) if self.num_steps else ""
-        return name, share, duration(seconds), per_step
+        share = 100 * spent / (self.total or 1)
+        return name, f"{share:.1f} %", duration(seconds), per_step
 
     def _memory_lines(self) -> Iterator[str]:
         peaks = {"process": "the process", "device": str(self.device)}
@@ -255,17 +254,6 @@ class Report:
         """The report that `as_dict` gave."""
         names = cls.__dataclass_fields__
         return cls(**{name: value for name, value in values.items() if name in names})
-
-
-def _rounded(parts: Mapping[str, int]) -> dict[str, int]:
-    """The shares of parts in tenths of a percent, rounded so that they add up to 1000."""
-    total = sum(parts.values()) or 1
-    exact = {part: 1000 * spent / total for part, spent in parts.items()}
-    result = {part: int(share) for part, share in exact.items()}
-    missing = 1000 - sum(result.values()) if parts else 0
-    for part in sorted(exact, key=lambda part: result[part] - exact[part])[:missing]:
-        result[part] += 1
-    return result
 
 
 # Sentences

@@ -162,15 +162,17 @@ class StepRange:
         """The steps that a column stands for, where it stands for several."""
         return max(-(-(self.last - self.first + 1) // self.points), 1)
 
-    def read(self, key: object) -> CurveColumns:
-        """Every value, where they are few enough, else columns of several values."""
-        return self._values(key) if self._fits(key) else self._merged(key)
+    def read(self, key: object, *, of: object = None) -> CurveColumns:
+        """Every value, where they (or those of another metric) are few enough, else columns of
+        several values."""
+        if self._fits(key if of is None else of):
+            return _values(self.connection, key, self.first, self.last)
+        return self._merged(key)
 
     def read_against(self, key: object, other: object) -> CurveColumns:
         """The columns of a metric at the means of another one in the same steps."""
-        read = self._values if self._fits(key) else self._merged
-        ours = read(key)
-        theirs = read(other)
+        ours = self.read(key)
+        theirs = self.read(other, of=key)
         _, mine, their = np.intersect1d(
             ours["key"], theirs["key"], assume_unique=True, return_indices=True
         )
@@ -185,9 +187,6 @@ class StepRange:
             self.connection.execute(f"SELECT count(*) FROM ({values})", bounds).fetchone()[0]
             <= self.points
         )
-
-    def _values(self, key: object) -> CurveColumns:
-        return _values(self.connection, key, self.first, self.last)
 
     def _merged(self, key: object) -> CurveColumns:
         fitting = (

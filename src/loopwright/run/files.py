@@ -6,7 +6,6 @@ A folder of runs may hold a file that is damaged, huge, or made to take all time
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +48,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         text = read_limited(path, MAX_BYTES).decode("utf-8-sig")
-        problem = next(_Expansion().problems(yaml.parse(text, Loader=loader)), None)
+        problem = _problem(yaml.parse(text, Loader=loader))
         if problem is None:
             content = yaml.load(text, Loader=loader)
             return content if isinstance(content, dict) else None
@@ -83,61 +82,17 @@ def _are_numbers(profile: dict[str, Any]) -> bool:
     return all(type(value) is int for value in (*profile["nanoseconds"].values(), *peaks))
 
 
-@dataclass(slots=True)
-class _Collection:
-    """A mapping or a list that is being read: the number of its values and its keys so far."""
+def _problem(events: Iterator[yaml.Event]) -> str | None:
+    """Why a YAML file is not read: an alias may stand for gigabytes, and `loopwright` writes none."""
+    import yaml
 
-    anchor: str | None
-    is_mapping: bool
-    size: int = 1
-    num_children: int = 0
-    keys: set[str] = field(default_factory=set)
-
-    @property
-    def expects_key(self) -> bool:
-        return self.is_mapping and self.num_children % 2 == 0
-
-
-class _Expansion:
-    """The size of a YAML file with its aliases expanded, counted from the parser's events."""
-
-    def __init__(self) -> None:
-        self.open = [_Collection(None, is_mapping=False)]
-        self.sizes: dict[str, int] = {}
-
-    def problems(self, events: Iterator[yaml.Event]) -> Iterator[str]:
-        import yaml
-
-        for event in events:
-            line = event.start_mark.line + 1 if event.start_mark is not None else 0
-            if isinstance(event, yaml.CollectionStartEvent):
-                is_mapping = isinstance(event, yaml.MappingStartEvent)
-                self.open.append(_Collection(event.anchor, is_mapping))
-                if len(self.open) > MAX_DEPTH:
-                    yield f"line {line} is nested more than {MAX_DEPTH} levels deep"
-            elif isinstance(event, yaml.CollectionEndEvent):
-                done = self.open.pop()
-                self.add(done.anchor, done.size)
-            elif isinstance(event, yaml.AliasEvent):
-                if event.anchor not in self.sizes:
-                    yield f"*{event.anchor} in line {line} refers to itself, or to nothing"
-                self.add(None, self.sizes.get(str(event.anchor), 1))
-            elif isinstance(event, yaml.ScalarEvent):
-                parent = self.open[-1]
-                if parent.expects_key and event.value in parent.keys:
-                    yield f"the key {event.value!r:.60} appears twice (line {line})"
-                if parent.expects_key:
-                    parent.keys.add(event.value)
-                self.add(event.anchor, 1)
-            if self.open[-1].size > MAX_NODES:
-                yield (
-                    f"it has more than {MAX_NODES} values when its aliases (*name) are "
-                    f"written out (line {line})"
-                )
-
-    def add(self, anchor: str | None, size: int) -> None:
-        """Count a value that is complete."""
-        if anchor is not None:
-            self.sizes[anchor] = size
-        self.open[-1].size += size
-        self.open[-1].num_children += 1
+    depth = 0
+    for event in events:
+        line = event.start_mark.line + 1 if event.start_mark is not None else 0
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            return f"line {line} is nested more than {MAX_DEPTH} levels deep"
+        if isinstance(event, yaml.AliasEvent):
+            return f"line {line} has an alias (*{event.anchor}), which a run's config never has"
+    return None

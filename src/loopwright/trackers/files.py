@@ -20,7 +20,7 @@ from ..errors import ConfigurationError
 from ..metrics.media import Histogram, Images, Media, Table
 from ..trees import map_leaves
 from .track import Track
-from .tracker import EndState, TrackedRow, TrackedRun, check_text, free_path
+from .tracker import EndState, TrackedRow, TrackedRun, free_path
 
 logger = logging.getLogger("loopwright")
 
@@ -47,7 +47,6 @@ class CSV(Track):
     """
 
     def __init__(self, path: str | Path | None = None, *, every: int = 1) -> None:
-        check_text("CSV", path=path)
         check_file(path, "metrics.csv")
         super().__init__(CSVFile(path), every=every, truncates=True)
 
@@ -72,7 +71,6 @@ class JSONL(Track):
     """
 
     def __init__(self, path: str | Path | None = None, *, every: int = 1) -> None:
-        check_text("JSONL", path=path)
         check_file(path, "metrics.jsonl")
         super().__init__(JSONLFile(path), every=every, truncates=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..metrics.media import Histogram, Images, Media, Table
 from .track import Track
-from .tracker import EndState, TrackedRow, TrackedRun, check_installed, check_text
+from .tracker import EndState, TrackedRow, TrackedRun, check_installed
 
 STATES: dict[EndState, str] = {
     "finished": "FINISHED",
@@ -57,7 +57,6 @@ class MLflow(Track):
         every: int = 1,
         timeout: float = 60.0,
     ) -> None:
-        check_text("MLflow", experiment=experiment, name=name, uri=uri)
         check_installed("mlflow", "MLflow")
         super().__init__(MLflowRun(experiment, name, uri), every=every, timeout=timeout)
 

@@ -19,7 +19,6 @@ from .tracker import (
     TrackedRow,
     TrackedRun,
     check_installed,
-    check_text,
     free_path,
     numbered,
 )
@@ -50,7 +49,6 @@ class TensorBoard(Track):
     def __init__(
         self, folder: str | Path | None = None, *, name: str | None = None, every: int = 1
     ) -> None:
-        check_text("TensorBoard", folder=folder, name=name)
         check_installed("tensorboard", "TensorBoard")
         super().__init__(EventFiles(folder, name), every=every, truncates=True)
 

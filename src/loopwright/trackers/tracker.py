@@ -140,15 +140,6 @@ def check_installed(package: str, owner: str) -> None:
         )
 
 
-def check_text(owner: str, **given: object) -> None:
-    """Refuse arguments that are neither text, nor a path, nor None."""
-    for name, value in given.items():
-        if not isinstance(value, str | Path | None) or value == "":
-            raise ConfigurationError(
-                "tracker-text", f"{owner}({name}={value!r}): use a string, or leave it out."
-            )
-
-
 def check_options(owner: str, options: Mapping[str, Any] | None, own: Sequence[str]) -> None:
     """Refuse `options` that have an argument which the tracker passes itself."""
     for name in own:

@@ -16,7 +16,6 @@ from .tracker import (
     TrackedRun,
     check_installed,
     check_options,
-    check_text,
     numbered,
 )
 
@@ -51,7 +50,6 @@ class Trackio(Track):
         timeout: float = 60.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        check_text("Trackio", project=project, name=name)
         check_options("Trackio", options, OWN)
         check_installed("trackio", "Trackio")
         super().__init__(

@@ -14,7 +14,7 @@ from uuid import uuid4
 from ..errors import ConfigurationError
 from ..metrics.media import Histogram, Images, Media, Table
 from .track import Track
-from .tracker import EndState, TrackedRow, TrackedRun, check_installed, check_options, check_text
+from .tracker import EndState, TrackedRow, TrackedRun, check_installed, check_options
 
 CODES: dict[EndState, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "failed": 1}
 # that the tracker passes itself
@@ -62,7 +62,6 @@ class WandB(Track):
         timeout: float = 60.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        check_text("WandB", project=project, name=name, folder=folder)
         check_options("WandB", options, OWN)
         if mode not in ("online", "offline", "disabled", None):
             raise ConfigurationError(

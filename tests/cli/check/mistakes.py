@@ -130,11 +130,6 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "model.scheduler",
         "the schedule changes at update 500, but the run has only 40",
     ),
-    "milestones after the run": (
-        scheduler("MultiStepLR", "milestones=[100]", "every=update"),
-        "model.scheduler",
-        r"MultiStepLR\(milestones=\[100\]\): the run has 40 updates, before the first",
-    ),
     "a learning rate below zero": (
         scheduler("ExponentialLR", "gamma=-1.0", "every=update"),
         "model.scheduler",
@@ -255,11 +250,6 @@ NOTES: dict[str, tuple[tuple[str, ...], str, str]] = {
         ("model.kind=checked.Spare", "~model.width"),
         "model",
         "no gradient reaches spare.weight, spare.bias",
-    ),
-    "a cosine that rises again": (
-        scheduler("CosineAnnealingLR", "T_max=10", "every=update"),
-        "model.scheduler",
-        r"CosineAnnealingLR\(T_max=10\) is stepped 40 times: after 10 it rises again",
     ),
     "a model that would be compiled": (
         ("+trainer.use_torch_compile=true",),

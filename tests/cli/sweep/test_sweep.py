@@ -189,12 +189,8 @@ def test_optuna_ends_a_run_that_goes_worse_than_the_others(tmp_path):
     bad = search.next()
     assert [search.report(bad, 1, 50.0), search.report(bad, 1, 50.0)] == [False, False]
     search.done(Result(bad, "pruned", 50.0))
-    assert [
-        state for _, state in Optuna(SPACE, tmp_path, "min", num=4, prunes=True).tasks_before()
-    ] == [
-        *["finished"] * 3,
-        "pruned",
-    ]
+    again = Optuna(SPACE, tmp_path, "min", num=4, prunes=True)
+    assert [trial.state.name for trial in again.ended] == [*["COMPLETE"] * 3, "PRUNED"]
 
 
 def test_optuna_without_pruning_ends_none(tmp_path):
@@ -216,7 +212,7 @@ def test_what_a_killed_sweep_left_unfinished_comes_first_with_the_same_values(tm
     assert task.chosen["n"] in (1, 3, 5, 7)
     assert new.name == "trial-0002"
     assert again.next() is None
-    assert [found.name for found, _ in again.tasks_before()] == [done.name]
+    assert [found.name for found in again.tasks_before()] == [done.name]
 
 
 def test_list_shows_the_runs_and_trains_none(project, capsys):

@@ -14,7 +14,6 @@ import tempfile
 import warnings
 from collections.abc import Sequence, Sized
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -214,7 +213,7 @@ class ConfigCheck:
             with report.collecting("trainer", "a step with a full batch fails"):
                 self.measures = measure(factory, length.updates, length.epochs)
 
-    def _check_schedule(self, factory: Factory) -> Length | None:
+    def _check_schedule(self, factory: Factory) -> Extent | None:
         length = None
         with self.report.collecting("trainer", "the optimizer or the schedule cannot be built"):
             engine = factory.build()
@@ -285,20 +284,13 @@ def _check_again(report: CheckReport, place: str, dataset: Any, first: Any) -> N
 # Schedules and intervals, against the length of the run
 
 
-@dataclass(frozen=True, slots=True)
-class Length:
-    """The length of a run in epochs, updates and samples; None where it is not known."""
-
-    epochs: float | None
-    updates: float | None
-    samples: float | None
-
-    def of(self, unit: str) -> float | None:
-        found: float | None = getattr(self, f"{unit}s")
-        return found
+def length_in(length: Extent, unit: str) -> float | None:
+    """The number of epochs, updates or samples of a run; None where it is not known."""
+    found: float | None = getattr(length, f"{unit}s")
+    return found
 
 
-def length_of(engine: ConfiguredCore) -> Length:
+def length_of(engine: ConfiguredCore) -> Extent:
     """The length of a run, from the limit in the config and the length of the data."""
     stream = engine._open(engine.training_data(), None, shuffle=True)
     updates = -(-(stream.num_batches or 0) // engine.accumulate)
@@ -313,16 +305,16 @@ def length_of(engine: ConfiguredCore) -> Length:
     amounts[unit] = limit
     if amounts["updates"] is not None:  # the last one may be of fewer samples
         amounts["updates"] = math.ceil(amounts["updates"] - 1e-9)
-    return Length(**amounts)
+    return Extent(**amounts)
 
 
-def check_intervals(report: CheckReport, callbacks: Sequence[Callback], length: Length) -> None:
+def check_intervals(report: CheckReport, callbacks: Sequence[Callback], length: Extent) -> None:
     """Check for callbacks whose interval is longer than the run."""
     for number, callback in enumerate(callbacks):
         if not isinstance(callback, Periodic | Watching):
             continue
         interval = callback.interval
-        whole = length.of(interval.unit)
+        whole = length_in(length, interval.unit)
         if whole is None or interval.n <= whole:
             continue
         key = report.key_of_callback(callbacks, number)
@@ -331,7 +323,7 @@ def check_intervals(report: CheckReport, callbacks: Sequence[Callback], length: 
         (report.note if key == "trainer" else report.mistake)(key, message)
 
 
-def check_curves(report: CheckReport, engine: ConfiguredCore, length: Length) -> None:
+def check_curves(report: CheckReport, engine: ConfiguredCore, length: Extent) -> None:
     """Check the values of all curves from the beginning of the run to its end."""
     callbacks = engine.run.callbacks
     curves: list[tuple[str, Any]] = [
@@ -347,9 +339,9 @@ def check_curves(report: CheckReport, engine: ConfiguredCore, length: Length) ->
             _check_curve(report, key, curve, length)
 
 
-def _check_curve(report: CheckReport, key: str, curve: Curve, length: Length) -> None:
+def _check_curve(report: CheckReport, key: str, curve: Curve, length: Extent) -> None:
     for unit in ("epoch", "update", "sample"):
-        whole = length.of(unit)
+        whole = length_in(length, unit)
         warmup = getattr(curve, f"warmup_{unit}s") if isinstance(curve, WarmupCosine) else None
         points = getattr(curve, f"at_{unit}s", ()) if isinstance(curve, MultiStep) else ()
         late = [] if whole is None else [point for point in points if point > whole]
@@ -359,7 +351,7 @@ def _check_curve(report: CheckReport, key: str, curve: Curve, length: Length) ->
         if late:
             moments = f"{unit} {', '.join(map(str, late))}, but the run has only {whole:.4g}"
             report.mistake(key, f"the schedule changes at {moments}.")
-    resolved = curve.resolve(Extent(length.epochs, length.updates, length.samples))
+    resolved = curve.resolve(length)
     for point in range(POINTS):
         value = resolved.value(point / (POINTS - 1))
         if not math.isfinite(value) or value < 0:
@@ -375,45 +367,28 @@ def _schedule_key(report: CheckReport, name: str) -> str:
     return next((key for key in keys if report.config.get(key) is not None), "scheduler")
 
 
-def check_schedulers(report: CheckReport, engine: ConfiguredCore, length: Length) -> None:
+def check_schedulers(report: CheckReport, engine: ConfiguredCore, length: Extent) -> None:
     """Check torch's schedulers: their lengths, and each of their steps to the end of the run."""
     for name, schedule in engine.schedules.items():
         if isinstance(schedule.scheduler, CurveSchedule):
             continue
         key = _schedule_key(report, name)
         unit = schedule.interval
-        whole = length.of(unit)
+        whole = length_in(length, unit)
         if whole is None:
             report.note(key, f"the number of {unit}s is not known: the schedule was not followed.")
         elif whole < 1:
             amount = f"it is stepped after every {unit}, and the run has only {whole:.3g} of one"
             report.mistake(key, f"{amount}: it would never be stepped.")
         else:
-            _check_length(report, key, schedule, math.floor(whole))
-            _follow(report, key, schedule, math.floor(whole))
-
-
-def _check_length(report: CheckReport, key: str, schedule: Schedule, steps: int) -> None:
-    unit = schedule.interval
-    scheduler = schedule.scheduler
-    name = type(scheduler).__name__
-    for option in LENGTHS:
-        amount = getattr(scheduler, option, None)
-        if not isinstance(amount, int | float):
-            continue
-        if amount > steps:
-            report.mistake(
-                key,
-                f"{name}({option}={amount}) counts {unit}s, but the run has only {steps}.\n-> Use "
-                f"{option}: {steps}, or `every:` with the unit that it counts.",
-            )
-        elif option == "T_max" and amount < steps:
-            rises = f"is stepped {steps} times: after {amount} it rises again."
-            report.note(key, f"{name}(T_max={amount}) {rises}")
-    milestones = sorted(getattr(scheduler, "milestones", ()))
-    if milestones and milestones[0] > steps:
-        run = f"the run has {steps} {unit}s, before the first"
-        report.mistake(key, f"{name}(milestones={milestones}): {run}.")
+            steps = math.floor(whole)
+            for option in LENGTHS:
+                length_given: Any = getattr(schedule.scheduler, option, None)
+                if isinstance(length_given, int | float) and length_given > steps:
+                    own = f"{type(schedule.scheduler).__name__}({option}={length_given})"
+                    message = f"{own} counts {unit}s, but the run has only {steps}."
+                    report.mistake(key, message)
+            _follow(report, key, schedule, steps)
 
 
 def _follow(report: CheckReport, key: str, schedule: Schedule, steps: int) -> None:

@@ -19,7 +19,6 @@ from ...callbacks import BestCheckpoint, BestModel, Checkpoints, PeakMemory, Thr
 from ...callbacks.freezing import Freeze
 from ...callbacks.interval import Periodic, Watching
 from ...callbacks.nonfinite import NonFiniteGuard
-from ...checkpoint import read_checkpoint, write_checkpoint
 from ...data.containers import tensors_in
 from ...data.stream import Batch, Stream, StreamWrapper
 from ...debug.resume_check import check_resume
@@ -40,7 +39,6 @@ EVAL_BATCHES = 2
 NUM_UPDATES = 3
 ENOUGH_SECONDS = 2.0  # for measuring full batches; slower ones are estimated from small ones
 MAX_LISTED = 5
-WATCHES = "{} watches {!r}"  # as the error about a metric that is not measured begins
 ESSENTIAL = (Initializer, Freeze, NonFiniteGuard)  # without them, steps compute something else
 
 
@@ -81,34 +79,6 @@ class Probe(Callback):
             for name, param in now.items()
         )
         self.is_finite = all(bool(torch.isfinite(param.detach()).all()) for param in now.values())
-
-
-class SavesEach(Callback):
-    """Saves and loads the state of every callback alone, to find one that cannot be saved."""
-
-    precedence = 1
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def on_update_end(self, trainer: Trainer) -> None:
-        if self._folder.exists():
-            return
-        for number, callback in enumerate(trainer.run.callbacks):
-            path = self._folder / str(number)
-            try:
-                write_checkpoint(path, {"state": callback.state_dict()}, {})
-                read_checkpoint(path)
-            except Exception as error:
-                raise UnsavableStateError(callback, error) from error
-
-
-class UnsavableStateError(Exception):
-    """The state of a callback cannot be written to a checkpoint."""
-
-    def __init__(self, owner: Callback, error: Exception) -> None:
-        super().__init__(f"the state of {type(owner).__name__} cannot be saved: {error}")
-        self.owner = owner
 
 
 def _trained(trainer: Trainer) -> list[tuple[str, nn.Parameter]]:
@@ -194,6 +164,8 @@ class Factory:
         self.experiment = experiment
         self._datasets = datasets
         self._shares_data = shares_data
+        # of the tiny engine that was built last, by their positions among all
+        self.callbacks: dict[int, Callback] = {}
 
     def build(self) -> ConfiguredCore:
         """Build the engine as `train` would."""
@@ -216,31 +188,50 @@ class Factory:
         engine.run_dir = run_dir
         engine.accumulate = min(engine.accumulate, WINDOW)
         callbacks = enumerate(engine.run.callbacks)
-        own = [callback for number, callback in callbacks if number not in dropped]
-        for callback in own:
+        self.callbacks = {number: one for number, one in callbacks if number not in dropped}
+        for callback in self.callbacks.values():
             if isinstance(callback, Periodic | Watching):
                 callback.interval.n = 1
         tiny = Tiny(UPDATES * engine.accumulate, min(SAMPLES, engine.config.batch_size))
-        engine.callbacks = [tiny, *own, *added]
+        engine.callbacks = [tiny, *self.callbacks.values(), *added]
         engine.run.bind(engine.callbacks)
         return engine
 
 
-def _culprit(error: BaseException, callbacks: Sequence[Callback]) -> int | None:
+def _blame(
+    report: CheckReport,
+    factory: Factory,
+    error: Exception,
+    key: str,
+    doing: str,
+    doing_of_callback: str = "fails",
+) -> int | None:
+    """Report an error at the callback that it comes from, or else at a key; return the position of
+    the callback."""
+    number = _culprit(error, factory.callbacks)
+    if number is None:
+        report.failed(key, doing, error)
+    else:
+        name = type(factory.callbacks[number]).__name__
+        own_key = report.key_of_callback(factory.build().run.callbacks, number)
+        report.failed(own_key, f"{name} {doing_of_callback}", error)
+    return number
+
+
+def _culprit(error: BaseException, callbacks: Mapping[int, Callback]) -> int | None:
     """The position of the callback that raised an error or its cause, or that the error names."""
-    if isinstance(error, UnsavableStateError):
-        return next((n for n, callback in enumerate(callbacks) if callback is error.owner), None)
+    positions = {id(callback): number for number, callback in callbacks.items()}
     cause = error.__cause__
     for trace in (error.__traceback__, None if cause is None else cause.__traceback__):
         while trace is not None:
-            owner: Any = trace.tb_frame.f_locals.get("self")
-            for number, callback in enumerate(callbacks):
-                if callback is owner:
-                    return number
+            owner = trace.tb_frame.f_locals.get("self")
+            if id(owner) in positions:
+                return positions[id(owner)]
             trace = trace.tb_next
-    for number, callback in enumerate(callbacks):
-        names = callback.required_metrics()
-        if any(WATCHES.format(type(callback).__name__, name) in str(error) for name in names):
+    for number, callback in callbacks.items():
+        name = type(callback).__name__
+        watched = (f"{name} watches {metric!r}" for metric in callback.required_metrics())
+        if any(words in str(error) for words in (f"'callbacks/{name}", *watched)):
             return number
     return None
 
@@ -254,17 +245,10 @@ def check_steps(report: CheckReport, factory: Factory) -> bool:
         engine = factory.build_tiny(extra, [probe])
     if not built:
         return False
-    kept = [number for number in range(len(callbacks)) if number not in extra]
-    own = engine.callbacks[1 : len(kept) + 1]
     try:
         engine.train(engine.training_data(), 1, resume=False)
     except Exception as error:
-        at = _culprit(error, own)
-        if at is None:
-            report.failed("trainer", "a training step fails", error)
-        else:
-            key = report.key_of_callback(callbacks, kept[at])
-            report.failed(key, f"{type(own[at]).__name__} fails", error)
+        _blame(report, factory, error, "trainer", "a training step fails")
         return False
     report.checked.append("training steps")
     _judge(report, probe, has_schedule=bool(engine.schedules))
@@ -334,29 +318,20 @@ def check_callbacks(
 
     Returns the positions of failing callbacks, and the engine that trained.
     """
-    callbacks = factory.build().run.callbacks
     dropped: set[int] = set()
-    for attempt in range(len(callbacks) + 1):
-        saving = SavesEach(folder / f"states-{attempt}")
-        engine = factory.build_tiny(dropped, [saving], folder / f"run-{attempt}")
-        places = [number for number in range(len(callbacks)) if number not in dropped]
-        own = [c for c in engine.run.callbacks if not isinstance(c, Tiny | SavesEach)][
-            : len(places)
-        ]
+    while True:
+        engine = factory.build_tiny(dropped, run_dir=folder / f"run-{len(dropped)}")
         try:
             engine.train(engine.training_data(), 2, resume=False)
         except Exception as error:
-            at = _culprit(error, own)
-            if at is None:
-                report.failed("trainer", "a small test run with all callbacks fails", error)
+            doing = "a small test run with all callbacks fails"
+            failed = _blame(report, factory, error, "trainer", doing)
+            if failed is None:
                 return dropped, None
-            dropped.add(places[at])
-            key = report.key_of_callback(callbacks, places[at])
-            report.failed(key, f"{type(own[at]).__name__} fails", error)
-            continue
-        report.checked.append(counted(len(places), "callback"))
-        return dropped, engine
-    return dropped, None
+            dropped.add(failed)
+        else:
+            report.checked.append(counted(len(factory.callbacks), "callback"))
+            return dropped, engine
 
 
 def check_saving(
@@ -368,25 +343,15 @@ def check_saving(
         engine.save(path)
     if not saved:
         return None
-    callbacks = factory.build().run.callbacks
-    for _ in range(len(callbacks) + 1):
-        fresh = factory.build_tiny(dropped)
-        places = [number for number in range(len(callbacks)) if number not in dropped]
-        own = fresh.run.callbacks[1:]
-        try:
-            fresh.load(path)
-        except Exception as error:
-            at = _culprit(error, own)
-            if at is None:
-                report.failed("model", "the saved state cannot be loaded into new objects", error)
-                return None
-            dropped.add(places[at])
-            key = report.key_of_callback(callbacks, places[at])
-            report.failed(key, f"{type(own[at]).__name__} cannot load its state", error)
-            continue
-        report.checked.append("saving and loading")
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return None
+    fresh = factory.build_tiny(dropped)
+    try:
+        fresh.load(path)
+    except Exception as error:
+        doing = "the saved state cannot be loaded into new objects"
+        _blame(report, factory, error, "model", doing, "cannot load its state")
+        return None
+    report.checked.append("saving and loading")
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def check_resuming(

@@ -26,6 +26,7 @@ from ...interfaces.configured.experiment import schema
 from ...metrics.best import Mode, direction_of, ranked
 from ...run.changes import short_keys
 from ...run.reading import RunView
+from ...text import counted
 from ..exits import FOUND, INTERRUPTED, OK
 from ..output import (
     RED,
@@ -94,8 +95,7 @@ class SweepJob:
         better = "smaller is better" if self.mode == "min" else "larger is better"
         if total:
             self._print_line(
-                f"{total} {'run' if total == 1 else 'runs'} in {self.folder}, compared by "
-                f"{self.metric} ({better})"
+                f"{counted(total, 'run')} in {self.folder}, compared by {self.metric} ({better})"
             )
         is_interrupted = self._train(search, total)
         print_results(self.results, self.metric, self.mode, self.folder, as_json=self.options.json)
@@ -145,7 +145,7 @@ class SweepJob:
                 self.sweep, self.folder, self.mode, num=num, prunes=not self.options.no_pruning
             )
             self.results += [
-                read_result(task, self.metric, self.mode) for task, _ in found.tasks_before()
+                read_result(task, self.metric, self.mode) for task in found.tasks_before()
             ]
             return found, num
         tasks = self._tasks()
@@ -379,17 +379,9 @@ class Optuna:
         name = f"trial-{number:04d}"
         return Task(name, dict(chosen), self._folder / name)
 
-    def tasks_before(self) -> list[tuple[Task, str]]:
-        """Runs of earlier calls that have ended, with their states."""
-        words = {
-            self._states.COMPLETE: "finished",
-            self._states.PRUNED: "pruned",
-            self._states.FAIL: "failed",
-        }
-        return [
-            (self.task_of(t.number, self._chosen(t)), words.get(t.state, "failed"))
-            for t in self.ended
-        ]
+    def tasks_before(self) -> list[Task]:
+        """Runs of earlier calls that have ended."""
+        return [self.task_of(trial.number, self._chosen(trial)) for trial in self.ended]
 
     def next(self) -> Task | None:
         if self._left:
