@@ -4,7 +4,6 @@ elsewhere, or nothing."""
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -34,7 +33,6 @@ GAP = "  "
 RUN = "run"  # the label of its bar
 NUMBER = 9  # the width of a number on a terminal: -0.001234, 1.234e-05
 SHORT_NUMBER = 6  # and the least width in lines, where names take most of the space
-HEADING = 16  # longer names are broken at their signs
 FACTS = ("time", "samples/s", "left")
 
 
@@ -439,21 +437,15 @@ class EpochTable:
         """The line of an epoch on a terminal of this width; before it the heading, where columns
         are new."""
         self.has_rows = True
-        columns = self._chosen(epoch, FACTS[:2])
+        columns = self.names(epoch)
         if self.columns is None:
             columns = self._fitting(columns, epoch, width)
-        heads = {name: _broken(name) for name in columns}
-        widths = {name: max(_number_width(name), *map(len, heads[name])) for name in columns}
-        number = max(len(epoch.number), len("epoch"))
-        cells = [
-            epoch.number.rjust(number),
-            *(epoch.text(name).rjust(widths[name]) for name in columns),
-        ]
-        line = GAP.join(cells).rstrip()
-        if columns == self._heading:
-            return [line]
-        self._heading = columns
-        return [*_heading(number, heads, widths), line]
+        widths = [max(len("epoch"), len(epoch.number)), *map(_column_width, columns)]
+        lines = [[epoch.number, *map(epoch.text, columns)]]
+        if columns != self._heading:
+            self._heading = columns
+            lines.insert(0, ["epoch", *columns])
+        return [GAP.join(map(str.rjust, cells, widths)).rstrip() for cells in lines]
 
     def line(self, epoch: EpochFacts) -> str:
         """The line of an epoch with the name before each value."""
@@ -503,11 +495,11 @@ class EpochTable:
         space = (
             width
             - max(len(epoch.number), len("epoch"))
-            - sum(len(GAP) + _number_width(name) for name in facts)
+            - sum(len(GAP) + _column_width(name) for name in facts)
         )
         fitting = set(facts)
         for name in important:
-            space -= len(GAP) + max(_number_width(name), *map(len, _broken(name)))
+            space -= len(GAP) + _column_width(name)
             if space < 0:
                 break
             fitting.add(name)
@@ -540,31 +532,8 @@ def _padded(number: str) -> str:
     return number.rjust(2 * len(total) + 1) if total else number
 
 
-def _number_width(name: str) -> int:
-    return {"time": 7, "samples/s": 9, "left": 8}.get(name, NUMBER)
-
-
-def _broken(name: str) -> list[str]:
-    """A long name in lines of at most `HEADING` characters, broken after its signs where
-    possible."""
-    lines = [""]
-    for part in re.findall(r"[^_/.\-\s]*[_/.\-\s]?", name):
-        if lines[-1] and len(lines[-1]) + len(part) > HEADING:
-            lines.append("")
-        lines[-1] += part
-        while len(lines[-1]) > HEADING:
-            lines[-1:] = [lines[-1][:HEADING], lines[-1][HEADING:]]
-    return lines
-
-
-def _heading(number: int, heads: Mapping[str, list[str]], widths: Mapping[str, int]) -> list[str]:
-    height = max((len(lines) for lines in heads.values()), default=1)
-    columns = [
-        ["epoch".rjust(number)],
-        *([line.rjust(widths[name]) for line in lines] for name, lines in heads.items()),
-    ]
-    filled = [[" " * len(lines[0])] * (height - len(lines)) + lines for lines in columns]
-    return [GAP.join(cells).rstrip() for cells in zip(*filled, strict=True)]
+def _column_width(name: str) -> int:
+    return max({"time": 7, "left": 8}.get(name, NUMBER), len(name))
 
 
 def _is_pattern(column: str) -> bool:
