@@ -18,7 +18,6 @@ from ...errors import ConfigurationError, check_number
 from ...metrics.progress import Limits
 from ...runtime import resolve_runtime
 from ...training.own_steps import scheduler_position
-from ...training.run import TrainingRun
 from ...training.step_checks import check_clipping
 from ...training.supervised import call_loss
 from ...training.update import Window
@@ -94,6 +93,8 @@ class Trainer(LoggingTrainer):
         >>> len(trainer.run_history.get_metric_values("train_loss_epoch"))
         2
     """
+
+    _init_arguments = "model, loss_func, optimizer"
 
     def __init__(
         self,
@@ -349,10 +350,6 @@ class Trainer(LoggingTrainer):
         """Print once per machine, however many processes it runs."""
         if processes.is_local_process_zero():
             print(*args, **kwargs)
-
-    @property
-    def _logged_run(self) -> TrainingRun:
-        return self._core.run
 
     def _overrides(self, name: str) -> bool:
         """Whether a subclass, or an assignment to this object, replaced a method of `Trainer`."""
