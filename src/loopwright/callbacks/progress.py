@@ -11,7 +11,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from math import ceil
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..callback import Callback
 from ..errors import ConfigurationError, LoopwrightError, is_notebook
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..data.open import Stream
     from ..metrics.progress import Progress
     from ..metrics.rows import StepRow
+    from .live import NotebookDisplay, TerminalDisplay
 
 STYLES = ("auto", "bar", "lines", "silent")
 REFRESH_SECONDS = 0.2  # between two drawings, of a millisecond each
@@ -34,18 +35,6 @@ RUN = "run"  # the label of its bar
 NUMBER = 9  # the width of a number on a terminal: -0.001234, 1.234e-05
 SHORT_NUMBER = 6  # and the least width in lines, where names take most of the space
 FACTS = ("time", "samples/s", "left")
-
-
-class LiveDisplay(Protocol):
-    """What shows moments in one place that changes, and epochs above it."""
-
-    def show(self, moment: Moment, *, draw: bool = True) -> None: ...
-
-    def add_epoch(self, epoch: EpochFacts, table: EpochTable) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class ProgressDisplay(Callback):
@@ -87,7 +76,7 @@ class ProgressDisplay(Callback):
         self.interval = interval
         self.columns = None if columns is None else list(columns)
         self._style = style
-        self._live: LiveDisplay | None = None
+        self._live: NotebookDisplay | TerminalDisplay | None = None
         self._table: EpochTable | None = None
         self._left: TimeLeft | None = None
         self._row: Mapping[str, float] = {}
@@ -112,7 +101,9 @@ class ProgressDisplay(Callback):
         self._table = EpochTable(self.columns)
         self._left = TimeLeft(trainer)
         if self._style == "bar":
-            self._live = _open_live()
+            from .live import NotebookDisplay, TerminalDisplay  # which import rich
+
+            self._live = NotebookDisplay() if is_notebook() else TerminalDisplay()
             self._refresh(trainer, force=True)
 
     def on_epoch_start(self, trainer: Trainer) -> None:
@@ -316,12 +307,6 @@ def _resolved(style: str) -> str:
         return style
     is_live = is_notebook() or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
     return "bar" if is_live else "lines"
-
-
-def _open_live() -> LiveDisplay:
-    from .live import NotebookDisplay, TerminalDisplay  # which import rich
-
-    return NotebookDisplay() if is_notebook() else TerminalDisplay()
 
 
 def _name_of(trainer: Trainer, data: Stream) -> str:

@@ -97,6 +97,15 @@ def is_overridden(owner: object, name: str, base: type) -> bool:
     return getattr(method, "__func__", method) is not getattr(base, name)
 
 
+def check_idle(is_training: bool, call: str) -> None:
+    """Refuse to begin training inside of training, as in a callback."""
+    if is_training:
+        raise ConfigurationError(
+            "already-training",
+            f"{call} was called while this trainer is training: call it after training has ended.",
+        )
+
+
 class NotInitialisedError(ConfigurationError, AttributeError):
     """A trainer's subclass is used before its base is initialised."""
 

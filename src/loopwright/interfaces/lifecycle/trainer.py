@@ -21,7 +21,7 @@ from ...training.own_steps import scheduler_position
 from ...training.step_checks import check_clipping
 from ...training.supervised import call_loss
 from ...training.update import Window
-from .._shared import LoggingTrainer, is_overridden
+from .._shared import LoggingTrainer, check_idle, is_overridden
 from . import run_config as processes
 from . import saving
 from .callbacks import (
@@ -496,11 +496,7 @@ class Trainer(LoggingTrainer):
 
     def _start_core(self) -> None:
         """Begin a run of its own, so that nothing of an earlier one takes part in it."""
-        if self._is_training:
-            raise ConfigurationError(
-                "already-training",
-                "train() was called while this trainer is training: call it after training ends.",
-            )
+        check_idle(self._is_training, "train()")
         before = self._core.run
         self._core = LifecycleCore(self, self._runtime, trains=True)
         self._core.run.media.take_over(before.media)

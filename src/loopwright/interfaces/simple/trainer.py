@@ -347,17 +347,12 @@ class Trainer(LoggingTrainer):
         """What a checkpoint notes of the epochs so far; raises if this trainer cannot go on from
         it and is to."""
         from ...training.restore import compare_run
-        from ...training.state_mismatch import differing_kinds, refuse, wrong_fields
+        from ...training.state_mismatch import refuse
 
-        noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
-        problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))
-        run = {} if problems else noted.get("run") or {}
-        if run:
-            problems += wrong_fields("simple: run", run, ("rows", "stopping", "best"))
         if goes_on:
-            problems += compare_run(self._core.run, parts.rest)
-        refuse(str(parts.path), problems)
-        return dict(run)
+            refuse(str(parts.path), compare_run(self._core.run, parts.rest))
+        noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
+        return dict(noted.get("run") or {})
 
     def export(self, path: str | Path) -> None:
         """Write the model's weights to one file: `.safetensors`, or `.pt` for `torch.load`."""
