@@ -340,10 +340,10 @@ def test_outputs_with_the_classes_last_are_told_to_be_transposed():
     ).train(data, 1)
 
 
-def test_accuracy_of_one_hot_targets_is_told_a_function_that_works(points):
+def test_accuracy_of_one_hot_targets_takes_a_function(points):
     inputs, targets = points.tensors
     data = inputs, nn.functional.one_hot(targets, build_linear()(inputs).shape[1]).float()
-    with pytest.raises(ConfigurationError, match="for one-hot targets"):
+    with pytest.raises(ConfigurationError, match="accuracy-of-shapes"):
         build(metrics="accuracy").train(data, 1, data)
     own = {"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets.argmax(1)).float()}
     measured = build(metrics=own).evaluate(data)

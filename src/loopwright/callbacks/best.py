@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..checkpoint.policy import KeepPolicy
 from ..errors import ConfigurationError, check_number, public
 from ..metrics.best import BestSoFar
 from .checkpoints import MIN_SECONDS, finish_writing, no_run_dir
-from .interval import Watching, cut_epoch, logged_metrics, recall_mode
+from .interval import Every, Watching, cut_epoch, logged_metrics, recall_mode
 
 if TYPE_CHECKING:
     from ..callback import Trainer
@@ -46,17 +46,9 @@ class BestMetric(Watching):
         mode: Literal["auto", "min", "max"] = "auto",
         *,
         also: Sequence[str] = (),
-        every_n_epochs: int | None = None,
-        every_n_updates: int | None = None,
-        every_n_samples: int | None = None,
+        **every: Unpack[Every],
     ) -> None:
-        super().__init__(
-            metric,
-            mode,
-            every_n_epochs=every_n_epochs,
-            every_n_updates=every_n_updates,
-            every_n_samples=every_n_samples,
-        )
+        super().__init__(metric, mode, **every)
         self.also = tuple(also)
         self.others: dict[str, float] = {}
         if self.interval.unit != "epoch":
@@ -395,20 +387,10 @@ class BestCheckpoint(ModelKeeper):
         *,
         tolerances: Sequence[int] = (),
         min_delta: float = 0.0,
-        every_n_epochs: int | None = None,
-        every_n_updates: int | None = None,
-        every_n_samples: int | None = None,
         on_error: Literal["raise", "warn"] = "raise",
+        **every: Unpack[Every],
     ) -> None:
-        super().__init__(
-            metric,
-            mode,
-            on_error,
-            min_delta=min_delta,
-            every_n_epochs=every_n_epochs,
-            every_n_updates=every_n_updates,
-            every_n_samples=every_n_samples,
-        )
+        super().__init__(metric, mode, on_error, min_delta=min_delta, **every)
         for tolerance in tolerances:
             check_number("BestCheckpoint(tolerances", tolerance, least=0)
         self.tolerances = tuple(tolerances)

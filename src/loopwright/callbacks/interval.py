@@ -4,7 +4,7 @@ intervals."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from ..callback import Callback
 from ..errors import ConfigurationError, check_number
@@ -40,6 +40,14 @@ def recall_mode(trainer: Trainer, watched: WatchedMetric) -> None:
 Unit = Literal["epoch", "update", "sample"]
 
 
+class Every(TypedDict, total=False):
+    """The arguments of a callback that acts at intervals; at most one of them is given."""
+
+    every_n_epochs: int | None
+    every_n_updates: int | None
+    every_n_samples: int | None
+
+
 class Interval:
     """Every n epochs, updates or samples; every epoch by default.
 
@@ -48,24 +56,30 @@ class Interval:
 
     Args:
         owner: The name of the callback, for messages.
-        epochs: Every n epochs; at most one of the three is given.
-        updates: Every n updates.
-        samples: Every n samples.
+        every_n_epochs: Every n epochs; at most one of the three is given.
+        every_n_updates: Every n updates.
+        every_n_samples: Every n samples.
 
     >>> from loopwright import Progress
     >>> from loopwright.callbacks import Interval
-    >>> interval = Interval("MyCallback", None, 100, None)
+    >>> interval = Interval("MyCallback", every_n_updates=100)
     >>> interval.is_due_after_update(Progress(update=200))
     True
     """
 
     def __init__(
-        self, owner: str, epochs: int | None, updates: int | None, samples: int | None
+        self,
+        owner: str,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
     ) -> None:
-        given: dict[Unit, int] = {}
-        for unit, n in zip(_UNITS, (epochs, updates, samples), strict=True):
-            if n is not None:
-                given[unit] = n
+        units: dict[Unit, int | None] = {
+            "epoch": every_n_epochs,
+            "update": every_n_updates,
+            "sample": every_n_samples,
+        }
+        given = {unit: n for unit, n in units.items() if n is not None}
         if len(given) > 1:
             named = ", ".join(f"every_n_{unit}s={n}" for unit, n in given.items())
             raise ConfigurationError("two-intervals", f"{owner}({named}): use only one of them.")
@@ -96,9 +110,6 @@ class Interval:
         return int(getattr(progress, self.unit))
 
 
-_UNITS: tuple[Unit, ...] = ("epoch", "update", "sample")
-
-
 class AtIntervals(Callback):
     """Base class of callbacks that act every n epochs, updates or samples.
 
@@ -110,6 +121,7 @@ class AtIntervals(Callback):
 
     epoch_event = "on_epoch_end"  # at which it acts with an interval in epochs
 
+    # subclasses pass on `**every`; a config knows their arguments from here
     def __init__(
         self,
         *,
@@ -153,7 +165,6 @@ class Periodic(AtIntervals):
     """
 
     epoch_event = "on_train_epoch_end"
-    prefix = ""  # of its metrics' names, where two callbacks of a kind could use the same names
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
         """The values to log now."""
@@ -170,10 +181,6 @@ class Periodic(AtIntervals):
             trainer.log_step(numbers)
         trainer.log(numbers)
 
-    def on_train_start(self, trainer: Trainer) -> None:
-        super().on_train_start(trainer)
-        self._warn_of_same_names(trainer)
-
     def on_update_end(self, trainer: Trainer) -> None:
         """Measure if it is due; a stop by a signal waits, so that a resumed run does not lack the
         values."""
@@ -184,18 +191,6 @@ class Periodic(AtIntervals):
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         if self.interval.is_due_after_epoch(trainer.progress.epoch + 1):
             self.fire(trainer)
-
-    def _warn_of_same_names(self, trainer: Trainer) -> None:
-        """Print a line where two callbacks log under the same names: the value of the later one
-        stays."""
-        callbacks = trainer.run.callbacks
-        for other in callbacks[: callbacks.index(self)]:
-            if self.prefix and isinstance(other, Periodic) and other.prefix == self.prefix:
-                trainer.run.say(
-                    f"{type(other).__name__} and {type(self).__name__} log under the same names "
-                    f"({self.prefix}). When both log at the same step, only the value of the "
-                    "later one is kept. Give one of them another `prefix`, or remove one of them."
-                )
 
 
 class Watching(AtIntervals):
@@ -231,17 +226,11 @@ class Watching(AtIntervals):
         metric: str,
         mode: Literal["auto", "min", "max"] = "auto",
         *,
-        every_n_epochs: int | None = None,
-        every_n_updates: int | None = None,
-        every_n_samples: int | None = None,
         min_delta: float = 0.0,
         takes_first: bool = False,
+        **every: Unpack[Every],
     ) -> None:
-        super().__init__(
-            every_n_epochs=every_n_epochs,
-            every_n_updates=every_n_updates,
-            every_n_samples=every_n_samples,
-        )
+        super().__init__(**every)
         owner = type(self).__name__
         check_number(f"{owner}(min_delta", min_delta, least=0, is_whole=False)
         self.metric = metric

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..errors import ConfigurationError
 from ..metrics.meter import Meter
 from ..text import nearest
-from .interval import Periodic
+from .interval import Every, Periodic
 
 if TYPE_CHECKING:
     from ..callback import Trainer
@@ -53,18 +53,12 @@ class OfflineLoss(Periodic):
         self,
         dataset_key: str = "eval",
         *,
-        every_n_epochs: int | None = None,
-        every_n_updates: int | None = None,
-        every_n_samples: int | None = None,
         batch_size: int | None = None,
         prefix: str | None = None,
         datasets: Mapping[str, Any] | None = None,
+        **every: Unpack[Every],
     ) -> None:
-        super().__init__(
-            every_n_epochs=every_n_epochs,
-            every_n_updates=every_n_updates,
-            every_n_samples=every_n_samples,
-        )
+        super().__init__(**every)
         self.dataset_key = dataset_key
         self.batch_size = batch_size
         self.prefix = prefix or dataset_key
@@ -167,19 +161,8 @@ class OnlineLoss(Periodic):
     True
     """
 
-    def __init__(
-        self,
-        *,
-        every_n_epochs: int | None = None,
-        every_n_updates: int | None = None,
-        every_n_samples: int | None = None,
-        prefix: str = "online",
-    ) -> None:
-        super().__init__(
-            every_n_epochs=every_n_epochs,
-            every_n_updates=every_n_updates,
-            every_n_samples=every_n_samples,
-        )
+    def __init__(self, *, prefix: str = "online", **every: Unpack[Every]) -> None:
+        super().__init__(**every)
         self.prefix = prefix
         self._meter = Meter()
         self._runtime: Runtime | None = None

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 
 from ..callback import Callback
-from .interval import Interval, Periodic
+from .interval import AtIntervals, Every, Periodic
 from .progress import TimeLeft, done_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MEGABYTE = 1 << 20
 
 
-class LearningRateLog(Callback):
+class LearningRateLog(AtIntervals):
     """Logs the learning rate that each step was taken with, and the last one of every epoch.
 
     It is called `lr`, or `lr/<optimizer>/<group>` where there is more than one. With an interval,
@@ -48,34 +48,17 @@ class LearningRateLog(Callback):
     ([0.1, 0.1, 0.1, 0.1], [0.1, 0.1])
     """
 
-    def __init__(
-        self,
-        *,
-        every_n_epochs: int | None = None,
-        every_n_updates: int | None = None,
-        every_n_samples: int | None = None,
-    ) -> None:
-        self.interval: Interval | None = None
-        if (every_n_epochs, every_n_updates, every_n_samples) != (None, None, None):
-            self.interval = Interval(
-                type(self).__name__, every_n_epochs, every_n_updates, every_n_samples
-            )
-        by_update: tuple[str, ...] = ("on_update_end", "on_rewind")
-        ignored = by_update if self.interval is None else ("on_train_step_end",)
-        is_by_epoch = self.interval is not None and self.interval.unit == "epoch"
-        self.ignored_events = (*ignored, *by_update) if is_by_epoch else ignored
+    def __init__(self, **every: Unpack[Every]) -> None:
+        super().__init__(**every)
+        has_interval = any(n is not None for n in every.values())
+        is_by_epoch = self.interval.unit == "epoch"
+        by_step = ("on_train_step_end",) if has_interval else ()
+        by_update = ("on_update_end", "on_rewind") if is_by_epoch else ()
+        self.ignored_events = (*by_step, *by_update)
         self._rates: dict[str, float | Tensor] = {}
 
-    def on_train_start(self, trainer: Trainer) -> None:
-        if self.interval is not None:
-            self.interval.begin(trainer.progress)
-
-    def on_rewind(self, trainer: Trainer) -> None:
-        if self.interval is not None:
-            self.interval.begin(trainer.progress)
-
     def on_update_end(self, trainer: Trainer) -> None:
-        if self.interval is not None and self.interval.is_due_after_update(trainer.progress):
+        if self.interval.is_due_after_update(trainer.progress):
             trainer.log_step(self._rates)
 
     def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
@@ -87,11 +70,7 @@ class LearningRateLog(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         interval = self.interval
-        if (
-            interval is None
-            or interval.unit != "epoch"
-            or interval.is_due_after_epoch(trainer.progress.epoch + 1)
-        ):
+        if interval.unit != "epoch" or interval.is_due_after_epoch(trainer.progress.epoch + 1):
             trainer.log(self._rates)
 
     def state_dict(self) -> dict[str, Any]:
@@ -218,14 +197,6 @@ class Throughput(Callback):
         self._began = dict(state["began"])
 
 
-class TimedUpdate(Protocol):
-    """The methods of an optimizer's update that are timed."""
-
-    def backward(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def finish(self, *args: Any, **kwargs: Any) -> None: ...
-
-
 class TrainTime(Periodic):
     """Logs how many seconds went into data, forward pass, backward pass and optimizer update since
     the last time.
@@ -253,28 +224,15 @@ class TrainTime(Periodic):
     True
     """
 
-    prefix = "seconds"
-
-    def __init__(
-        self,
-        *,
-        every_n_epochs: int | None = None,
-        every_n_updates: int | None = None,
-        every_n_samples: int | None = None,
-        is_exact: bool = True,
-    ) -> None:
-        super().__init__(
-            every_n_epochs=every_n_epochs,
-            every_n_updates=every_n_updates,
-            every_n_samples=every_n_samples,
-        )
+    def __init__(self, *, is_exact: bool = True, **every: Unpack[Every]) -> None:
+        super().__init__(**every)
         self.is_exact = is_exact
         self._seconds: dict[str, float] = dict.fromkeys(
             ("data", "forward", "backward", "update"), 0.0
         )
         self._last = 0.0
         self._waits = False
-        self._wrapped: list[TimedUpdate] = []
+        self._wrapped: list[Any] = []
         self._on_joint: list[Callable[[Any], None]] = []
 
     def metric_names(self, known: set[str]) -> set[str]:
@@ -322,7 +280,7 @@ class TrainTime(Periodic):
             self._seconds[part] += now - self._last
         self._last = now
 
-    def _wrap(self, update: TimedUpdate) -> None:
+    def _wrap(self, update: Any) -> None:
         """Note when backward passes and updates begin and end: no event tells of it, since nobody
         else needs it."""
         vars(update).update(
@@ -370,8 +328,6 @@ class PeakMemory(Periodic):
     >>> trainer.train(data, num_epochs=1, batch_size=4).last("peak_memory_mb") > 0
     True
     """
-
-    prefix = "peak_memory"
 
     def metric_names(self, known: set[str]) -> set[str]:
         return {"peak_memory_mb"}
@@ -463,19 +419,8 @@ class AdditionalOutputs(Periodic):
     >>> callback = AdditionalOutputs(["logits"], every_n_updates=100)
     """
 
-    def __init__(
-        self,
-        keys: Sequence[str] | None = None,
-        *,
-        every_n_epochs: int | None = None,
-        every_n_updates: int | None = None,
-        every_n_samples: int | None = None,
-    ) -> None:
-        super().__init__(
-            every_n_epochs=every_n_epochs,
-            every_n_updates=every_n_updates,
-            every_n_samples=every_n_samples,
-        )
+    def __init__(self, keys: Sequence[str] | None = None, **every: Unpack[Every]) -> None:
+        super().__init__(**every)
         self.keys = None if keys is None else tuple(keys)
         self.latest: dict[str, Tensor] = {}
         self._result: StepResult | None = None

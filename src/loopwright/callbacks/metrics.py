@@ -97,15 +97,10 @@ def _name_of(metric: Any) -> str:
 
 
 def _not_a_metric(name: str, metric: Any) -> ConfigurationError:
-    shown = kind_of(metric)
-    if isinstance(metric, type):
-        shown = f"the class {metric.__name__} (give an object: `{metric.__name__}(...)`)"
-    elif isinstance(metric, str):
-        shown = repr(metric)
     return ConfigurationError(
         "not-a-metric",
-        f"metrics: {name!r} is {shown}, which is no metric; give 'accuracy', a function of "
-        "(outputs, targets) such as `metrics={'mae': torch.nn.functional.l1_loss}`, or a metric "
+        f"metrics: {name!r} is {metric!r:.60}, which is no metric; give 'accuracy', a function of "
+        "(outputs, targets) such as `metrics={'mae': torch.nn.functional.l1_loss}`, or an object "
         "of torchmetrics.",
     )
 
@@ -206,14 +201,11 @@ def accuracy(outputs: Any, targets: Any, loss_fn: Any = None) -> Tensor:
     has_scores = outputs.dim() == 2 and outputs.shape[1] > 1
     if has_scores and not is_no_class and targets.shape == outputs.shape[:1]:
         return (outputs.argmax(1) == targets).float().mean()
-    own = OWN_ACCURACY
-    if has_scores and outputs.shape == targets.shape:
-        own = f"{own.replace('== targets', '== targets.argmax(1)')} for one-hot targets"
     raise ConfigurationError(
         "accuracy-of-shapes",
         "metrics='accuracy' does not know what is right for outputs of shape "
         f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} ({targets.dtype}): "
-        f"give a function, as in {own}.",
+        f"give a function, as in {OWN_ACCURACY}.",
     )
 
 

@@ -4,7 +4,6 @@ elsewhere, or nothing."""
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +11,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from math import ceil
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..callback import Callback
 from ..errors import ConfigurationError, LoopwrightError, is_notebook
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from ..data.open import Stream
     from ..metrics.progress import Progress
     from ..metrics.rows import StepRow
+    from .live import NotebookDisplay, TerminalDisplay
 
 STYLES = ("auto", "bar", "lines", "silent")
 REFRESH_SECONDS = 0.2  # between two drawings, of a millisecond each
@@ -34,20 +34,7 @@ GAP = "  "
 RUN = "run"  # the label of its bar
 NUMBER = 9  # the width of a number on a terminal: -0.001234, 1.234e-05
 SHORT_NUMBER = 6  # and the least width in lines, where names take most of the space
-HEADING = 16  # longer names are broken at their signs
 FACTS = ("time", "samples/s", "left")
-
-
-class LiveDisplay(Protocol):
-    """What shows moments in one place that changes, and epochs above it."""
-
-    def show(self, moment: Moment, *, draw: bool = True) -> None: ...
-
-    def add_epoch(self, epoch: EpochFacts, table: EpochTable) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class ProgressDisplay(Callback):
@@ -89,7 +76,7 @@ class ProgressDisplay(Callback):
         self.interval = interval
         self.columns = None if columns is None else list(columns)
         self._style = style
-        self._live: LiveDisplay | None = None
+        self._live: NotebookDisplay | TerminalDisplay | None = None
         self._table: EpochTable | None = None
         self._left: TimeLeft | None = None
         self._row: Mapping[str, float] = {}
@@ -114,7 +101,9 @@ class ProgressDisplay(Callback):
         self._table = EpochTable(self.columns)
         self._left = TimeLeft(trainer)
         if self._style == "bar":
-            self._live = _open_live()
+            from .live import NotebookDisplay, TerminalDisplay  # which import rich
+
+            self._live = NotebookDisplay() if is_notebook() else TerminalDisplay()
             self._refresh(trainer, force=True)
 
     def on_epoch_start(self, trainer: Trainer) -> None:
@@ -320,12 +309,6 @@ def _resolved(style: str) -> str:
     return "bar" if is_live else "lines"
 
 
-def _open_live() -> LiveDisplay:
-    from .live import NotebookDisplay, TerminalDisplay  # which import rich
-
-    return NotebookDisplay() if is_notebook() else TerminalDisplay()
-
-
 def _name_of(trainer: Trainer, data: Stream) -> str:
     """The name of evaluation data: the key of a callback that evaluates it, or "eval"."""
     if data is not trainer.run.data.eval_stream:
@@ -439,21 +422,15 @@ class EpochTable:
         """The line of an epoch on a terminal of this width; before it the heading, where columns
         are new."""
         self.has_rows = True
-        columns = self._chosen(epoch, FACTS[:2])
+        columns = self.names(epoch)
         if self.columns is None:
             columns = self._fitting(columns, epoch, width)
-        heads = {name: _broken(name) for name in columns}
-        widths = {name: max(_number_width(name), *map(len, heads[name])) for name in columns}
-        number = max(len(epoch.number), len("epoch"))
-        cells = [
-            epoch.number.rjust(number),
-            *(epoch.text(name).rjust(widths[name]) for name in columns),
-        ]
-        line = GAP.join(cells).rstrip()
-        if columns == self._heading:
-            return [line]
-        self._heading = columns
-        return [*_heading(number, heads, widths), line]
+        widths = [max(len("epoch"), len(epoch.number)), *map(_column_width, columns)]
+        lines = [[epoch.number, *map(epoch.text, columns)]]
+        if columns != self._heading:
+            self._heading = columns
+            lines.insert(0, ["epoch", *columns])
+        return [GAP.join(map(str.rjust, cells, widths)).rstrip() for cells in lines]
 
     def line(self, epoch: EpochFacts) -> str:
         """The line of an epoch with the name before each value."""
@@ -503,11 +480,11 @@ class EpochTable:
         space = (
             width
             - max(len(epoch.number), len("epoch"))
-            - sum(len(GAP) + _number_width(name) for name in facts)
+            - sum(len(GAP) + _column_width(name) for name in facts)
         )
         fitting = set(facts)
         for name in important:
-            space -= len(GAP) + max(_number_width(name), *map(len, _broken(name)))
+            space -= len(GAP) + _column_width(name)
             if space < 0:
                 break
             fitting.add(name)
@@ -540,31 +517,8 @@ def _padded(number: str) -> str:
     return number.rjust(2 * len(total) + 1) if total else number
 
 
-def _number_width(name: str) -> int:
-    return {"time": 7, "samples/s": 9, "left": 8}.get(name, NUMBER)
-
-
-def _broken(name: str) -> list[str]:
-    """A long name in lines of at most `HEADING` characters, broken after its signs where
-    possible."""
-    lines = [""]
-    for part in re.findall(r"[^_/.\-\s]*[_/.\-\s]?", name):
-        if lines[-1] and len(lines[-1]) + len(part) > HEADING:
-            lines.append("")
-        lines[-1] += part
-        while len(lines[-1]) > HEADING:
-            lines[-1:] = [lines[-1][:HEADING], lines[-1][HEADING:]]
-    return lines
-
-
-def _heading(number: int, heads: Mapping[str, list[str]], widths: Mapping[str, int]) -> list[str]:
-    height = max((len(lines) for lines in heads.values()), default=1)
-    columns = [
-        ["epoch".rjust(number)],
-        *([line.rjust(widths[name]) for line in lines] for name, lines in heads.items()),
-    ]
-    filled = [[" " * len(lines[0])] * (height - len(lines)) + lines for lines in columns]
-    return [GAP.join(cells).rstrip() for cells in zip(*filled, strict=True)]
+def _column_width(name: str) -> int:
+    return max({"time": 7, "left": 8}.get(name, NUMBER), len(name))
 
 
 def _is_pattern(column: str) -> bool:

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..callback import Callback
 from ..errors import CheckpointError, ConfigurationError, Interrupted
@@ -106,21 +106,15 @@ class RunRecorder(Callback):
             self._write_manifest(trainer, directory)
         self._metrics = MetricsStore(directory.metrics_path)
         exists = directory.metrics_path.exists()
-        if not exists or _state_of(directory, trainer) != self._left:
-            if exists:
-                self._truncate(trainer, self._metrics)
-            self._warn_of_gap(trainer, self._metrics)
+        if exists and _state_of(directory, trainer) != self._left:
+            # after the resume point that this process continues, or after the call before
+            at = trainer.progress
+            was_finished = None if self._has_started else trainer.run.call.was_finished
+            self._metrics.truncate(step=at.step, epoch=at.epoch, is_finished=was_finished)
         if trainer.progress.step and not self._has_started:
             self._count_media(trainer, directory)
         self._note_start(trainer)
         self._lines.start()
-
-    def _truncate(self, trainer: Trainer, metrics: MetricsStore) -> None:
-        """Remove what is after the resume point that this process continues, or after the end of
-        the call before."""
-        at = trainer.progress
-        was_finished = None if self._has_started else trainer.run.call.was_finished
-        metrics.truncate(step=at.step, epoch=at.epoch, is_finished=was_finished)
 
     def _open_own(self, trainer: Trainer) -> RunDirectory:
         """The directory of this recorder alone, locked."""
@@ -193,25 +187,6 @@ class RunRecorder(Callback):
         items = [item for item in view.media() if item.step == progress.step] if points else []
         names = [item.name for item in items if item.wall is not None and item.wall <= until]
         trainer.run.media.count_on(progress.step, Counter(names))
-
-    def _warn_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
-        """Warn where the history of a resumed run has metrics that the file lacks: it was lost, or
-        is new."""
-        if self.own_path is not None and not metrics.path.exists():
-            return
-        last = max(
-            (series.steps[-1] for series in trainer.history.steps.values() if series.steps),
-            default=0,
-        )
-        recorded = metrics.last_step() if last and metrics.path.exists() else 0
-        if recorded < last and (self.own_path is None or self.existing != "number"):
-            logger.warning(
-                "%s has no metrics of steps %d to %d, although an earlier process recorded them. "
-                "Training continues exactly, and `history` has these steps; commands that read "
-                "the file (`loopwright show`, `plot`) do not show them. If you have a copy of the "
-                "file, restore it before you start the program.",
-                *(metrics.path, recorded + 1, last),
-            )
 
     # What is recorded
 
@@ -503,11 +478,12 @@ def _update(path: Path, **changes: Any) -> None:
         ) from error
 
 
-class LineCollector:
+class LineCollector(logging.Handler):
     """Keeps all records of Python's log and all warnings from `start` to `stop`, until they are
     taken."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._lines: deque[Line] = deque(maxlen=MAX_LINES)  # other threads append, too
         self._detach: Callable[[], None] | None = None
         self._shown: Callable[..., Any] | None = None  # what showed warnings before
@@ -517,7 +493,7 @@ class LineCollector:
         if self._detach is None:
             from ..run.directory import attach
 
-            self._detach = attach(_Keeper(self._lines))
+            self._detach = attach(self)
             self._shown = warnings.showwarning
             warnings.showwarning = self._show
 
@@ -537,30 +513,23 @@ class LineCollector:
         """Return the lines since the last call, from old to new."""
         return [self._lines.popleft() for _ in range(len(self._lines))]
 
-    def _show(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        self.add("WARNING", f"{filename}:{lineno}: {category.__name__}: {message}")
-        if self._shown is not None:
-            self._shown(message, category, filename, lineno, file, line)
-
-
-class _Keeper(logging.Handler):
-    """A handler that appends each record to a list."""
-
-    def __init__(self, lines: deque[Line]) -> None:
-        super().__init__()
-        self._lines = lines
-
     def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record of Python's log."""
         try:
             text = self.format(record)
         except Exception:  # a record with wrong arguments, which other handlers report
             return
         self._lines.append((record.levelname, f"{record.name}: {text}", record.created))
+
+    def _show(
+        self,
+        message: Any,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: Any = None,
+    ) -> None:
+        self.add("WARNING", f"{filename}:{lineno}: {category.__name__}: {message}")
+        if self._shown is not None:
+            self._shown(message, category, filename, lineno, file, line)

@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..callback import Callback
 from ..data.stream import LimitedStream
 from ..errors import ConfigurationError, check_number, public
 from ..metrics.best import BestSoFar
 from ..metrics.progress import seconds_of
-from .interval import Watching
+from .interval import Every, Watching
 
 if TYPE_CHECKING:
     from ..callback import Trainer
@@ -52,19 +52,10 @@ class EarlyStopping(Watching):
         mode: Literal["auto", "min", "max"] = "auto",
         *,
         min_delta: float = 0.0,
-        every_n_epochs: int | None = None,
-        every_n_updates: int | None = None,
-        every_n_samples: int | None = None,
+        **every: Unpack[Every],
     ) -> None:
         check_number("EarlyStopping(patience", patience, least=1, of="values")
-        super().__init__(
-            metric,
-            mode,
-            min_delta=min_delta,
-            every_n_epochs=every_n_epochs,
-            every_n_updates=every_n_updates,
-            every_n_samples=every_n_samples,
-        )
+        super().__init__(metric, mode, min_delta=min_delta, **every)
         self.patience = patience
         self.has_stopped = False
 
@@ -136,18 +127,14 @@ class FixedEarlyStopping(Callback):
         check_number(f"FixedEarlyStopping(stop_at_{self.unit}", self.n, least=1)
         self.ignored_events = ("on_update_end",) if self.unit == "epoch" else ("on_epoch_end",)
 
-    def on_train_start(self, trainer: Trainer) -> None:
-        self._check(trainer)
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        self.on_update_end(trainer)
 
     def on_update_end(self, trainer: Trainer) -> None:
-        self._check(trainer)
-
-    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        self._check(trainer)
-
-    def _check(self, trainer: Trainer) -> None:
         if getattr(trainer.progress, self.unit) >= self.n:
             trainer.stop(f"reached the limit set by FixedEarlyStopping: {self.unit} {self.n}")
+
+    on_train_start = on_update_end
 
 
 ENVIRONMENT = "LOOPWRIGHT_LIMIT_BATCHES"

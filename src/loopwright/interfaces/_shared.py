@@ -97,12 +97,17 @@ def is_overridden(owner: object, name: str, base: type) -> bool:
     return getattr(method, "__func__", method) is not getattr(base, name)
 
 
-def not_initialised(trainer: object, call: str) -> ConfigurationError:
-    """The error of a trainer's subclass that is used before its base is initialised by `call`."""
-    kind = type(trainer).__name__
-    return ConfigurationError(
-        "no-super-init", f"{kind}.__init__ has not called `super().{call}`: call it first."
-    )
+def check_idle(is_training: bool, call: str) -> None:
+    """Refuse to begin training inside of training, as in a callback."""
+    if is_training:
+        raise ConfigurationError(
+            "already-training",
+            f"{call} was called while this trainer is training: call it after training has ended.",
+        )
+
+
+class NotInitialisedError(ConfigurationError, AttributeError):
+    """A trainer's subclass is used before its base is initialised."""
 
 
 def other_optimizers(owner: object, known: Iterable[object]) -> dict[str, Optimizer]:
@@ -162,9 +167,28 @@ class LoggingTrainer(MediaMethods, OwnState):
     """The trainer of an interface: it logs to the core's run, saves its own state there, and a
     notebook shows it as that."""
 
+    _init_arguments: ClassVar[str] = "config"  # for the message where a subclass has not called it
+
     @property
     def _logged_run(self) -> TrainingRun:
-        raise NotImplementedError
+        # each interface has a core of its own kind
+        run: TrainingRun = self._core.run  # type: ignore[attr-defined]
+        return run
+
+    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
+
+        def __getattr__(self, name: str) -> Any:
+            """Only for what is not there: often all of it, since the constructor was replaced."""
+            kind = type(self).__name__
+            if "_core" in vars(self) or name.startswith("__"):
+                raise AttributeError(
+                    f"{kind!r} object has no attribute {name!r}", name=name, obj=self
+                )
+            raise NotInitialisedError(
+                "no-super-init",
+                f"{kind}.__init__ has not called `super().__init__({self._init_arguments})`: call "
+                "it first.",
+            )
 
     def _repr_html_(self) -> str:
         """The trainer as a notebook shows it."""

@@ -150,7 +150,7 @@ MISTAKES: dict[str, tuple[str, str, Make]] = {
         "'generator'",
         lambda config: Pix2pixTrainer(config).save_checkpoint("generator"),
     ),
-    "an epoch in a hook": ("epoch-in-hook", "train_paired", in_hook),
+    "an epoch in a hook": ("already-training", "train_paired", in_hook),
     "a loss returned and not trained": (
         "returned-loss-untrained",
         "opt_gen, opt_disc",

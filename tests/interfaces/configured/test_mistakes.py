@@ -304,7 +304,7 @@ def test_what_is_no_model_and_no_config():
 @pytest.mark.parametrize(
     ("settings", "value"),
     [
-        ({"max_epoch": 3}, "no setting max_epoch; did you mean max_epochs?"),
+        ({"max_epoch": 3}, "max_epoch\n  Extra inputs are not permitted"),
         ({}, "exactly one of max_epochs, max_updates, max_samples"),
         ({"max_epochs": 1, "max_updates": 1}, "found max_epochs and max_updates"),
         (

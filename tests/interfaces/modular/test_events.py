@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torchmetrics.classification import MulticlassAccuracy
 from loopwright.callbacks import EarlyStopping
 from loopwright.errors import ConfigurationError
 from loopwright.interfaces.modular import Callback
-from loopwright.interfaces.modular.callback import Hooks
 
 from .programs import Config, MyTrainer, Noting, OwnLoop
 
@@ -62,14 +60,6 @@ def test_every_phase_has_a_start_and_an_end() -> None:
     ends = {name.removesuffix("_end") for name in names if name.endswith("_end")}
     assert starts == ends
     assert len(names) == len(starts) + len(ends)
-
-
-def test_the_trainers_own_hooks_have_the_callbacks_arguments() -> None:
-    for name in (name for name in vars(Callback) if name.startswith("on_")):
-        theirs = list(inspect.signature(getattr(Callback, name)).parameters)
-        assert list(inspect.signature(getattr(Hooks, name)).parameters) == [
-            n for n in theirs if n != "trainer"
-        ], name
 
 
 def test_batch_events_get_outputs_batch_and_its_number() -> None:

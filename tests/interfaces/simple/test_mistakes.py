@@ -116,7 +116,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
         "no-super-init",
         "NoSuper.__init__",
     ),
-    "assigned before super().__init__()": (TooEarly, "assigned-before-init", "self.optimizer"),
+    "assigned before super().__init__()": (TooEarly, "no-super-init", "TooEarly.__init__"),
     "a file for the config": (lambda: build(config="run.yaml"), "config-kind", "'run.yaml'"),
     "a device for the config": (
         lambda: build(config=torch.device("cpu")),

@@ -276,7 +276,7 @@ def test_train_inside_train_is_refused(points: TensorDataset) -> None:
     def again(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
         trainer.train(shuffled(points), 1)
 
-    with raises("train-in-train"):
+    with raises("already-training"):
         build_trainer().train(shuffled(points), 1, callbacks=[again])
 
 

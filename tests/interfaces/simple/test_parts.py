@@ -128,19 +128,6 @@ def test_config_assigned_decides_how_often_the_scheduler_is_stepped(points: Tens
     assert counts == [5, 6, 7]
 
 
-def test_parts_kept_before_super_init_are_the_ones_given_to_it(points: TensorDataset) -> None:
-    class Keeping(Trainer):
-        def __init__(self, model: nn.Module, config: Any) -> None:
-            self.model, self.config, self.device = model, config, torch.device("cpu")
-            self.loss_fn = cross_entropy
-            super().__init__(self.model, None, self.loss_fn, self.config, self.device)
-
-    config = {"training": {"max_grad_norm": 1.0}}
-    trainer = Keeping(build_linear(), config)
-    assert trainer.config is config
-    assert len(trainer.train(shuffled(points), 1)["train_loss"]) == 1
-
-
 def test_missing_attribute_is_an_attribute_error() -> None:
     trainer = Trainer(nn.Linear(2, 2), None, None)
     assert not hasattr(trainer, "writer")

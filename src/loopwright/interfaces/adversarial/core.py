@@ -29,7 +29,7 @@ from ...training.own_steps import OwnSteps
 from ...training.program import MessageNames
 from ...training.resume import continue_from
 from ...training.updates import OptimizerChoice, listed
-from .._shared import InterfaceCore, InterfaceNames, as_tracker, on_first_process
+from .._shared import InterfaceCore, InterfaceNames, as_tracker, check_idle, on_first_process
 from .config import Common, Saving, runtime_of
 from .experiment import (
     EpochRecorder,
@@ -243,11 +243,7 @@ class AdversarialCore(InterfaceCore):
     def train_once(self, data: Any, hooks: Hooks) -> None:
         """One epoch over the data, or what is left of one; what an exception cut short starts over
         next time."""
-        if self.is_running:
-            raise ConfigurationError(
-                "epoch-in-hook",
-                "train_paired was called in one of its own hooks: call it after the epoch.",
-            )
+        check_idle(self.is_running, "train_paired()")
         self.adopt()
         self._place()
         self._hooks = hooks

@@ -4,13 +4,12 @@ files that are always whole."""
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from html import escape
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -205,12 +204,9 @@ class LiveView:
         self.directory = directory
         self.image_size = image_size
         self.multithreaded = multithreaded
-        self._jobs: dict[str, Callable[[], None]] = {}
-        self._changed = threading.Condition()
-        self._is_over = False
-        self._is_busy = False
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._newest: dict[str, Callable[[], None]] = {}  # of each kind, not written yet
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: list[Future[None]] = []
 
     def update_images(self, x: Tensor, y_fake: Tensor, y: Tensor) -> None:
         """Show the first image of a batch: input, output and target."""
@@ -235,11 +231,7 @@ class LiveView:
 
     def flush(self) -> None:
         """Return when everything is written, or raise what went wrong."""
-        with self._changed:
-            while (
-                self._thread is not None and (self._jobs or self._is_busy) and self._error is None
-            ):
-                self._changed.wait()
+        wait(self._writing)
         self._raise()
 
     def _put(self, kind: str, job: Callable[[], None]) -> None:
@@ -247,57 +239,31 @@ class LiveView:
         if self._thread is None:
             job()
             return
-        with self._changed:
-            self._jobs[kind] = job
-            self._changed.notify_all()
+        self._newest[kind] = job
+        self._writing.append(self._thread.submit(self._write_newest, kind))
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._is_busy = False
-                self._changed.notify_all()
-                while not self._jobs and not self._is_over:
-                    self._changed.wait()
-                if not self._jobs:
-                    return
-                jobs = list(self._jobs.values())
-                self._jobs = {}
-                self._is_busy = True
-            try:
-                for job in jobs:
-                    job()
-            except BaseException as error:  # raised in the thread that trains
-                with self._changed:
-                    self._error = error
-                    self._is_busy = False
-                    self._changed.notify_all()
+    def _write_newest(self, kind: str) -> None:
+        job = self._newest.pop(kind, None)
+        if job is not None:  # else it was written in the place of an older one
+            job()
 
     def _raise(self) -> None:
-        error = self._error
-        self._error = None
-        if error is not None:
-            raise error
+        """Raise what went wrong in the thread."""
+        over = [writing for writing in self._writing if writing.done()]
+        self._writing = [writing for writing in self._writing if writing not in over]
+        for writing in over:
+            writing.result()
 
     def __enter__(self) -> Self:
         if self.multithreaded:
-            self._is_over = False
-            self._thread = threading.Thread(target=self._work, name="loopwright-live", daemon=True)
-            self._thread.start()
+            self._thread = ThreadPoolExecutor(1, "loopwright-live")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self._thread is not None:
-            with self._changed:
-                self._is_over = True
-                self._changed.notify_all()
-            self._thread.join()
+            self._thread.shutdown()
             self._thread = None
-        if error is None:
+        if kind is None:
             self._raise()
 
 

@@ -19,7 +19,6 @@ from ...data.random import seed_generators
 from ...errors import CheckpointError, ConfigurationError, check_arguments, check_number
 from ...text import nearest
 from ...training.media_log import log_files
-from ...training.run import TrainingRun
 from .._shared import LoggingTrainer, is_overridden, on_first_process
 from .config import Config, ConfigManager, ConfigSource, export_config, say_without_effect
 from .core import NAMES, AdversarialCore, checked_trackers, losses_of
@@ -97,16 +96,6 @@ class Trainer(LoggingTrainer):
             seed_generators(self.config.common.seed)
         if quicksetup:
             self.quicksetup()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Only for what is not there: often all of it, since the constructor was overridden."""
-            kind = type(self).__name__
-            hint = ": call super().__init__(config) first in its __init__"
-            is_built = "config" in vars(self) or name.startswith("__")
-            text = f"{kind!r} object has no attribute {name!r}{'' if is_built else hint}"
-            raise AttributeError(text, name=name, obj=self)
 
     # Setting up
 
@@ -461,10 +450,6 @@ class Trainer(LoggingTrainer):
             paths = on_first_process(self._core.runtime, write)
         log_files(self._core.run, "examples", paths)
         return paths
-
-    @property
-    def _logged_run(self) -> TrainingRun:
-        return self._core.run
 
     def finish(self) -> None:
         """End the experiment: its run.json says `finished`. The end of the program does the

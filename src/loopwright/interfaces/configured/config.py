@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_
 from ...callback import Callback
 from ...config.places import Place
 from ...initializers import Initializer
-from ...text import nearest
 from ...training import program
 
 CALLBACK = Place("callback", Callback, description="Observes the run.")
@@ -144,21 +143,14 @@ class BaseTrainerConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _knows_every_key(cls, settings: Any) -> Any:
-        """Say what was meant, where pydantic only says that a key is one too many."""
-        if isinstance(settings, dict) and cls.model_config.get("extra") == "forbid":
-            known = {
-                *cls.model_fields,
-                *(info.alias for info in cls.model_fields.values() if info.alias),
-            }
-            for name in [name for name in settings if name not in known]:
-                raise ValueError(f"there is no setting {name}; {nearest(str(name), known)}")
-            return {
-                name: value
-                for name, value in settings.items()
-                if value is not None or name not in MAY_BE_NULL
-            }
-        return settings
+    def _null_is_the_default(cls, settings: Any) -> Any:
+        if not isinstance(settings, dict):
+            return settings
+        return {
+            name: value
+            for name, value in settings.items()
+            if value is not None or name not in MAY_BE_NULL
+        }
 
     @model_validator(mode="after")
     def _has_one_limit(self) -> Self:

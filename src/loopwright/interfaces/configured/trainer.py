@@ -4,6 +4,7 @@ which targets."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,10 +19,9 @@ from ...metrics.history import History
 from ...metrics.progress import Progress
 from ...text import nearest
 from ...training.program import Changes, Display
-from ...training.run import TrainingRun
 from ...training.supervised import call_model, describe
 from ...training.updates import OptimizerChoice
-from .._shared import LoggingTrainer, is_overridden, not_initialised
+from .._shared import LoggingTrainer, is_overridden
 from .config import BaseTrainerConfig
 from .core import NAMES, ConfiguredCore, TrainerResult, result_of
 
@@ -59,6 +59,8 @@ class BaseTrainer(LoggingTrainer):
         ... )
         >>> trainer = Regression(config, model=torch.nn.Linear(2, 1), datasets={"train": data}, progress="silent")
     """
+
+    _init_arguments = "trainer_config, **kwargs"
 
     def __init__(
         self,
@@ -248,26 +250,15 @@ class BaseTrainer(LoggingTrainer):
 
     # What there is
 
-    @property
-    def _logged_run(self) -> TrainingRun:
-        return self._core.run
-
     if not TYPE_CHECKING:  # or every misspelt attribute would have a type
 
         def __getattr__(self, name: str) -> Any:
             """Whatever else a callback may want of a trainer: `runtime`, `run`, a model by its
             name, ..."""
-            if name.startswith("__"):
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            core = vars(self).get("_core")
-            if core is None:
-                raise not_initialised(self, "__init__(trainer_config, **kwargs)")
-            try:
-                return getattr(core, name)
-            except AttributeError:
-                raise AttributeError(
-                    f"{type(self).__name__!r} object has no attribute {name!r}"
-                ) from None
+            if "_core" in vars(self) and not name.startswith("__"):
+                with suppress(AttributeError):
+                    return getattr(self._core, name)
+            return super().__getattr__(name)  # raises
 
     @property
     def engine(self) -> ConfiguredCore:

@@ -450,16 +450,12 @@ class MoveModulesToDeviceCallback(TrainerCallback):
     """Moves every module that is an attribute of the trainer, such as a metric, to its device."""
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._move(trainer)
-
-    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._move(trainer)
-
-    def _move(self, trainer: Trainer) -> None:
         for name, value in vars(trainer).items():
             # the trainer itself moves its model
             if isinstance(value, nn.Module) and name != "model":
                 value.to(trainer.device)
+
+    on_evaluation_run_start = on_training_run_start
 
 
 class ConvertSyncBatchNormCallback(TrainerCallback):
@@ -565,10 +561,13 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._num_averaged = trainer._core.progress.update
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._follow(trainer)
+        """Average once for every update: a step that only adds to a window changes no weights."""
+        num_updates = trainer._core.progress.update
+        if self.ema_model is not None and num_updates > self._num_averaged:
+            self._num_averaged = num_updates
+            self.ema_model.update(trainer.get_model(keep_torch_compile=False))
 
-    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._follow(trainer)
+    on_train_epoch_end = on_train_step_start
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         with self._in_place(trainer):
@@ -587,13 +586,6 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._num_averaged = state["num_averaged"]
         if self.ema_model is not None and state["average"] is not None:
             self.ema_model.module.load_state_dict(state["average"])
-
-    def _follow(self, trainer: Trainer) -> None:
-        """Average once for every update: a step that only adds to a window changes no weights."""
-        num_updates = trainer._core.progress.update
-        if self.ema_model is not None and num_updates > self._num_averaged:
-            self._num_averaged = num_updates
-            self.ema_model.update(trainer.get_model(keep_torch_compile=False))
 
     @contextmanager
     def _in_place(self, trainer: Trainer) -> Iterator[None]:

@@ -149,24 +149,28 @@ class TrackerCallback(TrainerCallback):
     ) -> None:
         if is_intermediate:
             trainer._core.run.flush()  # trackers want steps in their order
-            self._send(trainer)
+            self.on_training_run_epoch_end(trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._send(trainer)
+        """Send the metrics that are new in the history."""
+        history = trainer.run_history
+        new = values_since(history, self._num_sent)
+        self._num_sent = num_recorded(history)
+        if new:
+            self.tracker.log_epoch(trainer._core, history.current_epoch, only_numbers(new))
+
+    on_evaluation_run_end = on_training_run_epoch_end
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
         self._is_stopped = True
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._send(trainer)
+        self.on_training_run_epoch_end(trainer)
         self.tracker.finish("stopped" if self._is_stopped else "finished")
         self._leave()
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         self._num_sent = num_recorded(trainer.run_history)
-
-    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._send(trainer)
 
     def run_failed(self, trainer: Trainer, error: BaseException) -> None:
         """Called when an exception, or a signal, ends the run."""
@@ -178,13 +182,6 @@ class TrackerCallback(TrainerCallback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._num_sent = dict(state["num_logged"])
-
-    def _send(self, trainer: Trainer) -> None:
-        history = trainer.run_history
-        new = values_since(history, self._num_sent)
-        self._num_sent = num_recorded(history)
-        if new:
-            self.tracker.log_epoch(trainer._core, history.current_epoch, only_numbers(new))
 
     def _leave(self) -> None:
         following = self._following

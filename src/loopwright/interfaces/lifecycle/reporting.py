@@ -30,20 +30,21 @@ class LogMetricsCallback(TrainerCallback):
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         self._num_logged = num_recorded(trainer.run_history)
 
-    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._num_logged = num_recorded(trainer.run_history)
+    on_evaluation_run_start = on_training_run_start
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._log_new(trainer)
+        new = values_since(trainer.run_history, self._num_logged)
+        self._num_logged = num_recorded(trainer.run_history)
+        # added to the defaults, `PrintMetricsCallback` prints the same lines
+        is_printed_elsewhere = type(self) is LogMetricsCallback and any(
+            isinstance(one, PrintMetricsCallback) for one in trainer.callback_handler
+        )
+        if new and not is_printed_elsewhere:
+            self.log_metrics(trainer, new)
 
-    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._log_new(trainer)
-
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._log_new(trainer)
-
-    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._log_new(trainer)
+    on_eval_epoch_end = on_train_epoch_end
+    on_training_run_epoch_end = on_train_epoch_end
+    on_evaluation_run_end = on_train_epoch_end
 
     def log_metrics(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
         """Take the latest values. Default: print them, a line each."""
@@ -59,16 +60,6 @@ class LogMetricsCallback(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         return {"num_logged": dict(self._num_logged)}
-
-    def _log_new(self, trainer: Trainer) -> None:
-        new = values_since(trainer.run_history, self._num_logged)
-        self._num_logged = num_recorded(trainer.run_history)
-        # added to the defaults, `PrintMetricsCallback` prints the same lines
-        is_printed_elsewhere = type(self) is LogMetricsCallback and any(
-            isinstance(one, PrintMetricsCallback) for one in trainer.callback_handler
-        )
-        if new and not is_printed_elsewhere:
-            self.log_metrics(trainer, new)
 
 
 class PrintMetricsCallback(LogMetricsCallback):
@@ -110,32 +101,23 @@ class ProgressBarCallback(TrainerCallback):
             self._bars[-1].advance()
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._close()
+        if self._bars:
+            self._bars[-1].clear()
+            self._bars = self._bars[:-1]
 
     def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if self._is_shown(trainer):
             stream = trainer._core.run.data.eval_stream
             self._bars = [*self._bars, _Bar("eval", None if stream is None else stream.num_batches)]
 
-    def on_eval_step_end(
-        self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any
-    ) -> None:
-        if self._bars:
-            self._bars[-1].advance()
-
-    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._close()
+    on_eval_step_end = on_train_step_end
+    on_eval_epoch_end = on_train_epoch_end
 
     def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
         self._bars = []
 
     def _is_shown(self, trainer: Trainer) -> bool:
         return sys.stdout.isatty() and trainer.run_config.is_local_process_zero
-
-    def _close(self) -> None:
-        if self._bars:
-            self._bars[-1].clear()
-            self._bars = self._bars[:-1]
 
 
 class _Bar:

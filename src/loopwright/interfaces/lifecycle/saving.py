@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 OWN = "lifecycle"  # the part of a training state that is the interface's
-FIELDS = ("stage", "event", "seed", "history", "callbacks", "extra")  # of that part
 RESUMABLE = ("on_train_epoch_end", "on_eval_epoch_end", "on_training_run_epoch_end")
 
 
@@ -168,12 +167,6 @@ def _read_state(directory: str | Path) -> dict[str, Any]:
             "not-a-training-state",
             f"There is no training state at {directory}: pass a directory that "
             "`save_training_state` wrote. (For a checkpoint of a model, use `load_checkpoint`.)",
-        )
-    missing = [name for name in FIELDS if name not in own]
-    if missing:
-        raise CheckpointError(
-            "incomplete-training-state",
-            f"The part {OWN!r} of {directory} has no {', '.join(missing)}; nothing was loaded.",
         )
     return dict(tree)
 

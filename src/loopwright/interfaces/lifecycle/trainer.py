@@ -18,11 +18,10 @@ from ...errors import ConfigurationError, check_number
 from ...metrics.progress import Limits
 from ...runtime import resolve_runtime
 from ...training.own_steps import scheduler_position
-from ...training.run import TrainingRun
 from ...training.step_checks import check_clipping
 from ...training.supervised import call_loss
 from ...training.update import Window
-from .._shared import LoggingTrainer, is_overridden
+from .._shared import LoggingTrainer, check_idle, is_overridden
 from . import run_config as processes
 from . import saving
 from .callbacks import (
@@ -94,6 +93,8 @@ class Trainer(LoggingTrainer):
         >>> len(trainer.run_history.get_metric_values("train_loss_epoch"))
         2
     """
+
+    _init_arguments = "model, loss_func, optimizer"
 
     def __init__(
         self,
@@ -350,10 +351,6 @@ class Trainer(LoggingTrainer):
         if processes.is_local_process_zero():
             print(*args, **kwargs)
 
-    @property
-    def _logged_run(self) -> TrainingRun:
-        return self._core.run
-
     def _overrides(self, name: str) -> bool:
         """Whether a subclass, or an assignment to this object, replaced a method of `Trainer`."""
         return is_overridden(self, name, Trainer)
@@ -499,11 +496,7 @@ class Trainer(LoggingTrainer):
 
     def _start_core(self) -> None:
         """Begin a run of its own, so that nothing of an earlier one takes part in it."""
-        if self._is_training:
-            raise ConfigurationError(
-                "already-training",
-                "train() was called while this trainer is training: call it after training ends.",
-            )
+        check_idle(self._is_training, "train()")
         before = self._core.run
         self._core = LifecycleCore(self, self._runtime, trains=True)
         self._core.run.media.take_over(before.media)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...callback import Callback as CoreCallback
-from ...callback import Dispatch, check_hooks, named_by_class
+from ...callback import Dispatch, check_hooks, hook_names, named_by_class
 from ...errors import ConfigurationError, check_arguments
 from ...training.callback_schedulers import CallbackSchedulers, state_of
 
@@ -115,54 +116,21 @@ class Callback:
 
 
 class Hooks:
-    """The same events as methods of the trainer itself, which come before the callbacks'; see
-    `Callback`."""
+    """The same events as methods of the trainer itself, without the argument `trainer`; they come
+    before the callbacks'."""
 
-    def on_fit_start(self) -> None: ...
 
-    def on_fit_end(self) -> None: ...
+def _without_trainer(event: str) -> Callable[..., None]:
+    def hook(self: Hooks, *args: Any) -> None: ...
 
-    def on_train_start(self) -> None: ...
+    signature = inspect.signature(getattr(Callback, event))
+    kept = [one for name, one in signature.parameters.items() if name != "trainer"]
+    hook.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return hook
 
-    def on_train_end(self) -> None: ...
 
-    def on_epoch_start(self) -> None: ...
-
-    def on_epoch_end(self, metrics: Mapping[str, float]) -> None: ...
-
-    def on_train_epoch_start(self) -> None: ...
-
-    def on_train_epoch_end(self) -> None: ...
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None: ...
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None: ...
-
-    def on_optimizer_step_start(self, optimizer: str) -> None: ...
-
-    def on_optimizer_step_end(self, optimizer: str) -> None: ...
-
-    def on_update_start(self) -> None: ...
-
-    def on_update_end(self) -> None: ...
-
-    def on_validation_start(self) -> None: ...
-
-    def on_validation_end(self, metrics: Mapping[str, float]) -> None: ...
-
-    def on_validation_batch_start(self, batch: Any, batch_idx: int) -> None: ...
-
-    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None: ...
-
-    def on_save_start(self, path: str | Path) -> None: ...
-
-    def on_save_end(self, path: str | Path) -> None: ...
-
-    def on_load_start(self, path: str | Path) -> None: ...
-
-    def on_load_end(self, path: str | Path) -> None: ...
-
-    def on_exception(self, error: BaseException) -> None: ...
+for _event in hook_names(Callback):
+    setattr(Hooks, _event, _without_trainer(_event))
 
 
 class EpochFunction(Callback):

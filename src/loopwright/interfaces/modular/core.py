@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -22,8 +22,9 @@ from ...callback import Dispatch, Hook
 from ...callbacks.best import BestModel
 from ...callbacks.checkpoints import Checkpoints
 from ...checkpoint.manifest import check_inside
+from ...data.containers import map_tensors
 from ...data.open import Stream
-from ...errors import CheckpointError, ConfigurationError
+from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...metrics.meter import ComputedMetric
 from ...metrics.progress import Limits, Progress
@@ -51,7 +52,6 @@ from .loops import (
     check_returned,
     is_named,
     measured_in,
-    without_graph,
 )
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ class ModularCore(InterfaceCore):
             self._returned = returned  # the loop may train it yet
         if is_alone:
             self.gradients.follow_schedulers()
-        self.outputs = without_graph(returned)
+        self.outputs = map_tensors(Tensor.detach, returned)
         return returned
 
     def end_batch(self) -> None:
@@ -424,7 +424,7 @@ class ModularCore(InterfaceCore):
         """A call of the user's `validation_step`, by whichever loop."""
         with self.runtime.autocast:
             returned = call(*args, **options)
-        self.outputs = without_graph(returned)
+        self.outputs = map_tensors(Tensor.detach, returned)
         return returned
 
     def validate_by(self, call: Callable[[], Any]) -> Any:
@@ -473,14 +473,6 @@ class ModularCore(InterfaceCore):
             self.waiting.append(save)
         else:
             save()
-
-    def load(self, path: str | Path) -> None:
-        if not Path(path).exists():
-            raise CheckpointError(
-                "nothing-to-load",
-                f"load_checkpoint({str(path)!r}): there is no such file or directory.",
-            )
-        super().load(path)
 
     def save_by(
         self, write: Callable[..., Any], path: str | Path, *args: Any, **options: Any

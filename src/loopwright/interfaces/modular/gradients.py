@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from ..._torch_compat import foreach_mul_
 from ...errors import ConfigurationError
@@ -464,13 +464,6 @@ class StepMethods:
 
     def check(self, core: ModularCore, update: OptimizerUpdate, method: StepMethod) -> None:
         """Note how an optimizer is about to be stepped; a second method for it is refused."""
-        if method != "own" and isinstance(update.optimizer, LBFGS):
-            raise ConfigurationError(
-                "lbfgs-without-closure",
-                f"self.{update.name} is LBFGS, which computes the loss several times per step: "
-                f"write `self.{update.name}.step(closure)` in `training_step`, or use another "
-                "optimizer.",
-            )
         first = self._first.setdefault(update.name, method)
         if first == method or (core.accumulate > 1 and "own" not in (first, method)):
             return

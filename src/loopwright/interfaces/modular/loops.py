@@ -320,15 +320,3 @@ def check_returned(returned: Any, step: str) -> None:
             f"`{step}` returned a {type(returned).__name__}: return the loss, a dict of named "
             "values such as {'loss': loss, 'accuracy': accuracy}, or nothing.",
         )
-
-
-def without_graph(returned: Any) -> Any:
-    """What a step returned, as callbacks see it: without what only a backward pass needs."""
-    if isinstance(returned, Tensor):
-        return returned.detach()
-    if is_named(returned):
-        return {
-            name: value.detach() if isinstance(value, Tensor) else value
-            for name, value in returned.items()
-        }
-    return returned

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,7 @@ from ...data.random import seed_generators
 from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...training.components import check_clipping
-from ...training.run import TrainingRun
-from .._shared import LoggingTrainer, is_overridden, not_initialised
+from .._shared import LoggingTrainer, is_overridden
 from .callback import Hooks
 from .config import DreamTrainerConfig, allow_loading, check_config
 from .core import NAMES, ModularCore
@@ -80,15 +79,6 @@ class DreamTrainer(LoggingTrainer, Hooks):
             function = getattr(cls, name)
             if function is not getattr(DreamTrainer, name) and not hasattr(function, "is_watched"):
                 setattr(cls, name, _watched(function, name))
-
-    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
-
-        def __getattr__(self, name: str) -> Any:
-            if name in ("_core", "_calls", "config"):
-                raise not_initialised(self, "__init__(config)")
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-            )
 
     def _overrides(self, name: str) -> bool:
         """Whether a subclass replaced a method of `DreamTrainer`; what is assigned to a trainer is
@@ -194,10 +184,6 @@ class DreamTrainer(LoggingTrainer, Hooks):
         """Log metrics of the current step, validation or epoch; they are averaged over
         processes."""
         self._core.log_metrics(metrics)
-
-    @property
-    def _logged_run(self) -> TrainingRun:
-        return self._core.run
 
     def stop(self, reason: str = "stop() was called") -> None:
         """End training after the current update."""

@@ -35,7 +35,7 @@ from ...training.program import MessageNames
 from ...training.step_checks import StepWatch, Versions, gradient_versions
 from ...training.supervised import describe
 from ...training.updates import Updates
-from .._shared import InterfaceCore, InterfaceNames
+from .._shared import InterfaceCore, InterfaceNames, check_idle
 from .config import TrainingSettings
 from .epoch_ends import EpochEnds
 
@@ -318,12 +318,7 @@ class SimpleCore(InterfaceCore):
         An epoch that an exception cut short starts over in the next call. `save` is called after an
         update in which a signal requested it.
         """
-        if self.is_running:
-            raise ConfigurationError(
-                "train-in-train",
-                "train() was called while this trainer is training: call it after training has "
-                "ended.",
-            )
+        check_idle(self.is_running, "train()")
         self._epoch = epoch
         self._end_epoch = end_epoch
         self._save = save

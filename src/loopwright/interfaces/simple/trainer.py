@@ -25,7 +25,6 @@ from ...metrics.result import StepResult
 from ...optim.build import check_given
 from ...runtime.base import checked_device
 from ...trainer import Trainer as CoreTrainer
-from ...training.run import TrainingRun
 from ...training.supervised import TARGET_NAMES, call_model, loss_of, split_supervised
 from .._shared import LoggingTrainer, is_overridden, tracked
 from .core import NAMES, SimpleCore
@@ -37,10 +36,6 @@ if TYPE_CHECKING:
 # files of `save_pretrained` that a checkpoint has already
 WEIGHTS = re.compile(r"(pytorch_)?model[-\w]*\.(safetensors|bin)(\.index\.json)?")
 OWN_FILES = ("manifest.json", "state.json", "state.safetensors", "pieces.json")
-
-
-class NotBuiltError(ConfigurationError, AttributeError):
-    """An attribute was read from a trainer whose `__init__` has not run."""
 
 
 class Trainer(LoggingTrainer):
@@ -66,6 +61,8 @@ class Trainer(LoggingTrainer):
         ['loss']
     """
 
+    _init_arguments = "model, optimizer, loss_fn"
+
     def __init__(
         self,
         model: nn.Module,
@@ -89,7 +86,6 @@ class Trainer(LoggingTrainer):
             scheduler=scheduler,
         )
         self._core.setup()
-        self._check_early()
 
     # The components, which a subclass may assign at any time; they count from the next step on
 
@@ -100,10 +96,9 @@ class Trainer(LoggingTrainer):
 
     @model.setter
     def model(self, model: nn.Module) -> None:
-        if not self._is_early("model", model):
-            check_given(model, None, None, run_dir=None, seed=None)
-            self._core.model = model
-            self._core.runtime.place(model)
+        check_given(model, None, None, run_dir=None, seed=None)
+        self._core.model = model
+        self._core.runtime.place(model)
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -113,9 +108,8 @@ class Trainer(LoggingTrainer):
 
     @optimizer.setter
     def optimizer(self, optimizer: Optimizer) -> None:
-        if not self._is_early("optimizer", optimizer):
-            check_given(None, optimizer, None, run_dir=None, seed=None)
-            self._core.set_optimizer(optimizer)
+        check_given(None, optimizer, None, run_dir=None, seed=None)
+        self._core.set_optimizer(optimizer)
 
     @property
     def scheduler(self) -> Any:
@@ -126,8 +120,7 @@ class Trainer(LoggingTrainer):
 
     @scheduler.setter
     def scheduler(self, scheduler: Any) -> None:
-        if not self._is_early("scheduler", scheduler):
-            self._core.set_scheduler(scheduler)
+        self._core.set_scheduler(scheduler)
 
     @property
     def device(self) -> torch.device:
@@ -136,8 +129,7 @@ class Trainer(LoggingTrainer):
 
     @device.setter
     def device(self, device: torch.device | str) -> None:
-        if not self._is_early("device", device):
-            self._core.set_device(as_device(device))
+        self._core.set_device(as_device(device))
 
     @property
     def loss_fn(self) -> Callable[..., Any] | None:
@@ -147,11 +139,10 @@ class Trainer(LoggingTrainer):
 
     @loss_fn.setter
     def loss_fn(self, loss_fn: Callable[..., Any] | None) -> None:
-        if not self._is_early("loss_fn", loss_fn):
-            check_given(None, None, loss_fn, run_dir=None, seed=None)
-            self._core.loss_fn = loss_fn
-            if isinstance(loss_fn, nn.Module):
-                self._core.runtime.place(loss_fn)
+        check_given(None, None, loss_fn, run_dir=None, seed=None)
+        self._core.loss_fn = loss_fn
+        if isinstance(loss_fn, nn.Module):
+            self._core.runtime.place(loss_fn)
 
     @property
     def config(self) -> Any:
@@ -161,42 +152,7 @@ class Trainer(LoggingTrainer):
 
     @config.setter
     def config(self, config: Any) -> None:
-        if not self._is_early("config", config):
-            self._core.use(config)
-
-    def _is_early(self, name: str, value: Any) -> bool:
-        """Whether `super().__init__` has not run; then the value is kept, to be compared with its
-        arguments."""
-        if "_core" in vars(self):
-            return False
-        vars(self).setdefault("_early", {})[name] = value
-        return True
-
-    def _check_early(self) -> None:
-        """Refuse what a subclass assigned before `super().__init__`, and would have lost."""
-        for name, value in vars(self).pop("_early", {}).items():
-            own = getattr(self, name)
-            if own is not value and not (name == "device" and as_device(value) in (None, own)):
-                raise ConfigurationError(
-                    "assigned-before-init",
-                    f"self.{name} was assigned before super().__init__(), which overwrites it: "
-                    "pass it as an argument there, or assign it afterwards.",
-                )
-
-    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
-
-        def __getattr__(self, name: str) -> Any:
-            early = vars(self).get("_early", {})
-            if name in early:
-                return early[name]
-            kind = type(self).__name__
-            if "_core" in vars(self) or name.startswith("__"):
-                raise AttributeError(f"{kind!r} object has no attribute {name!r}")
-            raise NotBuiltError(
-                "no-super-init",
-                f"{kind} has no {'model' if name == '_core' else name} yet: call "
-                f"super().__init__(model, optimizer, loss_fn) first in {kind}.__init__.",
-            )
+        self._core.use(config)
 
     # Steps
 
@@ -430,10 +386,6 @@ class Trainer(LoggingTrainer):
                 "in addition to model, optimizer and scheduler: return their states from a "
                 "`state_dict` of your class and load them in `load_state_dict`."
             )
-
-    @property
-    def _logged_run(self) -> TrainingRun:
-        return self._core.run
 
     # The parts of a step
 
