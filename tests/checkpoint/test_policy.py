@@ -5,10 +5,9 @@ import math
 import pytest
 
 from loopwright.checkpoint import Candidate, KeepPolicy, ResumePolicy
-from loopwright.errors import ConfigurationError
 from tests.mistakes import raises
 
-NAN, INF = math.nan, math.inf
+NAN = math.nan
 
 
 def test_a_resume_point_is_due_at_every_nth_update_and_not_at_the_start():
@@ -40,38 +39,13 @@ def test_an_empty_policy_is_never_due():
     "wrong", [{"every_updates": 0}, {"every_minutes": -1}, {"every_minutes": NAN}, {"keep": 0}]
 )
 def test_a_policy_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+    with raises("number", next(iter(wrong))):
         ResumePolicy(**wrong)
 
 
 def test_an_unknown_mode_is_refused():
     with raises("unknown-mode"):
         KeepPolicy("loss", "lowest")
-
-
-@pytest.mark.parametrize(
-    ("mode", "better", "worse"),
-    [
-        ("min", -2.0, -1.0),
-        ("max", -1.0, -2.0),
-        ("min", 1.0, INF),
-        ("min", -INF, 1.0),
-        ("max", INF, 1.0),
-        ("max", 1.0, -INF),
-        ("min", INF, NAN),
-        ("max", -INF, NAN),
-    ],
-)
-def test_better_is_better_in_one_direction_only(mode, better, worse):
-    policy = KeepPolicy("loss", mode)
-    assert policy.better(better, worse)
-    assert not policy.better(worse, better)
-
-
-@pytest.mark.parametrize("other", [NAN, 0.0, INF, -INF])
-@pytest.mark.parametrize("mode", ["min", "max"])
-def test_nan_is_never_better_than_anything(mode, other):
-    assert not KeepPolicy("loss", mode).better(NAN, other)
 
 
 def test_equals_are_not_better_than_each_other_and_the_earlier_ranks_first():

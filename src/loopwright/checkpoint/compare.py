@@ -116,8 +116,7 @@ class _Walk:
         elif type(first) is type(second) and isinstance(first, list | tuple):
             self.compare_sequences(first, second, path)
         elif not _is_same(first, second):
-            is_tensor = isinstance(first, Tensor) or isinstance(second, Tensor)
-            self.found.append(Difference(path, f"{_brief(first)} / {_brief(second)}", is_tensor))
+            self.add_unlike(first, second, path)
 
     def compare_mappings(
         self, first: Mapping[Tree, Tree], second: Mapping[Tree, Tree], path: str
@@ -148,12 +147,8 @@ class _Walk:
                     Difference(path, f"{lengths}, from entry {at} on: {' / '.join(entries)}")
                 )
             return
-        for index in range(max(len(first), len(second))):
-            if index >= min(len(first), len(second)):
-                longer, side = (first, "first") if len(first) > len(second) else (second, "second")
-                self.add_missing(longer[index], join_path(path, index), side)
-            else:
-                self.compare(first[index], second[index], join_path(path, index))
+        # entry by entry, as of two dicts by number
+        self.compare_mappings(dict(enumerate(first)), dict(enumerate(second)), path)
 
     def compare_arrays(self, first: Tree, second: Tree, path: str) -> None:
         if first.dtype == second.dtype and first.dtype.kind in "biufc" and first.dtype.isnative:
@@ -163,15 +158,11 @@ class _Walk:
             or first.shape != second.shape
             or first.tobytes() != second.tobytes()
         ):
-            self.found.append(
-                Difference(path, f"{_brief(first)} / {_brief(second)}", is_tensor=True)
-            )
+            self.add_unlike(first, second, path)
 
     def compare_tensors(self, first: Tensor, second: Tensor, path: str) -> None:
         if first.dtype != second.dtype or first.shape != second.shape:
-            self.found.append(
-                Difference(path, f"{_brief(first)} / {_brief(second)}", is_tensor=True)
-            )
+            self.add_unlike(first, second, path)
             return
         count, largest = _distance(first, second)
         if count:
@@ -180,6 +171,10 @@ class _Walk:
                 f"difference {largest:.6g}"
             )
             self.found.append(Difference(path, what, is_tensor=True, max_abs=largest))
+
+    def add_unlike(self, first: Tree, second: Tree, path: str) -> None:
+        is_tensor = any(isinstance(value, Tensor | np.ndarray) for value in (first, second))
+        self.found.append(Difference(path, f"{_brief(first)} / {_brief(second)}", is_tensor))
 
     def add_missing(self, value: Tree, path: str, side: str) -> None:
         if path not in CLOCKS:

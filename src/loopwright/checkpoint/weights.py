@@ -63,11 +63,9 @@ def load_weights(path: str | os.PathLike[str], *, model: str | None = None) -> d
 
 
 def _from_file(source: Path) -> dict[str, Tensor]:
-    return (
-        read_tensors(source)
-        if is_safetensors(source)
-        else state_dict_in(read_pickle(source), source)[0]
-    )
+    if is_safetensors(source):
+        return read_tensors(source)
+    return state_dict_in(read_pickle(source), source)[0]
 
 
 def is_safetensors(path: Path) -> bool:
@@ -171,17 +169,16 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     if name not in manifest.models:
         raise CheckpointError("which-model", f"{directory} holds no model {name!r}, only {names}.")
     file = manifest.models[name]
-    sharded = [
-        name
-        for name in manifest.files
-        if SHARDS in manifest.files and name not in manifest.models.values()
-    ]
-    check_files(directory, manifest, [file, *sharded], deep=True)
+    is_sharded = SHARDS in manifest.files
+    others = [other for other in manifest.files if other not in manifest.models.values()]
+    check_files(directory, manifest, [file, *(others if is_sharded else ())], deep=True)
+    weights = read_tensors(directory / file)
     start = weight_path(name, "")
-    shards = read_shards(directory, manifest.files, start) if sharded else {}
-    keys = {path: path.removeprefix(start) for path in shards}
-    weights = {unescape(key): shards[path] for path, key in keys.items() if "/" not in key}
-    return read_tensors(directory / file) | weights
+    shards = read_shards(directory, manifest.files, start) if is_sharded else {}
+    for path, tensor in shards.items():
+        if "/" not in (key := path.removeprefix(start)):
+            weights[unescape(key)] = tensor
+    return weights
 
 
 def _from_published(file: Path) -> dict[str, Tensor]:
@@ -293,16 +290,12 @@ def write_parts(
         rest: further entries of the checkpoint.
         meta: what a listing shows without reading the checkpoint.
     """
+    parts = {"models": models, "optimizers": optimizers, "schedules": schedules or {}}
     tree = {
-        "models": _states(models),
-        "optimizers": _states(optimizers),
-        "schedules": _states(schedules or {}),
+        part: {name: component.state_dict() for name, component in components.items()}
+        for part, components in parts.items()
     }
     write_checkpoint(path, {**tree, **(rest or {})}, dict(meta or {}))
-
-
-def _states(components: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: component.state_dict() for name, component in components.items()}
 
 
 def read_parts(path: str | Path) -> Parts:
@@ -310,7 +303,14 @@ def read_parts(path: str | Path) -> Parts:
     the like."""
     source = Path(path)
     if source.is_dir():
-        rest = _table(read_checkpoint(source).tree, source)
+        tree = read_checkpoint(source).tree
+        if not isinstance(tree, Mapping):
+            raise CheckpointError(
+                "not-a-trainer-state",
+                f"{source} holds {type(tree).__name__} instead of the state of models and "
+                "optimizers.",
+            )
+        rest = dict(tree)
         models, optimizers, schedules = (
             rest.pop(part, {}) for part in ("models", "optimizers", "schedules")
         )
@@ -326,15 +326,6 @@ def read_parts(path: str | Path) -> Parts:
         {} if scheduler is None else {"scheduler": scheduler},
         rest,
     )
-
-
-def _table(tree: Any, source: Path) -> dict[str, Any]:
-    if not isinstance(tree, Mapping):
-        raise CheckpointError(
-            "not-a-trainer-state",
-            f"{source} holds {type(tree).__name__} instead of the state of models and optimizers.",
-        )
-    return dict(tree)
 
 
 def _first(entries: dict[str, Any], names: tuple[str, ...]) -> Any:
