@@ -25,6 +25,7 @@ from ..data.open import Stream
 from ..data.stream import LimitedStream
 from ..errors import ConfigurationError
 from ..metrics.result import StepResult
+from ..training.compiled.choice import wait_for
 from ..training.program import Program
 from .fresh_run import fresh_run, start_again, train_for_a_while
 
@@ -394,6 +395,5 @@ class TrialWatch(Callback):
 
 
 def _now(trainer: Program) -> float:
-    if trainer.runtime.device.type == "cuda":
-        torch.cuda.synchronize(trainer.runtime.device)
+    wait_for(trainer.runtime.device)
     return perf_counter()

@@ -20,6 +20,7 @@ from ..callbacks.nonfinite import NonFiniteGuard
 from ..errors import ConfigurationError, Interrupted, check_number
 from ..metrics.progress import Limits
 from ..text import counted
+from ..training.compiled.choice import wait_for
 from ..training.keeper import Keeper
 from ..training.program import Program
 from ..training.train_call import run_training
@@ -96,8 +97,7 @@ class Stopwatch(Callback):
         return num_timed >= 2 and self._clock() - self._started >= self._seconds
 
     def _now(self, device: torch.device) -> float:
-        if device.type in ("cuda", "mps"):
-            getattr(torch, device.type).synchronize()
+        wait_for(device)
         return self._clock()
 
 

@@ -309,7 +309,7 @@ def _take_windows(run: TrainingRun, step: Step, batch: Any, number: int) -> floa
     length = run.program.accumulate
     # a step may write into its batch, which the first step of the run needs as it is
     batches = iter([map_tensors(Tensor.clone, batch) for _ in range(number * length)])
-    _wait(run.runtime.device)
+    wait_for(run.runtime.device)
     # other programs' time counts on a clock, and on a busy machine it is most of it
     is_alone = run.runtime.is_host and torch.get_num_threads() == 1
     clock = process_time if is_alone else perf_counter
@@ -319,15 +319,14 @@ def _take_windows(run: TrainingRun, step: Step, batch: Any, number: int) -> floa
             window.is_last = position == length - 1
             window.divisor = float(length)
             step(next(batches))
-    _wait(run.runtime.device)
+    wait_for(run.runtime.device)
     return clock() - began
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done what it was given, before a clock is read."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 class _QuietGuard:
