@@ -10,20 +10,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, cast
 
 
-def leaves(tree: Any) -> Iterator[Any]:
-    """Yield the values in nested mappings, lists and tuples.
+def leaves(tree: Any) -> list[Any]:
+    """Return the values in nested mappings, lists and tuples.
 
-    >>> list(leaves({"a": [1, 2], "b": (3,)}))
+    >>> leaves({"a": [1, 2], "b": (3,)})
     [1, 2, 3]
     """
-    if isinstance(tree, Mapping):
-        for item in tree.values():
-            yield from leaves(item)
-    elif isinstance(tree, list | tuple):
-        for item in tree:
-            yield from leaves(item)
-    else:
-        yield tree
+    found: list[Any] = []
+    left = [tree]
+    while left:
+        value = left.pop()
+        if isinstance(value, Mapping):
+            left.extend(reversed(list(value.values())))
+        elif isinstance(value, list | tuple):
+            left.extend(reversed(value))
+        else:
+            found.append(value)
+    return found
 
 
 def named_leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -205,7 +205,8 @@ class FiniteCheck:
 
 
 def _are_finite(tree: Any) -> bool:
-    return are_finite(value for value in map(_plain, leaves(tree)) if value is not None)
+    tensors = [_plain(leaf) for leaf in leaves(tree) if hasattr(leaf, "dtype")]
+    return are_finite([tensor for tensor in tensors if tensor is not None])
 
 
 def _has_no_nan(value: Any) -> bool:
