@@ -5,11 +5,14 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 import loopwright
 
 from .film import EPOCHS, draw, record
 
 
+@pytest.mark.long  # kills are tested in tests/crash; this one draws the picture of the README
 def test_a_killed_and_restarted_run_of_the_film_has_the_curve_of_an_untouched_one(
     tmp_path: Path,
 ) -> None:
