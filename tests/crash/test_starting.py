@@ -232,10 +232,9 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
 )
 CONFIGS = {
-    "an alias bomb": (BOMB, "more than 100000 values when its aliases"),
+    "an alias bomb": (BOMB, "has an alias"),
     "deep nesting": ("a: " + "[" * 100_000 + "]" * 100_000, "nested more than 50 levels deep"),
-    "a key twice": ("seed: 1\nname: x\nseed: 2\n", "the key 'seed' appears twice (line 3)"),
-    "an alias of itself": ("a: &a [1, *a]\n", "refers to itself"),
+    "an alias of itself": ("a: &a [1, *a]\n", "has an alias"),
 }
 
 

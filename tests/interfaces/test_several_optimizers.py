@@ -70,9 +70,7 @@ def test_the_configured_interface_names_an_optimizer_of_a_list_that_is_not_there
             self.update(result.total_loss, ["matrices", "vector"])
             return result
 
-    with pytest.raises(
-        ConfigurationError, match=r"there is no optimizer 'vector'; did you mean vectors\?"
-    ):
+    with pytest.raises(ConfigurationError, match="'vector' is not one of this trainer's"):
         build_trainer(Misspelt, optimizer={"matrices": matrices, "vectors": vectors}).train()
 
 

@@ -77,7 +77,7 @@ def test_the_parts_add_up_to_the_wall_time(points):
         if " %" in line and not line.startswith("    ")
     ]
     tenths = [round(10 * float(text)) for text in column if text.replace(".", "").isdigit()]
-    assert sum(tenths[: len(report.parts)]) == 1000
+    assert sum(tenths[: len(report.parts)]) == pytest.approx(1000, abs=len(report.parts) / 2)
 
 
 def test_steps_of_the_warm_up_are_left_out_and_start_with_them(clock):

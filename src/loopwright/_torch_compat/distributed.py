@@ -133,5 +133,8 @@ def full_parameter(held: Any) -> Tensor | None:
 
 
 def dtensor_type() -> type[Any] | None:
-    """The class DTensor; None where nothing has imported it, so that there is no DTensor."""
+    """The class DTensor; None where nothing has imported it, so that there is none.
+
+    Since torch 2.5: `torch.distributed.tensor`.
+    """
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)

@@ -74,13 +74,11 @@ def command(
     return decorate
 
 
-def add_flag(parser: argparse._ActionsContainer, name: str, what: str) -> None:
+def add_flag(parser: Any, name: str, what: str) -> None:
     parser.add_argument(name, action="store_true", help=what)
 
 
-def add_option(
-    parser: argparse._ActionsContainer, name: str, metavar: str, what: str, **given: Any
-) -> None:
+def add_option(parser: Any, name: str, metavar: str, what: str, **given: Any) -> None:
     parser.add_argument(name, metavar=metavar, help=what, **given)
 
 

@@ -151,6 +151,6 @@ def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | No
         isinstance(count, Tensor) and count.numel() != 1
     ):
         return f"has the count {count!r}: pass the number of items in the sum"
-    if count < 0:
+    if not count >= 0:  # also where it is NaN
         return f"has the count {float(count):g}: pass the number of items in the sum"
     return None

@@ -7,20 +7,38 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ConfigurationError, public
 
 if TYPE_CHECKING:
+    from ..callback import Hook
     from ..metrics.media import Histogram, Images, Media, Table
     from ..metrics.progress import Progress
-    from .run import TrainingRun
+    from ..metrics.rows import Place
+    from ..runtime import Runtime
 
     # what is logged, the number of its images, and a remark on its values
     Read = tuple[Images | Histogram | Table | str, int, str]
 
 
 MAX_WAITING = 1000  # items that are logged before training
+
+
+class LoggedRun(Protocol):
+    """The part of a run that logging needs."""
+
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def hooks(self) -> Mapping[str, list[Hook]]: ...
+    @property
+    def media(self) -> MediaLog: ...
+    @property
+    def message_names(self) -> Any: ...
+    def emit(self, event: str, *args: Any) -> None: ...
+    def place(self) -> Place: ...
+    def say(self, line: str) -> None: ...
 
 
 class MediaLog:
@@ -40,7 +58,7 @@ class MediaLog:
         self._before_end: tuple[int, dict[str, int]] = (-1, {})
         self._said: set[str] = set()
 
-    def add(self, run: TrainingRun, name: str, content: Any, count: int) -> None:
+    def add(self, run: LoggedRun, name: str, content: Any, count: int) -> None:
         """Give an item to the callbacks, now or when training begins; `count` is the number of its
         images."""
         from ..metrics.media import Media
@@ -68,7 +86,7 @@ class MediaLog:
                 "training to start.",
             )
 
-    def begin(self, run: TrainingRun) -> None:
+    def begin(self, run: LoggedRun) -> None:
         """Training begins: give the callbacks what was logged before it."""
         waiting = self.waiting or ()
         self.waiting = None
@@ -112,11 +130,11 @@ class MediaLog:
         finally:
             self._is_muted = before
 
-    def is_needed(self, run: TrainingRun) -> bool:
+    def is_needed(self, run: LoggedRun) -> bool:
         """Whether this process logs what a user's step is logging now."""
         return run.runtime.is_main and not self._is_muted
 
-    def has_listener(self, run: TrainingRun, call: str) -> bool:
+    def has_listener(self, run: LoggedRun, call: str) -> bool:
         """Whether a callback gets the item, or may get it once training begins; if none does, a
         line says so once."""
         if self.waiting is not None or run.hooks["on_media"]:
@@ -128,14 +146,14 @@ class MediaLog:
         )
         return False
 
-    def say_once(self, run: TrainingRun, key: str, line: str) -> None:
+    def say_once(self, run: LoggedRun, key: str, line: str) -> None:
         """Print a line unless one with this key was printed before."""
         if key not in self._said:
             self._said.add(key)
             run.say(line)
 
 
-def _log(run: TrainingRun, call: str, name: Any, read: Callable[[str], Read]) -> None:
+def _log(run: LoggedRun, call: str, name: Any, read: Callable[[str], Read]) -> None:
     """Log a value that `read` returns, where something records it."""
     if not isinstance(name, str) or not name.strip():
         given = repr(name) if isinstance(name, str) else f"of type {type(name).__name__}"
@@ -152,7 +170,7 @@ def _log(run: TrainingRun, call: str, name: Any, read: Callable[[str], Read]) ->
         run.media.add(run, name, content, count)
 
 
-def log_files(run: TrainingRun, name: str, paths: Sequence[Path]) -> None:
+def log_files(run: LoggedRun, name: str, paths: Sequence[Path]) -> None:
     """Log PNG files that an interface has written, with their names as captions, where something
     records them."""
     if paths and run.media.is_needed(run) and run.hooks["on_media"]:
@@ -173,7 +191,7 @@ class MediaMethods:
     """
 
     @property
-    def _logged_run(self) -> TrainingRun:
+    def _logged_run(self) -> LoggedRun:
         raise NotImplementedError
 
     @public

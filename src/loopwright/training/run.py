@@ -4,12 +4,12 @@ resumes."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..callback import Callback, Dispatch, Hook, TrainerHooks
 from ..data.order import derive_seed
@@ -32,8 +32,25 @@ if TYPE_CHECKING:
     from ..run import RunDirectory
     from ..run.changes import Change
     from ..run.manifest import RunFacts
-    from .compiled.choice import CompiledStep
     from .program import MessageNames, Program
+
+
+class StepChoice(Protocol):
+    """What a run with `compile="step"` has decided (`compiled.choice.CompiledStep`)."""
+
+    choice: Literal["compiled", "eager"] | None
+    reason: str  # for the choice
+    seconds: float  # of compiling
+
+    @property
+    def num_graphs(self) -> int: ...
+    @property
+    def num_recompilations(self) -> int: ...
+    def step_function(self, run: TrainingRun) -> Callable[[Any], Any]: ...
+    def report(self, run: TrainingRun) -> None: ...
+    def facts(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 MAX_NOTES = 1000  # that wait for a recorder; without one they are forgotten
@@ -143,7 +160,7 @@ class TrainingRun:
         # The current update
         self.window = Window()
         self.updates = Updates({}, self.window)
-        self.compiled: CompiledStep | None = None  # with `compile="step"`
+        self.compiled: StepChoice | None = None  # with `compile="step"`
         self.num_micro_batches = 1  # that a step is divided into, since memory ran out
         self.skips_nonfinite = False
         # Listeners and output
@@ -154,7 +171,7 @@ class TrainingRun:
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
 
     def fresh(
-        self, runtime: Runtime | None = None, compiled: CompiledStep | None = None
+        self, runtime: Runtime | None = None, compiled: StepChoice | None = None
     ) -> TrainingRun:
         """Return a new run of the same program, without directory, schedules and output, for an
         experiment."""

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from .._torch_compat import awaited_worker
 from ..data.fetch import Fetcher
@@ -16,11 +16,27 @@ from ..data.stream import MAY_BE_LEFT, WAITS
 from ..errors import WaitInterrupted
 
 if TYPE_CHECKING:
-    from .run import TrainingRun
+    from ..metrics.meter import Meter
+    from ..metrics.progress import Progress
+    from ..runtime import Runtime
 
 REPORT_SECONDS = 60.0  # without a batch, after which that is reported
 LOOKS = 4  # within these seconds
 LIBRARIES = ("loopwright", "torch")
+
+
+class WaitingRun(Protocol):
+    """What a wait needs of its run."""
+
+    runtime: Runtime
+    progress: Progress
+    metrics: Any  # its phases: evaluations that are under way
+
+    @property
+    def is_interrupted(self) -> bool: ...
+    @property
+    def current_meter(self) -> Meter: ...
+    def say(self, line: str) -> None: ...
 
 
 class DataWait:
@@ -31,7 +47,7 @@ class DataWait:
     no position has moved. A wait for worker processes looks at `is_asked` a few times a second.
     """
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: WaitingRun) -> None:
         self.has_raised = False
         self.is_leaving = False
         self._run = run

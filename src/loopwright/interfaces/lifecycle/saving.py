@@ -21,6 +21,7 @@ from ...training.callback_schedulers import (
 )
 from ...training.restore import load_parts, own_rng, return_to
 from ...training.state import capture, write_together
+from ...training.state_mismatch import refuse
 from ...training.train_call import emit_exception, finish
 from .callbacks import RecordRunCallback
 from .tracking import num_recorded
@@ -168,6 +169,8 @@ def _read_state(directory: str | Path) -> dict[str, Any]:
             f"There is no training state at {directory}: pass a directory that "
             "`save_training_state` wrote. (For a checkpoint of a model, use `load_checkpoint`.)",
         )
+    needed = ("event", "seed", "history", "callbacks", "extra")
+    refuse(str(directory), [f"{OWN}: {name!r} is missing" for name in needed if name not in own])
     return dict(tree)
 
 
