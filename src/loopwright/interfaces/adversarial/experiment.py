@@ -347,7 +347,7 @@ def read_recorded(run: RunDirectory) -> Recorded | None:
     """What was recorded of an experiment; None where nothing was."""
     if not run.metrics_path.exists():
         return None
-    store = MetricsStore(run.metrics_path, read_only=True)
+    store = MetricsStore(run.metrics_path)
     try:
         step_rows = store.steps()
         epoch_rows = store.epochs()
