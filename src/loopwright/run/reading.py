@@ -135,10 +135,8 @@ class Run:
     @cached_property
     def tags(self) -> tuple[str, ...]:
         """The tags of the run; of a mapping, `key=value`."""
-        tags = self.manifest.get("tags") or (self.config_file or {}).get("tags") or ()
-        if isinstance(tags, Mapping):
-            return tuple(f"{key}={value}" for key, value in tags.items())
-        return (tags,) if isinstance(tags, str) else tuple(map(str, tags))
+        noted = self.manifest.get("tags") or (self.config_file or {}).get("tags")
+        return tuple(as_tags(noted))
 
     @property
     def command(self) -> str | None:
@@ -498,6 +496,15 @@ class Run:
 
 def _is_kind(entry: str, value: object) -> bool:
     return isinstance(value, KINDS.get(entry, object))
+
+
+def as_tags(given: object) -> list[str]:
+    """Tags as a config gives them: a text, a list, or a mapping, of which each is `key=value`."""
+    if isinstance(given, Mapping):
+        return [f"{key}={value}" for key, value in given.items()]
+    if isinstance(given, list | tuple):
+        return [str(tag) for tag in given]
+    return [] if given is None else [str(given)]
 
 
 RunView = Run  # the name of earlier versions
