@@ -191,9 +191,10 @@ class RunDirectory:
         """Lock the directory for this process; the error names the process that holds the lock."""
         if not self._take():
             lock = self.path / LOCK
-            holder = _lock_text(lock) or "another process"
-            if is_held_here(lock):
+            if is_held_here(lock):  # reading the file would drop our own lock
                 holder = f"this process ({os.getpid()}), through another trainer"
+            else:
+                holder = _lock_text(lock) or "another process"
             raise ConfigurationError(
                 "run-is-locked",
                 f"Run directory {self.path} is being written by {holder}: wait for it, stop it, or "
