@@ -19,8 +19,9 @@ from rich.live import Live
 from rich.text import Text
 
 from ..errors import CheckpointError, check_number
-from ..run.curves import Curve
+from ..run.curves import MetricCurve
 from ..run.reading import Run
+from ..run.schema import Level
 from ..text import clock
 from .charts import Chart, Drawn, Line, metric_groups, pen_of
 from .exits import OK
@@ -193,11 +194,8 @@ def _chart(run: Run, names: Sequence[str], width: int, is_log: bool, is_plain: b
     curves = []
     of_steps = run.metrics.step_names()
     for number, name in enumerate(names):
-        curve = (
-            run.metrics.curve(name, x="update", points=2 * width)
-            if name in of_steps
-            else run.metrics.epoch_curve(name, x="update")
-        )
+        level: Level = "step" if name in of_steps else "epoch"
+        curve = run.metrics.curve(name, level=level, x="update", points=2 * width)
         curves.append(Drawn(name, curve.places, curve.mean, curve.min, curve.max))
         style, mark = pen_of(number)
         label = f"{printable(name)} {mark}" if is_plain and len(names) > 1 else printable(name)
@@ -205,7 +203,7 @@ def _chart(run: Run, names: Sequence[str], width: int, is_log: bool, is_plain: b
     return Chart(title, curves, "update", is_log=is_log, is_plain=is_plain)
 
 
-def _note(run: Run, curve: Curve) -> str:
+def _note(run: Run, curve: MetricCurve) -> str:
     """The last value, the best one of epochs, and how many are not drawn."""
     last = run.last_of(curve.name) if curve.level == "epoch" else None
     value = last.value if last is not None else next((mean for mean in reversed(curve.mean)), None)
