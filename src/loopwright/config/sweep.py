@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from ..run.changes import short_keys
 from .compose import Config, escaped, finish, parse_overrides, read_root
+from .kinds import Entry, Schema
 from .overrides import RANGE, Override, parse_range
-from .places import Entry, Schema
 from .tree import COMMAND_LINE, ConfigError, Node, Problem, collecting, to_node
 from .validate import ConfigValidation
 from .yaml import plain_text
