@@ -16,8 +16,7 @@ from pathlib import Path
 from loopwright import Callback
 from loopwright.callback import hook_names
 from loopwright.interfaces import adversarial, configured, lifecycle, modular, simple
-from loopwright.interfaces.adversarial.live import Curves
-from loopwright.interfaces.adversarial.scheduling import ScheduledRate
+from loopwright.interfaces.adversarial.images import LiveView
 from loopwright.interfaces.configured.experiment import schema
 from loopwright.interfaces.simple.config import TrainingSettings
 
@@ -82,7 +81,7 @@ EXPLAINED = {
     "Trainer": adversarial.Trainer,
     "Pix2pixTrainer": adversarial.Pix2pixTrainer,
     "LossManager": adversarial.LossManager,
-    "Curves": Curves,
+    "LiveView": LiveView,
     "Schedule": adversarial.Schedule,
     "Scheduler": adversarial.Scheduler,
     "TorchScheduler": adversarial.TorchScheduler,
@@ -148,7 +147,7 @@ def adversarial_settings(*, augmentations: bool) -> str:
 def own_methods(kind: type) -> str:
     """The call that makes one, and the methods that a class itself defines, in the order of the
     source."""
-    own = vars(ScheduledRate) | vars(kind) if kind is adversarial.TorchScheduler else vars(kind)
+    own = vars(kind)
     names = [
         n
         for n, v in own.items()

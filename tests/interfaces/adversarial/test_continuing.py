@@ -127,11 +127,16 @@ def test_an_epoch_that_is_gone_on_with_does_not_start_again(data: Path, tmp_path
     config = every_update(data, tmp_path)
     killed_at(config, 1, 1)
     resumed, seen = Pix2pixTrainer(continued(config)), []
+
+    def step(x: torch.Tensor, y: torch.Tensor, idx: int) -> None:
+        seen.append(idx)
+        resumed.train_step(x, y, idx)
+
     for epoch in range(2):
         resumed.train_paired(
             epoch,
             on_epoch_start=lambda: seen.append(("start", resumed.current_epoch)),
-            train_step=lambda x, y, idx: seen.append(idx),
+            train_step=step,
         )
     assert seen == [1, 2, ("start", 3), 0, 1, 2]
 
@@ -191,7 +196,7 @@ def test_a_checkpoint_asked_for_in_a_hook_is_of_the_whole_epoch(data: Path, tmp_
 def test_an_epoch_that_was_not_saved_is_named_with_those_that_were(data: Path, tmp_path: Path):
     config = tiny(data, tmp_path)
     train(Pix2pixTrainer(config), 1).save_checkpoint()
-    with raises("no-saved-network", "'G'", "epoch 7"):
+    with raises("no-saved-epoch", "'G'", "epoch 7"):
         Pix2pixTrainer(continued(config, 7))
 
 
@@ -393,7 +398,6 @@ def test_continuing_as_the_document_says_adds_to_what_was_recorded(
     losses = read_loss_log(directory)["G_L1"]["losses"]
     assert losses[: len(log)] == log
     assert len(losses) == len(log) + 6
-    assert list(again._core.history.steps["G_L1"]) == [row[3] for row in after]
     assert again._core.progress.sample >= 2 * 5
 
 
