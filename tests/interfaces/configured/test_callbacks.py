@@ -69,31 +69,6 @@ def test_every_event_gives_the_users_trainer(tmp_path):
     assert all(given is trainer for given in seen.given.values())
 
 
-def test_a_function_is_given_the_users_trainer():
-    seen = []
-    trainer = build_trainer(
-        Mine, callbacks=[lambda trainer, metrics: seen.append((trainer, trainer.temperature))]
-    )
-    trainer.train()
-    assert seen == [(trainer, 0.5)]
-
-
-def test_an_exception_is_told_to_callbacks_with_the_users_trainer():
-    class Failing(Mine):
-        def loss_compute(self, forward_output, targets):
-            raise RuntimeError("no")
-
-    class Seeing(Callback):
-        def on_exception(self, trainer, error):
-            self.given = trainer
-
-    seeing = Seeing()
-    trainer = build_trainer(Failing, callbacks=[seeing])
-    with pytest.raises(RuntimeError, match="no"):
-        trainer.train()
-    assert seeing.given is trainer
-
-
 class Using(Callback):
     """Uses what there is."""
 

@@ -23,7 +23,6 @@ ConfigSource: TypeAlias = (
 AnyConfig = TypeVar("AnyConfig", bound="Config")
 
 COPY_NAME = re.compile(r"train(\d+)_config\.json")
-LIVE_FILES = "No effect: pictures and curves are files in the experiment's folder `live`."
 WITHOUT_EFFECT = (
     "common.cudnn",
     "dataloader.masking",
@@ -38,6 +37,7 @@ def as_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+FolderName = Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")]
 PathText = Annotated[str, BeforeValidator(as_text)]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -48,21 +48,16 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Turn = Annotated[float, Field(ge=-0.5, le=0.5)]
 
 
-def setting(default: Any, meaning: str, **limits: Any) -> Any:
-    """A setting with what it means, which the table in docs/adversarial.md shows."""
-    return Field(default=default, description=meaning, **limits)
-
-
-def chance(of: str, default: float = 0.0) -> Any:
-    return setting(default, f"The probability of {of}.")
-
-
 class SettingsGroup(BaseModel):
     """A group of settings; unknown names and wrong types are mistakes, when it is read and when it
-    is changed."""
+    is changed. The text below a setting is its meaning in the table of docs/adversarial.md."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, validate_assignment=True, allow_inf_nan=False
+        extra="forbid",
+        strict=True,
+        validate_assignment=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
 
@@ -73,74 +68,108 @@ class ImageSizes(SettingsGroup):
     """Images are scaled to `load_size` and cut to `crop_size`: at random for training, from the
     middle otherwise."""
 
-    input_nc: Literal[1, 3] = setting(3, "Channels of both images: 1 is grey, 3 is colour.")
-    load_size: Positive = setting(256, "Each image is scaled to this width and height.")
-    crop_size: Positive = setting(
-        256, "Then cut to this size: at random in training, from the middle otherwise."
-    )
+    input_nc: Literal[1, 3] = 3
+    """Channels of both images: 1 is grey, 3 is colour."""
+    load_size: Positive = 256
+    """Each image is scaled to this width and height."""
+    crop_size: Positive = 256
+    """Then cut to this size: at random in training, from the middle otherwise."""
 
 
 class ColorJitter(SettingsGroup):
     """Brightness, contrast and saturation are factors, where 1 changes nothing; hue is turned by a
     part of a circle."""
 
-    colorjitter_chance: Fraction = chance("changing the colours")
-    colorjitter_min_brightness: FromZero = setting(0.8, "Smallest factor of the brightness.")
-    colorjitter_max_brightness: FromZero = setting(1.2, "Largest factor of the brightness.")
-    colorjitter_min_contrast: FromZero = setting(1.0, "Smallest factor of the contrast.")
-    colorjitter_max_contrast: FromZero = setting(1.0, "Largest factor of the contrast.")
-    colorjitter_min_saturation: FromZero = setting(1.0, "Smallest factor of the saturation.")
-    colorjitter_max_saturation: FromZero = setting(1.0, "Largest factor of the saturation.")
-    colorjitter_min_hue: Turn = setting(0.0, "Smallest rotation of the hue, in turns.")
-    colorjitter_max_hue: Turn = setting(0.0, "Largest rotation of the hue, in turns.")
+    colorjitter_chance: Fraction = 0.0
+    """The probability of changing the colours."""
+    colorjitter_min_brightness: FromZero = 0.8
+    """Smallest factor of the brightness."""
+    colorjitter_max_brightness: FromZero = 1.2
+    """Largest factor of the brightness."""
+    colorjitter_min_contrast: FromZero = 1.0
+    """Smallest factor of the contrast."""
+    colorjitter_max_contrast: FromZero = 1.0
+    """Largest factor of the contrast."""
+    colorjitter_min_saturation: FromZero = 1.0
+    """Smallest factor of the saturation."""
+    colorjitter_max_saturation: FromZero = 1.0
+    """Largest factor of the saturation."""
+    colorjitter_min_hue: Turn = 0.0
+    """Smallest rotation of the hue, in turns."""
+    colorjitter_max_hue: Turn = 0.0
+    """Largest rotation of the hue, in turns."""
 
 
 class PairAugmentation(ColorJitter):
     """Augmentations of input and target together."""
 
-    h_flip_chance: Fraction = chance("mirroring left and right", 0.5)
-    v_flip_chance: Fraction = chance("mirroring top and bottom")
-    rot90_chance: Fraction = chance("turning by 90, 180 or 270 degrees")
-    elastic_transform_chance: Fraction = chance("an elastic distortion")
-    elastic_transform_alpha: float = setting(1.0, "Its strength.")
-    elastic_transform_sigma: AboveZero = setting(50.0, "Its smoothness, in pixels.")
-    optical_distortion_chance: Fraction = chance("a lens distortion")
-    optical_distortion_min: float = setting(-0.05, "Its smallest strength.")
-    optical_distortion_max: float = setting(0.05, "Its largest strength.")
-    optical_distortion_mode: Literal["camera", "fisheye"] = setting("camera", "The kind of lens.")
-    coarse_dropout_chance: Fraction = chance("erasing rectangles")
-    coarse_dropout_holes_min: Count = setting(1, "Smallest number of rectangles.")
-    coarse_dropout_holes_max: Count = setting(2, "Largest number of rectangles.")
-    coarse_dropout_height_min: Fraction = setting(
-        0.1, "Smallest height, as a fraction of the image."
-    )
-    coarse_dropout_height_max: Fraction = setting(
-        0.2, "Largest height, as a fraction of the image."
-    )
-    coarse_dropout_width_min: Fraction = setting(0.1, "Smallest width, as a fraction of the image.")
-    coarse_dropout_width_max: Fraction = setting(0.2, "Largest width, as a fraction of the image.")
+    h_flip_chance: Fraction = 0.5
+    """The probability of mirroring left and right."""
+    v_flip_chance: Fraction = 0.0
+    """The probability of mirroring top and bottom."""
+    rot90_chance: Fraction = 0.0
+    """The probability of turning by 90, 180 or 270 degrees."""
+    elastic_transform_chance: Fraction = 0.0
+    """The probability of an elastic distortion."""
+    elastic_transform_alpha: float = 1.0
+    """Its strength."""
+    elastic_transform_sigma: AboveZero = 50.0
+    """Its smoothness, in pixels."""
+    optical_distortion_chance: Fraction = 0.0
+    """The probability of a lens distortion."""
+    optical_distortion_min: float = -0.05
+    """Its smallest strength."""
+    optical_distortion_max: float = 0.05
+    """Its largest strength."""
+    optical_distortion_mode: Literal["camera", "fisheye"] = "camera"
+    """The kind of lens."""
+    coarse_dropout_chance: Fraction = 0.0
+    """The probability of erasing rectangles."""
+    coarse_dropout_holes_min: Count = 1
+    """Smallest number of rectangles."""
+    coarse_dropout_holes_max: Count = 2
+    """Largest number of rectangles."""
+    coarse_dropout_height_min: Fraction = 0.1
+    """Smallest height, as a fraction of the image."""
+    coarse_dropout_height_max: Fraction = 0.2
+    """Largest height, as a fraction of the image."""
+    coarse_dropout_width_min: Fraction = 0.1
+    """Smallest width, as a fraction of the image."""
+    coarse_dropout_width_max: Fraction = 0.2
+    """Largest width, as a fraction of the image."""
 
 
 class ImageAugmentation(ColorJitter):
     """What is done to one of the two images."""
 
-    gaussnoise_chance: Fraction = chance("adding noise")
-    gaussnoise_min: FromZero = setting(0.2, "Smallest standard deviation; pixels are from 0 to 1.")
-    gaussnoise_max: FromZero = setting(0.44, "Largest standard deviation.")
-    motionblur_chance: Fraction = chance("motion blur")
-    motionblur_limit: int = setting(7, "Largest length of the blur, in pixels.", ge=3)
-    randgamma_chance: Fraction = chance("another gamma")
-    randgamma_min: AboveZero = setting(80.0, "Smallest gamma, in percent.")
-    randgamma_max: AboveZero = setting(120.0, "Largest gamma, in percent.")
-    grayscale_chance: Fraction = chance("removing the colours")
-    grayscale_method: Literal["weighted_average", "average"] = setting(
-        "weighted_average",
-        "How a grey value is computed: as the eye weighs colours, or as their mean.",
-    )
-    compression_chance: Fraction = chance("JPEG artefacts")
-    compression_type: Literal["jpeg"] = setting("jpeg", "The kind of compression.")
-    compression_quality_min: Percent = setting(99, "Lowest JPEG quality.")
-    compression_quality_max: Percent = setting(100, "Highest JPEG quality.")
+    gaussnoise_chance: Fraction = 0.0
+    """The probability of adding noise."""
+    gaussnoise_min: FromZero = 0.2
+    """Smallest standard deviation; pixels are from 0 to 1."""
+    gaussnoise_max: FromZero = 0.44
+    """Largest standard deviation."""
+    motionblur_chance: Fraction = 0.0
+    """The probability of motion blur."""
+    motionblur_limit: Annotated[int, Field(ge=3)] = 7
+    """Largest length of the blur, in pixels."""
+    randgamma_chance: Fraction = 0.0
+    """The probability of another gamma."""
+    randgamma_min: AboveZero = 80.0
+    """Smallest gamma, in percent."""
+    randgamma_max: AboveZero = 120.0
+    """Largest gamma, in percent."""
+    grayscale_chance: Fraction = 0.0
+    """The probability of removing the colours."""
+    grayscale_method: Literal["weighted_average", "average"] = "weighted_average"
+    """How a grey value is computed: as the eye weighs colours, or as their mean."""
+    compression_chance: Fraction = 0.0
+    """The probability of JPEG artefacts."""
+    compression_type: Literal["jpeg"] = "jpeg"
+    """The kind of compression."""
+    compression_quality_min: Percent = 99
+    """Lowest JPEG quality."""
+    compression_quality_max: Percent = 100
+    """Highest JPEG quality."""
 
 
 class Augmentations(SettingsGroup):
@@ -153,18 +182,17 @@ class Dataloader(SettingsGroup):
     """`dataroot` has the folders train, val and test; in an image file A is the left half and B the
     right one."""
 
-    dataroot: PathText = setting(
-        "data", "The folder with the folders `train`, `val` and, for tests, `test`."
-    )
-    direction: Literal["AtoB", "BtoA"] = setting(
-        "AtoB", "Which half is the input: A, the left one, or B."
-    )
-    batch_size: Positive = setting(1, "Pairs in a batch of all processes together.")
-    num_workers: Count = setting(0, "Worker processes that read images.")
+    dataroot: PathText = "data"
+    """The folder with the folders `train`, `val` and, for tests, `test`."""
+    direction: Literal["AtoB", "BtoA"] = "AtoB"
+    """Which half is the input: A, the left one, or B."""
+    batch_size: Positive = 1
+    """Pairs in a batch of all processes together."""
+    num_workers: Count = 0
+    """Worker processes that read images."""
     load: ImageSizes = ImageSizes()
-    masking: dict[str, Any] | None = setting(
-        None, "No effect, since masked losses are not supported: `enable: true` is an error."
-    )
+    masking: dict[str, Any] | None = None
+    """No effect, since masked losses are not supported: `enable: true` is an error."""
     augmentations: Augmentations = Augmentations()
 
     @field_validator("masking")
@@ -187,31 +215,22 @@ class Common(SettingsGroup):
     that to chance. An empty `experiment_name`, as templates have it, is the default.
     """
 
-    device: str = setting(
-        "auto", '"auto" is CUDA, else MPS, else the CPU; or a device such as "cuda:1".'
-    )
-    gpu_ids: list[int] = setting(
-        [0], 'The first is the GPU that "cuda" means; several processes take those of their ranks.'
-    )
-    cudnn: dict[str, Any] | None = setting(
-        None, "No effect: set the values of `torch.backends.cudnn` in the program."
-    )
-    precision: Literal["fp32", "bf16", "fp16"] = setting(
-        "fp32", "The precision of forward passes; each network has a loss scaler of its own."
-    )
-    seed: int | None = setting(
-        0, "The seed of weights, order and augmentation; null takes another one in every run."
-    )
-    output_directory: PathText = setting("runs", "The folder of the experiments.")
-    experiment_name: str = setting(
-        "pix2pix",
-        "The experiment is `{name}_v{version}` in that folder.",
-        min_length=1,
-        pattern=r"^[^/\\]+$",
-    )
-    experiment_version: Positive = setting(
-        1, "The version that is continued; a new experiment gets the next free one."
-    )
+    device: str = "auto"
+    """"auto" is CUDA, else MPS, else the CPU; or a device such as "cuda:1"."""
+    gpu_ids: list[int] = [0]
+    """The first is the GPU that "cuda" means; several processes take those of their ranks."""
+    cudnn: dict[str, Any] | None = None
+    """No effect: set the values of `torch.backends.cudnn` in the program."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """The precision of forward passes; each network has a loss scaler of its own."""
+    seed: int | None = 0
+    """The seed of weights, order and augmentation; null takes another one in every run."""
+    output_directory: PathText = "runs"
+    """The folder of the experiments."""
+    experiment_name: FolderName = "pix2pix"
+    """The experiment is `{name}_v{version}` in that folder."""
+    experiment_version: Positive = 1
+    """The version that is continued; a new experiment gets the next free one."""
 
     @field_validator("experiment_name", mode="before")
     @classmethod
@@ -228,60 +247,58 @@ class Continuing(SettingsGroup):
     unless `accept_changes`.
     """
 
-    continue_train: bool | Literal["auto"] = setting(
-        False,
-        'Continue version `experiment_version`; "auto" does so if there is anything to continue '
-        "from.",
-    )
-    accept_changes: bool = setting(
-        False, "Continue although networks, optimizers or settings have changed."
-    )
-    load_epoch: int | Literal["latest"] = setting(
-        "latest", "The saved epoch to continue from, or the newest state."
-    )
+    continue_train: bool | Literal["auto"] = False
+    """Continue version `experiment_version`; "auto" does so if there is anything to continue from."""
+    accept_changes: bool = False
+    """Continue although networks, optimizers or settings have changed."""
+    load_epoch: int | Literal["latest"] = "latest"
+    """The saved epoch to continue from, or the newest state."""
 
 
 class LearningRate(SettingsGroup):
     """`initial` for `epochs`, then in equal steps towards `target`, which the epoch after
     `epochs_decay` would have."""
 
-    epochs: Count = setting(100, "Epochs at the first learning rate.")
-    epochs_decay: Count = setting(100, "Epochs over which it then falls, in equal steps.")
-    initial: FromZero = setting(0.0002, "The first learning rate.")
-    target: FromZero = setting(0.0, "The learning rate that the epoch after the last would have.")
+    epochs: Count = 100
+    """Epochs at the first learning rate."""
+    epochs_decay: Count = 100
+    """Epochs over which it then falls, in equal steps."""
+    initial: FromZero = 0.0002
+    """The first learning rate."""
+    target: FromZero = 0.0
+    """The learning rate that the epoch after the last would have."""
 
 
 class AdamSettings(SettingsGroup):
-    beta1: float = setting(0.5, "Adam's first beta; the second is 0.999.", ge=0.0, lt=1.0)
+    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5
+    """Adam's first beta; the second is 0.999."""
 
 
 class Generator(SettingsGroup):
     """A UNet; `use_checkpointing` computes its blocks again in the backward pass, which needs less
     memory."""
 
-    features: Positive = setting(64, "Channels of the first block of the UNet.")
-    n_downs: Count = setting(
-        6, "Blocks between the first and the innermost one; each halves the image."
-    )
-    block_type: Literal["UnetBlock", "ResidualUnetBlock"] = setting(
-        "UnetBlock", "Plain or residual blocks."
-    )
-    upsample_type: Literal["Transposed", "Bilinear"] = setting(
-        "Transposed", "Transposed convolutions, or bilinear scaling and a convolution."
-    )
-    use_checkpointing: bool = setting(
-        False, "Compute blocks again in the backward pass, to save memory."
-    )
+    features: Positive = 64
+    """Channels of the first block of the UNet."""
+    n_downs: Count = 6
+    """Blocks between the first and the innermost one; each halves the image."""
+    block_type: Literal["UnetBlock", "ResidualUnetBlock"] = "UnetBlock"
+    """Plain or residual blocks."""
+    upsample_type: Literal["Transposed", "Bilinear"] = "Transposed"
+    """Transposed convolutions, or bilinear scaling and a convolution."""
+    use_checkpointing: bool = False
+    """Compute blocks again in the backward pass, to save memory."""
     learning_rate: LearningRate = LearningRate()
     optimizer: AdamSettings = AdamSettings()
 
 
 class DiscriminatorSettings(SettingsGroup):
-    n_layers: Positive = setting(3, "Layers of the PatchGAN.")
-    base_channels: Positive = setting(
-        64, "Channels of its first layer; each next one has twice as many."
-    )
-    max_channels: Positive = setting(512, "The largest number of channels.")
+    n_layers: Positive = 3
+    """Layers of the PatchGAN."""
+    base_channels: Positive = 64
+    """Channels of its first layer; each next one has twice as many."""
+    max_channels: Positive = 512
+    """The largest number of channels."""
     learning_rate: LearningRate = LearningRate()
     optimizer: AdamSettings = AdamSettings()
 
@@ -290,25 +307,25 @@ class LossWeights(SettingsGroup):
     """Weights of the generator's losses; `vgg_weights` is a file of VGG19 weights, for the
     sub-specs with +vgg."""
 
-    lambda_gan: float = setting(1.0, "Weight of the discriminator's answer.")
-    lambda_l1: float = setting(100.0, "Weight of the mean absolute error.")
-    lambda_l2: float = setting(0.0, 'Weight of the mean squared error, in the sub-spec "extended".')
-    lambda_sobel: float = setting(0.0, 'Weight of the error of edges, in "extended".')
-    lambda_laplacian: float = setting(
-        0.0, 'Weight of the error of second derivatives, in "extended".'
-    )
-    lambda_vgg: float = setting(0.0, 'Weight of the perceptual loss, in sub-specs with "+vgg".')
-    vgg_weights: PathText | None = setting(
-        None, "A file of torchvision's VGG19 weights for it; never downloaded."
-    )
+    lambda_gan: float = 1.0
+    """Weight of the discriminator's answer."""
+    lambda_l1: float = 100.0
+    """Weight of the mean absolute error."""
+    lambda_l2: float = 0.0
+    """Weight of the mean squared error, in the sub-spec "extended"."""
+    lambda_sobel: float = 0.0
+    """Weight of the error of edges, in "extended"."""
+    lambda_laplacian: float = 0.0
+    """Weight of the error of second derivatives, in "extended"."""
+    lambda_vgg: float = 0.0
+    """Weight of the perceptual loss, in sub-specs with "+vgg"."""
+    vgg_weights: PathText | None = None
+    """A file of torchvision's VGG19 weights for it; never downloaded."""
 
 
 class TrainSettings(SettingsGroup):
-    separate_lr_schedules: bool = setting(
-        False,
-        "Whether the discriminator has a learning rate of its own; otherwise the generator's is "
-        "used.",
-    )
+    separate_lr_schedules: bool = False
+    """Whether the discriminator has a learning rate of its own; otherwise the generator's is used."""
     load: Continuing = Continuing()
     generator: Generator = Generator()
     discriminator: DiscriminatorSettings = DiscriminatorSettings()
@@ -319,20 +336,22 @@ class Saving(SettingsGroup):
     """Models and examples, which a training script saves between epochs, and resume points, which
     are automatic."""
 
-    save_model: bool = setting(True, "For your script: whether to call `save_checkpoint`.")
-    model_save_rate: Positive = setting(5, "For your script: after every how many epochs.")
-    auto_increment_version: bool = setting(
-        True,
-        "Give a new experiment the next free version; with false, a version that exists is an "
-        "error.",
-    )
-    save_examples: bool = setting(True, "For your script: whether to call `save_examples`.")
-    example_save_rate: Positive = setting(1, "For your script: after every how many epochs.")
-    num_examples: Count = setting(1, "How many triplets `save_examples` writes.")
-    resume_minutes: float | None = setting(
-        5.0, "Minutes between checkpoints inside epochs.", gt=0.0
-    )
-    resume_updates: int | None = setting(None, "Updates between checkpoints inside epochs.", gt=0)
+    save_model: bool = True
+    """For your script: whether to call `save_checkpoint`."""
+    model_save_rate: Positive = 5
+    """For your script: after every how many epochs."""
+    auto_increment_version: bool = True
+    """Give a new experiment the next free version; with false, a version that exists is an error."""
+    save_examples: bool = True
+    """For your script: whether to call `save_examples`."""
+    example_save_rate: Positive = 1
+    """For your script: after every how many epochs."""
+    num_examples: Count = 1
+    """How many triplets `save_examples` writes."""
+    resume_minutes: AboveZero | None = 5.0
+    """Minutes between checkpoints inside epochs."""
+    resume_updates: Positive | None = None
+    """Updates between checkpoints inside epochs."""
 
 
 class LiveSettings(SettingsGroup):
@@ -341,14 +360,18 @@ class LiveSettings(SettingsGroup):
     They take Visdom's place, which needs a server.
     """
 
-    enable: bool = setting(
-        True, "Write the newest triplet and the loss curves to the folder `live`."
-    )
-    env_name: str | None = setting(None, LIVE_FILES)
-    server: str | None = setting(None, LIVE_FILES)
-    port: int | None = setting(None, LIVE_FILES)
-    image_size: Positive = setting(400, "The size of an image there, in pixels.")
-    update_frequency: Positive = setting(40, "Show the losses and a triplet every so many batches.")
+    enable: bool = True
+    """Write the newest triplet and the loss curves to the folder `live`."""
+    env_name: str | None = None
+    """No effect: pictures and curves are files in the folder `live`."""
+    server: str | None = None
+    """No effect: pictures and curves are files in the folder `live`."""
+    port: int | None = None
+    """No effect: pictures and curves are files in the folder `live`."""
+    image_size: Positive = 400
+    """The size of an image there, in pixels."""
+    update_frequency: Positive = 40
+    """Show the losses and a triplet every so many batches."""
 
 
 class Visualizer(SettingsGroup):
@@ -364,7 +387,8 @@ class Config(SettingsGroup):
     100.0
     """
 
-    config_type: Literal["pix2pix"] = setting("pix2pix", "The kind of config.")
+    config_type: Literal["pix2pix"] = "pix2pix"
+    """The kind of config."""
     common: Common = Common()
     dataloader: Dataloader = Dataloader()
     train: TrainSettings = TrainSettings()
