@@ -214,7 +214,7 @@ class ExperimentRun(RunDirectory):
     def finish(self, state: State = "finished", reason: str | None = None) -> None:
         """Note how the experiment ended, unless that was noted when it happened, and release the
         lock."""
-        is_own = self._lock.is_held  # not in a fork of the process that trains
+        is_own = self.is_locked  # not in a fork of the process that trains
         if is_own and self.has_run and RunManifest.read(self.manifest_path).state == "running":
             update_manifest(self.manifest_path, state=state, reason=reason)
         super().unlock()

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ...callback import Callback, TrainerHooks, hook_names
 from ...callbacks.interval import Periodic
-from ...config.places import Place
+from ...config.kinds import Place
 from ...errors import ConfigurationError
 from ...initializers import Initializer
 from ...metrics.history import History
