@@ -19,13 +19,6 @@ def test_versions_go_on_past_ten(data: Path, tmp_path: Path):
     assert [directory(config) for _ in range(12)] == [f"tiny_v{number}" for number in range(1, 13)]
 
 
-def test_names_that_begin_alike_are_counted_apart(data: Path, tmp_path: Path):
-    (tmp_path / "tiny_v2_v7").mkdir()
-    (tmp_path / "tiny_vx").mkdir()
-    (tmp_path / "other_v4").mkdir()
-    assert [directory(tiny(data, tmp_path)) for _ in range(2)] == ["tiny_v1", "tiny_v2"]
-
-
 def test_the_copy_of_the_config_has_the_version_of_its_directory(data: Path, tmp_path: Path):
     Trainer(tiny(data, tmp_path))
     trainer = Trainer(tiny(data, tmp_path))
@@ -56,8 +49,3 @@ def test_continuing_adds_a_numbered_copy_of_the_config(data: Path, tmp_path: Pat
         "train2_config.json",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["tiny_v1"]
-
-
-def test_what_needs_a_directory_says_so(data: Path, tmp_path: Path):
-    with raises("no-experiment-directory"):
-        Trainer(tiny(data, tmp_path), quicksetup=False).save_checkpoint()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright.errors import ConfigurationError, NonFiniteLossError
+from loopwright.errors import ConfigurationError
 from loopwright.interfaces.adversarial import Pix2pixTrainer, Schedule, Tester, Trainer
 from tests.mistakes import raises
 
@@ -147,19 +147,6 @@ def test_gradients_of_another_loss_do_not_go_into_an_update(data: Path, tmp_path
         Wrong(tiny(data, tmp_path), leaking).train_paired(0)
 
 
-@pytest.mark.parametrize("is_own", [True, False], ids=["a step of one's own", "update"])
-def test_a_loss_that_is_not_finite_trains_nothing(data: Path, tmp_path: Path, is_own: bool):
-    def spoil(trainer: Any, x: Any, y: Any) -> None:
-        loss = trainer.gen(x).mean() * float("nan")
-        if not is_own:
-            trainer.update(loss, trainer.opt_gen)
-        loss.backward()
-        trainer.opt_gen.step()
-
-    with pytest.raises(NonFiniteLossError, match=r"train\.generator\.learning_rate"):
-        Wrong(tiny(data, tmp_path), spoil).train_paired(0)
-
-
 def batch_alone(self: Any, batch: Any, idx: int) -> None:
     pass
 
@@ -183,20 +170,6 @@ def test_a_hook_that_cannot_be_called_is_refused_before_the_epoch(
         type("Mine", (Pix2pixTrainer,), attributes)(tiny(data, tmp_path)).train_paired(
             0, **arguments
         )
-
-
-def test_a_hook_that_is_not_overridden_is_missed_before_the_epoch(data: Path, tmp_path: Path):
-    class NoEnd(Trainer):
-        def on_epoch_start(self, **kwargs: Any) -> None:
-            raise AssertionError("the epoch has begun")
-
-        def train_step(self, x: Any, y: Any, idx: int, **kwargs: Any) -> None:
-            pass
-
-    trainer = NoEnd(tiny(data, tmp_path))
-    trainer.train_loader = DataLoader(TensorDataset(torch.ones(2, 1), torch.ones(2, 1)))
-    with pytest.raises(NotImplementedError, match="NoEnd must override on_epoch_end"):
-        trainer.train_paired(0)
 
 
 def test_a_constructor_without_that_of_the_base_is_named(data: Path, tmp_path: Path):

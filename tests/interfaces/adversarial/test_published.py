@@ -203,24 +203,6 @@ def test_a_config_manager_has_the_settings_and_is_a_config(data: Path, tmp_path:
     )
 
 
-def test_a_loss_manager_that_was_made_already_is_taken(data: Path, tmp_path: Path):
-    trainer, own = Trainer(tiny(data, tmp_path), quicksetup=False), LossManager()
-    trainer.init_loss_manager(own)
-    assert trainer.loss_manager is own
-
-
-def test_images_of_any_folder_can_be_for_training(data: Path, tmp_path: Path):
-    trainer = Trainer(tiny(data, tmp_path))
-    assert [trainer.build_dataloader(name).dataset.is_train for name in ("train", "val")] == [
-        True,
-        False,
-    ]
-    loader = trainer.build_dataloader("val", is_train=True)
-    assert loader.dataset.is_train
-    assert isinstance(loader.sampler, torch.utils.data.RandomSampler)
-    assert not trainer.build_dataloader("train", is_train=False).dataset.is_train
-
-
 def test_one_network_is_saved_where_only_one_is_asked_for(data: Path, tmp_path: Path):
     trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 1)
     folder = trainer.experiment_dir
@@ -249,27 +231,6 @@ def test_saving_examples_says_where_unless_it_is_silent(
     assert capsys.readouterr().out == ""
 
 
-def test_a_test_says_how_many_images_unless_it_is_silent(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 1)
-    trainer.save_checkpoint()
-    tester = Tester(experiment_dir=trainer.experiment_dir)
-    capsys.readouterr()
-    tester.run_test(2)
-    assert capsys.readouterr().out == f"Testing 2 images of {data / 'test'}\n"
-    tester.run_test(image_count=1, silent=True)
-    assert capsys.readouterr().out == ""
-
-
-def test_a_converter_takes_another_size_and_device(data: Path, tmp_path: Path):
-    trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 1)
-    trainer.save_checkpoint()
-    folder = trainer.experiment_dir
-    converter = ONNXConverter(folder, folder / "train1_config.json", 1, 3, 2 * SIZE, "cpu")
-    assert (converter.in_channels, converter.crop_size, converter.device) == (3, 2 * SIZE, "cpu")
-
-
 # Schedules
 
 
@@ -279,12 +240,6 @@ def test_an_exponential_schedule_may_go_to_zero_and_come_from_it():
     up = [Schedule("exponential", 0, 4, 0.0, -1.0).value(epoch) for epoch in range(5)]
     assert up == pytest.approx([0.0, -(10**-6.75), -(10**-4.5), -(10**-2.25), -1.0])
     assert Schedule("exponential", target_value=0.0).value(1) == pytest.approx(1.0)
-
-
-def test_a_schedule_that_says_nothing_leaves_the_weight_alone():
-    losses = LossManager()
-    losses.register_loss_fn("a", nn.L1Loss(), 5.0, Schedule(), ["G"])
-    assert losses.compute_loss_xy("a", torch.ones(2), torch.zeros(2)).item() == 5.0
 
 
 def test_keywords_reach_the_function_that_is_a_schedule():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from concurrent.futures import wait
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from loopwright.errors import MissingExtraError
 from loopwright.interfaces.adversarial import (
     ExportError,
     ONNXConverter,
@@ -25,7 +23,7 @@ from loopwright.interfaces.adversarial import (
 )
 from tests.mistakes import raises
 
-from .runs import SIZE, tiny, train, write_pairs
+from .runs import SIZE, tiny, train
 
 
 def live(data: Path, output: Path, **options: Any) -> dict[str, Any]:
@@ -66,11 +64,6 @@ def test_an_error_in_the_thread_ends_the_training(data: Path, tmp_path: Path):
     assert not any(thread.name.startswith("loopwright-live") for thread in threading.enumerate())
 
 
-def test_nothing_is_shown_where_that_is_turned_off(data: Path, tmp_path: Path):
-    trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 1)
-    assert not (trainer.experiment_dir / "live").exists()
-
-
 def test_showing_does_not_change_the_training(data: Path, tmp_path: Path):
     shown, plain = (train(Pix2pixTrainer(make(data, tmp_path)), 2) for make in (live, tiny))
     assert all(
@@ -102,12 +95,6 @@ def test_examples_leave_modes_and_random_numbers_as_they_were(data: Path, tmp_pa
     trainer.save_examples()
     assert [module.training for module in trainer.gen.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_examples_of_plain_batches_are_the_first_ones(data: Path, tmp_path: Path):
-    trainer = Pix2pixTrainer(tiny(data, tmp_path, save={"num_examples": 3}))
-    batches = [(torch.zeros(2, 3, SIZE, SIZE), torch.zeros(2, 3, SIZE, SIZE))] * 2
-    assert len(trainer.save_xyz_examples(trainer.gen, batches)) == 9
 
 
 @pytest.fixture(scope="module")
@@ -143,12 +130,6 @@ def test_some_images_are_other_ones_each_time(trained: Pix2pixTrainer):
     assert len(set(chosen)) > 1
 
 
-def test_a_tester_takes_other_images(trained: Pix2pixTrainer, tmp_path: Path):
-    write_pairs(tmp_path / "test", 1, seed=9)
-    results = Tester(experiment_dir=trained.experiment_dir, dataroot=tmp_path).run_test()
-    assert [result.source for result in results] == [tmp_path / "test" / "00.png"]
-
-
 def test_a_tester_without_anything_to_load_says_what_is_missing(
     trained: Pix2pixTrainer, tmp_path: Path
 ):
@@ -172,15 +153,6 @@ def test_an_onnx_file_computes_what_the_generator_does(trained: Pix2pixTrainer):
     with torch.no_grad():
         torch.testing.assert_close(torch.from_numpy(output), trained.gen(images), atol=1e-5, rtol=0)
     trained.gen.train()
-
-
-@pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
-def test_exporting_without_its_packages_names_the_command(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'loopwright\[onnx\]'"):
-        export_onnx(nn.Conv2d(3, 3, 1), tmp_path / "a.onnx", torch.rand(1, 3, 4, 4))
 
 
 def test_an_onnx_file_that_differs_is_not_kept(tmp_path: Path):

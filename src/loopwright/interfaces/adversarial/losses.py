@@ -130,6 +130,11 @@ class TorchScheduler(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         return {key: value for key, value in super().state_dict().items() if key != "schedule"}
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # earlier versions saved more
+        own = self.state_dict()
+        super().load_state_dict({key: state_dict[key] for key in own if key in state_dict})
+
 
 class ScheduledRate(TorchScheduler):
     """Sets an optimizer's learning rate to the schedule's value for the epoch that comes next."""

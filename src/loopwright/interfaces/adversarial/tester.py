@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -61,9 +60,7 @@ class Tester(Trainer):
         if config is None and experiment_dir is not None:
             config = config_in(experiment_dir)
         super().__init__(config, quicksetup=False)
-        self.experiment_dir = (
-            directory_of(self.config) if experiment_dir is None else Path(experiment_dir)
-        )
+        self.experiment_dir = Path(experiment_dir or directory_of(self.config))
         if dataroot is not None:
             self.config.dataloader.dataroot = os.fspath(dataroot)
         if load_epoch is not None:
@@ -83,19 +80,23 @@ class Tester(Trainer):
         dataset = PairedDataset(
             self.config, Path(self.config.dataloader.dataroot) / "test", is_train=False
         )
-        runtime = self._core.runtime
-        folder, number = on_first_process(runtime, lambda: _next_folder(self._directory() / "test"))
-        order = permutation(self.config.common.seed or 0, number, len(dataset)).tolist()
-        chosen = sorted(order[:image_count])
+        results = on_first_process(self._core.runtime, lambda: self._test(dataset, image_count))
         if not silent:
-            self._print(f"Testing {len(chosen)} images of {dataset.root}")
-        own: list[TestResult] = []
+            self._print(f"Tested {len(results)} images of {dataset.root}")
+        return results
+
+    def _test(self, dataset: PairedDataset, image_count: int | None) -> list[TestResult]:
+        parent = self.experiment_dir / "test"
+        number = next(number for number in count(1) if not (parent / f"test{number}").exists())
+        folder = parent / f"test{number}"
+        folder.mkdir(parents=True)
+        order = permutation(self.config.common.seed or 0, number, len(dataset)).tolist()
         with evaluating([self.gen], ()), torch.no_grad(), preserved_rng():
-            for index in chosen[runtime.rank :: runtime.world]:
-                own.append(self._test_one(dataset.list_files[index], dataset[index], folder))
-        results = [result for part in runtime.gather_objects(own) for result in part]
-        results.sort(key=attrgetter("source"))
-        on_first_process(runtime, lambda: self._write_log(folder, results))
+            results = [
+                self._test_one(dataset.list_files[index], dataset[index], folder)
+                for index in sorted(order[:image_count])
+            ]
+        self._write_log(folder, results)
         return results
 
     def _test_one(self, source: Path, pair: tuple[Tensor, Tensor], folder: Path) -> TestResult:
@@ -127,13 +128,6 @@ def config_in(directory: str | os.PathLike[str]) -> Path:
             "`config=`.",
         )
     return copies[-1][1]
-
-
-def _next_folder(parent: Path) -> tuple[Path, int]:
-    number = next(number for number in count(1) if not (parent / f"test{number}").exists())
-    folder = parent / f"test{number}"
-    folder.mkdir(parents=True)
-    return folder, number
 
 
 def export_onnx(
@@ -203,7 +197,7 @@ class ONNXConverter(Tester):
         The exporter writes the weights, folds constants and is quiet in any case: `export_params`,
         `do_constant_folding` and `suppress_onnx_warnings` are accepted and change nothing.
         """
-        path = self._directory() / f"epoch{self.loaded_epoch}.onnx"
+        path = self.experiment_dir / f"epoch{self.loaded_epoch}.onnx"
         generator = torch.Generator().manual_seed(0)
         size = (1, self.in_channels, self.crop_size, self.crop_size)
         example = (torch.rand(size, generator=generator) * 2 - 1).to(self.device)

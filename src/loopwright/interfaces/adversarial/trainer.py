@@ -56,6 +56,8 @@ class Trainer(LoggingTrainer):
 
     config_type: ClassVar[type[Config]] = Config
     loss_manager: LossManager  # from `init_loss_manager` on
+    experiment_dir: Path  # from `build_output_directory` on
+    examples_dir: Path
 
     def __init__(
         self,
@@ -71,8 +73,6 @@ class Trainer(LoggingTrainer):
         self.current_epoch: int | None = None
         self.loaded_epoch = 0  # epochs that a run which is continued had behind it
         self.last_epoch_time = 0.0
-        self.experiment_dir: Path | None = None
-        self.examples_dir: Path | None = None
         self.is_continuing = False
         self._wants_checkpoint = False
         self.train_loader: Any = None
@@ -134,7 +134,7 @@ class Trainer(LoggingTrainer):
             self.loss_manager = override
             return
         runtime = self._core.runtime
-        directory = self.experiment_dir if runtime.is_main else None
+        directory = getattr(self, "experiment_dir", None) if runtime.is_main else None
         self.loss_manager = LossManager(
             self.config, directory, self.log_losses and runtime.is_main, history_buffer_size
         )
@@ -147,7 +147,7 @@ class Trainer(LoggingTrainer):
     def export_config(self) -> None:
         """Write a numbered copy of the config to the experiment's directory."""
         if self._core.runtime.is_main:
-            self.config_manager.export_config(self._directory())
+            self.config_manager.export_config(self.experiment_dir)
 
     def build_dataloader(
         self, loader_type: str, is_train: bool | None = None
@@ -309,7 +309,7 @@ class Trainer(LoggingTrainer):
         return f"Checkpoint saved: {path}" if capture else path
 
     def _save_state(self) -> Path:
-        path = self._directory() / EPOCHS / f"epoch{self.current_epoch or self.loaded_epoch}"
+        path = self.experiment_dir / EPOCHS / f"epoch{self.current_epoch or self.loaded_epoch}"
         self._wants_checkpoint = self._core.is_running
         if not self._wants_checkpoint:
             self._core.adopt()
@@ -322,7 +322,7 @@ class Trainer(LoggingTrainer):
         checkpoint = self._stored_state()
         if checkpoint is None:
             wanted = self.config.train.load.load_epoch
-            raise nothing_saved(self._directory(), "saved state", wanted)
+            raise nothing_saved(self.experiment_dir, "saved state", wanted)
         self.loaded_epoch = self._core.continue_from(checkpoint)
 
     def _stored_state(self) -> Checkpoint | None:
@@ -330,7 +330,7 @@ class Trainer(LoggingTrainer):
         for all."""
 
         def choose() -> Path | None:
-            found = read_state(self._directory(), self.config.train.load.load_epoch)
+            found = read_state(self.experiment_dir, self.config.train.load.load_epoch)
             return None if found is None else found.path
 
         path = on_first_process(self._core.runtime, choose)
@@ -359,7 +359,7 @@ class Trainer(LoggingTrainer):
         names = [name for name, value in vars(self).items() if value is network]
         epoch = self.config.train.load.load_epoch
         self.loaded_epoch = load_network(
-            self._directory(), epoch, net_type, network, optimizer, names
+            self.experiment_dir, epoch, net_type, network, optimizer, names
         )
         if optimizer is not None and learning_rate is not None:
             for group in optimizer.param_groups:
@@ -369,7 +369,7 @@ class Trainer(LoggingTrainer):
         """Write one network and its optimizer to `epoch{n}_net{net}` in the experiment's
         directory."""
         epoch = self.current_epoch or self.loaded_epoch
-        path = self._directory() / f"epoch{epoch}_net{net}"
+        path = self.experiment_dir / f"epoch{epoch}_net{net}"
         optimizers = {} if opt is None else {net: opt}
         write = partial(write_parts, path, {net: mod}, optimizers, meta={"epoch": epoch})
         on_first_process(self._core.runtime, write)
@@ -389,14 +389,13 @@ class Trainer(LoggingTrainer):
         return paths
 
     def _write_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
-        directory = self.examples_dir or self._directory() / "examples"
         epoch = self.current_epoch or self.loaded_epoch
         pairs = choose_pairs(dataloader, self.config.common.seed or 0, epoch)
         paths = []
         for number, (x, y) in enumerate(islice(pairs, self.config.save.num_examples), start=1):
             output = network(x.unsqueeze(0).to(self.device))[0]
             for part, image in zip(PARTS, (x, output, y), strict=True):
-                paths.append(directory / f"epoch{epoch}_{number}_{part}.png")
+                paths.append(self.examples_dir / f"epoch{epoch}_{number}_{part}.png")
                 write_image(paths[-1], image)
         return paths
 
@@ -404,14 +403,6 @@ class Trainer(LoggingTrainer):
         """End the experiment: its run.json says `finished`. The end of the program does the
         same."""
         self._core.finish()
-
-    def _directory(self) -> Path:
-        if self.experiment_dir is None:
-            raise ConfigurationError(
-                "no-experiment-directory",
-                "There is no experiment directory: call build_output_directory() first.",
-            )
-        return self.experiment_dir
 
 
 def choose_pairs(loader: Any, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
