@@ -144,7 +144,7 @@ def adversarial_settings(*, augmentations: bool) -> str:
     return table(("setting", "of", "type", "default", "meaning"), rows)
 
 
-def own_methods(kind: type) -> str:
+def own_methods(public_name: str, kind: type) -> str:
     """The call that makes one, and the methods that a class itself defines, in the order of the
     source."""
     own = vars(kind)
@@ -153,7 +153,7 @@ def own_methods(kind: type) -> str:
         for n, v in own.items()
         if inspect.isfunction(v) and (n[0] != "_" or n in OVERRIDABLE.split())
     ]
-    rows = [(f"`{call(kind.__name__, kind)}`", summary(kind))]
+    rows = [(f"`{call(public_name, kind)}`", summary(kind))]
     rows += [
         (f"`{call(name, getattr(kind, name))}`", summary(getattr(kind, name))) for name in names
     ]
@@ -226,7 +226,7 @@ PAGES: dict[str, dict[str, Part]] = {
         "events": partial(events, adversarial.Pix2pixTrainer, PIX2PIX_HOOKS.split()),
         "settings": partial(adversarial_settings, augmentations=False),
         "augmentations": partial(adversarial_settings, augmentations=True),
-        **{name: partial(own_methods, kind) for name, kind in EXPLAINED.items()},
+        **{name: partial(own_methods, name, kind) for name, kind in EXPLAINED.items()},
     },
 }
 PARTS: dict[tuple[str, str], Part] = {

@@ -57,13 +57,6 @@ def test_every_curve_begins_and_ends_where_it_should(kind):
     assert values == sorted(values, reverse=True)
 
 
-def test_losses_are_found_by_their_tags():
-    losses = manager()
-    assert list(losses.get_registered_losses(query=["pixels"])) == ["L1"]
-    assert list(losses.get_loss_values(query=["G"])) == ["L1", "L2"]
-    assert losses.get_loss_weights(query=["nobody"]) == {}
-
-
 def test_histories_are_given_out_only_when_asked_for():
     losses = manager()
     losses.compute_loss_xy("L1", ones, zeros)
@@ -80,14 +73,6 @@ def test_without_logging_only_the_last_value_is_kept(tmp_path: Path):
         losses.update_loss_log()
     assert losses.get_registered_losses(strip=False)["L1"].history.losses == [20.0]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_buffer_goes_to_the_log_by_itself(tmp_path: Path):
-    losses = manager(tmp_path, history_buffer_size=3)
-    for _ in range(4):
-        losses.compute_loss_xy("L1", ones, zeros)
-        losses.get_registered_losses()
-    assert read_loss_log(tmp_path)["L1"]["losses"] == [10.0] * 3
 
 
 def test_a_state_brings_back_what_was_kept_and_where_the_log_ended(tmp_path: Path):

@@ -23,12 +23,6 @@ def test_the_generator_keeps_the_size_and_gives_values_of_tanh(block, upsampling
     assert output.abs().max() <= 1
 
 
-def test_channels_double_up_to_eight_times_the_first():
-    network = UnetGenerator(128, features=4, n_downs=5)
-    assert [down.layers[0].out_channels for down in network.downs] == [8, 16, 32, 32, 32]
-    assert network.last[0].in_channels == 8
-
-
 def test_the_three_deepest_up_blocks_have_dropout():
     network = UnetGenerator(64, features=2, n_downs=4)
     has_dropout = [

@@ -77,22 +77,6 @@ def test_epochs_equal_a_loop_written_by_hand_bit_for_bit(data: Path, tmp_path: P
             assert torch.equal(value, other), name
 
 
-def test_the_losses_of_every_step_are_in_the_history_and_the_metrics_store(
-    data: Path, tmp_path: Path
-):
-    from loopwright.run import MetricsStore
-
-    trainer = train(Pix2pixTrainer(tiny(data, tmp_path)), 2)
-    history = trainer._core.history
-    assert history.names == ["D_real", "D_fake", "G_GAN", "G_L1"]
-    assert {name: len(series) for name, series in history.steps.items()} == dict.fromkeys(
-        history.names, 6
-    )
-    store = MetricsStore(trainer.experiment_dir / "metrics.sqlite")
-    assert [row[3] for row in store.steps("G_L1")] == list(history.steps["G_L1"])
-    store.close()
-
-
 def test_nothing_of_the_generators_loss_reaches_the_discriminator(data: Path, tmp_path: Path):
     trainer = Pix2pixTrainer(tiny(data, tmp_path))
     gradients = []

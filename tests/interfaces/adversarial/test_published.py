@@ -218,19 +218,6 @@ def test_one_network_is_saved_where_only_one_is_asked_for(data: Path, tmp_path: 
     )
 
 
-def test_saving_examples_says_where_unless_it_is_silent(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    trainer = Pix2pixTrainer(tiny(data, tmp_path))
-    line = f"Saved example images: {trainer.examples_dir}"
-    assert trainer.examples_dir == trainer.experiment_dir / "examples"
-    trainer.save_examples()
-    assert capsys.readouterr().out == line + "\n"
-    assert trainer.save_examples(capture=True) == line
-    assert len(trainer.save_examples(silent=True)) == 3
-    assert capsys.readouterr().out == ""
-
-
 # Schedules
 
 

@@ -36,19 +36,6 @@ def test_what_makes_no_sense_is_refused(wrong):
         BaseTrainerConfig(**wrong)
 
 
-@pytest.mark.parametrize("name", ["bf16", "bfloat16"])
-def test_precision_is_that_of_the_forward_pass(name):
-    seen = []
-
-    class Watching(CustomTrainer):
-        def loss_compute(self, forward_output, targets):
-            seen.append(forward_output.dtype)
-            return super().loss_compute(forward_output, targets)
-
-    build_trainer(Watching, precision=name).train()
-    assert set(seen) == {torch.bfloat16}
-
-
 class Poisoned(CustomTrainer):
     """The loss of the third and fifth update is not a number."""
 

@@ -54,14 +54,6 @@ def test_the_resolved_config_is_a_config_that_runs(project):
     assert (written["model"]["width"], written["trainer"]["max_updates"]) == (9, 5)
 
 
-def test_the_code_of_a_run_is_kept_with_it(project):
-    first = experiment("trainer.max_updates=2")
-    first.train()
-    (project / "mine.py").write_text("raise RuntimeError('gone')")
-    metrics = Experiment.from_run(first.run, progress="silent").evaluate("test")
-    assert metrics == first.evaluate("test")
-
-
 def test_a_file_of_the_user_s_is_not_written_over_by_a_module(project):
     (project / "results").mkdir()
     (project / "results" / "mine.py").write_text("# a thesis")
@@ -85,15 +77,6 @@ def test_a_second_run_never_overwrites_a_first(project):
     third.train()
     assert [run.run.name for run in (first, second, third)] == ["out", "out-2", "out-3"]
     assert {path: path.read_bytes() for path in before} == before
-
-
-def test_a_finished_run_is_not_trained_again(project):
-    first = experiment("trainer.max_updates=3")
-    first.train()
-    again = experiment("trainer.max_updates=3")
-    history = again.train()
-    assert again.run == first.run
-    assert history.epochs == first.trainer.history.epochs
 
 
 @pytest.mark.parametrize("place", [["~output_path"], []])

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from loopwright import Callback, NonFiniteLossError
+from loopwright import Callback
 from loopwright.config import ConfigError, load_config
 from loopwright.errors import LoopwrightError
 from loopwright.interfaces.configured import (
@@ -82,11 +82,6 @@ def test_a_loss_that_cannot_be_trained(what):
     body, code, value = RETURNED[what]
     with refused(code, value):
         build_trainer(losses(body)).train()
-
-
-def test_a_loss_that_is_not_a_number():
-    with refused("", "`skip_nan_loss: true`", NonFiniteLossError):
-        build_trainer(losses(lambda out, y: mse(out, y) * float("nan"))).train()
 
 
 # Steps

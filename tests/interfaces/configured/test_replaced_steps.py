@@ -164,11 +164,6 @@ def test_an_eval_step_is_used_for_evaluation_alone():
     assert trainer.evaluate("test")["mse"] == pytest.approx(measured(model, mse), rel=1e-5)
 
 
-def test_evaluation_with_the_train_step_leaves_the_training_as_it_was():
-    often = train(OwnStep, callbacks=[OfflineLoss("test", every_n_updates=1)])
-    assert_same_model(often.model, train(OwnStep).model)
-
-
 def test_a_predict_step_is_what_predictions_are():
     class Doubling(OwnLoss):
         def predict_step(self, batch, model):

@@ -12,7 +12,7 @@ from loopwright.cli import main
 from loopwright.config import json_schema, load_config
 from loopwright.data.order import permutation
 from loopwright.data.random import seed_everything
-from loopwright.interfaces.configured import BaseTrainerConfig, Experiment
+from loopwright.interfaces.configured import Experiment
 from loopwright.interfaces.configured.experiment import schema
 
 from ...config.json_check import is_valid
@@ -150,21 +150,3 @@ def test_the_json_schema_accepts_one_model_and_several(project):
     assert not is_valid(config.tree | {"model": models | {"generator": misspelt}}, written, written)
     assert not is_valid(config.tree | {"model": {"a": models}}, written, written)
     assert not is_valid(config.tree | {"model": {}}, written, written)
-
-
-def test_from_python_models_and_optimizers_are_dicts():
-    seed_everything(0)
-    models = {"generator": gan.Generator(6), "discriminator": gan.Discriminator()}
-    trainer = gan.Gan(
-        BaseTrainerConfig(max_updates=4, effective_batch_size=8),
-        model=models,
-        datasets={"train": gan.Pairs()},
-        optimizer={
-            "generator": lambda params: torch.optim.Adam(params, lr=0.01),
-            "discriminator": lambda params: torch.optim.SGD(params, lr=0.1),
-        },
-        progress="silent",
-    )
-    assert trainer.model == models
-    trainer.train()
-    assert_same_model(trainer.models["generator"], by_hand(4)[0])

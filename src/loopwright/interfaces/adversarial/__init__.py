@@ -3,17 +3,11 @@
 from loopwright.interfaces.adversarial import Pix2pixTrainer
 """
 
-from .config import Config, ConfigManager, load_config
+from .config import AdversarialConfig as Config
+from .config import ConfigManager, load_config
 from .images import PairedDataset
-from .losses import (
-    LMHistory,
-    LMLoss,
-    LossManager,
-    Schedule,
-    Scheduler,
-    TorchScheduler,
-    read_loss_log,
-)
+from .losses import EpochSchedule as Schedule
+from .losses import LMHistory, LMLoss, LossManager, Scheduler, TorchScheduler, read_loss_log
 from .pix2pix import (
     Discriminator,
     Pix2pixTrainer,

@@ -18,9 +18,9 @@ from ...config import load_model
 logger = logging.getLogger("loopwright")
 
 ConfigSource: TypeAlias = (
-    "str | os.PathLike[str] | Mapping[str, Any] | Config | ConfigManager | None"
+    "str | os.PathLike[str] | Mapping[str, Any] | AdversarialConfig | ConfigManager | None"
 )
-AnyConfig = TypeVar("AnyConfig", bound="Config")
+AnyConfig = TypeVar("AnyConfig", bound="AdversarialConfig")
 
 COPY_NAME = re.compile(r"train(\d+)_config\.json")
 WITHOUT_EFFECT = (
@@ -378,8 +378,8 @@ class Visualizer(SettingsGroup):
     visdom: LiveSettings = LiveSettings()
 
 
-class Config(SettingsGroup):
-    """All settings. A subclass may add groups and values of its own; give it to
+class AdversarialConfig(SettingsGroup):
+    """All settings; `Config` for users. A subclass may add groups and values of its own; give it to
     `Trainer.config_type`.
 
     >>> from loopwright.interfaces.adversarial import Config
@@ -414,7 +414,9 @@ class ConfigManager:
     (8, 'fp32')
     """
 
-    def __init__(self, input_config: ConfigSource = None, kind: type[Config] = Config) -> None:
+    def __init__(
+        self, input_config: ConfigSource = None, kind: type[AdversarialConfig] = AdversarialConfig
+    ) -> None:
         self.data = load_config(input_config, kind)
 
     @property
@@ -432,7 +434,10 @@ class ConfigManager:
         return path
 
 
-def load_config(source: ConfigSource = None, kind: type[AnyConfig] = Config) -> AnyConfig:  # type: ignore[assignment]
+def load_config(
+    source: ConfigSource = None,
+    kind: type[AnyConfig] = AdversarialConfig,  # type: ignore[assignment]
+) -> AnyConfig:
     """Read a config; a setting that is left out has its default.
 
     Args:
@@ -446,7 +451,7 @@ def load_config(source: ConfigSource = None, kind: type[AnyConfig] = Config) -> 
     """
     if isinstance(source, ConfigManager):
         source = source.data
-    if isinstance(source, Config):
+    if isinstance(source, AdversarialConfig):
         return source.model_copy(deep=True)  # type: ignore[return-value]
     return load_model({} if source is None else source, kind, under="config")
 
@@ -457,7 +462,7 @@ def config_copies(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
-def warn_without_effect(config: Config) -> None:
+def warn_without_effect(config: AdversarialConfig) -> None:
     """Say which of the settings that were given change nothing here."""
     given = []
     for key in WITHOUT_EFFECT:

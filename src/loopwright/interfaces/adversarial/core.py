@@ -275,10 +275,10 @@ class AdversarialCore(InterfaceCore):
         window.has_stepped = True  # hooks have run: no second try in micro-batches
         losses = losses_of(self.interface)
         if losses is not None:
-            losses.start_step()
+            losses.measured = {}
         returned = self._hooks["train_step"](*batch, self.progress.epoch_step)
         result = StepResult.of(returned, window.size)
-        measured = {} if losses is None else losses.end_step()
+        measured = {} if losses is None else dict(losses.measured)
         metrics = measured | dict(result.metrics)
         return StepResult(result.loss, window.size, metrics, losses=tuple(measured))
 

@@ -26,7 +26,7 @@ from ...errors import CheckpointError, ConfigurationError
 from ...metrics.progress import Progress
 from ...run import RunDirectory, RunManifest, update_manifest
 from ...run.metrics_view import MetricsView
-from .config import Config, Saving
+from .config import AdversarialConfig, Saving
 
 if TYPE_CHECKING:
     from ...run.manifest import State
@@ -39,13 +39,13 @@ EPOCHS = "epochs"
 KINDS = {"G": "gen", "D": "disc"}
 
 
-def directory_of(config: Config) -> Path:
+def directory_of(config: AdversarialConfig) -> Path:
     common = config.common
     folder = local_path(common.output_directory, "common.output_directory")
     return folder / f"{common.experiment_name}_v{common.experiment_version}"
 
 
-def choose_directory(config: Config) -> tuple[Path, bool]:
+def choose_directory(config: AdversarialConfig) -> tuple[Path, bool]:
     """The directory that a config asks for, and whether the run in it is to be continued.
 
     A new experiment gets a directory of its own, and the config's version becomes that of the

@@ -19,7 +19,7 @@ from ...checkpoint.atomic import staged_file
 from ...errors import ConfigurationError, DataError, MissingExtraError
 from ...metrics.media import encode_png
 from ...metrics.media import read_image as as_pixels
-from .config import ColorJitter, Config, ImageAugmentation, PairAugmentation
+from .config import AdversarialConfig, ColorJitter, ImageAugmentation, PairAugmentation
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 PARTS = ("input", "output", "target")
@@ -207,7 +207,10 @@ class PairedDataset(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(
-        self, config: Config, root_dir: str | os.PathLike[str], is_train: bool | None = None
+        self,
+        config: AdversarialConfig,
+        root_dir: str | os.PathLike[str],
+        is_train: bool | None = None,
     ) -> None:
         self.root = Path(root_dir)
         self.is_train = self.root.name == "train" if is_train is None else is_train

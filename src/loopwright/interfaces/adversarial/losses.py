@@ -29,7 +29,7 @@ ScheduleFunction: TypeAlias = "Callable[..., float]"
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class EpochSchedule:
     """A value that goes from `initial_value` at `start_epoch` to `target_value` at `end_epoch`.
 
     Epochs are counted from 1, as in `Trainer.current_epoch`. `schedule` is "linear", "cosine",
@@ -86,7 +86,7 @@ class Scheduler:
     """A schedule as a factor of its largest value, for torch's `LambdaLR`, which counts epochs from
     0."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: EpochSchedule) -> None:
         self.schedule = schedule
         self.max_value = max(schedule.initial_value, schedule.target_value)
 
@@ -101,8 +101,8 @@ class TorchScheduler(LRScheduler):
     Stepped once an epoch; what it saves is how many there were, so it goes on where it stopped.
     """
 
-    def __init__(self, optimizer: Optimizer, schedule: Schedule | None = None) -> None:
-        self.schedule = Schedule() if schedule is None else schedule
+    def __init__(self, optimizer: Optimizer, schedule: EpochSchedule | None = None) -> None:
+        self.schedule = EpochSchedule() if schedule is None else schedule
         super().__init__(optimizer)
 
     def rates(self) -> list[float]:
@@ -184,14 +184,14 @@ class LMLoss:
     name: str
     function: nn.Module
     loss_weight: float = 1.0
-    schedule: Schedule | None = None
+    schedule: EpochSchedule | None = None
     tags: list[str] = field(default_factory=list)
     last_loss_map: Tensor | None = None
     history: LMHistory = field(default_factory=LMHistory)
 
     def weight(self, epoch: int, **weight_kwargs: Any) -> float:
         """Return the value of the schedule in an epoch; without one, `loss_weight`."""
-        if self.schedule is None or self.schedule == Schedule():
+        if self.schedule is None or self.schedule == EpochSchedule():
             return self.loss_weight
         return self.schedule.value(epoch, **weight_kwargs)
 
@@ -231,7 +231,7 @@ class LossManager:
         self.epoch = 1
         self.is_shared = False
         self.is_quiet = False
-        self._step: dict[str, Tensor] = {}
+        self.measured: dict[str, Tensor] = {}  # in the step under way, still on the device
         self._pending: list[tuple[LMLoss, Tensor, float]] = []
 
     # Registering
@@ -247,7 +247,7 @@ class LossManager:
         loss_name: str,
         loss_fn: nn.Module,
         loss_weight: float = 1.0,
-        schedule: Schedule | None = None,
+        schedule: EpochSchedule | None = None,
         tags: Sequence[str] | None = None,
     ) -> None:
         """Register a loss under a new name, with a weight or a schedule of it, and tags."""
@@ -283,20 +283,12 @@ class LossManager:
         kept = result.detach().clone()  # the result may be added to in place
         value = kept.mean() if kept.dim() else kept
         loss.last_loss_map = kept
-        self._step[loss_name] = value
+        self.measured[loss_name] = value
         if not self.is_shared:
             self._pending.append((loss, value, weight))
             if len(self._pending) >= MAX_PENDING:
                 self._settle()
         return result
-
-    def start_step(self) -> None:
-        """Begin a batch."""
-        self._step = {}
-
-    def end_step(self) -> dict[str, Tensor]:
-        """Return the losses since `start_step`, still on the device."""
-        return dict(self._step)
 
     def keep(self, values: Mapping[str, float]) -> None:
         """Add the values of a batch of all processes to the histories."""

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ...errors import ConfigurationError
 from ...losses import GANLoss, Laplacian, Perceptual, Sobel
-from .config import Config, ConfigSource, LearningRate
-from .losses import LMLoss, Schedule, ScheduledRate, TorchScheduler
+from .config import AdversarialConfig, ConfigSource, LearningRate
+from .losses import EpochSchedule, LMLoss, ScheduledRate, TorchScheduler
 from .trainer import Trainer
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Discriminator(nn.Module):
 
 
 def pix2pix(
-    config: Config,
+    config: AdversarialConfig,
     subspec: str = "basic",
     *,
     perceptual: nn.Module | None = None,
@@ -272,7 +272,7 @@ def pix2pix(
 # The trainer
 
 
-def build_generator(config: Config) -> UnetGenerator:
+def build_generator(config: AdversarialConfig) -> UnetGenerator:
     """The generator that a config describes."""
     settings = config.train.generator
     load = config.dataloader.load
@@ -287,11 +287,11 @@ def build_generator(config: Config) -> UnetGenerator:
     )
 
 
-def rate_schedule(rate: LearningRate) -> Schedule:
+def rate_schedule(rate: LearningRate) -> EpochSchedule:
     """Constant, then linear; the epoch after the last one would have the target, so that no epoch
     trains with 0."""
     last = rate.epochs + rate.epochs_decay
-    return Schedule("linear", rate.epochs, last + 1, rate.initial, rate.target)
+    return EpochSchedule("linear", rate.epochs, last + 1, rate.initial, rate.target)
 
 
 class Pix2pixTrainer(Trainer):
@@ -409,8 +409,7 @@ class Pix2pixTrainer(Trainer):
     def _init_from_checkpoint(self) -> None:
         """Go on exactly; where there are only exported networks, from those, with the rates of
         their epoch."""
-        if self._stored_state() is not None:
-            self.continue_run()
+        if self._continue_from_state():
             return
         rates = self.config.train
         self.load_checkpoint("G", self.gen, self.opt_gen, rates.generator.learning_rate.initial)

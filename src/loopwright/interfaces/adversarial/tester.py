@@ -21,7 +21,7 @@ from ...errors import ConfigurationError
 from ...losses import Laplacian, Sobel
 from ...runtime.modes import evaluating
 from .._shared import on_first_process
-from .config import Config, ConfigSource, config_copies, load_config
+from .config import AdversarialConfig, ConfigSource, config_copies, load_config
 from .experiment import directory_of
 from .images import PARTS, PairedDataset, write_image
 from .pix2pix import build_generator
@@ -173,7 +173,9 @@ class ONNXConverter(Tester):
         crop_size: int | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        settings: Config = load_config(config_in(experiment_dir) if config is None else config)
+        settings: AdversarialConfig = load_config(
+            config_in(experiment_dir) if config is None else config
+        )
         if device is not None:
             settings.common.device = str(device)
         load = settings.dataloader.load

@@ -23,7 +23,7 @@ from ...runtime.modes import evaluating
 from ...text import nearest
 from ...training.media_log import log_files
 from .._shared import LoggingTrainer, is_overridden, on_first_process
-from .config import Config, ConfigManager, ConfigSource, warn_without_effect
+from .config import AdversarialConfig, ConfigManager, ConfigSource, warn_without_effect
 from .core import NAMES, AdversarialCore, checked_trackers, losses_of
 from .experiment import EPOCHS, choose_directory, load_network, nothing_saved, read_state
 from .images import PARTS, LiveView, PairedDataset, write_image
@@ -54,7 +54,7 @@ class Trainer(LoggingTrainer):
             the program's end.
     """
 
-    config_type: ClassVar[type[Config]] = Config
+    config_type: ClassVar[type[AdversarialConfig]] = AdversarialConfig
     loss_manager: LossManager  # from `init_loss_manager` on
     experiment_dir: Path  # from `build_output_directory` on
     examples_dir: Path
@@ -319,22 +319,25 @@ class Trainer(LoggingTrainer):
     def continue_run(self) -> None:
         """Continue exactly from `train.load.load_epoch`; call it when all networks and optimizers
         exist."""
-        checkpoint = self._stored_state()
-        if checkpoint is None:
+        if not self._continue_from_state():
             wanted = self.config.train.load.load_epoch
-            raise nothing_saved(self.experiment_dir, "saved state", wanted)
-        self.loaded_epoch = self._core.continue_from(checkpoint)
+            raise nothing_saved(self.experiment_dir, "complete state", wanted)
 
-    def _stored_state(self) -> Checkpoint | None:
-        """What `train.load.load_epoch` names, None where there is none; the first process chooses
-        for all."""
+    def _continue_from_state(self) -> bool:
+        """Continue from what `train.load.load_epoch` names, if there is such a state; the first
+        process chooses for all."""
+        own: list[Checkpoint | None] = []
 
         def choose() -> Path | None:
-            found = read_state(self.experiment_dir, self.config.train.load.load_epoch)
-            return None if found is None else found.path
+            own.append(read_state(self.experiment_dir, self.config.train.load.load_epoch))
+            return None if own[0] is None else own[0].path
 
         path = on_first_process(self._core.runtime, choose)
-        return None if path is None else read_checkpoint(path)
+        if path is None:
+            return False
+        checkpoint = own[0] if own else None
+        self.loaded_epoch = self._core.continue_from(checkpoint or read_checkpoint(path))
+        return True
 
     def remaining_epochs(self, total: int | None = None) -> int:
         """Return how many epochs are left of `total`. Default: the epochs of the generator's
