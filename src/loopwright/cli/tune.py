@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from ..interfaces.configured.config import BaseTrainerConfig
 from ..interfaces.configured.core import ConfiguredCore
+from ..interfaces.configured.trainer import BaseTrainerConfig
 from ..tuning.tune import Tuner
 from ..tuning.tune_table import summary_of
 from .finders import built
