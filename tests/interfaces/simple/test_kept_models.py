@@ -226,7 +226,7 @@ def test_early_stopping_begins_anew_in_the_next_call(points: TensorDataset) -> N
         (Counted, "eval_acuracy", True, "did you mean eval_accuracy?"),
         (Counted, "eval_accuracy", False, "`eval_dataloader=`"),
         (Counted, "accuracy", True, "did you mean eval_accuracy?"),
-        (AccuracyTrainer, "accuracy", True, "'eval_accuracy'"),
+        (AccuracyTrainer, "accuracy", True, "begin with eval_"),
         (Trainer, "train_los", True, "did you mean train_loss?"),
     ],
 )

@@ -28,12 +28,12 @@ from ...run.experiment import describe_dataset
 from ...runtime import Runtime
 from ...runtime.base import is_launched
 from ...text import nearest
-from ...training.own_steps import scheduler_position
+from ...training.own_steps import StepSchedulers, scheduler_position
 from ...training.program import Changes, Display, MessageNames
 from ...training.supervised import call_model, describe
 from ...training.update import OptimizerUpdate
 from ...training.updates import OptimizerChoice, listed
-from .._shared import InterfaceCore, InterfaceNames, StepSchedulers, other_optimizers
+from .._shared import InterfaceCore, InterfaceNames, other_optimizers
 from .config import BaseTrainerConfig
 
 if TYPE_CHECKING:
