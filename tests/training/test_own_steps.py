@@ -119,14 +119,6 @@ def test_gradients_that_the_user_clips_are_not_clipped_again(points, options):
     assert_same_model(ours, theirs)
 
 
-def test_the_smaller_of_two_norms_decides(points):
-    ours, theirs = build_net(), build_net()
-    own(Clipping, ours, clip_norm=0.1).train(points, 1, batch_size=8)
-    train_by_hand(theirs, sgd(theirs.parameters()), points, clip_norm=0.1)
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_a_plain_step_emits_the_event_of_an_update(points):
     class Norms(Callback):
         seen: list[float]
@@ -264,21 +256,6 @@ def test_a_loss_scaler_of_the_users_own_scales_and_leaves_out_steps(
 def test_a_plain_step_of_unscaled_gradients_is_refused_with_fp16(points):
     with raises("step-without-scaling", "GradScaler", "self.update(loss)"):
         own(ZeroFirst, precision="fp16").train(points, 1, batch_size=8)
-
-
-def test_a_second_forward_pass_in_bf16_sees_the_weights_after_the_step(points):
-    """Autocast keeps casts of weights as long as its context lasts, which is the whole step."""
-
-    class Looking(Own):
-        def train_step(self, batch):
-            before = self.loss(batch)
-            before.backward()
-            self.optimizer.step()
-            after = self.loss(batch)
-            assert not torch.equal(before, after)
-            return after
-
-    own(Looking, build_linear(), precision="bf16").train(points, 1, batch_size=8)
 
 
 @pytest.mark.parametrize("is_caught", [False, True])

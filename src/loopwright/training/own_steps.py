@@ -112,7 +112,8 @@ class OwnSteps:
     def _note_position(self) -> None:
         for update in self._updates:
             self._calls[update.name] = update.calls
-        self.schedulers.begin_step(self._updates)
+            if update.schedulers:
+                self.schedulers.begin_step([update])
 
     def __enter__(self) -> OwnSteps:
         self._watch()
@@ -125,13 +126,15 @@ class OwnSteps:
 
     def end_step(self) -> None:
         """End the user's step: let schedulers follow, and drop the gradients that were used."""
-        self._leave_autocast(is_late=True)
+        if self._no_autocast is not None:
+            self._leave_autocast(is_late=True)
         if self._taken:
             for update in self._updates:
                 # those that `update` trains have gradients of another optimizer's loss
                 if update.name in self._taken or update.calls:
                     update.zero()
-        self.schedulers.follow_all()
+        if self.schedulers.due:
+            self.schedulers.follow_all()
         if self.num_steps and self.run.files.run_dir is not None and not self.has_stages:
             self._note_left()
         if self._updates != list(self.run.updates.by_name.values()):
@@ -148,6 +151,7 @@ class OwnSteps:
         self._updates = list(self.run.updates.by_name.values())
         self._left = {}
         self._forget()
+        self.schedulers.begin_epoch(self._updates)
         for update in self._updates:
             self._watch_steps(update)
             if self.run.runtime.averages_gradients and not self.has_stages:
@@ -483,12 +487,15 @@ class StepSchedulers:
         self._before = {}
 
     def begin_step(self, updates: Iterable[OptimizerUpdate]) -> None:
-        """Note where the schedulers are."""
+        """Note where the schedulers are that count updates."""
         for update in updates:
             if update.schedulers:
                 self._before[update.name] = positions_of(update.schedulers)
-            if update.epoch_schedulers:
-                self._of_epochs[update.name] = positions_of(update.epoch_schedulers)
+
+    def begin_epoch(self, updates: Iterable[OptimizerUpdate]) -> None:
+        """Note where the schedulers are that count epochs."""
+        for update in updates:
+            self._of_epochs[update.name] = positions_of(update.epoch_schedulers)
 
     def follow(self, update: OptimizerUpdate) -> None:
         """Step the schedulers of an update that is due, unless the user stepped them."""
@@ -498,7 +505,8 @@ class StepSchedulers:
             if positions_of(update.schedulers) == self._before.get(update.name):
                 update.schedule()
             self._before[update.name] = positions_of(update.schedulers)
-        self.note_between([update])
+        if update.epoch_schedulers:
+            self.note_between([update])
 
     def follow_all(self) -> None:
         """Step all schedulers that are due: the user's step is over."""
@@ -506,7 +514,7 @@ class StepSchedulers:
             self.follow(update)
 
     def note_between(self, updates: Iterable[OptimizerUpdate]) -> None:
-        """Notice schedulers of epochs that the user's loop has stepped after its last step."""
+        """Notice schedulers of epochs that the user has stepped, in a step or after the last one."""
         for update in updates:
             now = positions_of(update.epoch_schedulers)
             if now != self._of_epochs.get(update.name, now):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from torch.utils.data import DataLoader
 from loopwright.errors import LoopwrightError, NonFiniteLossError
 from loopwright.interfaces.modular import Callback, DreamTrainer, DreamTrainerConfig
 
-from ...mistakes import raises
 from .programs import Config, MyTrainer, build_data
 
 FOREIGN = re.compile(
@@ -214,25 +212,7 @@ def test_a_nan_is_told_in_the_words_of_this_interface() -> None:
     assert not FOREIGN.search(str(caught.value))
 
 
-def test_loading_what_is_not_there_is_told(tmp_path: Path) -> None:
-    with raises("no-checkpoint", tmp_path / "nothing"):
-        MyTrainer(Config()).load_checkpoint(tmp_path / "nothing")
-
-
 # What is no mistake
-
-
-def test_an_optimizer_made_in_init_is_one() -> None:
-    class Early(MyTrainer):
-        configure_optimizers = DreamTrainer.configure_optimizers
-
-        def __init__(self, config: DreamTrainerConfig) -> None:
-            super().__init__(config)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-    trainer = Early(Config())
-    trainer.fit()
-    assert trainer._core.run.updates.by_name["optimizer"].num_updates == 5
 
 
 def test_a_config_with_an_init_of_its_own_is_left_alone() -> None:

@@ -309,9 +309,12 @@ class ModularCore(InterfaceCore):
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs, unless the user's loop has; ReduceLROnPlateau
         watches the validation."""
-        self.gradients.own_steps.schedulers.note_between(self.run.updates.by_name.values())
+        updates = self.run.updates.by_name.values()
+        schedulers = self.gradients.own_steps.schedulers
         loss = row.get("val_loss", row.get("val/loss"))
+        schedulers.note_between(updates)
         super()._schedule_epoch(row if loss is None else {**row, "eval_loss": loss})
+        schedulers.begin_epoch(updates)
 
     # A step
 

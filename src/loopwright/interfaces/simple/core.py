@@ -31,7 +31,7 @@ from ...training import steps as loop
 from ...training.first_batch import measured_on
 from ...training.own_steps import OwnSteps, gradients, is_paced_by_user, scheduler_position
 from ...training.program import MessageNames
-from ...training.step_checks import StepWatch, Versions, gradient_versions
+from ...training.step_checks import SchedulerWatch, StepWatch, Versions, gradient_versions
 from ...training.supervised import describe
 from ...training.updates import Updates
 from .._shared import InterfaceCore, InterfaceNames, check_idle
@@ -87,7 +87,7 @@ class SimpleCore(InterfaceCore):
         self.watched: Callable[[dict[str, float]], str] | None = None
         self.is_passing = False  # over the data, in the core's loop
         self.has_said_unsaved = False
-        self._stepped: dict[str, Any] = {}  # where `train_epoch` left the schedulers
+        self._stepped: SchedulerWatch | None = None  # where `train_epoch` left the schedulers
         self._paced: dict[str, int] = {}  # schedules whose cadence is the config's, by their ids
         self._epoch: EpochFunction | None = None
         self._end_epoch: EpochListener | None = None
@@ -137,7 +137,7 @@ class SimpleCore(InterfaceCore):
 
     def set_scheduler(self, given: Any) -> None:
         """Another scheduler, or none."""
-        self._stepped = {}
+        self._stepped = None
         self._paced = {}
         if given is None:
             self.schedules.pop("scheduler", None)
@@ -194,23 +194,14 @@ class SimpleCore(InterfaceCore):
 
     def check_stepped_once(self) -> None:
         """Refuse a loop that steps a scheduler again after `train_epoch`, which has stepped it."""
-        for name, position in self._stepped.items():
-            schedule = self.schedules.get(name)
-            if schedule is not None and scheduler_position(schedule.scheduler) != position:
-                raise ConfigurationError(
-                    "scheduler-after-epoch",
-                    "The scheduler was stepped by train_epoch, and again after it: remove your "
-                    "own scheduler.step(), or step it in an overridden train_epoch.",
-                )
+        if self._stepped is not None:
+            self._stepped.check("a loop around train_epoch")
 
     def note_stepped(self) -> None:
         """Remember where the schedulers that count epochs are."""
-        positions = self._scheduler_positions()
-        self._stepped = {
-            name: positions[name]
-            for name, schedule in self.schedules.items()
-            if schedule.interval == "epoch"
-        }
+        schedules = self.schedules.items()
+        of_epochs = {name: schedule for name, schedule in schedules if schedule.interval == "epoch"}
+        self._stepped = SchedulerWatch(of_epochs)
 
     # What the interface's user may have overridden
 
@@ -264,8 +255,9 @@ class SimpleCore(InterfaceCore):
                 f"{self.accumulate}): by your own backward(), zero_grad() or clip_grad_norm_. "
                 "Remove that call, use torch.autograd.grad instead, or remove that setting.",
             )
+        self._left = []
         result = super().train_step(batch)
-        if self.run.runtime.world == 1:
+        if self.runtime.world == 1:
             self._left = [gradient_versions(update) for update in updates]
         if self._own_steps is not None:
             self._own_steps.end_step()
