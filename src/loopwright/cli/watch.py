@@ -18,8 +18,9 @@ from rich.live import Live
 from rich.text import Text
 
 from ..errors import CheckpointError, check_number
-from ..run.curves import Curve
+from ..run.curves import MetricCurve
 from ..run.reading import Run
+from ..run.schema import Level
 from ..text import clock
 from .output import OK, best_text, print_json, printable, say, time_text
 from .output import STYLES as STATE_STYLES
@@ -133,11 +134,8 @@ def _chart(
     curves = []
     of_steps = run.metrics.step_names()
     for number, name in enumerate(names):
-        curve = (
-            run.metrics.curve(name, x="update", points=2 * width)
-            if name in of_steps
-            else run.metrics.epoch_curve(name, x="update")
-        )
+        level: Level = "step" if name in of_steps else "epoch"
+        curve = run.metrics.curve(name, level=level, x="update", points=2 * width)
         curves.append(Drawn(curve.places, curve.mean, curve.min, curve.max))
         style, mark = pen_of(number)
         label = f"{printable(name)} {mark}" if is_plain and len(names) > 1 else printable(name)
@@ -146,7 +144,7 @@ def _chart(
     return [Text.assemble(*line, no_wrap=True) for line in lines]
 
 
-def _note(run: Run, curve: Curve) -> str:
+def _note(run: Run, curve: MetricCurve) -> str:
     """The last value, the best one of epochs, and how many are not drawn."""
     last = run.last_of(curve.name) if curve.level == "epoch" else None
     values = [last.value] if last is not None else curve.mean[-1:]

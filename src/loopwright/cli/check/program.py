@@ -29,9 +29,8 @@ from ...errors import ConfigurationError, LoopwrightError
 from ...runtime.dry_run import AXES, DryRun, DryRunDone, local_bytes, local_shape, placement_text
 from ...runtime.dtensor import Mesh
 from ...scaling.counting import Collective, Counted, counted_collectives, table_of
-from ...scaling.layout import Sizes, UpdateSettings
-from ...scaling.measure import shape_of
-from ...scaling.traffic import collectives_of
+from ...scaling.layout import Sizes, UpdateSettings, collectives_of
+from ...scaling.model import shape_of
 from ...text import counted, listed, size
 from ...trainer import Trainer
 from ...training.assembly import with_defaults
