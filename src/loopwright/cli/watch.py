@@ -155,7 +155,7 @@ def _charts(
 ) -> list[Text]:
     """The charts that fit, in rows of one or several; a line names the metrics that have none."""
     metrics = run.metrics
-    names = dict.fromkeys((*run.epoch_names, *metrics.step_names()))
+    names = dict.fromkeys((*run.epoch_names, *metrics.names_of("step")))
     if not names:
         waiting = (
             "No metrics yet: they appear with the first steps."
@@ -192,7 +192,7 @@ def _charts(
 def _chart(run: Run, names: Sequence[str], width: int, is_log: bool, is_plain: bool) -> Chart:
     title: Line = []
     curves = []
-    of_steps = run.metrics.step_names()
+    of_steps = run.step_names
     for number, name in enumerate(names):
         level: Level = "step" if name in of_steps else "epoch"
         curve = run.metrics.curve(name, level=level, x="update", points=2 * width)

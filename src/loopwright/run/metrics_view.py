@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import threading
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import CheckpointError, ConfigurationError, MissingExtraError
 from ..metrics.best import Mode, first_best
@@ -31,7 +30,6 @@ from .schema import (
     metrics_error,
     open_empty,
     open_for_reading,
-    state_at_rest,
 )
 
 if TYPE_CHECKING:
@@ -218,9 +216,8 @@ class MetricsView:
     the file. `view("loss")` has every value of a metric.
 
     Args:
-        path: The file; without one, everything is empty.
-        keep_open: Keep the file open between calls while no process writes to it. Any thread may
-            call.
+        path: The file, which is open during a call, or in a `with` block of the view; without one,
+            everything is empty.
 
     >>> import tempfile
     >>> from loopwright.run import MetricsStore, MetricsView, StepRow
@@ -232,11 +229,20 @@ class MetricsView:
     [0.5, 0.3333333333333333]
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, keep_open: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.keep_open = keep_open
-        self._kept: tuple[sqlite3.Connection, object] | None = None
-        self._lock = threading.RLock()
+        self._is_kept = False  # in a `with` block
+        self._kept: sqlite3.Connection | None = None
+
+    def __enter__(self) -> Self:
+        self._is_kept = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_kept = False
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
     # Metrics
 
@@ -261,7 +267,7 @@ class MetricsView:
 
     def missing(self, name: str, by: str | None = None) -> ConfigurationError:
         """The error about a metric that the run does not have, `by` step or epoch."""
-        known = self.epoch_names if by == "epoch" else self.names()
+        known = self.names_of("epoch") if by == "epoch" else self.names()
         where = f" per {by}" if by else ""
         return ConfigurationError(
             "unknown-metric",
@@ -270,19 +276,14 @@ class MetricsView:
 
     def names(self) -> list[str]:
         """The names of all metrics, sorted."""
-        return sorted({*self.epoch_names, *self.step_names()})
+        return sorted({*self.names_of("step"), *self.names_of("epoch")})
 
-    def step_names(self) -> list[str]:
-        """The names of the metrics of steps, sorted."""
-        has_values = "EXISTS (SELECT 1 FROM step_values v WHERE v.name = n.id)"
+    def names_of(self, level: Level) -> list[str]:
+        """The names of the metrics of steps, or of epochs, sorted."""
+        has_values = f"EXISTS (SELECT 1 FROM {level}_values v WHERE v.name = n.id)"
         with self._reading(by_name=True) as file:
             rows = file.execute(f"SELECT n.name FROM names n WHERE {has_values}").fetchall()
         return sorted(str(name) for (name,) in rows)
-
-    @cached_property
-    def epoch_names(self) -> list[str]:
-        """The names of the metrics of epochs, sorted."""
-        return sorted(self._epochs_by_name)
 
     def rows(self, level: Level, name: str | None = None) -> list[tuple[str, Point]]:
         """The values of one metric of steps or epochs with its name, or of all, in order."""
@@ -519,21 +520,23 @@ class MetricsView:
         Args:
             by_name: Whether reading takes time and memory for each name of a metric.
         """
-        with self._lock:
+        try:
+            file = self._kept
+            if file is None:
+                file = open_for_reading(self.path) if self.path.is_file() else open_empty()
+            if self._is_kept:
+                self._kept = file
             try:
-                file = self._open()
-                try:
-                    file.execute("BEGIN")
-                    if by_name:
-                        self._check_names(file)
-                    yield file
-                finally:
-                    if self._kept is not None and self._kept[0] is file:
-                        file.rollback()
-                    else:
-                        file.close()
-            except sqlite3.Error as error:
-                raise metrics_error(self.path, "read", error) from error
+                file.execute("BEGIN")
+                if by_name:
+                    self._check_names(file)
+                yield file
+            finally:
+                file.rollback()
+                if not self._is_kept:
+                    file.close()
+        except sqlite3.Error as error:
+            raise metrics_error(self.path, "read", error) from error
 
     def _check_names(self, file: sqlite3.Connection) -> None:
         names = f"SELECT 1 FROM names LIMIT {MAX_NAMES + 1}"
@@ -545,24 +548,6 @@ class MetricsView:
                 "fewer names (without numbers of steps in them), or read the file with `loopwright "
                 "query`.",
             )
-
-    def _open(self) -> sqlite3.Connection:
-        """A connection; a kept one is that of a file at rest which has not changed since."""
-        state = state_at_rest(self.path) if self.keep_open else None
-        if self._kept is not None and self._kept[1] == state and state is not None:
-            return self._kept[0]
-        self.close()
-        file = open_for_reading(self.path) if self.path.is_file() else open_empty()
-        if state is not None and state == state_at_rest(self.path):
-            self._kept = file, state
-        return file
-
-    def close(self) -> None:
-        """Close the file, if it was kept open."""
-        with self._lock:
-            if self._kept is not None:
-                self._kept[0].close()
-                self._kept = None
 
 
 def _point(at: object, update: object, value: object, exact: object) -> Point | None:

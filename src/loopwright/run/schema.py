@@ -258,15 +258,6 @@ def is_at_rest(path: Path) -> bool:
         return True
 
 
-def state_at_rest(path: Path) -> tuple[int, int, int] | None:
-    """What tells a file at rest from any other; None while a process writes to it, or without it."""
-    try:
-        found = path.stat()
-        return (found.st_ino, found.st_size, found.st_mtime_ns) if is_at_rest(path) else None
-    except OSError:
-        return None
-
-
 def _connect(path: Path, *, is_at_rest: bool) -> sqlite3.Connection:
     """Open the file for reading; as immutable where no process writes to it, or SQLite would leave
     a log behind."""
