@@ -27,8 +27,13 @@ from ...config import (
     one_of_kind,
     run_schema,
 )
-from ...config.kinds import names_in, resolve_kind, shipped_names
-from ...config.places import describes_several, names_of
+from ...config.kinds import (
+    describes_several,
+    names_in,
+    names_of,
+    resolve_kind,
+    shipped_names,
+)
 from ...data.order import derive_seed
 from ...data.random import preserved_rng, seed_generators
 from ...optim.build import Schedule
