@@ -24,6 +24,7 @@ from .schema import (
     AXES,
     VIEWS,
     WITH_PLACE,
+    File,
     Level,
     exact_value,
     id_of,
@@ -232,7 +233,7 @@ class MetricsView:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._is_kept = False  # in a `with` block
-        self._kept: sqlite3.Connection | None = None
+        self._kept: File | None = None
 
     def __enter__(self) -> Self:
         self._is_kept = True
@@ -493,7 +494,7 @@ class MetricsView:
         with closing(self._open_for_query()) as file:
             return _described(file)
 
-    def _open_for_query(self) -> sqlite3.Connection:
+    def _open_for_query(self) -> File:
         """A file with our own views before any of its own, which allows nothing but reading."""
         if not self.path.is_file():
             raise ConfigurationError(
@@ -514,7 +515,7 @@ class MetricsView:
     # The file
 
     @contextmanager
-    def _reading(self, *, by_name: bool = False) -> Iterator[sqlite3.Connection]:
+    def _reading(self, *, by_name: bool = False) -> Iterator[File]:
         """A connection in one transaction; that of an empty file where the run has written nothing.
 
         Args:
@@ -538,7 +539,7 @@ class MetricsView:
         except sqlite3.Error as error:
             raise metrics_error(self.path, "read", error) from error
 
-    def _check_names(self, file: sqlite3.Connection) -> None:
+    def _check_names(self, file: File) -> None:
         names = f"SELECT 1 FROM names LIMIT {MAX_NAMES + 1}"
         (count,) = file.execute(f"SELECT count(*) FROM ({names})").fetchone()
         if count > MAX_NAMES:
@@ -558,7 +559,7 @@ def _point(at: object, update: object, value: object, exact: object) -> Point | 
     return Point(at, update, number)
 
 
-def _last_step(file: sqlite3.Connection) -> tuple[Any, Any] | None:
+def _last_step(file: File) -> tuple[Any, Any] | None:
     """The (step, update) of the newest step, if there is any."""
     query = (
         'SELECT v.step, v."update" FROM names n CROSS JOIN step_values v ON v.name = n.id '
@@ -569,7 +570,7 @@ def _last_step(file: sqlite3.Connection) -> tuple[Any, Any] | None:
     return row
 
 
-def _read_cursor(file: sqlite3.Connection) -> MetricsCursor:
+def _read_cursor(file: File) -> MetricsCursor:
     facts = file.execute("SELECT value FROM facts WHERE key = 'generation'").fetchone()
     step = _last_step(file)
     columns = {"epoch_clock": "epoch", "events": "id", "media": "id", "log_lines": "id"}
@@ -580,7 +581,7 @@ def _read_cursor(file: sqlite3.Connection) -> MetricsCursor:
     return MetricsCursor(facts[0] if facts else 0, step[0] if step else 0, *lasts)
 
 
-def _read_events(file: sqlite3.Connection, after: int) -> list[Event]:
+def _read_events(file: File, after: int) -> list[Event]:
     columns = 'id, kind, text, detail, "update", step, epoch, samples, seconds, wall'
     rows = file.execute(f"SELECT {columns} FROM events WHERE id > ? ORDER BY id", (after,))
     return [
@@ -589,7 +590,7 @@ def _read_events(file: sqlite3.Connection, after: int) -> list[Event]:
     ]
 
 
-def _read_media(file: sqlite3.Connection, where: str, value: int | str) -> list[MediaItem]:
+def _read_media(file: File, where: str, value: int | str) -> list[MediaItem]:
     """The media that fit a condition on a value, in the order of steps."""
     query = (
         'SELECT id, name, kind, "update", step, epoch, samples, seconds, wall, position, file, '
@@ -604,7 +605,7 @@ def _read_media(file: sqlite3.Connection, where: str, value: int | str) -> list[
     return found
 
 
-def _read_log_lines(file: sqlite3.Connection, after: int, last: int) -> list[LogLine]:
+def _read_log_lines(file: File, after: int, last: int) -> list[LogLine]:
     """The last lines of the log after one with an id, in order."""
     query = "SELECT id, wall, level, text FROM log_lines WHERE id > ? ORDER BY id DESC LIMIT ?"
     return [LogLine(*row) for row in reversed(file.execute(query, (after, last)).fetchall())]
@@ -621,7 +622,7 @@ def _allow_reading(action: int, *what: str | None) -> int:
     return sqlite3.SQLITE_OK if is_reading else sqlite3.SQLITE_DENY
 
 
-def _query_error(file: sqlite3.Connection, error: Exception) -> BaseException:
+def _query_error(file: File, error: Exception) -> BaseException:
     if str(error) == "interrupted":
         return KeyboardInterrupt()
     if any(word in str(error) for word in REFUSALS):
@@ -637,7 +638,7 @@ def _query_error(file: sqlite3.Connection, error: Exception) -> BaseException:
     )
 
 
-def _described(file: sqlite3.Connection) -> list[tuple[str, list[str], str]]:
+def _described(file: File) -> list[tuple[str, list[str], str]]:
     found = []
     for name, what in QUERIED.items():
         cursor = file.execute(f"SELECT * FROM {name} LIMIT 0")
