@@ -18,7 +18,6 @@ from loopwright.data.open import open_stream
 from loopwright.data.stream import LimitedStream
 
 from ..loops import assert_same_model, batches, build_linear
-from ..mistakes import raises
 from .runs import assert_same_after_crash, build_trainer, train
 
 

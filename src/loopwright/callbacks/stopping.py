@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
 from ..data.stream import LimitedStream
 from ..errors import ConfigurationError, check_number, public
 from ..metrics.best import BestSoFar
 from ..metrics.progress import seconds_of
-from .interval import Every, Watching
+from .interval import Watching
 
 if TYPE_CHECKING:
     from ..callback import Trainer
@@ -52,10 +52,19 @@ class EarlyStopping(Watching):
         mode: Literal["auto", "min", "max"] = "auto",
         *,
         min_delta: float = 0.0,
-        **every: Unpack[Every],
+        every_n_epochs: int | None = None,  # by name, for the message about an unknown argument
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
     ) -> None:
         check_number("EarlyStopping(patience", patience, least=1, of="values")
-        super().__init__(metric, mode, min_delta=min_delta, **every)
+        super().__init__(
+            metric,
+            mode,
+            min_delta=min_delta,
+            every_n_epochs=every_n_epochs,
+            every_n_updates=every_n_updates,
+            every_n_samples=every_n_samples,
+        )
         self.patience = patience
         self.has_stopped = False
 
