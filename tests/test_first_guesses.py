@@ -152,7 +152,6 @@ VALUES: list[tuple[Callable[[Trainer, Any], Any], str]] = [
     (lambda t, d: t.train(d, max_time="1 hour"), "'1h30m'"),
     (lambda t, d: t.train(d, max_time=-1), "max_time=-1"),
     (lambda t, d: t.train(DataModule()), "pass a Dataset, a DataLoader"),
-    (lambda t, d: t.log(0.5), "dict"),
     (lambda t, d: t.log({"image": torch.zeros(3, 4, 4)}), "(3, 4, 4)"),
     (lambda t, d: Trainer.load_from_checkpoint("last.ckpt"), "`trainer.load(path)`"),
     (lambda t, d: t.export("model"), "'model.safetensors'"),
