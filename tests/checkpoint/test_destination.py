@@ -352,7 +352,10 @@ def test_where_there_are_only_copies_that_is_said(
 
 def test_a_copy_beside_kept_models_is_not_removed(tmp_path: Path) -> None:
     kept = KeptModels(tmp_path, KeepPolicy("loss", "min", 1))
-    kept.offer(update_name(1), {"models": {}}, {"update": 1}, value=3.0, wait=True)
-    shutil.copytree(tmp_path / update_name(1), tmp_path / "mine")
-    kept.offer(update_name(2), {"models": {}}, {"update": 2}, value=2.0, wait=True)
+    for update, value in ((1, 3.0), (2, 2.0)):
+        kept.hold(update_name(update), {"models": {}}, {"update": update}, value=value)
+        kept.start()
+        kept.writer.wait()
+        if update == 1:
+            shutil.copytree(tmp_path / update_name(1), tmp_path / "mine")
     assert sorted(os.listdir(tmp_path)) == ["mine", update_name(2)]

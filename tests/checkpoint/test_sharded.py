@@ -124,9 +124,9 @@ def test_a_group_keeps_the_best_models_that_the_first_process_chose(tmp_path):
     for name, loss in (("a", 2.0), ("b", 1.0), ("c", 3.0)):
         if kept[0].wants(name, loss, 0):
             for rank in (1, 0):
-                kept[rank].save(
-                    name, part_of(state, rank, 2), {}, value=loss, wait=True, token=token
-                )
+                kept[rank].hold(name, part_of(state, rank, 2), {}, value=loss, token=token)
+                kept[rank].start()
+                kept[rank].writer.wait()
     assert kept[1].discard(after_update=-1) == []
     assert [model.name for model in kept[1].models()] == ["b"]
 
