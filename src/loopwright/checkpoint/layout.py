@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from ..errors import CheckpointError
+from .atomic import FileRecord
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 MAX_DEPTH = 100  # of JSON in JSON
@@ -342,6 +343,16 @@ def numbers_of(value: Json) -> Numbers:
     if len(numbers) < len(list_of(value)):
         raise TypeError(f"expected a list of sizes, found {value!r:.60}")
     return numbers
+
+
+def record_of(entry: Json) -> FileRecord:
+    """What a table says of a file."""
+    table = table_of(entry)
+    size = table["size"]
+    sha256 = table["sha256"]
+    if type(size) is not int or not isinstance(sha256, str):
+        raise TypeError("a file's size is a number and its sha256 is text")
+    return FileRecord(size, sha256)
 
 
 def _misfits(

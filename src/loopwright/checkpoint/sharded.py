@@ -38,10 +38,10 @@ from .layout import (
     layouts_in,
     layouts_table,
     parse_json,
+    record_of,
     table_of,
     whole,
 )
-from .manifest import record_of
 from .tensors import DTYPES, StoredTensor, Tree, refusal, split_tied, write_tensors
 
 if TYPE_CHECKING:
