@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright.interfaces.lifecycle import Trainer, TrainerCallback
-from loopwright.interfaces.lifecycle.events import EVENTS
+from loopwright.interfaces.lifecycle.tracking import EVENTS
 
 from ...loops import build_net
 

@@ -7,23 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright.interfaces.lifecycle import Trainer
 
 from ...loops import assert_same_model, build_net, train_by_hand
 from .runs import build_trainer, train
-
-
-def test_device_processes_and_precision_are_those_of_the_trainer() -> None:
-    accelerator = build_trainer()._accelerator
-    assert (accelerator.device, accelerator.process_index, accelerator.num_processes) == (
-        torch.device("cpu"),
-        0,
-        1,
-    )
-    assert (accelerator.is_main_process, accelerator.mixed_precision) == (True, "no")
 
 
 def test_clipping_by_the_total_norm_is_that_of_a_loop_by_hand(points: TensorDataset) -> None:
@@ -62,10 +51,3 @@ def test_a_loss_may_be_computed_gathered_and_printed_by_it(
     )
     assert gathered == [(torch.float32, trainer.run_history.get_latest_metric("train_loss_epoch"))]
     assert capsys.readouterr().out == "the end\n"
-
-
-def test_a_compiled_model_is_unwrapped_unless_it_is_kept() -> None:
-    accelerator, model = build_trainer()._accelerator, nn.Linear(2, 2)
-    compiled = torch.compile(model, backend="eager")
-    assert accelerator.unwrap_model(compiled) is compiled
-    assert accelerator.unwrap_model(compiled, keep_torch_compile=False) is model

@@ -8,45 +8,12 @@ import pytest
 from torch.utils.data import TensorDataset
 
 from loopwright.interfaces.lifecycle import (
-    DEFAULT_CALLBACKS,
-    CallbackHandler,
-    LimitBatchesCallback,
     StopTrainingError,
     Trainer,
     TrainerCallback,
 )
-from tests.mistakes import raises
 
 from .runs import Each, build_trainer, recording_callback, train
-
-
-def test_classes_and_instances_are_accepted() -> None:
-    trainer = build_trainer(callbacks=[*DEFAULT_CALLBACKS, LimitBatchesCallback(2)])
-    kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
-    assert kinds == [*DEFAULT_CALLBACKS, LimitBatchesCallback]
-
-
-def test_arguments_that_do_not_fit_are_refused() -> None:
-    class Wrong(TrainerCallback):
-        def on_train_step_end(self, trainer: Trainer) -> None: ...  # type: ignore[override]
-
-    with raises("event-arguments", "Wrong.on_train_step_end"):
-        build_trainer(callbacks=[Wrong])
-
-
-def test_arguments_are_given_by_name_and_to_other_names_by_position(points: TensorDataset) -> None:
-    sizes: list[Any] = []
-
-    class ByName(TrainerCallback):
-        def on_train_step_end(self, trainer, batch_output, **kwargs):  # type: ignore[no-untyped-def, override]
-            sizes.append(batch_output["batch_size"])
-
-    class ByPosition(TrainerCallback):
-        def on_train_step_end(self, trainer, data, result):  # type: ignore[no-untyped-def, override]
-            sizes.append(len(data[0]))
-
-    train(build_trainer(callbacks=[ByName, ByPosition]), points, 1)
-    assert sizes == [8, 8, 8, 8, 8, 8, 8, 8, 5, 5]
 
 
 def test_an_event_of_ones_own_reaches_those_who_have_it(points: TensorDataset) -> None:
@@ -63,11 +30,6 @@ def test_an_event_of_ones_own_reaches_those_who_have_it(points: TensorDataset) -
 
     train(build_trainer(kind=WithOwnEvent, callbacks=[TrainerCallback(), Verifying]), points, 1)
     assert sizes == [8, 8, 8, 8, 5]
-
-
-def test_calling_a_misspelt_event_is_an_error() -> None:
-    with raises("unknown-event", "on_train_epoch_end?"):
-        CallbackHandler([]).call_event("on_train_epoch_endd")
 
 
 def test_an_error_in_a_callback_names_it(points: TensorDataset) -> None:
@@ -95,14 +57,3 @@ def test_a_stop_ends_the_run_and_the_event_of_its_end_is_still_called(
     assert len(list(trainer.run_history.get_metric_values("train_loss_epoch"))) == 2
     assert log[-2:] == ["on_stop_training_error", "on_training_run_end"]
     assert capsys.readouterr().out == "that is enough\n"
-
-
-def test_callbacks_without_hooks_are_never_called() -> None:
-    handler = CallbackHandler([TrainerCallback(), TrainerCallback()])
-    handler.call_event("on_train_step_start", None)
-    assert handler._hooks == {"on_train_step_start": []}
-
-
-def test_every_callback_has_a_name_of_its_own_to_save_its_state_by() -> None:
-    handler = CallbackHandler([LimitBatchesCallback(1), LimitBatchesCallback(2)])
-    assert list(handler.named()) == ["LimitBatchesCallback", "LimitBatchesCallback-2"]

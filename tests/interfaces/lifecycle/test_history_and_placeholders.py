@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
-from loopwright.interfaces.lifecycle import InMemoryRunHistory, RunHistory, TrainerPlaceholderValues
-from loopwright.interfaces.lifecycle.placeholders import resolve
+from loopwright.interfaces.lifecycle import InMemoryRunHistory, TrainerPlaceholderValues
+from loopwright.interfaces.lifecycle.schedulers import _resolve as resolve
 from tests.mistakes import raises
 
 from .runs import build_trainer, head, train
@@ -38,21 +37,6 @@ def test_a_history_keeps_series_of_values() -> None:
     assert history.get_metric_names() == set()
 
 
-def test_a_metric_that_was_never_recorded_is_named_with_the_nearest() -> None:
-    history = InMemoryRunHistory()
-    history.update_metric("accuracy", 1.0)
-    with raises("unknown-run-metric", "'acuracy'; did you mean accuracy?"):
-        history.get_latest_metric("acuracy")
-
-
-def test_a_prefix_is_put_in_front_of_what_is_recorded_from_then_on() -> None:
-    history = InMemoryRunHistory()
-    history.set_metric_name_prefix("ema_")
-    history.update_metric("loss", 1.0)
-    assert history.metric_name_prefix == "ema_"
-    assert history.get_metric_values("ema_loss") == [1.0]
-
-
 def test_epochs_are_counted_from_one_until_reset() -> None:
     history = InMemoryRunHistory()
     assert history.current_epoch == 1
@@ -61,19 +45,6 @@ def test_epochs_are_counted_from_one_until_reset() -> None:
     assert history.current_epoch == 2
     history.reset()
     assert (history.current_epoch, history.get_metric_names()) == (1, set())
-
-
-def test_tensors_are_kept_without_their_graph() -> None:
-    history = InMemoryRunHistory()
-    history.update_metric("loss", torch.ones((), requires_grad=True) * 2)
-    assert not history.get_latest_metric("loss").requires_grad
-
-
-def test_a_history_of_ones_own_is_used(points: TensorDataset) -> None:
-    history: RunHistory = InMemoryRunHistory()
-    trainer = train(build_trainer(run_history=history), points, 1)
-    assert trainer.run_history is history
-    assert "train_loss_epoch" in history.get_metric_names()
 
 
 @given(a=st.integers(1, 50), b=st.integers(1, 50))

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import RandomSampler, TensorDataset
+from torch.utils.data import TensorDataset
 
 from loopwright.interfaces import lifecycle
 from loopwright.interfaces.lifecycle import (
-    CallbackHandler,
     EarlyStoppingCallback,
-    LimitBatchesCallback,
     LogMetricsCallback,
-    LossTracker,
     ModelEma,
     ModelEmaCallback,
     PrintProgressCallback,
@@ -30,19 +24,11 @@ from loopwright.interfaces.lifecycle import (
     TerminateOnNaNCallback,
     Trainer,
     TrainerCallback,
-    TrainerPlaceholderValues,
     WSDCheckpointCallback,
     WSDLrScheduler,
-    get_default_callbacks,
 )
-from loopwright.interfaces.lifecycle.trainer import replace_trainer_placeholder_values
 from loopwright.interfaces.lifecycle.utils import (
-    LIMIT_BATCHES_ENV_VAR,
-    LimitBatches,
-    local_process_zero_first,
-    local_process_zero_only,
     remove_padding,
-    world_process_zero_only,
 )
 from tests.mistakes import raises
 
@@ -50,52 +36,10 @@ from ...loops import assert_same_model, build_net
 from .runs import build_trainer, head, train
 
 
-def test_batches_are_limited_for_trainers_made_in_the_context(points: TensorDataset) -> None:
-    with LimitBatches(2):
-        limited = build_trainer()
-    assert isinstance(limited.callback_handler.callbacks[0], LimitBatchesCallback)
-    assert train(limited, points, 1)._core.progress.update == 2
-    assert LIMIT_BATCHES_ENV_VAR not in os.environ
-    assert build_trainer().callback_handler.callbacks == []
-
-
-def test_the_limit_of_the_environment_may_say_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LIMIT_BATCHES_ENV_VAR, "None")
-    assert build_trainer().callback_handler.callbacks == []
-
-
 def test_rows_of_padding_are_removed() -> None:
     rows = torch.tensor([[[0, 1], [1, 2]], [[-1, -1], [-1, -1]], [[-1, 0], [3, 4]]])
     assert remove_padding(rows, -1).tolist() == [rows[0].tolist(), rows[2].tolist()]
     assert remove_padding(torch.tensor([3, -1, -1]), -1).tolist() == [3]
-
-
-@pytest.mark.parametrize(
-    "decorate", [world_process_zero_only, local_process_zero_only, local_process_zero_first]
-)
-def test_process_decorators_change_nothing_on_one_process(decorate: Any) -> None:
-    @decorate
-    def answer(number: int) -> int:
-        """Half of it."""
-        return number // 2
-
-    assert answer(84) == 42
-    assert answer.__doc__ == "Half of it."
-
-
-def test_a_loss_tracker_averages_over_samples() -> None:
-    tracker = LossTracker()
-    assert tracker.average == 0
-    tracker.update(3.0, batch_size=2)
-    tracker.update(6.0)
-    assert (tracker.average, tracker.total_loss, tracker.running_count, tracker.loss_value) == (
-        4.0,
-        12.0,
-        3,
-        6.0,
-    )
-    tracker.reset()
-    assert tracker.running_count == 0
 
 
 def test_an_average_is_a_module_that_follows_another() -> None:
@@ -131,15 +75,6 @@ def test_events_come_with_the_published_keywords(points: TensorDataset) -> None:
     callbacks = [Listening, lifecycle.StepBasedEvaluationCallback(2)]
     train(build_trainer(callbacks=callbacks), head(points, 24), 1, eval_dataset=points)
     assert events == [0, 1, True, "end", 2, False, "end"]
-
-
-def test_a_handler_lists_and_clears_its_callbacks() -> None:
-    handler = CallbackHandler([PrintProgressCallback, LogMetricsCallback()])
-    assert handler.callback_list == ["PrintProgressCallback", "LogMetricsCallback"]
-    assert [type(callback) for callback in handler] == [PrintProgressCallback, LogMetricsCallback]
-    handler.clear_callbacks()
-    assert handler.callback_list == []
-    assert ProgressBarCallback not in get_default_callbacks(progress_bar=False)
 
 
 def test_a_callback_put_into_the_list_by_hand_is_called_from_then_on(points: TensorDataset) -> None:
@@ -190,20 +125,6 @@ def test_a_subclass_of_a_shipped_callback_need_not_call_its_init(
     assert trainer.run_history.current_epoch >= 2
 
 
-def test_the_logger_of_the_published_example_works(points: TensorDataset) -> None:
-    logged: list[dict[str, float]] = []
-
-    class Sends(LogMetricsCallback):
-        def __init__(self, rows: list[dict[str, float]]) -> None:
-            self.rows = rows
-
-        def log_metrics(self, trainer: Trainer, metrics: Any) -> None:
-            self.rows.append(dict(metrics))
-
-    train(build_trainer(callbacks=[Sends(logged)]), points, 2, eval_dataset=points)
-    assert [sorted(row) for row in logged] == [["train_loss_epoch"], ["eval_loss_epoch"]] * 2
-
-
 class Minimal(RunHistory):
     """A history with what the document lists, and no more."""
 
@@ -237,8 +158,6 @@ class Minimal(RunHistory):
 def test_a_run_history_needs_only_what_the_document_lists(points: TensorDataset) -> None:
     trainer = train(build_trainer(run_history=Minimal()), points, 2, eval_dataset=points)
     assert len(trainer.run_history.get_metric_values("eval_loss_epoch")) == 2
-    trainer.run_history._set_epoch(7)
-    assert trainer.run_history.current_epoch == 7
 
 
 def test_a_run_history_without_prefixes_refuses_metrics_that_need_one(
@@ -251,18 +170,6 @@ def test_a_run_history_without_prefixes_refuses_metrics_that_need_one(
         train(trainer, points, 1, eval_dataset=points)
 
 
-def test_the_scheduler_is_left_out_of_the_best_model_when_asked(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    for saves in (True, False):
-        best = SaveBestModelCallback(
-            tmp_path / str(saves), watch_metric="train_loss_epoch", save_scheduler=saves
-        )
-        factory = partial(StepLR, step_size=5, gamma=0.5)
-        trainer = train(build_trainer(callbacks=[best]), points, 1, create_scheduler_fn=factory)
-        assert ("scheduler_state_dict" in trainer.load_checkpoint(tmp_path / str(saves))) is saves
-
-
 def test_a_compiled_model_is_kept_or_unwrapped() -> None:
     trainer = build_trainer()
     model = trainer.model
@@ -270,21 +177,6 @@ def test_a_compiled_model_is_kept_or_unwrapped() -> None:
     assert trainer.get_model() is trainer.model
     assert trainer.get_model(keep_torch_compile=True) is trainer.model
     assert trainer.get_model(keep_torch_compile=False) is model
-
-
-def test_placeholders_are_filled_in_from_a_trainer(points: TensorDataset) -> None:
-    assert lifecycle.TrainerPlaceHolderValues is TrainerPlaceholderValues
-    trainer = train(build_trainer(), points, 3, gradient_accumulation_steps=2)
-    factory = partial(dict, epochs=TrainerPlaceholderValues.NUM_EPOCHS * 2, name="x")
-    assert replace_trainer_placeholder_values(trainer, factory)() == {"epochs": 6, "name": "x"}
-    assert trainer.run_config.num_local_update_steps_per_epoch == 3
-    assert "NUM_EPOCHS" in TrainerPlaceholderValues.placeholder_set()
-
-
-def test_the_config_as_a_dict_holds_samplers_as_they_are(points: TensorDataset) -> None:
-    sampler = RandomSampler(points, generator=torch.Generator())
-    trainer = train(build_trainer(), points, 1, train_dataloader_kwargs={"sampler": sampler})
-    assert trainer.run_config.to_dict()["train_dl_kwargs"]["sampler"] is sampler
 
 
 def test_wsd_gives_the_positions_of_its_phases() -> None:
@@ -305,8 +197,6 @@ def test_wsd_gives_the_positions_of_its_phases() -> None:
     for _ in range(150):
         scheduler.step()
     assert scheduler.get_current_step() == 149
-    assert scheduler.get_current_phase_info() == periods[1]
-    assert scheduler.previous_checkpoint_step == 90
 
 
 def test_a_continued_wsd_begins_anew_over_its_own_updates() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from loopwright.interfaces.lifecycle import (
     StopTrainingError,
@@ -19,8 +18,8 @@ from loopwright.interfaces.lifecycle import (
 )
 
 from ...loops import assert_same_model, build_net, evaluate_by_hand, train_by_hand
-from .runs import Each, build_trainer, head, recording_callback, train
-from .stages import published_run, replaced
+from .runs import Each, build_trainer, recording_callback, train
+from .stages import replaced
 
 
 def test_a_run_goes_by_the_config_that_the_user_made(points: TensorDataset) -> None:
@@ -36,14 +35,6 @@ def test_a_run_goes_by_the_config_that_the_user_made(points: TensorDataset) -> N
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     train_by_hand(model, optimizer, points, epochs=3, accumulate=2, clip_value=0.01)
     assert_same_model(trainer.model, model)
-
-
-def test_the_limit_of_updates_in_a_config_of_the_users_is_kept(points: TensorDataset) -> None:
-    class Own(Trainer):
-        def _create_run_config(self, **kwargs: Any) -> TrainerRunConfig:
-            return replace(super()._create_run_config(**kwargs), max_num_train_steps=7)
-
-    assert train(build_trainer(kind=Own), points, 3)._core.progress.update == 7
 
 
 def test_a_config_made_from_nothing_as_published_is_enough(points: TensorDataset) -> None:
@@ -90,18 +81,6 @@ def test_a_config_made_from_nothing_as_published_is_enough(points: TensorDataset
     )
 
 
-def test_loaders_are_asked_for_by_keyword(points: TensorDataset) -> None:
-    class Own(Trainer):
-        def create_train_dataloader(self, *, train_dl_kwargs: Any = None, batch_size: int) -> Any:
-            return DataLoader(self.train_dataset, batch_size=batch_size, shuffle=True)
-
-        def create_eval_dataloader(self, *, eval_dl_kwargs: Any = None, batch_size: int) -> Any:
-            return DataLoader(self.eval_dataset, batch_size=batch_size)
-
-    trainer = train(build_trainer(kind=Own), points, 2, eval_dataset=points)
-    assert_same_model(trainer.model, train(build_trainer(), points, 2).model)
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -133,20 +112,6 @@ def test_preparing_as_published_trains_as_ever(points: TensorDataset) -> None:
 
     trainer = train(build_trainer(kind=replaced(_prepare_model_and_optimizer=own)), points, 2)
     assert_same_model(trainer.model, train(build_trainer(), points, 2).model)
-
-
-def test_a_run_of_ones_own_begins_and_ends_once(points: TensorDataset) -> None:
-    log: list[str] = []
-    train(
-        build_trainer(
-            kind=replaced(_run_training=published_run), callbacks=[recording_callback(log)]
-        ),
-        points,
-        2,
-    )
-    assert [log.count(name) for name in ("on_training_run_start", "on_training_run_end", "on_train_epoch_end")] == [
-        1, 1, 2,
-    ]  # fmt: skip
 
 
 def test_an_evaluation_run_is_set_up_as_a_training_run_is(points: TensorDataset) -> None:
@@ -210,21 +175,6 @@ def test_a_model_put_in_at_the_start_is_trained_and_evaluated_in_eval_mode(
     )
 
 
-def test_a_model_put_in_by_a_callback_between_epochs_is_trained_from_there(
-    points: TensorDataset,
-) -> None:
-    fresh = build_net(7)
-
-    def put_in(trainer: Trainer) -> None:
-        if trainer.run_history.current_epoch == 1:
-            trainer.model = fresh
-            trainer.optimizer = torch.optim.SGD(fresh.parameters(), lr=0.05)
-
-    before = fresh[0].weight.clone()
-    train(build_trainer(callbacks=[Each("on_training_run_epoch_end", put_in)]), points, 2)
-    assert not torch.equal(before, fresh[0].weight)  # type: ignore[arg-type]
-
-
 def test_a_resumed_run_of_ones_own_says_where_it_is(
     points: TensorDataset, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,9 +195,3 @@ def test_a_resumed_run_of_ones_own_says_where_it_is(
         "range(self.run_history.current_epoch - 1, self.run_config.num_epochs)"
         in capsys.readouterr().out
     )
-
-
-def test_evaluation_works_without_an_optimizer(points: TensorDataset) -> None:
-    trainer = Trainer(build_net(), nn.CrossEntropyLoss(), None, callbacks=())
-    trainer.evaluate(head(points, 16))
-    assert trainer.run_history.get_latest_metric("evaluation_loss") > 0

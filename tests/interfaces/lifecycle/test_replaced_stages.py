@@ -3,21 +3,17 @@ plain torch."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ChainedScheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright.interfaces.lifecycle import (
     LimitBatchesCallback,
-    StepBasedEvaluationCallback,
     Trainer,
 )
-from tests.mistakes import raises
 
 from ...loops import assert_same_model, assert_same_optimizer, build_net, train_by_hand
 from .runs import build_trainer, head, recording_callback, train
@@ -27,7 +23,6 @@ from .stages import (
     make_scheduler,
     own_loss,
     published_eval_epoch,
-    published_train_epoch,
     replaced,
     torch_eval_epoch,
     torch_step,
@@ -122,11 +117,6 @@ def test_an_epoch_over_a_loader_of_ones_own_counts(points: TensorDataset) -> Non
     assert trainer.run_history.current_epoch == 4
 
 
-def test_a_run_ends_where_an_epoch_of_ones_own_says_so(points: TensorDataset) -> None:
-    trainer = train(build_trainer(kind=replaced(_run_train_epoch=lambda self, dl: True)), points, 3)
-    assert trainer.run_history.current_epoch == 2
-
-
 def test_a_loop_that_is_left_early_counts_its_steps_and_goes_on_with_the_next_epoch(
     points: TensorDataset,
 ) -> None:
@@ -181,15 +171,6 @@ def test_the_loss_reported_is_not_divided_by_the_accumulation(points: TensorData
     assert sum(seen) == pytest.approx(reported)
 
 
-def test_evaluation_inside_a_loop_of_ones_own_leaves_training_as_it_was(
-    points: TensorDataset,
-) -> None:
-    own = replaced(_run_train_epoch=published_train_epoch)
-    trainer = build_trainer(kind=own, callbacks=[StepBasedEvaluationCallback(2)])
-    train(trainer, points, 2, eval_dataset=points)
-    assert_same_model(trainer.model, train(build_trainer(), points, 2).model)
-
-
 def test_eval_epoch_start_and_train_epoch_start_set_modes_and_keep_frozen_parts(
     points: TensorDataset,
 ) -> None:
@@ -208,18 +189,6 @@ def test_eval_epoch_start_and_train_epoch_start_set_modes_and_keep_frozen_parts(
     trainer.model[1].eval()  # type: ignore[index]  # a frozen batch norm
     train(trainer, head(points, 8), 2, eval_dataset=head(points, 8))
     assert modes == [(True, False), (False, False)] * 2
-
-
-def test_a_slice_around_the_loader_is_what_an_epoch_reads(points: TensorDataset) -> None:
-    from loopwright.interfaces.lifecycle.utils import DataLoaderSlice
-
-    def limit(self: Any) -> None:
-        self._train_dataloader = DataLoaderSlice(self._train_dataloader, 2)
-
-    trainer = train(build_trainer(kind=replaced(training_run_start=limit)), points, 2)
-    assert_same_model(
-        trainer.model, train(build_trainer(callbacks=[LimitBatchesCallback(2)]), points, 2).model
-    )
 
 
 def test_a_second_loss_of_the_same_batch_adds_to_the_gradients(points: TensorDataset) -> None:
@@ -294,25 +263,3 @@ def assert_same_training(trainer: Trainer, other: Trainer) -> None:
     assert trainer.optimizer is not None
     assert other.optimizer is not None
     assert_same_optimizer(trainer.optimizer, other.optimizer)
-
-
-def test_scheduler_without_a_counter_that_optimizer_step_stepped_is_not_stepped_again(
-    points: TensorDataset,
-) -> None:
-    def make_chained(optimizer: Any) -> ChainedScheduler:
-        return ChainedScheduler([make_scheduler(optimizer)])
-
-    kind = replaced(optimizer_step=step_and_schedule)
-    trainer = train(build_trainer(kind=kind), points, 3, create_scheduler_fn=make_chained)
-    assert_same_training(
-        trainer, train(build_trainer(), points, 3, create_scheduler_fn=make_scheduler)
-    )
-
-
-def test_stage_assigned_to_the_trainer_object_is_checked_as_that_of_a_subclass(
-    points: TensorDataset,
-) -> None:
-    trainer = build_trainer()
-    trainer.backward_step = partial(zero_backward_step, trainer)  # type: ignore[method-assign]
-    with raises("step-in-window", "gradient_accumulation_steps"):
-        train(trainer, points, 1, gradient_accumulation_steps=2)

@@ -33,7 +33,7 @@ from loopwright.interfaces.lifecycle import (
 from loopwright.run import RunView
 from loopwright.training import steps
 
-from ...loops import assert_same_model, assert_same_optimizer, build_net
+from ...loops import assert_same_model, assert_same_optimizer
 from .runs import Each, build_trainer, head, train
 
 
@@ -106,33 +106,6 @@ def test_parts_of_a_checkpoint_can_be_left_out(points: TensorDataset, tmp_path: 
     assert_same_model(other.model, trainer.model)
     assert other.optimizer is not None
     assert other.optimizer.param_groups[0]["lr"] == 0.3
-
-
-def test_a_fresh_trainer_evaluates_what_it_loaded(points: TensorDataset, tmp_path: Path) -> None:
-    trainer = train(build_trainer(), points, 1, create_scheduler_fn=partial(StepLR, step_size=3))
-    trainer.save_checkpoint(tmp_path / "saved")
-    trainer.evaluate(points)
-    other = Trainer(build_net(5), nn.CrossEntropyLoss(), None, callbacks=())
-    other.load_checkpoint(tmp_path / "saved")
-    other.evaluate(points)
-    name = "evaluation_loss"
-    assert other.run_history.get_latest_metric(name) == trainer.run_history.get_latest_metric(name)
-
-
-def test_the_weights_of_a_checkpoint_are_plain_safetensors(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    trainer = build_trainer()
-    trainer.save_checkpoint(tmp_path / "saved")
-    weights = load_weights(tmp_path / "saved")
-    assert all(
-        torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items()
-    )
-    assert not [
-        path
-        for path in (tmp_path / "saved").iterdir()
-        if path.suffix not in (".json", ".safetensors")
-    ]
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing(
@@ -281,14 +254,6 @@ def test_a_state_that_a_signal_asks_for_is_saved_after_the_update_and_resumes_ex
     assert_same_run(resumed, whole)
 
 
-def test_only_the_latest_states_are_kept(points: TensorDataset, tmp_path: Path) -> None:
-    saving = SaveTrainingStateCallback(
-        tmp_path / "states", save_every_n_epochs=1, save_at_end=False, max_checkpoints=2
-    )
-    train(build_trainer(callbacks=[saving]), points, 4)
-    assert sorted(path.name for path in (tmp_path / "states").iterdir()) == ["epoch_3", "epoch_4"]
-
-
 def test_a_state_saved_inside_a_step_waits_for_the_update(
     points: TensorDataset, tmp_path: Path
 ) -> None:
@@ -345,16 +310,6 @@ def test_a_run_that_ended_after_its_last_update_has_the_end_of_its_epoch_left(
     assert len(list(resumed.run_history.get_metric_values("eval_loss_epoch"))) == 2
 
 
-def test_a_run_that_was_stopped_inside_an_epoch_is_saved_at_its_end(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    saving = SaveTrainingStateCallback(tmp_path / "states")
-    trainer = train(build_trainer(callbacks=[at_step(3, stop), saving]), points, 2)
-    other = build_trainer(seed=3)
-    other.load_training_state(tmp_path / "states" / "final")
-    assert_same_model(other.model, trainer.model)
-
-
 STOPS = {
     "inside an epoch": lambda: at_step(7, stop),
     "after an epoch": lambda: at_epoch(2, "on_training_run_epoch_end", stop),
@@ -381,28 +336,6 @@ def test_a_run_that_was_stopped_stays_stopped(
         assert again._core.run.stopping.reason == "enough"
         run = RunView(tmp_path / "run")
         assert (run.state, run.reason) == ("stopped", "enough")
-
-
-def test_a_run_that_a_callback_stopped_goes_on_when_the_callback_lets_it(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    """`EarlyStoppingCallback` says: raise the patience to continue."""
-
-    def build(patience: int, **options: Any) -> Trainer:
-        stopping = EarlyStoppingCallback(patience, early_stopping_threshold=9.0)
-        return build_trainer(
-            callbacks=[stopping, SaveTrainingStateCallback(tmp_path / "states")], **options
-        )
-
-    stopped = train(build(1), points, 5, eval_dataset=points)
-    again = build(1, seed=3)
-    again.train(points, 5, points, resume_from=tmp_path / "states" / "final")
-    assert_same_run(again, stopped)
-    assert again._core.run.stopping.reason == stopped._core.run.stopping.reason is not None
-    longer = build(9, seed=3)
-    longer.train(points, 5, points, resume_from=tmp_path / "states" / "final")
-    assert_same_run(longer, train(build_trainer(), points, 5, eval_dataset=points))
-    assert longer._core.run.stopping.reason is None
 
 
 def test_a_stop_in_an_evaluation_that_a_callback_runs_does_not_end_the_training(

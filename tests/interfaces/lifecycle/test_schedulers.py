@@ -88,17 +88,6 @@ def test_a_cosine_covers_the_whole_run(points: TensorDataset) -> None:
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
 
 
-def test_a_second_schedule_begins_at_the_rate_that_the_optimizer_began_with() -> None:
-    own = optimizer(1.0)
-    rates_of(CosineLrScheduler(own, 1, 4, lr_min=0.0), 4)
-    assert CosineLrScheduler(own, 1, 4).optimizer.param_groups[0]["lr"] == 1.0
-
-
-def test_warm_up_and_cool_down_must_fit() -> None:
-    with raises("warmup-longer-than-run", "2 epochs of the run"):
-        CosineLrScheduler(optimizer(1.0), 2, 4, num_warmup_epochs=1, num_cooldown_epochs=2)
-
-
 def test_wsd_stays_at_its_peak_and_decays_at_the_end() -> None:
     scheduler = WSDLrScheduler(
         optimizer(1.0), total_steps=100, num_warmup_steps=10, warmup_starting_lr=0.0, lr_min=0.1, decay_phase_ratio=0.2,
@@ -119,18 +108,6 @@ def test_wsd_with_checkpoints_decays_before_each_and_goes_on_at_its_peak() -> No
     assert [at for at in range(1, 101) if rates[at] > rates[at - 1]] == [25, 50]
     assert max(rates[24], rates[49], rates[99]) < 0.6
     assert rates[100] == 0.01
-
-
-def test_wsd_takes_its_length_from_the_run(points: TensorDataset) -> None:
-    factory = WSDLrScheduler.create_scheduler_fn(num_warmup_steps=2)
-    trainer = train(build_trainer(), points, 3, create_scheduler_fn=factory)
-    assert trainer.scheduler.get_checkpoint_steps() == [15]
-
-
-def test_a_continued_run_does_not_warm_up() -> None:
-    own = optimizer(1.0)
-    WSDLrScheduler(own, total_steps=10, num_warmup_steps=5, is_continuation_from_checkpoint=True)
-    assert own.param_groups[0]["lr"] == 1.0
 
 
 def test_any_field_can_be_scheduled_and_saved() -> None:
