@@ -91,6 +91,7 @@ class StageGradients:
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
+        self.update = run.updates.by_name["optimizer"]
         self.was_skipped = False  # whether the loss scaler left out the last optimizer step
         self.is_taken = False  # whether `backward_step` has stepped the optimizer
         self._is_in_backward = False
@@ -101,11 +102,6 @@ class StageGradients:
         self._left: list[tuple[nn.Parameter, Tensor, int]] = []
         self._own = OwnSteps(run, self._before_step, self._after_step, has_stages=True)
         self._own.__enter__()
-
-    @property
-    def update(self) -> OptimizerUpdate:
-        """The updates of the trainer's optimizer, which may be replaced."""
-        return self.run.updates.by_name["optimizer"]
 
     def close(self) -> None:
         """Leave the optimizer's steps alone; a step under way is dropped."""
@@ -215,6 +211,7 @@ class StageGradients:
 
     def open_batch(self) -> None:
         """A batch is about to be trained on; what a stand-in for no samples adds is dropped."""
+        self.update = self.run.updates.by_name["optimizer"]  # it may have been replaced
         self.is_taken = False
         self._kept = []
         if self.run.window.size == 0:
