@@ -14,7 +14,6 @@ from loopwright.interfaces.lifecycle import (
     DEFAULT_CALLBACKS,
     LimitBatchesCallback,
     LimitEvalStepsCallback,
-    LogMetricsCallback,
     ModelEmaCallback,
     PrintMetricsCallback,
     ProgressBarCallback,
@@ -25,7 +24,7 @@ from loopwright.interfaces.lifecycle import (
 
 from ...loops import assert_same_model, build_net, evaluate_by_hand
 from ...terminals import Screen, terminal
-from .runs import Each, build_trainer, head, train
+from .runs import build_trainer, each, head, train
 
 
 class CountingEval(TrainerCallback):
@@ -50,19 +49,10 @@ def test_batches_are_limited_in_training_and_evaluation(points: TensorDataset) -
     assert counting.counts == [2, 2, 2]
 
 
-def test_an_environment_variable_limits_batches_too(
-    points: TensorDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PT_ACC_LIMIT_BATCHES", "3")
-    assert train(build_trainer(), points, 1)._core.progress.step == 3
-    monkeypatch.setenv("PT_ACC_LIMIT_BATCHES", "None")
-    assert build_trainer().callback_handler.callbacks == []
-
-
 def test_step_based_evaluation_changes_nothing_of_the_training(points: TensorDataset) -> None:
     modes: list[bool] = []
     counting = CountingEval()
-    check = Each("on_train_step_start", lambda trainer: modes.append(trainer.model.training))
+    check = each("on_train_step_start", lambda trainer: modes.append(trainer.model.training))
     trainer = build_trainer(callbacks=[StepBasedEvaluationCallback(3), counting, check])
     train(trainer, points, 2, eval_dataset=points)
     assert_same_model(trainer.model, train(build_trainer(), points, 2, eval_dataset=points).model)
@@ -136,21 +126,6 @@ def test_the_average_does_not_change_the_training_and_is_saved_when_best(
     saved = trainer.load_checkpoint(tmp_path / "ema", load_optimizer=False)
     assert saved["ema_model_eval_loss_epoch"] == min(losses)
     assert evaluate_by_hand(trainer.model, points) == pytest.approx(min(losses), rel=1e-6)
-
-
-def test_every_recorded_metric_is_logged_once(points: TensorDataset) -> None:
-    logged: list[dict[str, Any]] = []
-
-    class Elsewhere(LogMetricsCallback):
-        def log_metrics(self, trainer: Trainer, metrics: Any) -> None:
-            logged.append(dict(metrics))
-
-    trainer = train(build_trainer(callbacks=[Elsewhere]), points, 2, eval_dataset=points)
-    trainer.evaluate(points)
-    names = [sorted(entry) for entry in logged]
-    epoch = [["train_loss_epoch"], ["eval_loss_epoch"]]
-    assert names == [*epoch, *epoch, ["evaluation_loss"]]
-    assert logged[-1]["evaluation_loss"] == trainer.run_history.get_latest_metric("evaluation_loss")
 
 
 def test_the_default_callbacks_print_epochs_and_metrics(

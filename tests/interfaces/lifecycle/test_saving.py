@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
 from loopwright import CheckpointError
-from loopwright.checkpoint import load_weights
 from loopwright.errors import Interrupted
 from loopwright.interfaces.lifecycle import (
     CosineLrScheduler,
@@ -34,7 +33,7 @@ from loopwright.run import RunView
 from loopwright.training import steps
 
 from ...loops import assert_same_model, assert_same_optimizer
-from .runs import Each, build_trainer, head, train
+from .runs import build_trainer, each, head, train
 
 
 class CrashError(Exception):
@@ -49,15 +48,15 @@ def stop(trainer: Trainer) -> None:
     raise StopTrainingError("enough")
 
 
-def at_step(step: int, action: Any) -> Each:
-    return Each(
+def at_step(step: int, action: Any) -> TrainerCallback:
+    return each(
         "on_train_step_start",
         lambda trainer: action(trainer) if trainer._core.progress.step == step else None,
     )
 
 
-def at_epoch(epoch: int, event: str, action: Any) -> Each:
-    return Each(
+def at_epoch(epoch: int, event: str, action: Any) -> TrainerCallback:
+    return each(
         event,
         lambda trainer: action(trainer) if trainer.run_history.current_epoch == epoch else None,
     )
@@ -94,18 +93,6 @@ def test_a_checkpoint_holds_model_optimizer_scheduler_and_more(
     assert other.scheduler.last_epoch == 5
     assert (content["note"], content["epoch"]) == ("first", 1)
     assert {"model_state_dict", "optimizer_state_dict", "scheduler_state_dict"} <= content.keys()
-
-
-def test_parts_of_a_checkpoint_can_be_left_out(points: TensorDataset, tmp_path: Path) -> None:
-    trainer = train(build_trainer(), points, 1, create_scheduler_fn=partial(StepLR, step_size=3))
-    trainer.save_checkpoint(tmp_path / "small", save_optimizer=False, save_scheduler=False)
-    assert trainer.load_checkpoint(tmp_path / "small").keys() == {"model_state_dict"}
-    trainer.save_checkpoint(tmp_path / "whole")
-    other = build_trainer(seed=5, lr=0.3)
-    other.load_checkpoint(tmp_path / "whole", load_optimizer=False, load_scheduler=False)
-    assert_same_model(other.model, trainer.model)
-    assert other.optimizer is not None
-    assert other.optimizer.param_groups[0]["lr"] == 0.3
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing(
@@ -238,22 +225,6 @@ def test_limited_batches_and_extra_evaluations_resume_too(
     assert_same_run(resumed, whole)
 
 
-def test_a_state_that_a_signal_asks_for_is_saved_after_the_update_and_resumes_exactly(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    def request(trainer: Trainer) -> None:
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-    saving = SaveTrainingStateCallback(tmp_path / "states", save_at_end=False)
-    whole = train(
-        build_trainer(callbacks=[saving, at_step(2, request), at_step(6, request)]), points, 2
-    )
-    assert [path.name for path in (tmp_path / "states").iterdir()] == ["requested"]
-    resumed = build_trainer(seed=3)
-    resumed.train(points, 2, resume_from=tmp_path / "states" / "requested")
-    assert_same_run(resumed, whole)
-
-
 def test_a_state_saved_inside_a_step_waits_for_the_update(
     points: TensorDataset, tmp_path: Path
 ) -> None:
@@ -264,7 +235,7 @@ def test_a_state_saved_inside_a_step_waits_for_the_update(
             trainer.save_training_state(tmp_path / "state")
             seen.append((tmp_path / "state").exists())
 
-    train(build_trainer(callbacks=[Each("on_train_step_end", save)]), points, 1)
+    train(build_trainer(callbacks=[each("on_train_step_end", save)]), points, 1)
     resumed = build_trainer(seed=3)
     resumed.train(points, 1, resume_from=tmp_path / "state")
     assert seen == [False]
@@ -342,7 +313,7 @@ def test_a_stop_in_an_evaluation_that_a_callback_runs_does_not_end_the_training(
     points: TensorDataset, tmp_path: Path
 ) -> None:
     def evaluate(trainer: Trainer) -> None:
-        trainer.callback_handler.add_callback(Each("on_eval_epoch_end", stop))
+        trainer.callback_handler.add_callback(each("on_eval_epoch_end", stop))
         trainer.evaluate(points)
         trainer.callback_handler.callbacks.pop()
 
@@ -351,39 +322,6 @@ def test_a_stop_in_an_evaluation_that_a_callback_runs_does_not_end_the_training(
         build_trainer(callbacks=[at_epoch(1, "on_train_epoch_end", evaluate), saving]), points, 2
     )
     assert (trainer.run_history.current_epoch, trainer._core.run.stopping.reason) == (3, None)
-
-
-def test_the_state_of_a_compiled_model_has_the_names_of_the_model(tmp_path: Path) -> None:
-    trainer = build_trainer()
-    names = set(trainer.model.state_dict())
-    trainer.model = torch.compile(trainer.model, backend="eager")  # type: ignore[assignment]
-    trainer.save_checkpoint(tmp_path / "saved")
-    assert set(load_weights(tmp_path / "saved")) == names
-
-
-@pytest.mark.parametrize("event", ["on_train_step_start", "on_eval_step_end"])
-def test_a_signal_ends_the_run_after_the_update_with_its_state_saved(
-    points: TensorDataset, tmp_path: Path, event: str
-) -> None:
-    class Signalling(TrainerCallback):
-        def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-            if event == "on_train_step_start" and trainer._core.progress.step == 7:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        def on_eval_step_end(
-            self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any
-        ) -> None:
-            if event == "on_eval_step_end" and trainer.run_history.current_epoch == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    whole = train(build_trainer(), points, 3, eval_dataset=points)
-    saving = SaveTrainingStateCallback(tmp_path / "states")
-    with pytest.raises(Interrupted) as caught:
-        train(build_trainer(callbacks=[Signalling(), saving]), points, 3, eval_dataset=points)
-    assert caught.value.code == 143
-    resumed = build_trainer(seed=3)
-    resumed.train(points, 3, eval_dataset=points, resume_from=tmp_path / "states" / "interrupted")
-    assert_same_run(resumed, whole)
 
 
 def test_a_signal_between_the_last_update_and_the_end_of_the_data_loses_no_epoch(

@@ -3,13 +3,11 @@ traps."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import (
     Dataset,
     IterableDataset,
@@ -27,7 +25,7 @@ from ...loops import (
     evaluate_by_hand,
     train_by_hand,
 )
-from .runs import Each, build_trainer, head, train
+from .runs import build_trainer, each, head, train
 
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
@@ -55,46 +53,6 @@ def test_training_equals_the_hand_written_loop_bit_for_bit(
     assert_same_optimizer(trainer.optimizer, optimizer)
 
 
-def test_a_scheduler_of_an_earlier_run_is_not_stepped_in_the_next(points: TensorDataset) -> None:
-    trainer = train(
-        build_trainer(), points, 1, create_scheduler_fn=partial(StepLR, step_size=1, gamma=0.5)
-    )
-    earlier = trainer.scheduler
-    train(trainer, points, 1)
-    assert earlier.last_epoch == 5
-    assert trainer.scheduler is None
-
-
-def test_batches_count_by_the_samples_in_them(points: TensorDataset) -> None:
-    class ConstantLoss(Trainer):
-        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            output = super().calculate_train_batch_loss(batch)
-            return output | {"loss": output["loss"] * 0 + len(batch[1])}
-
-    trainer = train(build_trainer(kind=ConstantLoss), points, 1)
-    assert trainer.run_history.get_latest_metric("train_loss_epoch") == pytest.approx(
-        (32 * 8 + 5 * 5) / 37
-    )
-
-
-def test_gradients_are_clipped_once_an_update(points: TensorDataset) -> None:
-    calls = []
-
-    class Counting(Trainer):
-        def _clip_gradients(self) -> None:
-            calls.append(self._core.progress.step)
-            super()._clip_gradients()
-
-    train(
-        build_trainer(kind=Counting),
-        points,
-        1,
-        gradient_accumulation_steps=2,
-        gradient_clip_value=0.01,
-    )
-    assert calls == [1, 3, 4]
-
-
 def test_evaluation_is_the_mean_over_all_samples(points: TensorDataset) -> None:
     trainer = train(build_trainer(), points, 1, eval_dataset=points)
     expected = evaluate_by_hand(trainer.model, points)
@@ -105,22 +63,6 @@ def test_evaluation_is_the_mean_over_all_samples(points: TensorDataset) -> None:
     assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(
         expected, rel=1e-6
     )
-
-
-def test_evaluation_leaves_every_mode_as_it_was(points: TensorDataset) -> None:
-    trainer = build_trainer()
-    norm = list(trainer.model.children())[1]
-    norm.eval()
-    modes: list[bool] = []
-    check = Each(
-        "on_train_step_start", lambda _: modes.append(trainer.model.training and not norm.training)
-    )
-    trainer.callback_handler.add_callback(check)
-    train(trainer, points, 2, eval_dataset=points)
-    trainer.evaluate(points)
-    assert modes == [True] * 10
-    assert trainer.model.training
-    assert not norm.training
 
 
 def test_the_smaller_of_epochs_and_updates_wins(points: TensorDataset) -> None:
@@ -222,7 +164,7 @@ def test_an_error_in_training_surfaces_and_the_trainer_can_train_again(
 
 def test_training_inside_training_is_refused(points: TensorDataset) -> None:
     trainer = build_trainer(
-        callbacks=[Each("on_train_epoch_end", lambda trainer: trainer.train(points, 1))]
+        callbacks=[each("on_train_epoch_end", lambda trainer: trainer.train(points, 1))]
     )
     with raises("already-training"):
         train(trainer, points, 1)
@@ -233,7 +175,7 @@ def test_an_evaluation_inside_a_run_does_not_take_the_place_of_its_own(
 ) -> None:
     few = head(points, 8)
     trainer = build_trainer(
-        callbacks=[Each("on_train_epoch_end", lambda trainer: trainer.evaluate(few))]
+        callbacks=[each("on_train_epoch_end", lambda trainer: trainer.evaluate(few))]
     )
     train(trainer, points, 2, eval_dataset=points)
     plain = train(build_trainer(), points, 2, eval_dataset=points)
@@ -242,35 +184,6 @@ def test_an_evaluation_inside_a_run_does_not_take_the_place_of_its_own(
         "eval_loss_epoch"
     )
     assert len(list(own.get_metric_values("evaluation_loss"))) == 2
-
-
-def test_the_run_config_says_what_the_run_does(points: TensorDataset) -> None:
-    trainer = train(
-        build_trainer(),
-        points,
-        3,
-        eval_dataset=points,
-        gradient_accumulation_steps=2,
-        gradient_clip_value=1.0,
-    )
-    config = trainer.run_config.to_dict()
-    expected = {
-        "num_epochs": 3,
-        "train_per_device_batch_size": 8,
-        "eval_per_device_batch_size": 8,
-        "train_total_batch_size": 16,
-        "eval_total_batch_size": 8,
-        "gradient_accumulation_steps": 2,
-        "gradient_clip_value": 1.0,
-        "num_update_steps_per_epoch": 3,
-        "max_num_train_steps": None,
-        "is_world_process_zero": True,
-        "is_local_process_zero": True,
-        "is_distributed": False,
-        "num_processes": 1,
-        "mixed_precision": "no",
-    }
-    assert {name: config[name] for name in expected} == expected
 
 
 def test_workers_of_a_loader_change_nothing(points: TensorDataset) -> None:

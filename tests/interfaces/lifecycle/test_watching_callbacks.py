@@ -20,7 +20,7 @@ from loopwright.interfaces.lifecycle import (
 )
 
 from ...loops import assert_same_model, build_net
-from .runs import Each, build_trainer, train
+from .runs import build_trainer, each, train
 
 
 class Scripted(TrainerCallback):
@@ -83,7 +83,7 @@ def test_the_best_model_is_saved_and_loaded_at_the_end(
         states.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
 
     best = SaveBestModelCallback(tmp_path / "best", watch_metric="score", greater_is_better=True)
-    callbacks = [Scripted(1.0, 3.0, 2.0), Each("on_training_run_epoch_end", remember), best]
+    callbacks = [Scripted(1.0, 3.0, 2.0), each("on_training_run_epoch_end", remember), best]
     trainer = train(build_trainer(callbacks=callbacks), points, 3)
     assert best.best_metric_epoch == 2
     assert all(

@@ -20,7 +20,7 @@ from ...callbacks.nonfinite import NonFiniteGuard
 from ...callbacks.recorder import RunRecorder
 from ...checkpoint import read_checkpoint
 from ...checkpoint.migrations import complete_state, explained
-from ...checkpoint.weights import Parts, read_parts, write_parts
+from ...checkpoint.weights import Parts
 from ...data.open import Stream, open_stream
 from ...data.random import preserved_rng
 from ...data.workers import workers_explained
@@ -167,7 +167,7 @@ class LifecycleCore(InterfaceCore):
         self._is_ready = True
 
     def configure_models(self) -> None:
-        self._components.models = self._current_models()
+        self._components.models = self.current_models()
 
     def configure_optimizers(self) -> None:
         self.optimizers.update(self._current_optimizers())
@@ -194,7 +194,7 @@ class LifecycleCore(InterfaceCore):
     def _adopt_replaced(self) -> None:
         """Go on with the model and the optimizer that the interface has now, where one was put in
         another's place."""
-        models = self._current_models()
+        models = self.current_models()
         # perhaps put in for an evaluation alone, such as an average of the weights
         if self.run.metrics.phases:
             if models["model"] is not self.modules.get("model"):
@@ -221,7 +221,7 @@ class LifecycleCore(InterfaceCore):
             )
         return others if main is None else {"optimizer": main} | others
 
-    def _current_models(self) -> dict[str, nn.Module]:
+    def current_models(self) -> dict[str, nn.Module]:
         """The model, and whatever else on the interface is trained, such as a loss function with
         parameters."""
         trained = {
@@ -493,7 +493,7 @@ class LifecycleCore(InterfaceCore):
     def _eval_mode(self) -> Iterator[None]:
         """Eval mode for the models that the interface has now, and everything as it was
         afterwards."""
-        models = (*self.modules.values(), *self._current_models().values())
+        models = (*self.modules.values(), *self.current_models().values())
         modules = {id(module): module for module in models}
         with evaluating(modules.values(), self.optimizers.values()), refused(self.run):
             yield
@@ -580,40 +580,9 @@ class LifecycleCore(InterfaceCore):
         self.interface.run_history.update_metric(self.eval_metric, loss)
         self.interface._run_stage("eval_epoch_end", is_intermediate=self.is_intermediate)
 
-    # Files: checkpoints (a model, its optimizer and scheduler), and training states (a whole run)
+    # Files
 
-    def write_checkpoint(
-        self,
-        path: str | Path,
-        extra: Mapping[str, Any] | None,
-        save_optimizer: bool,
-        save_scheduler: bool,
-    ) -> None:
-        """Write the parts of the interface as they are now; one process alone can."""
-        optimizer = self.interface.optimizer if save_optimizer else None
-        scheduler = self.interface.scheduler if save_scheduler else None
-        write_parts(
-            path,
-            self._current_models(),
-            {} if optimizer is None else {"optimizer": optimizer},
-            {} if scheduler is None else {"scheduler": scheduler},
-            rest={OWN: {"extra": dict(extra or {})}},
-            meta=self.run.checkpoint_meta(),
-        )
-
-    def load_checkpoint(
-        self, path: str | Path, load_optimizer: bool, load_scheduler: bool
-    ) -> dict[str, Any]:
-        """Load the requested parts; returns the whole content under the names of the published
-        library."""
-        parts = read_parts(path)
-        self._load_parts(parts, optimizers=load_optimizer, schedules=load_scheduler)
-        states = {**parts.models, **parts.optimizers, **parts.schedules}
-        names = [name for name in ("model", "optimizer", "scheduler") if name in states]
-        content = {f"{name}_state_dict": states[name] for name in names}
-        return {**content, **parts.rest.get(OWN, {"extra": parts.rest})["extra"]}
-
-    def _load_parts(self, parts: Parts, *, optimizers: bool = True, schedules: bool = True) -> None:
+    def load_parts(self, parts: Parts, *, optimizers: bool = True, schedules: bool = True) -> None:
         """Load into the components that the interface has now, which may have changed since its run
         began."""
         core = LifecycleCore(self.interface)
@@ -655,15 +624,12 @@ class LifecycleCore(InterfaceCore):
         self.waiting_state = tree
 
     def load_callbacks(self) -> None:
-        """Let the callbacks of a resumed run, which have started by now, go on where they were."""
+        """Let the trainer and the callbacks of a resumed run, which have started by now, go on
+        where they were, and the random numbers with them."""
         tree = self.waiting_state
         self.waiting_state = None
-        if tree is not None:
-            self._load_callbacks(tree)
-
-    def _load_callbacks(self, tree: Mapping[str, Any]) -> None:
-        """The states of the trainer and of callbacks that the saved run had too, and the random
-        numbers that come next."""
+        if tree is None:
+            return
         interface = self.interface
         with explained("trainer cannot load its part of the training state"):
             for line in interface._restore_own_state(tree.get("trainer"), "The training state"):
@@ -683,10 +649,11 @@ class LifecycleCore(InterfaceCore):
         """Load model, optimizer, scheduler if there is one, history, callbacks and random numbers
         of a saved run."""
         tree = complete_state(self._read_state(directory), str(directory))
-        self._load_parts(
+        self.load_parts(
             Parts(Path(directory), tree["models"], tree["optimizers"], tree["schedules"])
         )
-        self._load_callbacks(tree)
+        self.waiting_state = tree
+        self.load_callbacks()
         return dict(tree[OWN]["extra"])
 
     def _read_state(self, directory: str | Path) -> dict[str, Any]:

@@ -407,7 +407,7 @@ class CallbackHandler:
             )
         check_hook_names(added, TrainerCallback, allow_other=True)
         for event in EVENTS:
-            _called_by_name(added, event)
+            _hook(added, event)
         self.callbacks.append(added)
 
     def named(self) -> dict[str, TrainerCallback]:
@@ -447,21 +447,15 @@ class CallbackHandler:
             self._hooks = {}
             self._bound = list(self.callbacks)
         if event not in self._hooks:
-            self._hooks[event] = [
-                (callback, named_hook(method, f"{type(callback).__name__}.{event}"))
-                for callback, method in self._methods(event)
+            default = getattr(TrainerCallback, event, None)
+            listening = [
+                one
+                for one in self.callbacks
+                if callable(method := getattr(one, event, None))
+                and getattr(method, "__func__", method) is not default
             ]
+            self._hooks[event] = [(one, _hook(one, event)) for one in listening]
         return self._hooks[event]
-
-    def _methods(self, event: str) -> list[tuple[TrainerCallback, Hook]]:
-        """The callbacks that have a method for an event, and the methods."""
-        default = getattr(TrainerCallback, event, None)
-        return [
-            (one, getattr(one, event) if default is None else _called_by_name(one, event))
-            for one in self.callbacks
-            if callable(getattr(one, event, None))
-            and getattr(type(one), event, None) is not default
-        ]
 
     def _call(
         self, event: str, hooks: Iterable[tuple[TrainerCallback, Hook]], *args: Any, **kwargs: Any
@@ -475,21 +469,22 @@ class CallbackHandler:
             self._under_way = before
 
 
-def _called_by_name(callback: TrainerCallback, event: str) -> Hook:
+def _hook(callback: TrainerCallback, event: str) -> Hook:
     """The method of an event, given the arguments that it takes."""
     method: Hook = getattr(callback, event)
-    parameters = inspect.signature(method).parameters
-    names = ARGUMENTS.get(event, ())
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-        taken = names
-    else:
-        taken = tuple(name for name in names if name in parameters)
-    arguments = ["trainer", *(f"{name}=" for name in taken)]
-    wanted = ", ".join(["self", "trainer", *names[:2], "**kwargs"])
     label = f"{type(callback).__name__}.{event}"
-    check_arguments(method, arguments, label, f" Write `def {event}({wanted})`.")
+    names = ARGUMENTS.get(event, ())
+    parameters = inspect.signature(method).parameters
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    taken = names if takes_all else tuple(name for name in names if name in parameters)
+    if event in EVENTS:
+        wanted = ", ".join(["self", "trainer", *names[:2], "**kwargs"])
+        arguments = ["trainer", *(f"{name}=" for name in taken)]
+        check_arguments(method, arguments, label, f" Write `def {event}({wanted})`.")
     if taken is names:
-        return method
-    return lambda trainer, **kwargs: method(
-        trainer, **{name: value for name, value in kwargs.items() if name in taken}
-    )
+        return named_hook(method, label)
+
+    def call(trainer: Trainer, **kwargs: Any) -> None:
+        method(trainer, **{name: value for name, value in kwargs.items() if name in taken})
+
+    return named_hook(call, label)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
+from ...checkpoint.weights import read_parts, write_parts
 from ...data.random import all_preserved
 from ...data.stream import batch_size_of
 from ...errors import ConfigurationError, check_number
@@ -27,7 +28,7 @@ from ...training.update import Window
 from .._shared import LoggingTrainer, check_idle, is_overridden
 from . import utils
 from .callbacks import LimitBatchesCallback, get_default_callbacks
-from .core import INTERMEDIATE, NAMES, LifecycleCore, loss_in
+from .core import INTERMEDIATE, NAMES, OWN, LifecycleCore, loss_in
 from .schedulers import (
     TrainerPlaceHolderValues,
     TrainerPlaceholderValues,
@@ -249,7 +250,8 @@ class Trainer(LoggingTrainer):
         try:
             if self._is_training:
                 self._create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
-                self._core.prepare_loaders()
+                prepared = self._core.prepared(self._eval_dataloader, is_training=False)
+                self._eval_dataloader = prepared
                 self._run_evaluation()
                 return
             self._core = LifecycleCore(self)
@@ -277,9 +279,16 @@ class Trainer(LoggingTrainer):
         `checkpoint_kwargs` are kept beside them and come back from `load_checkpoint`.
         """
         is_first = utils.is_local_process_zero if save_per_node else utils.is_world_process_zero
+        has_optimizer = save_optimizer and self.optimizer is not None
+        has_scheduler = save_scheduler and self.scheduler is not None
         if is_first():
-            self._core.write_checkpoint(
-                save_path, checkpoint_kwargs, save_optimizer, save_scheduler
+            write_parts(
+                save_path,
+                self._core.current_models(),
+                {"optimizer": self.optimizer} if has_optimizer else {},
+                {"scheduler": self.scheduler} if has_scheduler else {},
+                rest={OWN: {"extra": dict(checkpoint_kwargs or {})}},
+                meta=self._core.run.checkpoint_meta(),
             )
 
     def load_checkpoint(
@@ -291,7 +300,12 @@ class Trainer(LoggingTrainer):
         A scheduler exists only once a run has started; before that, its state is returned and not
         loaded.
         """
-        return self._core.load_checkpoint(checkpoint_path, load_optimizer, load_scheduler)
+        parts = read_parts(checkpoint_path)
+        self._core.load_parts(parts, optimizers=load_optimizer, schedules=load_scheduler)
+        states = {**parts.models, **parts.optimizers, **parts.schedules}
+        names = [name for name in ("model", "optimizer", "scheduler") if name in states]
+        content = {f"{name}_state_dict": states[name] for name in names}
+        return {**content, **parts.rest.get(OWN, {"extra": parts.rest})["extra"]}
 
     def save_training_state(
         self, output_dir: str | Path, checkpoint_kwargs: Mapping[str, Any] | None = None
