@@ -61,7 +61,6 @@ KNOWN = {
     f"{PACKAGE}.interfaces.lifecycle.callbacks.LogMetricsCallback": LOGGING,
     f"{PACKAGE}.interfaces.lifecycle.callbacks.Print": LOGGING,
     f"{PACKAGE}.interfaces.lifecycle.callbacks.ProgressBarCallback": LOGGING,
-    f"{PACKAGE}.interfaces.lifecycle.tracking.TrackerCallback": LOGGING,
     f"{PACKAGE}.callbacks.checkpoints.": CHECKPOINTS,
     f"{PACKAGE}.callbacks.best.BestModel": CHECKPOINTS,
     f"{PACKAGE}.callbacks.best.BestCheckpoint": CHECKPOINTS,

@@ -43,12 +43,13 @@ from ...training.program import MessageNames
 from ...training.restore import load_parts, own_rng, return_to
 from ...training.state import capture, write_together
 from ...training.train_call import emit_exception, finish
-from .._shared import InterfaceCore, InterfaceNames, other_optimizers
+from .._shared import InterfaceCore, InterfaceNames, other_optimizers, tracked
 from .callbacks import RecordRunCallback, TerminateOnNaNCallback
 from .steps import Gathering, PreparedLoader, StageGradients
-from .tracking import num_recorded, only_numbers, values_since
+from .tracking import TrackerCallback, num_recorded, only_numbers, values_since
 
 if TYPE_CHECKING:
+    from ...trackers import Track
     from .trainer import Trainer
     from .utils import TrainerRunConfig
 
@@ -149,8 +150,10 @@ class LifecycleCore(InterfaceCore):
         # a resumed run
         self.resumed_event: tuple[str, list[str]] | None = None
         self.waiting_state: Any = None  # for callbacks that have not started yet
-        # how many values each metric of the history has of earlier epochs
-        self.num_logged = num_recorded(interface.run_history)
+        # how many values each metric of the history has of earlier epochs, and trackers have
+        self.num_logged: dict[str, int] = {}
+        self._num_sent: dict[str, int] = {}
+        self._trackers: list[Track] = []
 
     # Components
 
@@ -441,6 +444,7 @@ class LifecycleCore(InterfaceCore):
         if self.progress.in_epoch:  # a batch was taken
             self.log(only_numbers(values_since(history, self.num_logged)))
         self.num_logged = num_recorded(history)
+        self._track_metrics()
         is_over = self.progress.is_exhausted
         loop.record_epoch(self.run, {})
         if is_over:
@@ -579,6 +583,17 @@ class LifecycleCore(InterfaceCore):
             self.stage = "end"
         self.interface.run_history.update_metric(self.eval_metric, loss)
         self.interface._run_stage("eval_epoch_end", is_intermediate=self.is_intermediate)
+        if self.is_intermediate:
+            self.run.flush()  # trackers want steps in their order
+            self._track_metrics()
+
+    def _track_metrics(self) -> None:
+        """Send the metrics that are new in the history to the trackers."""
+        history = self.interface.run_history
+        new = only_numbers(values_since(history, self._num_sent))
+        self._num_sent = num_recorded(history)
+        for tracker in self._trackers if new else ():
+            tracker.log_epoch(self, history.current_epoch, new)
 
     # Files
 
@@ -683,7 +698,8 @@ class LifecycleCore(InterfaceCore):
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record the run in this block, if a callback or the environment says so."""
+        """Record the run in this block, if a callback or the environment says so, and let trackers
+        follow it."""
         run = self.run
         recording = [c for c in self.interface.callback_handler if isinstance(c, RecordRunCallback)]
         if recording and self.runtime.is_main:
@@ -693,14 +709,23 @@ class LifecycleCore(InterfaceCore):
         if any(isinstance(callback, RunRecorder) for callback in run.callbacks):
             described = describe_program(run, run.opened_stream, looks_at_samples=False)
             run.identify(described | describe_object("loss", self.interface.loss_func))
-        run.emit("on_train_start")
-        run.media.begin(run)
-        try:
-            yield
-            self._check_trained()
-        except BaseException as error:
-            emit_exception(run, error)
-            raise
+        if self.waiting_state is None:
+            self.num_logged = num_recorded(self.interface.run_history)
+        self._num_sent = self.num_logged
+        handler = self.interface.callback_handler
+        self._trackers = [one.tracker for one in handler if isinstance(one, TrackerCallback)]
+        with tracked(run, self._trackers):
+            run.emit("on_train_start")
+            run.media.begin(run)
+            try:
+                yield
+                self._check_trained()
+            except BaseException as error:
+                emit_exception(run, error)
+                raise
+            self._track_metrics()
+            for tracker in self._trackers:
+                tracker.finish("finished" if run.stopping.reason is None else "stopped")
         finish(run)
 
 

@@ -49,8 +49,8 @@ class _Arithmetic:
     def __int__(self) -> NoReturn:
         raise ConfigurationError(
             "placeholder-as-number",
-            f"{self!r} is not known before training starts, so it cannot be converted to a whole "
-            "number yet: use `//` or `round(...)`, which are evaluated later, or override "
+            "A placeholder is not known before training starts, so it cannot be converted to a "
+            "whole number yet: use `//` or `round(...)`, which are evaluated later, or override "
             "`create_scheduler`.",
         )
 

@@ -7,7 +7,6 @@ import inspect
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from ...callback import Hook, check_hook_names, hook_names, named_by_class, named_hook
 from ...errors import ConfigurationError, LoopwrightError, check_arguments
 from ...text import nearest
-from .._shared import as_tracker, tracked
+from .._shared import as_tracker
 
 if TYPE_CHECKING:
     from ...data.open import Stream
@@ -288,71 +287,15 @@ class TrainerCallback:
 
 
 class TrackerCallback(TrainerCallback):
-    """Lets a tracker of `loopwright.trackers` follow the runs: the losses of steps, and the metrics
-    of the history.
+    """A tracker of `loopwright.trackers` among the callbacks: it follows the steps of training runs,
+    and gets the metrics of the history.
 
-    A tracker among the callbacks is wrapped in one. Metrics of an epoch are sent together at its
-    end, and those of an evaluation inside an epoch when it ends.
+    Metrics of an epoch are sent together at its end, and those of an evaluation inside an epoch
+    when it ends.
     """
 
     def __init__(self, tracker: Track) -> None:
         self.tracker = tracker
-        self._num_sent: dict[str, int] = {}
-        self._following: AbstractContextManager[None] = nullcontext()
-        self._is_stopped = False
-
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        core = trainer._core
-        self.on_evaluation_run_start(trainer)
-        self._is_stopped = False
-        self._following = tracked(core.run, [self.tracker])
-        self._following.__enter__()
-        event, called = core.resumed_event or ("", [])
-        named = trainer.callback_handler.named()
-        # the row of the epoch that is not over yet
-        is_sent = event == "on_training_run_epoch_end" and any(
-            named.get(name) is self for name in called
-        )
-        self.tracker.begin(core, core.progress.epoch + is_sent)
-
-    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._num_sent = num_recorded(trainer.run_history)
-
-    def on_eval_epoch_end(
-        self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any
-    ) -> None:
-        if is_intermediate:
-            trainer._core.run.flush()  # trackers want steps in their order
-            self.on_training_run_epoch_end(trainer)
-
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """Send the metrics that are new in the history."""
-        history = trainer.run_history
-        new = values_since(history, self._num_sent)
-        self._num_sent = num_recorded(history)
-        if new:
-            self.tracker.log_epoch(trainer._core, history.current_epoch, only_numbers(new))
-
-    on_evaluation_run_end = on_training_run_epoch_end
-
-    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._is_stopped = True
-
-    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self.on_training_run_epoch_end(trainer)
-        self.tracker.finish("stopped" if self._is_stopped else "finished")
-        self._following.__exit__(None, None, None)
-
-    def run_failed(self, trainer: Trainer, error: BaseException) -> None:
-        """Called when an exception, or a signal, ends the run."""
-        self.tracker.on_exception(trainer._core, error)
-        self._following.__exit__(None, None, None)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"num_logged": self._num_sent}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._num_sent = dict(state["num_logged"])
 
 
 EVENTS = hook_names(TrainerCallback)

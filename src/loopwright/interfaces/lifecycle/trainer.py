@@ -613,29 +613,24 @@ class Trainer(LoggingTrainer):
     # Internal: a training run
 
     def _execute_run(self, resume_from: str | Path | None) -> None:
-        """Run the epochs, record them, and report an exception to callbacks with a method
-        `run_failed`."""
+        """Run the epochs, or the rest of them, and record them."""
         core = self._core
         has_own_loop = self._overrides("_run_training")
-        try:
-            if resume_from is not None:
-                core.resume(resume_from)
-            limits = Limits(self.run_config.num_epochs, self.run_config.max_num_train_steps)
-            core.run.set_limits(limits)
-            if resume_from is not None and has_own_loop:
-                if core.stage != "steps":
-                    core.end_epoch()
-                self.print(
-                    f"Resumed in epoch {self.run_history.current_epoch} with your own "
-                    "`_run_training`: its epochs must be range(self.run_history.current_epoch - "
-                    "1, self.run_config.num_epochs)."
-                )
-            with core.recorded(), core.handling_signals() if has_own_loop else nullcontext():
-                self._run_training()
-                core.drop_steps()
-        except BaseException as error:
-            self.callback_handler.call_event("run_failed", self, error)
-            raise
+        if resume_from is not None:
+            core.resume(resume_from)
+        limits = Limits(self.run_config.num_epochs, self.run_config.max_num_train_steps)
+        core.run.set_limits(limits)
+        if resume_from is not None and has_own_loop:
+            if core.stage != "steps":
+                core.end_epoch()
+            self.print(
+                f"Resumed in epoch {self.run_history.current_epoch} with your own "
+                "`_run_training`: its epochs must be range(self.run_history.current_epoch - 1, "
+                "self.run_config.num_epochs)."
+            )
+        with core.recorded(), core.handling_signals() if has_own_loop else nullcontext():
+            self._run_training()
+            core.drop_steps()
 
     def _run_training(self) -> None:
         """Run the start of a training run, its epochs up to a limit or a stop, and its end."""
