@@ -116,7 +116,6 @@ ADVICE = {
         {},
         "On cpu use precision='fp32': no other precision is faster",
     ),
-    "no accelerator": ({}, "There is no accelerator: training runs on the CPU, with 8 threads"),
     "bf16 where it is faster": (
         {"devices": device("cuda:0", 450.0, 500.0)},
         "On cuda:0 precision='bf16' makes large matrix products 4.5 times as fast.",
@@ -138,7 +137,6 @@ ADVICE = {
         {"disk": DISK | {"write_speed": 10e6}},
         "writing 100 M parameters takes 2 min",
     ),
-    "full disk": ({"disk": DISK | {"free": 1 << 30}}, "Only 1.07 GB is free in /here"),
     "too many threads": (
         {"machine": MACHINE | {"usable_cpus": 2, "threads": 64}},
         "set OMP_NUM_THREADS=2",
@@ -153,4 +151,4 @@ def test_advice_about(changes, line):
 
 
 def test_a_good_machine_gets_no_warnings():
-    assert len(list(advise(findings()))) == 3
+    assert len(list(advise(findings()))) == 2

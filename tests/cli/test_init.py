@@ -95,7 +95,7 @@ def test_the_commands_in_a_readme_are_accepted(interface: str):
     ]
     for command in commands:
         if command[0] != "sweep":  # a module of its own, with tests of its own
-            assert build_parser().parse_args(command).run is not None
+            assert build_parser().parse_args(command).function
     assert commands
 
 

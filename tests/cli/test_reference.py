@@ -13,21 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.cli import exits
-from loopwright.cli.app import build_parser
-from loopwright.cli.exits import EXIT_CODES
-from loopwright.cli.parser import Parser, commands_of, short_usage
+from loopwright.cli import output
+from loopwright.cli.app import Parser, build_parser, short_usage
+from loopwright.cli.output import EXIT_CODES
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 SEARCHES = "lr-find-and-batch-size-find"
 COMMON = ("--help", "--debug")  # of every command: named once
 
 
+def commands_of(parser: Parser) -> list[Parser]:
+    """The commands of a parser, or of a group of commands."""
+    groups = [action for action in parser._actions if isinstance(action.choices, dict)]
+    return [command for group in groups for command in group.choices.values()]
+
+
 def parsers(parser: Parser | None = None) -> Iterator[Parser]:
     """The parser and those of all commands."""
     parser = parser or build_parser()
     yield parser
-    for command in commands_of(parser).values():
+    for command in commands_of(parser):
         yield from parsers(command)
 
 
@@ -164,7 +169,7 @@ def test_help_has_examples_that_can_be_parsed() -> None:
         assert any(example.startswith(parser.prog) for example in examples)
         for example in examples:
             words = shlex.split(example.split(" > ")[0])[1:]
-            assert build_parser().parse_known_args(words)[0].run
+            assert build_parser().parse_known_args(words)[0].function
 
 
 def test_every_argument_is_explained_in_plain_lower_case() -> None:
@@ -198,7 +203,7 @@ def test_exit_codes_are_listed_once_in_the_help(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_exit_code_is_listed() -> None:
-    codes = [code for name, code in vars(exits).items() if name.isupper() and type(code) is int]
+    codes = [code for name, code in vars(output).items() if name.isupper() and type(code) is int]
     assert sorted(codes) == sorted(EXIT_CODES)
 
 

@@ -138,7 +138,7 @@ def test_a_run_without_a_name_is_called_as_its_folder(gallery):
 
 def test_best_is_the_smallest_loss_and_where_it_was(gallery):
     run = RunView(gallery / "runs/finished")
-    rows = MetricsStore(run.path / "metrics.sqlite", read_only=True).epochs("eval_loss")
+    rows = MetricsStore(run.path / "metrics.sqlite").epochs("eval_loss")
     epoch, _, _, value = min(rows, key=lambda row: row[3])
     best = run.best("eval_loss")
     assert (best.value, best.epoch, best.mode) == (value, epoch, "min")

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Trainer
 from loopwright.cli import main
-from loopwright.cli.charts import Chart, Drawn
+from loopwright.cli.plot import Drawn, chart_lines
 from loopwright.run import RunManifest
 from tests.demo_runs import make_demo_run
 from tests.forked import end_as_program
@@ -212,8 +212,8 @@ def chart(
     highs: list[float] | None = None,
     **options: Any,
 ) -> list[str]:
-    drawn = Drawn("loss", list(range(len(values))), values, lows or values, highs or values)
-    lines = Chart([("loss", "")], [drawn], "update", **options).lines(30, 8)
+    drawn = Drawn(list(range(len(values))), values, lows or values, highs or values)
+    lines = chart_lines([("loss", "")], [drawn], "update", 30, 8, **options)
     return ["".join(text for text, _ in line).rstrip() for line in lines]
 
 

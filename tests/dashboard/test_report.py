@@ -65,7 +65,7 @@ def test_curves_of_a_report_have_every_axis_and_say_when_they_are_thinned(report
     assert loss["every"] == 1
     assert loss["columns"]["step"] == [row.step for row in rows]
     assert loss["columns"]["samples"] == [row.samples for row in rows]
-    assert loss["columns"]["mean"][:6] == [float(f"{1 / step:.9g}") for step in range(1, 7)]
+    assert loss["columns"]["mean"][:6] == [1 / step for step in range(1, 7)]
     assert loss["odd"] == {"6": "nan"}
     assert set(loss["columns"]) == {"step", "update", "epoch", "samples", "seconds", "wall", "mean"}
     long = next(

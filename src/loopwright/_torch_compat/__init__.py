@@ -414,22 +414,12 @@ class MergeableMetric(CountedMetric, Protocol):
     _reductions: Mapping[str, Callable[[Any], Any] | None]
 
 
-@runtime_checkable
-class PersistentMetric(Protocol):
-    """A metric of torchmetrics, which leaves its state out of its state dict until
-    `persistent(True)`."""
-
-    _update_count: int
-
-    def persistent(self, mode: bool = False) -> None: ...
-
-
-def update_count(metric: CountedMetric | PersistentMetric) -> int:
+def update_count(metric: CountedMetric) -> int:
     """How often a metric was updated."""
     return metric._update_count
 
 
-def set_update_count(metric: CountedMetric | PersistentMetric, count: int) -> None:
+def set_update_count(metric: CountedMetric, count: int) -> None:
     """Set how often a metric was updated; without updates `compute` warns."""
     metric._update_count = count
 

@@ -9,10 +9,12 @@ from typing import Any
 
 from .. import checkpoint as checkpoints  # which imports torch only for what needs it
 from ..text import counted, size
-from .exits import FOUND, OK, check_output
 from .output import (
+    FOUND,
+    OK,
     RED,
     age_text,
+    check_output,
     number_text,
     print_json,
     print_table,

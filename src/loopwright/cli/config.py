@@ -27,9 +27,8 @@ from ..errors import ConfigurationError, LoopwrightError
 from ..interfaces.configured import Experiment
 from ..interfaces.configured.experiment import schema
 from ..text import counted
-from .exits import FOUND, OK
-from .output import RED, print_json, printable, styled
-from .parser import is_override
+from .app import is_override
+from .output import FOUND, OK, RED, print_json, printable, styled
 from .selection import check_run_file
 
 MAX_RUNS = 500

@@ -9,8 +9,7 @@ from typing import Any
 from ..run.changes import Change, values_text
 from ..run.compare import Divergence, RunDiff, compare_runs
 from ..text import counted
-from .exits import FOUND, OK
-from .output import BOLD, print_json, printable, styled
+from .output import BOLD, FOUND, OK, print_json, printable, styled
 from .selection import find_two_runs
 
 MAX_LISTED = 20

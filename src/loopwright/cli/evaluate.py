@@ -21,8 +21,7 @@ from ..interfaces.configured import Experiment
 from ..run.reading import RunView
 from ..text import size
 from ..trees import as_json, named_leaves
-from .exits import OK, check_output, explained
-from .output import number_text, print_json, print_table, printable
+from .output import OK, check_output, explained, number_text, print_json, print_table, printable
 from .selection import (
     checkpoint_name,
     find_run,

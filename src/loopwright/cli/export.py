@@ -21,8 +21,7 @@ from ..interfaces.configured.experiment import Experiment
 from ..run.reading import RunView
 from ..text import size
 from ..trainer import Trainer
-from .exits import FOUND, OK, check_output
-from .output import printable
+from .output import FOUND, OK, check_output, printable
 from .selection import check_model, checkpoint_name, find_run, pick_checkpoint, require_config
 
 SUFFIXES: dict[str, tuple[str, ...]] = {

@@ -13,8 +13,7 @@ from ..interfaces.configured.core import ConfiguredCore
 from ..interfaces.configured.experiment import Experiment
 from ..text import counted, size
 from ..tuning import BatchSizeScan, LearningRateScan, Trial, find_batch_size, find_learning_rate
-from .exits import FOUND, OK, explained
-from .output import number_text, print_fitted, print_json, printable
+from .output import FOUND, OK, explained, number_text, print_fitted, print_json, printable
 from .train import load_single
 
 MAX_ROWS = 20

@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import ConfigurationError
-from .exits import OK
-from .output import printable
+from .output import OK, printable
 
 # the optional package that an interface's program imports, and its extra
 EXTRAS = {"adversarial": ("PIL", "images")}

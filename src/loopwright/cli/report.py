@@ -11,8 +11,7 @@ from ..dashboard.report import MARK, build_report, find_entries
 from ..errors import ConfigurationError, check_number
 from ..run.reading import Run, newest_first
 from ..text import counted, size
-from .exits import OK, check_output
-from .output import printable
+from .output import OK, check_output, printable
 from .selection import find_run
 
 OUTPUT = "report.html"

@@ -16,15 +16,7 @@ from ..metrics.best import Mode, ranked
 from ..run.metrics_view import BestValue
 from ..run.reading import STATES, Run, newest_first
 from .commands import ROOT
-from .exits import OK
-from .output import (
-    age_text,
-    best_text,
-    print_fitted,
-    print_json,
-    printable,
-    time_text,
-)
+from .output import OK, age_text, best_text, print_fitted, print_json, printable, time_text
 from .selection import no_runs_text, short_path
 
 COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}

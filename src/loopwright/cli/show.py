@@ -14,9 +14,10 @@ from ..run.directory import CONFIG, LOG
 from ..run.files import MAX_BYTES
 from ..run.reading import Run
 from ..text import counted, size
-from .exits import FOUND, OK
 from .output import (
     BOLD,
+    FOUND,
+    OK,
     RED,
     age_text,
     number_text,

@@ -12,9 +12,8 @@ from ..interfaces.configured.config import BaseTrainerConfig
 from ..interfaces.configured.core import ConfiguredCore
 from ..tuning.tune import Tuner
 from ..tuning.tune_table import summary_of
-from .exits import INTERRUPTED, OK
 from .finders import built
-from .output import print_json, printable
+from .output import INTERRUPTED, OK, print_json, printable
 
 COMPILED = ("model",)  # the values of `compile` that a run file has a setting for
 IN_CODE = {

@@ -11,8 +11,7 @@ from ..dashboard.folder import RunsFolder
 from ..errors import ConfigurationError
 from ..run.directory import MANIFEST
 from ..text import counted
-from .exits import OK
-from .output import printable
+from .output import OK, printable
 
 FIRST = (
     "Runs appear here as they start: Trainer(..., run_dir='runs/first'), or `loopwright train "

@@ -24,12 +24,9 @@ from ..data.random import all_preserved, rng_state, seed_generators, set_rng_sta
 from ..errors import CheckpointError
 from ..metrics.metric_objects import (
     MetricOwners,
-    load_metric_states,
-    load_object_states,
-    metric_states,
+    load_run_states,
     metrics_at,
-    modules_with_metrics,
-    object_states,
+    run_states,
 )
 from ..metrics.progress import Progress
 from .callback_schedulers import CallbackSchedulers, state_of
@@ -103,8 +100,7 @@ class Restore:
         measured = own_process(self.run, small["metrics"])
         progress = Progress()
         progress.load_state_dict(small["progress"])
-        load_metric_states(modules_with_metrics(owners), measured)
-        load_object_states(
+        load_run_states(
             owners,
             measured,
             is_in_epoch=progress.in_epoch,
@@ -328,17 +324,14 @@ def undone_on_error(
     if run.compiled is not None:
         undo.append(_state_undone(run.compiled, deepcopy))
     owners = metric_owners(run)
-    measuring = modules_with_metrics(owners)
-    metrics = snapshot(metric_states(measuring))
-    objects = snapshot(object_states(owners))
+    metrics = snapshot(run_states(owners))
     pending = run.files.pending
     try:
         yield at
     except Exception as error:  # any error of a user's own load_state_dict
         for action in undo:
             action()
-        load_metric_states(measuring, [metrics])
-        load_object_states(owners, [objects], is_in_epoch=False, num_processes=1)
+        load_run_states(owners, [metrics], is_in_epoch=False, num_processes=1)
         run.files.pending = pending
         raise CheckpointError(
             "state-not-loaded",

@@ -30,14 +30,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setattr("tempfile.tempdir", "/dev/shm" if Path("/dev/shm").is_dir() else None)
-    for limit in (
-        "config.LATE_SECONDS",
-        "config.SLOW_SECONDS",
-        "config.MAX_SECONDS",
-        "trial.ENOUGH_SECONDS",
-    ):
+    for limit in ("SLOW_SECONDS", "MAX_SECONDS", "ENOUGH_SECONDS"):
         # a slow machine would be shown less
-        monkeypatch.setattr(f"loopwright.cli.check.{limit}", float("inf"))
+        monkeypatch.setattr(f"loopwright.cli.check.config.{limit}", float("inf"))
 
 
 def line_of(text: str) -> int:
@@ -185,7 +180,7 @@ def test_notes_are_no_mistakes(capsys):
 
 def test_a_missing_config_has_exit_code_2(capsys):
     assert main(["check", "nowhere.yaml"]) == 2
-    assert "[no-run-file]" in capsys.readouterr().err
+    assert "[no-program]" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_yaml_is_a_mistake_with_its_line(capsys):

@@ -15,9 +15,17 @@ import pytest
 from loopwright.checkpoint import CheckpointStore
 from loopwright.checkpoint.compare import compare_trees
 from loopwright.cli import main
-from loopwright.cli.sweep import Optuna, default_metric, short_keys
+from loopwright.cli.sweep import (
+    Child,
+    Optuna,
+    Result,
+    Task,
+    best_value,
+    default_metric,
+    is_finished,
+    place_for,
+)
 from loopwright.cli.sweep.child import placed
-from loopwright.cli.sweep.runs import Child, Result, Task, best_value, is_finished, place_for
 from loopwright.config import Interval, Sweep, load_config
 from loopwright.interfaces.configured.experiment import Experiment
 from loopwright.run.reading import RunView
@@ -122,8 +130,6 @@ def started_child(project: Path, *overrides: str) -> tuple[Task, Child]:
     spec = {
         "config": str(project / "run.yaml"),
         "overrides": ["model.width=8,16", *overrides],
-        "chosen": task.chosen,
-        "path": str(task.path),
         "metric": "test_loss",
     }
     return task, Child(task, spec, project / "output.txt", os.environ)
@@ -138,7 +144,7 @@ def test_a_run_whose_sweep_was_killed_saves_and_ends(project):
         return (project / "held").exists()
 
     wait_for(is_held)
-    child.process.stdin.close()  # what the system does for a process that is gone
+    child.connection.close()  # what the system does for a process that is gone
     assert child.process.wait(timeout=300) == 143
     assert (RunView(task.path).state, RunView(task.path).progress.update) == ("interrupted", 5)
     assert child.close() is None
@@ -147,7 +153,7 @@ def test_a_run_whose_sweep_was_killed_saves_and_ends(project):
 def test_a_run_that_waits_for_the_answer_of_a_killed_sweep_is_interrupted_and_not_pruned(project):
     task, child = started_child(project)
     wait_for(lambda: any(True for _ in child.messages()))
-    child.process.stdin.close()
+    child.connection.close()
     assert child.process.wait(timeout=300) == 143
     assert (RunView(task.path).state, RunView(task.path).progress.update) == ("interrupted", 3)
     assert child.close() is None
@@ -279,16 +285,6 @@ def test_a_run_of_another_config_keeps_its_directory(project):
     assert is_finished(folder / "width=8", same)
     assert not is_finished(folder / "width=8", longer)
     assert not is_finished(folder / "width=8-2", other)
-
-
-def test_keys_are_shown_as_short_as_they_can_be_told_apart():
-    keys = ["model.width", "model.optimizer.lr", "head.optimizer.lr", "+seed"]
-    assert list(short_keys(keys).values()) == [
-        "width",
-        "model.optimizer.lr",
-        "head.optimizer.lr",
-        "seed",
-    ]
 
 
 def test_runs_are_compared_by_the_loss_of_an_evaluation_where_there_is_one(project):

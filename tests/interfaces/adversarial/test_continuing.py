@@ -74,7 +74,7 @@ def test_a_run_killed_inside_an_epoch_goes_on_exactly(
     assert [len(entry["losses"]) for entry in logs[0].values()] == [9, 9, 9, 9]
     rows = []
     for trainer in (whole, resumed):
-        store = MetricsStore(trainer.experiment_dir / "metrics.sqlite", read_only=True)
+        store = MetricsStore(trainer.experiment_dir / "metrics.sqlite")
         rows.append((store.steps(), store.epochs()))
         store.close()
     assert rows[0] == rows[1]
@@ -354,7 +354,7 @@ class ByTheDocument(Trainer):
 
 
 def recorded(directory: Path) -> tuple[list[Any], list[Any]]:
-    store = MetricsStore(directory / "metrics.sqlite", read_only=True)
+    store = MetricsStore(directory / "metrics.sqlite")
     rows = store.steps("G_L1"), store.epochs("G_L1")
     store.close()
     return rows

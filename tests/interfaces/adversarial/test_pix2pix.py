@@ -88,7 +88,7 @@ def test_the_losses_of_every_step_are_in_the_history_and_the_metrics_store(
     assert {name: len(series) for name, series in history.steps.items()} == dict.fromkeys(
         history.names, 6
     )
-    store = MetricsStore(trainer.experiment_dir / "metrics.sqlite", read_only=True)
+    store = MetricsStore(trainer.experiment_dir / "metrics.sqlite")
     assert [row[3] for row in store.steps("G_L1")] == list(history.steps["G_L1"])
     store.close()
 

@@ -385,7 +385,7 @@ def test_checkpoints_written_by_hand_are_gone_on_from_and_nothing_recorded_is_lo
     for name, entry in before.items():
         assert after[name]["losses"][:9] == entry["losses"]
         assert len(after[name]["losses"]) == 12
-    store = MetricsStore(second.experiment_dir / "metrics.sqlite", read_only=True)
+    store = MetricsStore(second.experiment_dir / "metrics.sqlite")
     assert [row[1] for row in store.steps("G_L1")] == list(range(1, 13))
     assert [row[0] for row in store.epochs("G_L1")] == [1, 2, 3, 4]
     store.close()

@@ -286,7 +286,7 @@ class ExperimentRun(RunDirectory):
     def finish(self, state: State = "finished", reason: str | None = None) -> None:
         """Note how the experiment ended, unless that was noted when it happened, and release the
         lock."""
-        is_own = self._lock.is_held  # not in a fork of the process that trains
+        is_own = self.is_locked  # not in a fork of the process that trains
         if is_own and self.has_run and RunManifest.read(self.manifest_path).state == "running":
             self._note_end(
                 update_manifest(self.manifest_path, state=state, reason=reason), state, reason
@@ -347,7 +347,7 @@ def read_recorded(run: RunDirectory) -> Recorded | None:
     """What was recorded of an experiment; None where nothing was."""
     if not run.metrics_path.exists():
         return None
-    store = MetricsStore(run.metrics_path, read_only=True)
+    store = MetricsStore(run.metrics_path)
     try:
         step_rows = store.steps()
         epoch_rows = store.epochs()

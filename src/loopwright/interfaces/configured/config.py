@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from ...callback import Callback
-from ...config.places import Place
+from ...config.kinds import Place
 from ...initializers import Initializer
 from ...training import program
 

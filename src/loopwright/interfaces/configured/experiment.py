@@ -27,13 +27,18 @@ from ...config import (
     one_of_kind,
     run_schema,
 )
-from ...config.kinds import names_in, resolve_kind, shipped_names
-from ...config.places import describes_several, names_of
+from ...config.kinds import (
+    describes_several,
+    names_in,
+    names_of,
+    resolve_kind,
+    shipped_names,
+)
 from ...data.order import derive_seed
 from ...data.random import preserved_rng, seed_generators
 from ...optim.build import Schedule
 from ...optim.groups import GroupedOptimizer
-from ...run.experiment import Experiment as RunExperiment
+from ...run.experiment import ConfiguredRun
 from ...schedules import Curve
 from .config import INITIALIZER, UNITS
 from .trainer import BaseTrainer
@@ -167,7 +172,7 @@ CHANGEABLE |= {f"trainer.max_{unit}" for unit in UNITS}
 CHANGEABLE |= {f"trainer.{what}_every_n_{unit}" for what in ("log", "track") for unit in UNITS}
 
 
-class Experiment(RunExperiment[BaseTrainer]):
+class Experiment(ConfiguredRun):
     """A run as its config describes it. Nothing is built before `build`, or before something needs
     it.
 
@@ -175,6 +180,7 @@ class Experiment(RunExperiment[BaseTrainer]):
     """
 
     changeable = frozenset(CHANGEABLE)
+    trainer: BaseTrainer | None
 
     @classmethod
     def find_problems(cls, config: Config) -> Iterator[Problem]:
@@ -209,12 +215,6 @@ class Experiment(RunExperiment[BaseTrainer]):
             if config.get("initializer") is not None:
                 trainer.engine.add_callback(build(config.at("initializer"), INITIALIZER))
         return trainer
-
-    def dataset_of(self, trainer: BaseTrainer, key: str) -> Any:
-        return trainer.engine.dataset(key)
-
-    def set_settings(self, trainer: BaseTrainer, settings: Mapping[str, Any]) -> None:
-        trainer.engine.settings = settings
 
     def _part(self, part: str, make: Callable[[Config], Any]) -> Any:
         """The optimizers or schedulers by the names of their models, the model's own, or the one
