@@ -21,9 +21,11 @@ from loopwright.interfaces.lifecycle import (
     Trainer,
     TrainerCallback,
 )
+from loopwright.trackers import Track
 
 from ...loops import assert_same_model, build_net, evaluate_by_hand
 from ...terminals import Screen, terminal
+from ...trackers.runs import Recorded
 from .runs import build_trainer, each, head, train
 
 
@@ -174,3 +176,11 @@ def test_print_metrics_beside_the_defaults_prints_each_metric_once(
         "train_loss_epoch",
         "eval_loss_epoch",
     ]
+
+
+def test_a_tracker_gets_every_epoch_of_a_second_run_too(points: TensorDataset) -> None:
+    tracker = Recorded()
+    trainer = build_trainer(callbacks=[Track(tracker)])
+    for _ in range(2):
+        train(trainer, points, 2)
+    assert [row.epoch for row in tracker.rows if row.kind == "epoch"] == [1, 2, 1, 2]

@@ -19,7 +19,6 @@ from loopwright.interfaces import lifecycle
 from loopwright.interfaces.lifecycle import (
     CosineLrScheduler,
     EarlyStoppingCallback,
-    InMemoryRunHistory,
     LogMetricsCallback,
     ModelEmaCallback,
     ModelFreezer,
@@ -149,26 +148,6 @@ def test_a_run_history_without_prefixes_refuses_metrics_that_need_one(
     )
     with raises("no-metric-prefix", "ema_model_"):
         train(trainer, points, 1, eval_dataset=points)
-
-
-def test_wsd_gives_the_positions_of_its_phases() -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = WSDLrScheduler(optimizer, total_steps=400, num_warmup_steps=None, num_checkpoints=3)
-    assert scheduler.num_warmup_steps == 4
-    assert scheduler.get_checkpoint_steps() == [100, 200, 400]
-    assert scheduler.get_current_step() == -1
-    periods = scheduler.get_decay_info()
-    assert periods[1] == {
-        "period_start": 100,
-        "period_end": 200,
-        "decay_steps": 10,
-        "pre_decay_step": 190,
-    }
-    assert scheduler.get_phase_info(200) == periods[1]
-    assert scheduler.get_phase_info(999) == periods[2]
-    for _ in range(150):
-        scheduler.step()
-    assert scheduler.get_current_step() == 149
 
 
 def test_a_continued_wsd_begins_anew_over_its_own_updates() -> None:
@@ -318,17 +297,6 @@ VALUES: dict[TrainerPlaceholderValues, int | None] = {
 }
 
 
-def test_a_history_keeps_series_of_values() -> None:
-    history = InMemoryRunHistory()
-    history.update_metric("loss", 2.0)
-    history.update_metric("loss", 1.0)
-    assert history.get_metric_names() == {"loss"}
-    assert history.get_metric_values("loss") == [2.0, 1.0]
-    assert history.get_latest_metric("loss") == 1.0
-    history.delete_metric("loss")
-    assert history.get_metric_names() == set()
-
-
 @given(a=st.integers(1, 50), b=st.integers(1, 50))
 def test_arithmetic_is_done_when_the_values_are_known(a: int, b: int) -> None:
     x, y = NAMES.NUM_EPOCHS, NAMES.TRAIN_DATALOADER_LEN
@@ -430,25 +398,6 @@ def test_a_cosine_warms_up_and_cools_down() -> None:
     assert rates[9] == pytest.approx(0.5)
     assert rates[4:14] == sorted(rates[4:14], reverse=True)
     assert rates[14:] == [0.0] * 10
-
-
-def test_a_cosine_covers_the_whole_run(points: TensorDataset) -> None:
-    trainer = build_trainer(lr=0.1)
-    rates: list[float] = []
-
-    class Watching(Trainer):
-        def optimizer_step(self) -> None:
-            assert self.optimizer is not None
-            rates.append(self.optimizer.param_groups[0]["lr"])
-            super().optimizer_step()
-
-    trainer = build_trainer(lr=0.1, kind=Watching)
-    factory = CosineLrScheduler.create_scheduler_fn(lr_min=0.0)
-    train(trainer, points, 4, create_scheduler_fn=factory, gradient_accumulation_steps=2)
-    assert trainer.optimizer is not None
-    assert len(rates) == 12
-    assert rates[0] == 0.1
-    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
 
 
 def test_wsd_stays_at_its_peak_and_decays_at_the_end() -> None:

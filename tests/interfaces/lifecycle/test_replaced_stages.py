@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from loopwright.interfaces.lifecycle import (
     LimitBatchesCallback,
@@ -113,17 +113,6 @@ def test_an_epoch_that_does_nothing_counts_and_the_run_ends(points: TensorDatase
     trainer = train(build_trainer(kind=replaced(_run_train_epoch=lambda self, dl: None)), points, 3)
     assert trainer.run_history.current_epoch == 4
     assert_same_model(trainer.model, build_net())
-
-
-def test_an_epoch_over_a_loader_of_ones_own_counts(points: TensorDataset) -> None:
-    def own(self: Any, train_dl: Any) -> None:
-        for inputs, targets in DataLoader(self.train_dataset, batch_size=8):
-            self.optimizer.zero_grad()
-            self.loss_func(self.model(inputs), targets).backward()
-            self.optimizer.step()
-
-    trainer = train(build_trainer(kind=replaced(_run_train_epoch=own)), points, 3)
-    assert trainer.run_history.current_epoch == 4
 
 
 def test_a_loop_that_is_left_early_counts_its_steps_and_goes_on_with_the_next_epoch(

@@ -33,7 +33,7 @@ from loopwright.run import RunView
 from loopwright.training import steps
 
 from ...loops import assert_same_model, assert_same_optimizer
-from .runs import build_trainer, each, head, train
+from .runs import build_trainer, each, train
 
 
 class CrashError(Exception):
@@ -180,23 +180,6 @@ def test_callbacks_go_on_with_the_run_wherever_the_saving_one_stands(
     assert_same_run(resumed, whole)
 
 
-def test_an_average_goes_on_exactly_inside_an_epoch(points: TensorDataset, tmp_path: Path) -> None:
-    def averaging() -> ModelEmaCallback:
-        return ModelEmaCallback(decay=0.6, save_path=tmp_path / "ema")
-
-    reference = averaging()
-    whole = train(build_trainer(callbacks=[reference]), points, 2, eval_dataset=points)
-    saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=7, save_at_end=False)
-    train(build_trainer(callbacks=[averaging(), saving]), points, 2, eval_dataset=points)
-    again = averaging()
-    resumed = build_trainer(seed=3, callbacks=[again])
-    resumed.train(points, 2, eval_dataset=points, resume_from=tmp_path / "states" / "step_7")
-    assert_same_run(resumed, whole)
-    assert reference.ema_model is not None
-    assert again.ema_model is not None
-    assert_same_model(again.ema_model.module, reference.ema_model.module)
-
-
 def test_a_finished_run_is_not_trained_again_and_a_longer_one_goes_on(
     points: TensorDataset, tmp_path: Path
 ) -> None:
@@ -255,13 +238,6 @@ def test_a_state_can_be_loaded_for_use(points: TensorDataset, tmp_path: Path) ->
     }
 
 
-def test_a_state_of_other_data_is_refused(points: TensorDataset, tmp_path: Path) -> None:
-    saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=2, save_at_end=False)
-    train(build_trainer(callbacks=[saving]), points, 1)
-    with pytest.raises(Exception, match="resume with the same data"):
-        build_trainer().train(head(points, 20), 1, resume_from=tmp_path / "states" / "step_2")
-
-
 def test_a_run_that_ended_after_its_last_update_has_the_end_of_its_epoch_left(
     points: TensorDataset, tmp_path: Path
 ) -> None:
@@ -307,21 +283,6 @@ def test_a_run_that_was_stopped_stays_stopped(
         assert again._core.run.stopping.reason == "enough"
         run = RunView(tmp_path / "run")
         assert (run.state, run.reason) == ("stopped", "enough")
-
-
-def test_a_stop_in_an_evaluation_that_a_callback_runs_does_not_end_the_training(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    def evaluate(trainer: Trainer) -> None:
-        trainer.callback_handler.add_callback(each("on_eval_epoch_end", stop))
-        trainer.evaluate(points)
-        trainer.callback_handler.callbacks.pop()
-
-    saving = SaveTrainingStateCallback(tmp_path / "states")
-    trainer = train(
-        build_trainer(callbacks=[at_epoch(1, "on_train_epoch_end", evaluate), saving]), points, 2
-    )
-    assert (trainer.run_history.current_epoch, trainer._core.run.stopping.reason) == (3, None)
 
 
 def test_a_signal_between_the_last_update_and_the_end_of_the_data_loses_no_epoch(

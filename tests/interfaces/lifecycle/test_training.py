@@ -105,24 +105,6 @@ def test_data_without_a_length_trains(points: TensorDataset) -> None:
     assert trainer.run_config.num_update_steps_per_epoch is None
 
 
-def test_a_later_run_sees_the_data_in_another_order_and_counts_epochs_anew(
-    points: TensorDataset,
-) -> None:
-    seen: list[list[float]] = []
-
-    class Watching(Trainer):
-        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            seen.append(batch[0][:, 0].tolist())
-            return super().calculate_train_batch_loss(batch)
-
-    trainer = train(build_trainer(kind=Watching), points, 1, per_device_batch_size=37)
-    train(trainer, points, 1, per_device_batch_size=37)
-    assert seen[0] != seen[1]
-    assert sorted(seen[0]) == sorted(seen[1])
-    assert list(trainer.run_history.get_metric_names()) == ["train_loss_epoch"]
-    assert trainer.run_history.current_epoch == 2
-
-
 def test_what_a_loss_function_learns_is_trained_and_kept(
     points: TensorDataset, tmp_path: Any
 ) -> None:
@@ -184,10 +166,3 @@ def test_an_evaluation_inside_a_run_does_not_take_the_place_of_its_own(
         "eval_loss_epoch"
     )
     assert len(list(own.get_metric_values("evaluation_loss"))) == 2
-
-
-def test_workers_of_a_loader_change_nothing(points: TensorDataset) -> None:
-    with_workers = train(
-        build_trainer(), list(points), 2, train_dataloader_kwargs={"num_workers": 2}
-    )  # type: ignore[arg-type]
-    assert_same_model(with_workers.model, train(build_trainer(), points, 2).model)

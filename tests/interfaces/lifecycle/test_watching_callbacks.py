@@ -19,7 +19,7 @@ from loopwright.interfaces.lifecycle import (
     TrainerCallback,
 )
 
-from ...loops import assert_same_model, build_net
+from ...loops import build_net
 from .runs import build_trainer, each, train
 
 
@@ -90,13 +90,6 @@ def test_the_best_model_is_saved_and_loaded_at_the_end(
         torch.equal(value, states[1][name]) for name, value in trainer.model.state_dict().items()
     )
     assert trainer.load_checkpoint(tmp_path / "best")["score"] == 3.0
-
-
-def test_the_model_of_an_earlier_run_is_not_loaded(points: TensorDataset, tmp_path: Path) -> None:
-    best = SaveBestModelCallback(tmp_path / "best", watch_metric="score", greater_is_better=False)
-    train(build_trainer(callbacks=[Scripted(1.0), best]), points, 1)
-    trainer = train(build_trainer(callbacks=[Scripted(math.nan, math.nan), best]), points, 2)
-    assert_same_model(trainer.model, train(build_trainer(), points, 2).model)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

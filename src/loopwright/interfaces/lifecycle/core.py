@@ -714,8 +714,10 @@ class LifecycleCore(InterfaceCore):
         self._num_sent = self.num_logged
         handler = self.interface.callback_handler
         self._trackers = [one.tracker for one in handler if isinstance(one, TrackerCallback)]
-        with tracked(run, self._trackers):
+        with tracked(run, self._trackers, ignored=("on_epoch_end", "on_train_start")):
             run.emit("on_train_start")
+            for tracker in self._trackers:  # a second run is a new one to it, and begins at epoch 0
+                tracker.begin(self, 0 if self.waiting_state is None else self.progress.epoch)
             run.media.begin(run)
             try:
                 yield
