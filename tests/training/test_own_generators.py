@@ -3,7 +3,6 @@ trained."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -350,28 +349,6 @@ def test_another_seed_everything_is_another_program(tmp_path: Path) -> None:
     seed_everything(2)
     with pytest.raises(ConfigurationError, match=r"The program differs.*\n  - seed: 1 -> 2"):
         Drawing(run_dir=tmp_path).train(num_epochs=2, batch_size=4)
-
-
-def test_a_run_of_an_earlier_version_continues_with_the_seed_that_it_has(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def train(folder: Path, num_epochs: int) -> Trainer:
-        trainer = Drawing(run_dir=folder)
-        trainer.run.progress_style = "lines"
-        trainer.train(num_epochs=num_epochs, batch_size=4)
-        return trainer
-
-    # of an earlier version: whatever `seed_everything` says, its seed is 0
-    whole = train(tmp_path / "whole", 2)
-    train(tmp_path / "cut", 1)
-    manifest = tmp_path / "cut" / "run.json"
-    content = json.loads(manifest.read_text())
-    del content["seed_source"]
-    manifest.write_text(json.dumps(content))
-    seed_everything(5)
-    assert_same_run(train(tmp_path / "cut", 2), whole)
-    assert "began with seed 0" in capsys.readouterr().out
-    assert_same_run(train(tmp_path / "cut", 2), whole)  # and again, when it is finished
 
 
 @pytest.mark.parametrize(

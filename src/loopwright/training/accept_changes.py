@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -13,20 +13,15 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, Lamb
 from .._torch_compat import INNER_SCHEDULERS, closed_form_of, set_last_lr
 from ..optim.build import CurveSchedule
 from .fingerprint import group_key, key_of
-from .state_mismatch import Kept
+from .restore import Kept, compare_groups
 
 if TYPE_CHECKING:
     from ..run.changes import Change
-    from ..training.run import TrainingRun
+    from .run import TrainingRun
 
 SWITCHES = ("amsgrad", "centered", "momentum")  # options that decide what state an optimizer has
 # `get_lr` ignores the previous rate
-CLOSED = (
-    LambdaLR,
-    OneCycleLR,
-    CyclicLR,
-    CosineAnnealingWarmRestarts,
-)
+CLOSED = (LambdaLR, OneCycleLR, CyclicLR, CosineAnnealingWarmRestarts)
 Group = dict[str, Any]
 
 
@@ -37,120 +32,93 @@ class NewValues:
     def __init__(
         self, run: TrainingRun, tree: Mapping[str, Any], changed: Mapping[str, Change]
     ) -> None:
+        self.run = run
         self.changed = changed
-        self._saved = tree["optimizers"]
+        optimizers = run.components.optimizers
+        schedules = run.components.schedules
         self._groups = {
-            name: [_options(g) for g in o.param_groups]
-            for name, o in run.components.optimizers.items()
+            name: [_options(group) for group in optimizer.param_groups]
+            for name, optimizer in optimizers.items()
         }
-        self._schedulers = {
-            name: _settings(s.scheduler) for name, s in run.components.schedules.items()
+        self._schedulers = {name: _settings(s.scheduler) for name, s in schedules.items()}
+        saved = tree["optimizers"]
+        lost_schedules = set(tree["schedules"]) - set(schedules)
+        self._has_lost_schedule = bool(lost_schedules)
+        new_optimizers = {
+            name
+            for name, optimizer in optimizers.items()
+            if name not in saved
+            or self._needs_other_state(key_of("optimizer", name))
+            or compare_groups(optimizer, saved[name])
+        }
+        new_schedules = {
+            name
+            for name in schedules
+            if name not in tree["schedules"] or key_of("scheduler", name) in changed
         }
         self.kept = Kept(
-            frozenset(self._new_optimizers(run))
-            | (set(tree["optimizers"]) - set(run.components.optimizers)),
-            frozenset(self._new_schedules(run, tree))
-            | (set(tree["schedules"]) - set(run.components.schedules)),
+            new_optimizers | (set(saved) - set(optimizers)), new_schedules | lost_schedules
         )
-        self._has_lost_schedule = bool(set(tree["schedules"]) - set(run.components.schedules))
 
-    def apply(self, run: TrainingRun) -> None:
+    def _needs_other_state(self, prefix: str) -> bool:
+        """Whether an optimizer is of another class, or an option of it has been switched on or
+        off."""
+        return prefix in self.changed or any(
+            key.startswith(f"{prefix}.")
+            and key.rpartition(".")[2] in SWITCHES
+            and bool(change.first) != bool(change.second)
+            for key, change in self.changed.items()
+        )
+
+    def apply(self) -> None:
         """Set the new values, and print which states of the checkpoint could not be used."""
+        run = self.run
         for name, optimizer in run.components.optimizers.items():
             if name in self.kept.optimizers:
-                kind = type(optimizer).__name__
                 run.say(
-                    f"Optimizer {name!r} ({kind}) does not match the saved optimizer state, so it "
-                    "starts with empty state."
+                    f"Optimizer {name!r} ({type(optimizer).__name__}) does not match the saved "
+                    "optimizer state, so it starts with empty state."
                 )
-            self._apply_options(run, name, optimizer)
+            self._apply_options(name, optimizer)
         for name in run.components.schedules:
             if name in self.kept.schedules:
                 run.say(f"Schedule {name!r} is new in this run: it starts from its beginning.")
 
-    # Components that do not fit their saved state
-
-    def _new_optimizers(self, run: TrainingRun) -> Iterator[str]:
-        from .state_mismatch import compare_groups
-
-        for name, optimizer in run.components.optimizers.items():
-            prefix = key_of("optimizer", name)
-            count = len(optimizer.param_groups)
-            switches = [
-                f"{group_key(prefix, n, count)}.{option}"
-                for n in range(count)
-                for option in SWITCHES
-            ]
-            is_switched = any(
-                key in self.changed and _is_switched(self.changed[key]) for key in switches
-            )
-            is_new = name not in self._saved or prefix in self.changed or is_switched
-            if is_new or compare_groups(optimizer, self._saved[name]):
-                yield name
-
-    def _new_schedules(self, run: TrainingRun, tree: Mapping[str, Any]) -> Iterator[str]:
-        for name in run.components.schedules:
-            if name not in tree["schedules"] or key_of("scheduler", name) in self.changed:
-                yield name
-
-    # Options
-
-    def _apply_options(self, run: TrainingRun, name: str, optimizer: Optimizer) -> None:
-        prefix = key_of("optimizer", name)
+    def _apply_options(self, name: str, optimizer: Optimizer) -> None:
         given = self._groups[name]
-        schedules = {
-            key: s.scheduler
-            for key, s in run.components.schedules.items()
-            if _steps(s.scheduler, optimizer)
+        schedulers = {
+            key: schedule.scheduler
+            for key, schedule in self.run.components.schedules.items()
+            if _steps(schedule.scheduler, optimizer)
         }
-        is_rescheduled = self._has_lost_schedule or any(
-            key == start or key.startswith(f"{start}.")
-            for key in self.changed
-            for start in (key_of("scheduler", schedule) for schedule in schedules)
+        continued = [key for key in schedulers if key not in self.kept.schedules]
+        has_new_rate = (
+            name in self.kept.optimizers
+            or self._has_lost_schedule
+            or any(self._is_changed(key_of("scheduler", key)) for key in schedulers)
         )
-        has_new_rate = name in self.kept.optimizers or is_rescheduled
         for number, (group, new) in enumerate(zip(optimizer.param_groups, given, strict=True)):
-            start = group_key(prefix, number, len(given))
-            for option in [option for option in new if f"{start}.{option}" in self.changed]:
-                _set(group, option, new[option])
-            if has_new_rate or f"{start}.lr" in self.changed:
-                has_new_rate = True
-                self._apply_rate(
-                    name,
-                    number,
-                    group,
-                    new,
-                    is_continued=bool(set(schedules) - self.kept.schedules),
-                )
-        for key, scheduler in schedules.items():
-            if has_new_rate and key not in self.kept.schedules:
-                self._apply_schedule(key_of("scheduler", key), scheduler, self._schedulers[key])
-                _recompute(scheduler, optimizer)
+            start = group_key(key_of("optimizer", name), number, len(given))
+            has_new_rate = has_new_rate or f"{start}.lr" in self.changed
+            factor = self._part_left(group, f"{start}.lr") if continued else None
+            for option, value in new.items():
+                if f"{start}.{option}" in self.changed:
+                    _set(group, option, value)
+            if has_new_rate:
+                _set_rate(group, new, factor)
+        for key in continued if has_new_rate else ():
+            self._apply_schedule(key_of("scheduler", key), schedulers[key], self._schedulers[key])
+            _recompute(schedulers[key], optimizer)
 
-    def _apply_rate(
-        self, name: str, number: int, group: Group, new: Group, *, is_continued: bool
-    ) -> None:
-        """Set the new learning rate, times the factor that the schedule had applied to the old
-        one."""
-        base: Any = new.get("initial_lr", new["lr"])
-        if "initial_lr" in group or "initial_lr" in new:
-            _set(group, "initial_lr", base)
-        for option in new:  # options that a scheduler keeps in the groups, such as its largest rate
-            if option.startswith(("max_", "min_", "base_")):
-                _set(group, option, new[option])
-        _set(group, "lr", base * self._part_left(name, number) if is_continued else new["lr"])
+    def _is_changed(self, prefix: str) -> bool:
+        return any(key == prefix or key.startswith(f"{prefix}.") for key in self.changed)
 
-    def _part_left(self, name: str, number: int) -> float:
+    def _part_left(self, group: Group, key: str) -> float:
         """Return the factor that a schedule had applied to the old learning rate."""
-        saved = self._saved.get(name, {}).get("param_groups", [])
-        group = saved[min(number, len(saved) - 1)] if saved else {}
-        key = f"{group_key(key_of('optimizer', name), number, len(self._groups[name]))}.lr"
-        old: Any = group.get(
-            "initial_lr", self.changed[key].first if key in self.changed else group.get("lr")
-        )
-        now: Any = group.get("lr")
-        is_known = all(isinstance(value, (int, float, Tensor)) for value in (old, now))
-        return float(now) / float(old) if is_known and float(old) else 1.0
+        first: Any = self.changed[key].first if key in self.changed else group["lr"]
+        old = group.get("initial_lr", first)
+        is_known = isinstance(old, int | float | Tensor) and float(old) != 0
+        return float(group["lr"]) / float(old) if is_known else 1.0
 
     def _apply_schedule(self, prefix: str, scheduler: Any, given: dict[str, Any]) -> None:
         for option, value in given.items():
@@ -180,10 +148,20 @@ def _settings(scheduler: Any) -> dict[str, Any]:
 def _steps(scheduler: Any, optimizer: Optimizer) -> bool:
     """Whether a scheduler changes the optimizer's rate step by step; a curve computes it from the
     run's progress."""
-    return (
-        not isinstance(scheduler, CurveSchedule)
-        and getattr(scheduler, "optimizer", None) is optimizer
-    )
+    is_curve = isinstance(scheduler, CurveSchedule)
+    return not is_curve and getattr(scheduler, "optimizer", None) is optimizer
+
+
+def _set_rate(group: Group, new: Group, factor: float | None) -> None:
+    """Set the new learning rate, times the factor that the continued schedule had applied to the
+    old one."""
+    base: Any = new.get("initial_lr", new["lr"])
+    if "initial_lr" in group or "initial_lr" in new:
+        _set(group, "initial_lr", base)
+    for option in new:  # options that a scheduler keeps in the groups, such as its largest rate
+        if option.startswith(("max_", "min_", "base_")):
+            _set(group, option, new[option])
+    _set(group, "lr", new["lr"] if factor is None else base * factor)
 
 
 def _recompute(scheduler: Any, optimizer: Optimizer) -> None:
@@ -199,10 +177,6 @@ def _recompute(scheduler: Any, optimizer: Optimizer) -> None:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             _set(group, "lr", rate)
     set_last_lr(scheduler, [group["lr"] for group in optimizer.param_groups])
-
-
-def _is_switched(change: Change) -> bool:
-    return bool(change.first) != bool(change.second)
 
 
 def _set(group: Group, option: str, value: Any) -> None:

@@ -26,7 +26,7 @@ from .assembly import settle_seed
 from .callback_schedulers import unsaved_texts
 from .facts import planned_totals, starting_line
 from .first_batch import check_required_metrics, materialise
-from .resume import Origin, keep_recorded_seed, restore_run
+from .resume import Origin, restore_run
 from .run import SavedPosition, TrainingRun, seek
 
 
@@ -72,7 +72,6 @@ def _train(
     origin: Origin,
 ) -> History:
     settle_seed(run.program)
-    keep_recorded_seed(run, origin)
     if data is None:
         data, configured = run.program.configure_data()
         eval_data = configured if eval_data is None else eval_data

@@ -26,7 +26,7 @@ from ...checkpoint.weights import load_optimizer, read_parts, write_parts
 from ...errors import CheckpointError, ConfigurationError
 from ...metrics.progress import Progress
 from ...run import MetricsStore, RunDirectory, RunManifest, update_manifest
-from ...training.state_mismatch import compare_groups, compare_model, listed
+from ...training.restore import compare_groups, compare_model, listed
 from .config import Config, Saving
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from ...training.callback_schedulers import (
     set_hyperparameters,
     state_of,
 )
-from ...training.restore import load_parts, own_rng, return_to
+from ...training.restore import load_parts, own_rng, refuse, return_to
 from ...training.state import capture, write_together
-from ...training.state_mismatch import refuse
 from ...training.train_call import emit_exception, finish
 from .callbacks import RecordRunCallback
 from .tracking import num_recorded
