@@ -268,5 +268,5 @@ def test_help_says_how_to_stop_and_resume_and_how_to_use_several_processes(
 def test_a_finished_run_says_how_a_command_starts_over(project: Project, shell: Shell):
     assert shell("train", "run.yaml", "--progress", "silent") == 0
     assert shell("train", "--resume", "last") == 0
-    assert "Raise the limit of 2 epochs to continue, or pass --new to start over." in shell.out
+    assert "Raise its limit to continue, or pass --new to start over." in shell.out
     assert "resume=False" not in shell.out

@@ -246,7 +246,7 @@ class RunRecorder(Callback):
         """A resume point is complete only with all that was recorded before it."""
         if self._metrics is not None and self._is_open:
             self._add_notes(trainer)
-            logged = trainer.run.media.logged_in_steps(trainer.progress)
+            logged = trainer.run.media.logged_in_steps()
             detail: dict[str, Any] = {"finished": trainer.progress.call_finished}
             if logged is not None:
                 detail["media"] = logged

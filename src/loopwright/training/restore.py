@@ -3,8 +3,9 @@ load some states of others without a word; then everything is loaded, or nothing
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +34,6 @@ from ..metrics.metric_objects import (
     object_states,
 )
 from .callback_schedulers import CallbackSchedulers, state_of
-from .keeper import Keeper
 from .program import users_trainer
 from .run import SavedPosition
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .run import TrainingRun
 
 LISTED = 20  # problems, at most
+CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 # what torch's optimizers keep for a parameter in the shape of that parameter
 LIKE_PARAMETER = frozenset(
     (
@@ -411,6 +412,79 @@ def _may_refuse(model: nn.Module) -> bool:
 def _loads_its_own_way(kind: type[nn.Module]) -> bool:
     is_own = any(getattr(kind, name) is not getattr(nn.Module, name) for name in LOADING_METHODS)
     return is_own and not kind.__module__.startswith("torch.")
+
+
+class Keeper:
+    """Records the state of objects; `restore` puts it back."""
+
+    def __init__(self) -> None:
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._contents: list[tuple[Any, Any]] = []
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._params: list[tuple[nn.Parameter, bool, Tensor | None]] = []
+        self._seen: set[int] = set()
+
+    def keep(self, owner: object, *, is_deep: bool = False) -> None:
+        """Record the attributes of an object; tensors in its containers only with `is_deep`, since
+        they may be data."""
+        attributes = vars(owner)
+        self._attributes.append((attributes, dict(attributes)))
+        for value in attributes.values():
+            self._keep_value(value, is_deep=is_deep)
+
+    def keep_model(self, model: nn.Module) -> None:
+        """Record the weights, buffers, modes, plain attributes and gradients of a model."""
+        for module in model.modules():
+            self.keep(module, is_deep=True)
+        for param in model.parameters():
+            self._params.append((param, param.requires_grad, param.grad))
+
+    def keep_optimizer(self, optimizer: Optimizer) -> None:
+        """Record the options of an optimizer. Its `state` is not copied: replace it before the
+        optimizer steps."""
+        self._attributes.append((vars(optimizer), dict(vars(optimizer))))
+        self._keep_value(optimizer.param_groups)
+        for group in optimizer.param_groups:
+            self._keep_value(group)
+            self._keep_all(value for name, value in group.items() if name != "params")
+
+    def restore_tensors(self) -> None:
+        """Restore the values of all recorded tensors."""
+        with torch.no_grad():
+            for tensor, value in self._tensors:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+
+    def restore(self) -> None:
+        """Restore all recorded states."""
+        for container, content in self._contents:
+            container.clear()
+            container.extend(content) if isinstance(container, list | deque) else container.update(
+                content
+            )
+        for attributes, before in self._attributes:
+            attributes.clear()
+            attributes.update(before)
+        self.restore_tensors()
+        for param, requires_grad, grad in self._params:
+            param.requires_grad_(requires_grad)
+            param.grad = grad
+
+    def _keep_value(self, value: Any, *, is_deep: bool = False) -> None:
+        if id(value) in self._seen:
+            return
+        if isinstance(value, Tensor):
+            self._seen.add(id(value))
+            self._tensors.append((value, value.detach().clone()))
+        elif type(value) in CONTAINERS:
+            self._seen.add(id(value))
+            self._contents.append((value, copy(value)))
+            if is_deep:
+                self._keep_all(value.values() if isinstance(value, dict) else value)
+
+    def _keep_all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            self._keep_value(value, is_deep=True)
 
 
 # A state and the components that it is for

@@ -25,7 +25,7 @@ from ..data.open import Stream
 from ..data.stream import LimitedStream
 from ..errors import ConfigurationError
 from ..metrics.result import StepResult
-from ..training.compiled.choice import wait_for
+from ..training.compiled import wait_for
 from ..training.program import Program
 from .fresh_run import fresh_run, start_again, train_for_a_while
 

@@ -14,8 +14,8 @@ from ..data.random import all_preserved
 from ..errors import DataError
 from ..initializers import Initializer
 from ..metrics.progress import Limits
-from ..training.keeper import Keeper
 from ..training.program import Program
+from ..training.restore import Keeper
 from ..training.run import TrainingRun
 from ..training.train_call import run_training
 

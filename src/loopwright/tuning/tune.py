@@ -20,9 +20,9 @@ from ..callbacks.nonfinite import NonFiniteGuard
 from ..errors import ConfigurationError, Interrupted, check_number
 from ..metrics.progress import Limits
 from ..text import counted
-from ..training.compiled.choice import wait_for
-from ..training.keeper import Keeper
+from ..training.compiled import wait_for
 from ..training.program import Program
+from ..training.restore import Keeper
 from ..training.train_call import run_training
 from . import tune_table
 from .batch_size import SPARE, TrialWatch, available_memory, is_out_of_memory, let_go

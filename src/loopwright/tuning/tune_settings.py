@@ -23,7 +23,7 @@ from ..data.stream import Stateful
 from ..errors import ConfigurationError
 from ..runtime.fsdp import blocks_of
 from ..training.callback_schedulers import set_hyperparameters
-from ..training.compiled.choice import CompiledStep
+from ..training.compiled import CompiledStep
 from ..training.program import Program
 from ..training.run import TrainingRun
 from .fresh_run import use_run

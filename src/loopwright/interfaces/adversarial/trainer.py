@@ -18,7 +18,6 @@ from ...checkpoint import Checkpoint, read_checkpoint
 from ...data.random import seed_generators
 from ...errors import CheckpointError, ConfigurationError, check_arguments, check_number
 from ...text import nearest
-from ...training.media_log import log_files
 from .._shared import LoggingTrainer, is_overridden, on_first_process
 from .config import Config, ConfigManager, ConfigSource, export_config, say_without_effect
 from .core import NAMES, AdversarialCore, checked_trackers, losses_of
@@ -448,7 +447,7 @@ class Trainer(LoggingTrainer):
         )
         with self._core.runtime.autocast:
             paths = on_first_process(self._core.runtime, write)
-        log_files(self._core.run, "examples", paths)
+        self._core.run.media.add_files("examples", paths)
         return paths
 
     def finish(self) -> None:

@@ -190,7 +190,7 @@ def recorded(interface: Trainer) -> Iterator[None]:
         core.describe()
         core.num_logged = _num_before_epoch(interface, core.waiting_state)
     run.emit("on_train_start")
-    run.media.begin(run)
+    run.media.begin()
     try:
         yield
     except BaseException as error:
