@@ -52,7 +52,7 @@ def build_trainer(run_dir: Path | None, callbacks=(), **options: object) -> Trai
 
 
 def rows(trainer: Trainer) -> tuple[list, list]:
-    store = MetricsStore(trainer.run.files.directory.metrics_path, read_only=True)
+    store = MetricsStore(trainer.run.files.directory.metrics_path)
     try:
         return store.steps(), store.epochs()
     finally:

@@ -179,7 +179,6 @@ def test_a_run_without_evaluation_says_that_nothing_is_measured(mistake, capsys)
         ("`metrics='acuracy'`", "acuracy"),
         ("`metrics=[nn.L1Loss]`, a class", [nn.L1Loss]),
         ("`metrics={'mae': nn.L1Loss}`, a class", {"mae": nn.L1Loss}),
-        ("`metrics=[lambda outputs, targets: ...]` without a name", [lambda outputs, targets: 0.0]),
         ("`metrics={'loss': function}`", {"loss": F.l1_loss}),
         ("`metrics=['accuracy', 'accuracy']`", ["accuracy", "accuracy"]),
         ("`metrics=3`", 3),

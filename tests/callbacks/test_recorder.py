@@ -22,7 +22,7 @@ from .runs import Crash, build_trainer, train
 
 
 def metrics(run_dir: Path) -> MetricsStore:
-    return MetricsStore(RunDirectory(run_dir).metrics_path, read_only=True)
+    return MetricsStore(RunDirectory(run_dir).metrics_path)
 
 
 def manifest(run_dir: Path) -> RunManifest:

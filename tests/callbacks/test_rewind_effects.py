@@ -117,10 +117,7 @@ def test_metrics_of_steps_that_were_undone_are_not_in_the_store(tmp_path, monkey
     rewound = build([Rewind()], run_dir=tmp_path / "rewound")
     rewound.train(poisoned(good_batches(), 6), num_epochs=1)
     build(run_dir=tmp_path / "clean").train(good_batches(), num_epochs=1)
-    rows = [
-        MetricsStore(tmp_path / name / "metrics.sqlite", read_only=True)
-        for name in ("rewound", "clean")
-    ]
+    rows = [MetricsStore(tmp_path / name / "metrics.sqlite") for name in ("rewound", "clean")]
     assert len(rows[0].steps("loss")) == 10
     assert rows[0].steps("loss") == rows[1].steps("loss")
     assert rows[0].epochs() == rows[1].epochs()

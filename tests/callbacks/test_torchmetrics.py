@@ -114,13 +114,6 @@ def test_prepare_gives_the_arguments_of_update(points, prepare):
     )
 
 
-def test_the_metric_given_holds_the_state_of_the_last_evaluation(points):
-    metric = accuracy()
-    trainer = build_trainer([TorchMetrics(metric)])
-    measured = trainer.evaluate(points)
-    assert metric.compute().item() == measured["multiclass_accuracy"]
-
-
 class TrainHits(Callback):
     """Hits of the training steps, counted by hand."""
 
@@ -233,7 +226,7 @@ def test_anything_with_update_compute_and_reset_works(points):
 def test_a_metric_whose_state_cannot_be_saved_is_refused_where_the_run_is_to_be_resumable(
     tmp_path, points
 ):
-    with raises("metric-without-state", "'seen'", "`state_dict`"):
+    with raises("metric-cannot-be-saved", "'seen'", "`state_dict`"):
         train(
             build_trainer([TorchMetrics({"seen": Plain()}, on="train")], run_dir=tmp_path), points
         )

@@ -5,36 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from loopwright import ConfigurationError
 from loopwright.cli import main
 from loopwright.cli.plot import PlottedCurve, collect, draw_text
 from loopwright.run import RunManifest, RunView
 from tests.cli.helpers import run_on_terminal
-
-
-def test_picture_of_several_runs_is_a_png(in_gallery, tmp_path, capsys):
-    out = tmp_path / "curves.png"
-    assert (
-        main(
-            [
-                "plot",
-                "finished",
-                "stopped",
-                "--metric",
-                "loss",
-                "--metric",
-                "eval_loss",
-                "--output",
-                str(out),
-            ]
-        )
-        == 0
-    )
-    assert out.read_bytes().startswith(b"\x89PNG")
-    assert capsys.readouterr().out == f"loss, eval_loss of 2 runs: {out}\n"
 
 
 def test_svg_names_every_run(in_gallery, tmp_path):
@@ -48,17 +26,16 @@ def test_svg_names_every_run(in_gallery, tmp_path):
     assert all(re.search(rf"<!-- {text}  [\d.]+ -->", drawn) for text in ("finished", "deep/twin"))
 
 
-def test_picture_is_called_as_its_metric_where_nobody_names_it(gallery, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["plot", str(gallery / "runs/finished"), "--metric", "eval_loss"]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["eval_loss.png"]
+def curves_of(run, *names, by=None, smooth=1):
+    options = SimpleNamespace(metric=names, by=by, smooth=smooth, root="runs")
+    return collect([run], names, options)
 
 
 def test_values_are_those_of_the_epochs_unless_steps_are_asked_for(in_gallery):
     run = RunView("runs/finished")
-    (epochs,) = collect([run], ["loss"], None, 1, "runs")
-    (steps,) = collect([run], ["loss"], "steps", 1, "runs")
-    (updates,) = collect([run], ["loss"], "updates", 1, "runs")
+    (epochs,) = curves_of(run, "loss")
+    (steps,) = curves_of(run, "loss", by="steps")
+    (updates,) = curves_of(run, "loss", by="updates")
     assert epochs.values == tuple(point.value for point in run.metrics.epochs("loss"))
     assert steps.values == tuple(point.value for point in run.metrics.steps("loss"))
     assert (epochs.places, steps.places, updates.places) == (
@@ -66,18 +43,6 @@ def test_values_are_those_of_the_epochs_unless_steps_are_asked_for(in_gallery):
         tuple(range(1, 13)),
         tuple(range(1, 13)),
     )
-
-
-def test_a_metric_of_epochs_can_be_drawn_over_updates(in_gallery):
-    (curve,) = collect([RunView("runs/finished")], ["eval_loss"], "updates", 1, "runs")
-    assert curve.places == (4, 8, 12)
-
-
-def test_smoothing_averages_the_last_values(in_gallery):
-    run = RunView("runs/finished")
-    (plain,), (smooth,) = (collect([run], ["loss"], "steps", window, "runs") for window in (1, 3))
-    assert smooth.values[0] == plain.values[0]
-    assert smooth.values[5] == pytest.approx(sum(plain.values[3:6]) / 3)
 
 
 def test_text_has_a_mark_for_each_run_and_the_scale(in_gallery, capsys):
@@ -98,31 +63,17 @@ def plain(curves, **options):
     return ["".join(text for text, _ in line).rstrip() for line in lines]
 
 
-def test_a_straight_line_is_drawn_straight():
-    lines = plain([PlottedCurve("r", "x", "steps", (0, 1, 2), (0.0, 1.0, 2.0))])
-    marks = [(row, line.index("*")) for row, line in enumerate(lines[1:16]) if "*" in line]
-    assert [row for row, _ in marks] == list(range(15))
-    places = [column for _, column in marks]
-    assert places == sorted(places, reverse=True)
-    assert places[0] - places[7] == pytest.approx(places[7] - places[14], abs=3)
-
-
 def test_values_that_are_not_finite_are_counted_and_not_drawn():
     values = (1.0, float("nan"), float("inf"), 2.0)
     assert (
         plain([PlottedCurve("r", "x", "steps", (1, 2, 3, 4), values)])[-1]
         == "  * r: 2 (2 not drawn: not finite)"
     )
-    with pytest.raises(
-        ConfigurationError, match="No value of x can be drawn: none is finite and above 0"
-    ):
-        plain([PlottedCurve("r", "x", "steps", (1, 2), (0.0, -1.0))], is_log=True)
-
-
-def test_constant_and_single_values_can_be_drawn():
-    for values in ((3.0,), (3.0, 3.0)):
-        lines = plain([PlottedCurve("r", "x", "steps", tuple(range(len(values))), values)])
-        assert sum("*" in line for line in lines[1:16]) == 1
+    left = plain([PlottedCurve("r", "x", "steps", (1, 2), (0.0, -1.0))], is_log=True)
+    assert left[1:] == [
+        "no value that can be drawn",
+        "  * r: -1 (2 not drawn: not finite or not above 0)",
+    ]
 
 
 def test_without_names_the_losses_of_the_last_run_share_a_picture(in_gallery, tmp_path, capsys):
@@ -141,7 +92,7 @@ def test_without_names_the_losses_of_the_last_run_share_a_picture(in_gallery, tm
 
 def test_of_one_epoch_the_steps_are_drawn_and_evaluations_beside_them(in_gallery):
     run = RunView("runs/killed")
-    loss, evaluated = collect([run], ["loss", "eval_loss"], None, 1, "runs")
+    loss, evaluated = curves_of(run, "loss", "eval_loss")
     assert (loss.along, evaluated.along) == ("updates", "updates")
     assert (loss.places, evaluated.places) == (tuple(range(1, 9)), (4,))
 
@@ -163,7 +114,8 @@ def test_a_run_without_metrics_has_nothing_to_draw(tmp_path, monkeypatch, capsys
     RunManifest.collect(name="new").changed(state="finished").write(tmp_path / "runs/new/run.json")
     assert main(["plot"]) == 2
     assert (
-        "There is nothing to draw yet: new has not logged any metrics." in capsys.readouterr().err
+        "There is nothing to draw yet: new has not logged any metrics per epoch."
+        in capsys.readouterr().err
     )
 
 

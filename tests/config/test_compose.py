@@ -210,7 +210,7 @@ def test_a_variable_that_is_not_set_says_what_to_do(project):
         ("b: 1\na: 'x${b'\n", "not closed"),
         ("b: 1\na: 'x${c${b}}'\n", "one variable inside another"),
         ("b: 1\na: ${file:x}\n", "expected ${key}"),
-        ("b: 1\na: '${env:A B}'\n", "expected ${env:NAME}"),
+        ("b: 1\na: '${env:A B}'\n", "or ${env:NAME,default}"),
         ("b: 1\na: '${}'\n", "expected ${key}"),
         ("b: [1]\na: ${b.1}\n", "b has no 1"),
     ],

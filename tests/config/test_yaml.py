@@ -53,7 +53,6 @@ def problems(text):
         ("'1'", "1"),
         ('"true"', "true"),
         ("!!str 1", "1"),
-        ("!!float 1.0", 1.0),
     ],
 )
 def test_a_scalar_is_what_yaml_1_2_says(text, value):

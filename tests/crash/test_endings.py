@@ -54,7 +54,7 @@ def program(points: TensorDataset, *callbacks: Callback) -> Callable[[], None]:
 
 
 def recorded(run: Path) -> tuple[list[object], list[object]]:
-    store = MetricsStore(run / "metrics.sqlite", read_only=True)
+    store = MetricsStore(run / "metrics.sqlite")
     try:
         return list(store.steps()), list(store.epochs())
     finally:

@@ -240,7 +240,7 @@ def test_a_state_that_cannot_be_read_is_found_with_the_first_batch() -> None:
 def test_a_state_that_cannot_be_stored_is_found_with_the_first_batch() -> None:
     stream = opened(lambda: Opening(Unsaved))
     stream.check_resumable()
-    with raises("position-not-saved", "it['files'][0] is a set"):
+    with raises("position-not-saved", "files.0 is a set"):
         stream.take(1)
 
 

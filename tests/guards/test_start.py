@@ -122,6 +122,6 @@ def test_rows_that_another_process_added_between_two_calls_are_removed(tmp_path:
     )
     other.close()
     trainer.train(data, num_updates=1, batch_size=BATCH)
-    store = MetricsStore(tmp_path / "run" / "metrics.sqlite", read_only=True)
+    store = MetricsStore(tmp_path / "run" / "metrics.sqlite")
     assert [step for _, step, _, _ in store.steps("loss")] == [1, 2, 3]
     store.close()

@@ -226,7 +226,7 @@ def test_the_store_has_the_update_of_every_row(points, tmp_path, monkeypatch):
     build_timed(monkeypatch, rows, accumulate=3, run_dir=tmp_path / "run").train(
         points, 2, batch_size=8
     )
-    store = MetricsStore(tmp_path / "run" / "metrics.sqlite", read_only=True)
+    store = MetricsStore(tmp_path / "run" / "metrics.sqlite")
     expected = [
         (row.update, row.step, "loss", row["loss"])
         for row in rows_by_hand(points, epochs=2, accumulate=3)
@@ -245,7 +245,7 @@ def test_steps_of_a_window_that_was_left_have_the_update_that_did_not_come(tmp_p
                         break
 
     Short(Config(n_epochs=2, gradient_accumulation_steps=2, run_dir=tmp_path / "run")).fit()
-    store = MetricsStore(tmp_path / "run" / "metrics.sqlite", read_only=True)
+    store = MetricsStore(tmp_path / "run" / "metrics.sqlite")
     numbers = [(update, step) for update, step, _, _ in store.steps("loss")]
     store.close()
     assert numbers == [(1, 1), (1, 2), (2, 3), (2, 4), (2, 5), (3, 6)]
@@ -278,7 +278,7 @@ def test_rows_go_on_exactly_after_sigkill(points, tmp_path, monkeypatch, kill_at
     assert list(rows.values()) == expected
     assert all(StepRow(*place, values) == rows[place[1]] for *place, values in written)
     assert len(written) == len(expected) + num_repeated
-    store = MetricsStore(tmp_path / "run" / "metrics.sqlite", read_only=True)
+    store = MetricsStore(tmp_path / "run" / "metrics.sqlite")
     assert store.steps("loss") == [(row.update, row.step, "loss", row["loss"]) for row in expected]
     store.close()
 

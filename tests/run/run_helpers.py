@@ -79,7 +79,7 @@ def take_fresh(path: str, connection: Connection) -> None:
 def read_until(path: str, count: str, connection: Connection) -> None:
     """Read a metrics store that is being written until so many rows are seen; send how many each
     time."""
-    store = MetricsStore(path, read_only=True)
+    store = MetricsStore(path)
     seen = [0]
     while seen[-1] < int(count):
         rows = store.steps("loss")

@@ -18,8 +18,7 @@ import loopwright
 from loopwright.callbacks import BestCheckpoint, BestMetric, BestModel, EarlyStopping
 from loopwright.checkpoint import write_checkpoint
 from loopwright.cli import main
-from loopwright.cli.sweep import print_results
-from loopwright.cli.sweep.runs import Result, Task, read_result
+from loopwright.cli.sweep import Result, Task, print_results, read_result
 from loopwright.initializers import FromCheckpoint
 from loopwright.interfaces.lifecycle import EarlyStoppingCallback, SaveBestModelCallback
 from loopwright.metrics import best

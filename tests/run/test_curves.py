@@ -155,21 +155,21 @@ def test_a_metric_against_another_is_joined_by_steps(path, values):
 
 def test_epochs_have_all_axes(path):
     view = MetricsView(path)
-    assert view.epoch_curve("eval_loss").places == list(range(1, 11))
-    assert view.epoch_curve("eval_loss", x="samples").places == [
+    assert view.curve("eval_loss", level="epoch").places == list(range(1, 11))
+    assert view.curve("eval_loss", level="epoch", x="samples").places == [
         8000 * epoch for epoch in range(1, 11)
     ]
-    assert view.epoch_curve("eval_loss", x="wall", first=1500).places == [
+    assert view.curve("eval_loss", level="epoch", x="wall", first=1500).places == [
         1740 + 40 * epoch for epoch in range(5)
     ]
-    assert view.epoch_curve("eval_loss", x="eval_loss").places == [
+    assert view.curve("eval_loss", level="epoch", x="eval_loss").places == [
         1 / (4000 * epoch) for epoch in range(1, 11)
     ]
 
 
 def test_a_metric_that_is_not_there_has_no_columns(path, tmp_path):
     for view in (MetricsView(path), MetricsView(tmp_path / "absent")):
-        assert (view.curve("nothing").places, view.epoch_curve("nothing").total) == ([], 0)
+        assert (view.curve("nothing").places, view.curve("nothing", level="epoch").total) == ([], 0)
         assert view.curve("loss", x="nothing").places == []
 
 

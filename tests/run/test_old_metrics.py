@@ -63,7 +63,7 @@ def test_a_stored_run_is_read_without_being_changed_and_keeps_its_rows_when_it_g
     before, content = rows_in(copied(stored, tmp_path)), path.read_bytes()
     view = MetricsView(path)
     read = {name: (view.steps(name), view.epochs(name), view.curve(name)) for name in view.names()}
-    store = MetricsStore(path, read_only=True)
+    store = MetricsStore(path)
     assert len(store.steps()) == len(before[0])
     store.close()
     assert path.read_bytes() == content

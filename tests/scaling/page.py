@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from loopwright.scaling import DEVICES, LINKS, Comparison, ModelShape, compare, transformer
-from loopwright.scaling.compare import TITLES
+from loopwright.scaling.estimate import TITLES
 from loopwright.text import size
 from tests.scaling.test_counts import CASES
 

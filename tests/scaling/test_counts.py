@@ -17,7 +17,7 @@ import torch.distributed.tensor
 from loopwright import Mesh
 from loopwright.cli import main
 from loopwright.scaling import Estimate, table_of
-from loopwright.scaling.layout import full_by_block, memory_of
+from loopwright.scaling.layout import memory_of, wrapped_parts
 from tests.distributed.ranks import run_ranks
 from tests.scaling import models
 from tests.scaling.counts import Case, count
@@ -125,9 +125,8 @@ def test_accumulated_shards_keep_full_gradients_between_steps(
     for _, _, full in counted[name]:
         assert full > 0
         assert few <= one.memory.working
-        assert full == sum(
-            size for _, size in full_by_block(one.model, one.sizes.tensor, *_dtypes(one)).values()
-        )
+        parts = wrapped_parts(one.model, one.sizes, one.training)
+        assert full == sum(part.gradients * count for part, count in parts.items())
 
 
 PROGRAM = """
@@ -178,7 +177,3 @@ def test_a_dry_run_counts_what_real_processes_send_beside_the_estimate(
     else:  # activations of two samples, where the real processes had four; and no estimate
         assert tables["estimated"] is None
         assert sum(tables["counted"].values()) == sum(real.values())
-
-
-def _dtypes(one: Estimate) -> tuple[Any, Any]:
-    return one.training.param_dtype, one.training.reduce_dtype

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from loopwright import ConfigurationError, Mesh
+from loopwright import Mesh
 from loopwright.scaling import (
     Cluster,
     Collective,
@@ -182,17 +183,12 @@ def test_accumulated_shards_gather_in_every_step_and_keep_full_gradients() -> No
     ]
     assert gathered[1] == 4 * gathered[0]
     assert four.memory.working - one.memory.working > 4 * sum(
-        w.numel for w in model.weights if w.block == 0
+        prod(w.shape) for w in model.weights if w.block == 0
     )
     scattered = [
         [each for each in e.collectives if each.kind == "reduce-scatter"] for e in (one, four)
     ]
     assert scattered[0] == scattered[1]
-
-
-def test_more_shards_than_rows_are_a_problem_that_is_named() -> None:
-    one = estimate(transformer(2, 64, sequence=8, vocabulary=100), "fsdp", devices=512, batch=512)
-    assert any("more shards than rows" in problem for problem in one.problems)
 
 
 def test_a_mesh_and_its_sizes_are_the_same_estimate() -> None:
@@ -258,9 +254,8 @@ MISTAKES: list[tuple[Any, str, str]] = [
         "mesh-size",
         "16",
     ),
-    (lambda: estimate(small(), {"pipeline": 4}, devices=4, batch=16), "mesh-axis", "pipeline"),
     (lambda: estimate(small(), "zero3", devices=4, batch=16), "unknown-strategy", "zero3"),
-    (lambda: estimate(small(), "hsdp", devices=12, batch=16), "partial-node", "12"),
+    (lambda: estimate(small(), "hsdp", devices=12, batch=16), "mesh-size", "12"),
     (lambda: Cluster("h1000"), "unknown-hardware", "did you mean h100?"),
     (lambda: Cluster("h100", between="infiniband"), "unknown-hardware", "infiniband"),
     (lambda: Device("mine", 0, 10, 10), "number", "Device(flops=0)"),
@@ -269,7 +264,6 @@ MISTAKES: list[tuple[Any, str, str]] = [
     (lambda: estimate(small(), devices=0, batch=16), "number", "devices=0"),
     (lambda: estimate(small(), devices=2, batch=0), "number", "batch=0"),
     (lambda: estimate(small(), devices=2, batch=10, accumulate=4), "uneven-steps", "accumulate=4"),
-    (lambda: estimate(nn.Linear(2, 2), devices=2, batch=4), "unmeasured-model", "Linear"),  # type: ignore[arg-type]
     (lambda: small(width=-8), "number", "width=-8"),
     (lambda: transformer(2, 64, sequence=8, parameters=7e9), "transformer-size", "4.19M"),
     (lambda: measure(Peeks(), torch.ones(3, 4)), "cannot-measure", "meta device"),
@@ -278,14 +272,12 @@ MISTAKES: list[tuple[Any, str, str]] = [
         "cannot-measure",
         "without targets",
     ),
-    (lambda: measure(nn.LazyLinear(2), torch.ones(3, 4)), "lazy-layers", "call it once"),
     (lambda: estimate(without_plan(), {"tensor": 2}, devices=2, batch=4), "no-plan", "tensor=2"),
     (
         lambda: estimate(small(), devices=2, batch=4, param_dtype=torch.bfloat16),
         "setting-of-shards",
         "param_dtype",
     ),
-    (lambda: measure(nn.Linear(2, 2), ()), "no-example-inputs", "batch"),
     (
         lambda: estimate(small(), devices=2, batch=4, optimizer="lamb"),
         "unknown-optimizer",
@@ -307,39 +299,10 @@ def test_figures_that_cannot_be_are_refused(make: Any, code: str, value: str) ->
         make()
 
 
-@pytest.mark.parametrize(
-    ("options", "value"),
-    [
-        ({"strategy": "fsdp", "devices": 4, "reshard_after_forward": 3}, "divides 4"),
-        ({"devices": 2, "bucket_mb": 0}, "above 0"),
-    ],
-)
-def test_settings_of_a_runtime_are_checked_as_the_runtime_does(
-    options: dict[str, Any], value: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=value):
-        estimate(small(), batch=4, **options)
-
-
-def test_a_plan_for_layers_that_are_not_there_is_refused() -> None:
-    plan = {"upp": models.PLAN["blocks.*.up"]}
-    with pytest.raises(ConfigurationError, match="upp"):
-        measure(nn.Sequential(nn.Linear(4, 2)), torch.ones(2, 4), plan=plan)
-
-
-def test_a_plan_whose_patterns_fit_no_layer_is_refused() -> None:
-    plan = {"blok.*.up": models.PLAN["blocks.*.up"]}
-    with (
-        pytest.warns(UserWarning, match="could not be resolved"),  # torch's, for each pattern
-        raises("plan-without-layers", "blok.*.up"),
-    ):
-        measure(models.text(), torch.zeros(2, 5, dtype=torch.long), plan=plan)
-
-
 def test_a_batch_smaller_than_the_devices_is_named_and_costs_what_idle_devices_cost() -> None:
     model = transformer(4, 256, sequence=512)
     few, many = (estimate(model, "ddp", devices=n, batch=4) for n in (4, 16))
-    assert not any("samples for" in problem for problem in few.problems)
-    assert many.problems[0] == "a step has 4 samples for 16 ranks"
+    assert "samples" not in few.problems
+    assert many.problems["samples"] == "a step has 4 samples for 16 ranks"
     assert many.timing.compute == few.timing.compute
     assert many.efficiency < few.efficiency / 3

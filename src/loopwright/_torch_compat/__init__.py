@@ -224,8 +224,8 @@ def persistent_iterator(loader: DataLoader[Any]) -> Any:
 
 
 def workers_of(batches: Any) -> list[Any]:
-    """The worker processes of a loader's iterator. Since 1.0."""
-    workers: list[Any] = batches._workers
+    """The worker processes of a loader's iterator; none of another one. Since 1.0."""
+    workers: list[Any] = getattr(batches, "_workers", [])
     return workers
 
 
@@ -403,22 +403,12 @@ class MergeableMetric(CountedMetric, Protocol):
     _reductions: Mapping[str, Callable[[Any], Any] | None]
 
 
-@runtime_checkable
-class PersistentMetric(Protocol):
-    """A metric of torchmetrics, which leaves its state out of its state dict until
-    `persistent(True)`."""
-
-    _update_count: int
-
-    def persistent(self, mode: bool = False) -> None: ...
-
-
-def update_count(metric: CountedMetric | PersistentMetric) -> int:
+def update_count(metric: CountedMetric) -> int:
     """How often a metric was updated."""
     return metric._update_count
 
 
-def set_update_count(metric: CountedMetric | PersistentMetric, count: int) -> None:
+def set_update_count(metric: CountedMetric, count: int) -> None:
     """Set how often a metric was updated; without updates `compute` warns."""
     metric._update_count = count
 

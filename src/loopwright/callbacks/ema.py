@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from .._torch_compat import foreach_lerp_
 from ..callback import Callback
-from ..errors import CheckpointError, ConfigurationError, DataError
+from ..errors import ConfigurationError, DataError
 from ..runtime.dtensor import group_by_mesh
-from ..text import listed, nearest
+from ..text import listed
 
 if TYPE_CHECKING:
     from ..callback import Trainer
@@ -73,16 +73,16 @@ class EMA(Callback):
                 "such numbers.",
             )
         self.decay = decay
-        self.decays = {
-            name if len(decays) == 1 else f"{name}_{number:g}": number for number in decays
-        }
+        # by the names of the averages
+        self.decays = {name: decays[0]}
+        if len(decays) > 1:
+            self.decays = {f"{name}_{number:g}": number for number in decays}
         self.model = model
         self.warmup = warmup
         self.evaluate = evaluate
-        self.prefix = name
         self.num_updates = 0
         self.is_in_place = False
-        self._averages: dict[str, dict[str, Average]] = {}  # by prefix and model
+        self._averages: dict[str, dict[str, Average]] = {}  # by the average's and the model's name
         self._loaded: Mapping[str, Mapping[str, Any]] = {}
 
     @property
@@ -94,119 +94,107 @@ class EMA(Callback):
     @property
     def states(self) -> dict[str, dict[str, dict[str, Tensor]]]:
         """The averaged state dicts by the name of the average and the name of the model."""
-        if self._averages:
-            return {
-                p: {name: a.state_dict() for name, a in own.items()}
-                for p, own in self._averages.items()
-            }
-        return {
-            p: {name: dict(state) for name, state in self._loaded.get(p, {}).items()}
-            for p in self.decays
-        }
+        states = {}
+        for average in self.decays:
+            own = self._averages.get(average)
+            if own is not None:
+                states[average] = {name: each.state_dict() for name, each in own.items()}
+            else:
+                states[average] = dict(self._loaded.get(average, {}))
+        return states
 
     @contextmanager
     def weights(self, trainer: Trainer, *, decay: float | None = None) -> Iterator[None]:
         """Context with the averages in place of the models' weights, which are restored
-        afterwards."""
-        with self._in_place(trainer, self._prefix_of(decay)):
-            yield
-
-    def _prefix_of(self, decay: float | None) -> str:
-        if decay is None and len(self.decays) == 1:
-            return self.prefix
-        found = [prefix for prefix, number in self.decays.items() if number == decay]
+        afterwards; without a decay, those of the first one."""
+        found = [name for name, number in self.decays.items() if decay in (None, number)]
         if not found:
             raise ConfigurationError(
                 "unknown-decay",
                 f"EMA.weights(decay={decay}): choose one of {listed(self.decays.values())}.",
             )
-        return found[0]
+        with self._in_place(trainer, found[0]):
+            yield
 
     @contextmanager
-    def _in_place(self, trainer: Trainer, prefix: str) -> Iterator[None]:
+    def _in_place(self, trainer: Trainer, name: str) -> Iterator[None]:
         self._prepare(trainer)
-        kept = [
-            pair for average in self._averages[prefix].values() for pair in average.put_in_place()
-        ]
+        kept: list[tuple[Tensor, Tensor]] = []
+        for average in self._averages[name].values():
+            kept += average.put_in_place()
         was_in_place = self.is_in_place
         self.is_in_place = True
         try:
             yield
         finally:
             self.is_in_place = was_in_place
-            _put_back(kept)
+            with torch.no_grad():
+                for target, value in kept:
+                    target.copy_(value)
 
     def metric_names(self, known: set[str]) -> set[str]:
         if not self.evaluate:
             return set()
         names = [name.removeprefix("eval_") for name in known if name.startswith("eval_")]
-        return {f"eval_{prefix}_{name}" for prefix in self.decays for name in names}
+        return {f"eval_{average}_{name}" for average in self.decays for name in names}
 
     def on_train_start(self, trainer: Trainer) -> None:
-        averages = [other for other in trainer.run.callbacks if isinstance(other, EMA)]
-        for other in averages:
-            if other is not self and other.decays.keys() & self.decays.keys():
-                raise ConfigurationError(
-                    "two-averages",
-                    f"Two EMA callbacks are both named {self.prefix!r}: give each its own, as in "
-                    f"EMA({self.decay}, name='ema_slow').",
-                )
-        self._warn_of_kept(trainer)
-        self._prepare(trainer)
-        self._follow_buffers()
-
-    def _warn_of_kept(self, trainer: Trainer) -> None:
-        """Print a line if a callback keeps models by a metric of the averages: it keeps the model's
-        own weights."""
         from .best import ModelKeeper
 
-        starts = tuple(f"eval_{prefix}_" for prefix in self.decays)
+        starts = tuple(f"eval_{name}_" for name in self.decays)
         for other in trainer.run.callbacks:
+            if isinstance(other, EMA) and other is not self and other.decays.keys() & self.decays:
+                raise ConfigurationError(
+                    "two-averages",
+                    f"Two EMA callbacks have averages of one name, {listed(self.decays)}: give "
+                    f"each its own, as in EMA({self.decay}, name='ema_slow').",
+                )
             if isinstance(other, ModelKeeper) and other.metric.startswith(starts):
                 trainer.run.say(
                     f"{type(other).__name__} keeps the model's own weights, but compares them by "
                     f"{other.metric!r}, which is measured with the averaged weights. To save the "
                     "averaged weights, use `with ema.weights(trainer): trainer.export(path)`."
                 )
-
-    def on_loop_end(self, trainer: Trainer) -> None:
-        for average in self._all():
-            average.keep_buffers()
-
-    def on_update_end(self, trainer: Trainer) -> None:
-        self.num_updates += 1
-        for prefix, decay in self.decays.items():
-            if self.warmup:
-                decay = min(decay, (1 + self.num_updates) / (10 + self.num_updates))
-            for average in self._averages[prefix].values():
-                average.update(1 - decay)
+        self.on_rewind(trainer)
 
     def on_rewind(self, trainer: Trainer) -> None:
-        self._prepare(trainer)
-        self._follow_buffers()
-
-    def _follow_buffers(self) -> None:
         """Use the model's own buffers from now on, also in an evaluation before the next update."""
+        self._prepare(trainer)
         for average in self._all():
             average.buffers = {}
 
-    def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
-        if not self.evaluate or not (self._averages or self._loaded) or _is_averaged(trainer):
-            return
-        for prefix in self.decays:
-            self._evaluate(trainer, data, prefix)
+    def on_loop_end(self, trainer: Trainer) -> None:
+        for average in self._all():
+            buffers = average.model.named_buffers()
+            average.buffers = {name: buffer.detach().clone() for name, buffer in buffers}
 
-    def _evaluate(self, trainer: Trainer, data: Stream, prefix: str) -> None:
-        try:
-            with self._in_place(trainer, prefix):
-                measured = trainer.evaluate(data)
-        except DataError as error:
-            error.add_note(
-                "EMA evaluates the same data a second time: pass a data set, a loader or a list "
-                "instead of an iterator, which can be used only once, or pass EMA(evaluate=False)."
-            )
-            raise
-        trainer.log({f"{prefix}_{name}": value for name, value in measured.items()})
+    def on_update_end(self, trainer: Trainer) -> None:
+        self.num_updates += 1
+        for name, decay in self.decays.items():
+            if self.warmup:
+                decay = min(decay, (1 + self.num_updates) / (10 + self.num_updates))
+            for average in self._averages[name].values():
+                move_averages(average.groups, 1 - decay)
+                average.buffers = {}
+
+    def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
+        """Evaluate the averages, unless this evaluation is one of averages."""
+        averages = [other for other in trainer.run.callbacks if isinstance(other, EMA)]
+        exists = bool(self._averages or self._loaded)
+        if not self.evaluate or not exists or any(other.is_in_place for other in averages):
+            return
+        for average in self.decays:
+            try:
+                with self._in_place(trainer, average):
+                    measured = trainer.evaluate(data)
+            except DataError as error:
+                error.add_note(
+                    "EMA evaluates the same data a second time: pass a data set, a loader or a "
+                    "list instead of an iterator, which can be used only once, or pass "
+                    "EMA(evaluate=False)."
+                )
+                raise
+            trainer.log({f"{average}_{name}": value for name, value in measured.items()})
 
     def state_dict(self) -> dict[str, Any]:
         return {"num_updates": self.num_updates, "models": self.states}
@@ -221,14 +209,13 @@ class EMA(Callback):
     def _prepare(self, trainer: Trainer) -> None:
         """Create the averages of this trainer's models, from the loaded state or from the current
         weights."""
-        models = self._models_of(trainer)
-        known = self._averages.get(next(iter(self.decays)), {})
-        if any(
-            name not in known or known[name].model is not model for name, model in models.items()
-        ):
-            self._averages = {
-                p: {name: Average(model) for name, model in models.items()} for p in self.decays
-            }
+        models = trainer.models
+        if self.model is not None:
+            models = {self.model: models[self.model]}
+        known = {id(average.model) for average in self._all()}
+        if not all(id(model) in known for model in models.values()):
+            for name in self.decays:
+                self._averages[name] = {key: Average(model) for key, model in models.items()}
             self._load_kept()
 
     def _all(self) -> Iterator[Average]:
@@ -238,22 +225,11 @@ class EMA(Callback):
     def _load_kept(self) -> None:
         """Load the kept state; an average that it does not contain begins with the current
         weights."""
-        for prefix, models in self._loaded.items():
-            for name, saved in models.items():
-                if name in self._averages.get(prefix, {}):
-                    self._averages[prefix][name].load_state_dict(saved, name)
+        for name, averages in self._averages.items():
+            saved = self._loaded.get(name, {})
+            for key in averages.keys() & saved.keys():
+                averages[key].load_state_dict(saved[key])
         self._loaded = {}
-
-    def _models_of(self, trainer: Trainer) -> dict[str, nn.Module]:
-        if self.model is None:
-            return trainer.models
-        if self.model not in trainer.models:
-            raise ConfigurationError(
-                "unknown-model",
-                f"EMA(model={self.model!r}): the trainer has no such model; "
-                f"{nearest(self.model, trainer.models)}",
-            )
-        return {self.model: trainer.models[self.model]}
 
 
 # parameters and their averages that one fused kernel takes
@@ -287,8 +263,8 @@ def move_averages(groups: Groups, weight: float) -> None:
 class Average:
     """The averaged parameters of one model.
 
-    During training the model's own buffers are used; `keep_buffers` copies them at the end, since
-    other weights may be loaded into the model afterwards.
+    During training the model's own buffers are used. They are copied at the end, since other
+    weights may be loaded into the model afterwards.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -296,22 +272,11 @@ class Average:
         self.buffers: dict[str, Tensor] = {}
         self._params = averaged_parameters(model)
         self._averages = [_for_averaging(param) for param in self._params]
-        self._groups = paired_groups(self._params, self._averages)
-
-    def update(self, weight: float) -> None:
-        """Move the averages towards the weights by this fraction of the distance."""
-        move_averages(self._groups, weight)
-        self.buffers = {}
-
-    def keep_buffers(self) -> None:
-        self.buffers = {
-            name: buffer.detach().clone() for name, buffer in self.model.named_buffers()
-        }
+        self.groups = paired_groups(self._params, self._averages)
 
     @torch.no_grad()
     def put_in_place(self) -> list[tuple[Tensor, Tensor]]:
-        """Overwrite the model's tensors; return pairs of tensor and previous value, for
-        `_put_back`."""
+        """Overwrite the model's tensors; return pairs of tensor and previous value."""
         own = dict(self.model.named_buffers())
         targets = [*self._params, *(own[name] for name in self.buffers)]
         kept = [(target, target.detach().clone()) for target in targets]
@@ -329,43 +294,23 @@ class Average:
         return result
 
     @torch.no_grad()
-    def load_state_dict(self, saved: Mapping[str, Tensor], name: str) -> None:
+    def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
         from ..checkpoint import restore_into
 
         averages = self._by_param()
         buffers = dict(self.model.named_buffers())
         for key, value in self.model.state_dict(keep_vars=True).items():
-            if key not in saved:
-                raise CheckpointError(
-                    "averages-of-another-model",
-                    f"The averages of {name!r} have no {key}: they belong to another model.",
-                )
             if id(value) in averages:
                 restore_into(averages[id(value)], saved[key])
             elif key in buffers:
                 self.buffers[key] = saved[key].to(value.device)
 
     def _by_param(self) -> dict[int, Tensor]:
-        return {
-            id(param): average for param, average in zip(self._params, self._averages, strict=True)
-        }
+        pairs = zip(self._params, self._averages, strict=True)
+        return {id(param): average for param, average in pairs}
 
 
 def _for_averaging(param: Tensor) -> Tensor:
     """Return a copy of the parameter, in float32 if its precision is too low for small steps."""
-    return param.detach().to(
-        torch.float32 if param.dtype in LOW_PRECISION else param.dtype, copy=True
-    )
-
-
-@torch.no_grad()
-def _put_back(kept: list[tuple[Tensor, Tensor]]) -> None:
-    for target, value in kept:
-        target.copy_(value)
-
-
-def _is_averaged(trainer: Trainer) -> bool:
-    """Whether averages are in place already, so that the current evaluation is one of averages."""
-    return any(
-        isinstance(callback, EMA) and callback.is_in_place for callback in trainer.run.callbacks
-    )
+    dtype = torch.float32 if param.dtype in LOW_PRECISION else param.dtype
+    return param.detach().to(dtype, copy=True)

@@ -50,11 +50,9 @@ class LearningRateLog(AtIntervals):
 
     def __init__(self, **every: Unpack[Every]) -> None:
         super().__init__(**every)
+        by_update = ("on_update_end", "on_rewind") if self.interval.unit == "epoch" else ()
         has_interval = any(n is not None for n in every.values())
-        is_by_epoch = self.interval.unit == "epoch"
-        by_step = ("on_train_step_end",) if has_interval else ()
-        by_update = ("on_update_end", "on_rewind") if is_by_epoch else ()
-        self.ignored_events = (*by_step, *by_update)
+        self.ignored_events = ("on_train_step_end", *by_update) if has_interval else by_update
         self._rates: dict[str, float | Tensor] = {}
 
     def on_update_end(self, trainer: Trainer) -> None:
@@ -82,17 +80,15 @@ class LearningRateLog(AtIntervals):
 
 def learning_rates(trainer: Trainer) -> dict[str, float | Tensor]:
     """The learning rate of every parameter group of every optimizer, by name."""
-    rates = {
-        f"lr/{name}/{number}": group["lr"]
-        for name, optimizer in trainer.optimizers.items()
-        for number, group in enumerate(optimizer.param_groups)
-        if "lr" in group
-    }
-    # a tensor is changed in place by the next step of its scheduler
-    rates = {
-        name: rate.detach().clone() if isinstance(rate, Tensor) else rate
-        for name, rate in rates.items()
-    }
+    rates: dict[str, float | Tensor] = {}
+    for name, optimizer in trainer.optimizers.items():
+        for number, group in enumerate(optimizer.param_groups):
+            rate = group.get("lr")
+            if rate is None:
+                continue
+            # a tensor is changed in place by the next step of its scheduler
+            copied = rate.detach().clone() if isinstance(rate, Tensor) else rate
+            rates[f"lr/{name}/{number}"] = copied
     return {"lr": next(iter(rates.values()))} if len(rates) == 1 else rates
 
 
@@ -133,14 +129,11 @@ class GradientNormLog(Callback):
 
     def on_update_end(self, trainer: Trainer) -> None:
         updates = trainer.run.updates.by_name
-        values = {
-            name: updates[name].norm if norm is None else norm for name, norm in self._norms.items()
-        }
+        norms = self._norms
         self._norms = {}
-        is_only = len(updates) == 1
-        trainer.log_step(
-            {"grad_norm" if is_only else f"grad_norm/{name}": norm for name, norm in values.items()}
-        )
+        for name, norm in norms.items():
+            label = "grad_norm" if len(updates) == 1 else f"grad_norm/{name}"
+            trainer.log_step({label: updates[name].norm if norm is None else norm})
 
     def on_rewind(self, trainer: Trainer) -> None:
         self._norms = {}
@@ -380,11 +373,12 @@ class ProgressLine(Periodic):
     def fire(self, trainer: Trainer) -> None:
         progress = trainer.progress
         until = trainer.run.call.limits
-        parts = [
-            _place("epoch", progress.epoch + 1, until.epochs),
-            _place("update", progress.update, until.updates),
-            _place("sample", progress.sample, until.samples),
-        ]
+        counts = {
+            f"epoch {progress.epoch + 1}": until.epochs,
+            f"update {progress.update}": until.updates,
+            f"sample {progress.sample}": until.samples,
+        }
+        parts = [now if limit is None else f"{now}/{limit}" for now, limit in counts.items()]
         seconds = progress.seconds - progress.call_seconds
         updates = progress.update - progress.call_update
         if seconds > 0 and updates:
@@ -394,10 +388,6 @@ class ProgressLine(Periodic):
         if done is not None and left is not None:
             parts.append(f"{done:.1%} done, {timedelta(seconds=round(left))} to go")
         trainer.run.say("  ".join(parts))
-
-
-def _place(unit: str, now: int, limit: int | None) -> str:
-    return f"{unit} {now}" if limit is None else f"{unit} {now}/{limit}"
 
 
 class AdditionalOutputs(Periodic):
@@ -440,58 +430,39 @@ class AdditionalOutputs(Periodic):
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
         """Return the single numbers; write the other tensors."""
-        own = (
-            {}
-            if self._result is None
-            else {k: v.cpu() for k, v in self._chosen(self._result.outputs).items()}
-        )
+        own = {} if self._result is None else self._chosen(self._result.outputs)
         each = trainer.runtime.gather_each((self._size, own))
-        # a rank may have no samples
-        parts = [(size, found) for size, found in each if found and size > 0]
-        if not parts:
-            return {}
-        numbers, self.latest = _joined(parts)
-        if self.latest and trainer.run.files.directory is not None and trainer.runtime.is_main:
-            self._write(trainer)
+        numbers: dict[str, float] = {}
+        latest: dict[str, Tensor] = {}
+        for name in dict.fromkeys(name for _, found in each for name in found):
+            # a rank may have no samples
+            parts = [(size, found[name]) for size, found in each if size > 0 and name in found]
+            values = [value for _, value in parts]
+            if all(value.dim() == 0 for value in values):
+                total = sum(size * value.item() for size, value in parts)
+                numbers[name] = total / sum(size for size, _ in parts)
+            elif all(value.shape[1:] == values[0].shape[1:] for value in values):
+                latest[name] = torch.cat(values)
+            else:  # one sample per row nowhere
+                latest |= {f"{name}.{rank}": value for rank, value in enumerate(values)}
+        if numbers or latest:
+            self.latest = latest
+        if latest and trainer.run.files.directory is not None and trainer.runtime.is_main:
+            from ..checkpoint import save_weights, update_name
+
+            folder = trainer.run.files.directory.artifacts / "outputs"
+            folder.mkdir(exist_ok=True)
+            save_weights(folder / f"{update_name(trainer.progress.update)}.safetensors", latest)
         return numbers
 
     def _chosen(self, outputs: Any) -> dict[str, Tensor]:
         named = outputs if isinstance(outputs, Mapping) else {"outputs": outputs}
-        chosen = {str(k): v for k, v in named.items() if self.keys is None or k in self.keys}
-        numbers = {
-            k: torch.tensor(v, dtype=torch.float64)
-            for k, v in chosen.items()
-            if isinstance(v, int | float)
-        }
-        return numbers | {k: v.detach().clone() for k, v in chosen.items() if isinstance(v, Tensor)}
-
-    def _write(self, trainer: Trainer) -> None:
-        from ..checkpoint import save_weights, update_name
-
-        assert trainer.run.files.directory is not None
-        folder = trainer.run.files.directory.artifacts / "outputs"
-        folder.mkdir(exist_ok=True)
-        save_weights(folder / f"{update_name(trainer.progress.update)}.safetensors", self.latest)
-
-
-def _joined(
-    parts: Sequence[tuple[int, Mapping[str, Tensor]]],
-) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Average the numbers and concatenate the tensors of all processes, given with their numbers of
-    samples."""
-    numbers: dict[str, float] = {}
-    tensors: dict[str, Tensor] = {}
-    for name in dict.fromkeys(name for _, found in parts for name in found):
-        held = [(size, found[name]) for size, found in parts if name in found]
-        values = [value for _, value in held]
-        if all(value.dim() == 0 for value in values) or (
-            len(parts) == 1 and values[0].numel() == 1
-        ):
-            numbers[name] = sum(size * value.item() for size, value in held) / sum(
-                size for size, _ in held
-            )
-        elif all(value.dim() > 0 and value.shape[1:] == values[0].shape[1:] for value in values):
-            tensors[name] = torch.cat(values) if len(values) > 1 else values[0]
-        else:  # different shapes
-            tensors |= {f"{name}.{number}": value for number, value in enumerate(values)}
-    return numbers, tensors
+        chosen = {}
+        for name, value in named.items():
+            if self.keys is not None and name not in self.keys:
+                continue
+            if isinstance(value, int | float):
+                chosen[str(name)] = torch.tensor(value, dtype=torch.float64)
+            elif isinstance(value, Tensor):
+                chosen[str(name)] = value.detach().cpu().clone()
+        return chosen

@@ -4,28 +4,24 @@ state, as torchmetrics' do."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .._torch_compat import PersistentMetric, set_update_count, update_count
 from ..callback import Callback
 from ..data.containers import map_tensors
-from ..data.stream import Stateful
 from ..errors import ConfigurationError
-from ..metrics.metric_objects import Gather, compute_together, merge_copies
 from ..text import kind_of
 
 if TYPE_CHECKING:
     from ..callback import Trainer
     from ..data.open import Stream
     from ..metrics.result import StepResult
-    from ..runtime import Runtime
 
 MetricFunction = Callable[[Any, Any], Any]
 ACCURACY = "accuracy"
@@ -39,7 +35,17 @@ THRESHOLDS: tuple[tuple[Any, float], ...] = (
     (nn.BCELoss, 0.5),
     (functional.binary_cross_entropy, 0.5),
 )
-PROCESSES = "processes"  # in a state: a list of all processes' states
+
+
+@runtime_checkable
+class UpdatedMetric(Protocol):
+    """A metric or collection of torchmetrics, or any other object with these methods."""
+
+    def update(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def compute(self) -> Any: ...
+
+    def reset(self) -> Any: ...
 
 
 def build_callbacks(metrics: Any) -> list[Callback]:
@@ -47,12 +53,17 @@ def build_callbacks(metrics: Any) -> list[Callback]:
     functions: dict[str, MetricFunction | str] = {}
     objects: dict[str, UpdatedMetric] = {}
     for name, metric in _named_metrics(metrics).items():
-        if isinstance(metric, UpdatedMetric) and not isinstance(metric, type):
+        if _keeps_state(metric):
             objects[name] = metric
         elif metric == ACCURACY or (callable(metric) and not isinstance(metric, type)):
             functions[name] = metric
         else:
-            raise _not_a_metric(name, metric)
+            raise ConfigurationError(
+                "not-a-metric",
+                f"metrics: {name!r} is {metric!r:.60}, which is no metric; give 'accuracy', a "
+                "function of (outputs, targets) such as `metrics={'mae': "
+                "torch.nn.functional.l1_loss}`, or an object of torchmetrics.",
+            )
     callbacks: list[Callback] = [MetricFunctions(functions)] if functions else []
     return [*callbacks, TorchMetrics(objects)] if objects else callbacks
 
@@ -63,7 +74,8 @@ def _named_metrics(metrics: Any) -> dict[str, Any]:
     elif isinstance(metrics, Iterable) and not isinstance(metrics, str | nn.Module):
         named = {}
         for metric in metrics:
-            if (name := _name_of(metric)) in named:
+            name = _name_of(metric)
+            if name in named:
                 raise ConfigurationError(
                     "metrics-of-one-name",
                     f"metrics: two are named {name!r}; give a dict of names and metrics.",
@@ -71,38 +83,25 @@ def _named_metrics(metrics: Any) -> dict[str, Any]:
             named[name] = metric
     else:
         named = {_name_of(metrics): metrics}
-    for name in named:
-        if not isinstance(name, str) or not name or name == "loss":
-            raise ConfigurationError(
-                "name-of-a-metric",
-                f"metrics: {name!r} cannot be the name of a metric; choose another.",
-            )
+    if "loss" in named:
+        raise ConfigurationError(
+            "name-of-a-metric", "metrics: 'loss' cannot be the name of a metric; choose another."
+        )
     return named
 
 
 def _name_of(metric: Any) -> str:
+    """The name of a metric that is given without one: MulticlassAccuracy is
+    `multiclass_accuracy`."""
     if isinstance(metric, str):
         return metric
-    if isinstance(metric, UpdatedMetric) and not isinstance(metric, type):
-        return next(iter(TorchMetrics(metric).metrics))
-    name = getattr(metric, "__name__", "<lambda>")
-    if not callable(metric) or isinstance(metric, type):
-        raise _not_a_metric(str(name), metric)
-    if name == "<lambda>":
-        raise ConfigurationError(
-            "metric-without-name",
-            "metrics: a function without a name; give a dict of names and functions.",
-        )
-    return str(name)
+    if _keeps_state(metric):
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(metric).__name__).lower()
+    return str(getattr(metric, "__name__", type(metric).__name__)).strip("<>")
 
 
-def _not_a_metric(name: str, metric: Any) -> ConfigurationError:
-    return ConfigurationError(
-        "not-a-metric",
-        f"metrics: {name!r} is {metric!r:.60}, which is no metric; give 'accuracy', a function of "
-        "(outputs, targets) such as `metrics={'mae': torch.nn.functional.l1_loss}`, or an object "
-        "of torchmetrics.",
-    )
+def _keeps_state(metric: Any) -> TypeGuard[UpdatedMetric]:
+    return isinstance(metric, UpdatedMetric) and not isinstance(metric, type)
 
 
 class MetricFunctions(Callback):
@@ -186,41 +185,20 @@ def accuracy(outputs: Any, targets: Any, loss_fn: Any = None) -> Tensor:
             `outputs`. A class that the loss ignores, such as -100, counts as wrong.
         loss_fn: The loss that the outputs were trained with.
     """
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
-        raise ConfigurationError(
-            "accuracy-of-tensors",
-            f"metrics='accuracy' needs two tensors, but outputs are {kind_of(outputs)} and targets "
-            f"{kind_of(targets)}: give a function, as in {OWN_ACCURACY}.",
-        )
-    threshold = next(
-        (value for loss, value in THRESHOLDS if loss_fn is loss or type(loss_fn) is loss), None
-    )
-    if threshold is not None and outputs.shape == targets.shape:
-        return ((outputs > threshold) == (targets > 0.5)).float().mean()
-    is_no_class = targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool
-    has_scores = outputs.dim() == 2 and outputs.shape[1] > 1
-    if has_scores and not is_no_class and targets.shape == outputs.shape[:1]:
-        return (outputs.argmax(1) == targets).float().mean()
+    if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
+        for loss, threshold in THRESHOLDS:
+            if (loss_fn is loss or type(loss_fn) is loss) and outputs.shape == targets.shape:
+                return ((outputs > threshold) == (targets > 0.5)).float().mean()
+        is_class = not targets.is_floating_point() and targets.dtype != torch.bool
+        has_scores = outputs.dim() == 2 and outputs.shape[1] > 1
+        if has_scores and is_class and targets.shape == outputs.shape[:1]:
+            return (outputs.argmax(1) == targets).float().mean()
+    dtype = getattr(targets, "dtype", "no tensor")
     raise ConfigurationError(
         "accuracy-of-shapes",
-        "metrics='accuracy' does not know what is right for outputs of shape "
-        f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} ({targets.dtype}): "
-        f"give a function, as in {OWN_ACCURACY}.",
+        f"metrics='accuracy' does not know what is right where outputs are {kind_of(outputs)} and "
+        f"targets {kind_of(targets)} ({dtype}): give a function, as in {OWN_ACCURACY}.",
     )
-
-
-# Metrics that keep their own state
-
-
-@runtime_checkable
-class UpdatedMetric(Protocol):
-    """A metric or collection of torchmetrics, or any other object with these methods."""
-
-    def update(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    def compute(self) -> Any: ...
-
-    def reset(self) -> Any: ...
 
 
 class TorchMetrics(Callback):
@@ -260,15 +238,29 @@ class TorchMetrics(Callback):
             raise ConfigurationError(
                 "metrics-on", f"TorchMetrics(on={on!r}): use 'eval', 'train' or 'both'."
             )
-        self.metrics = _named(metrics)
+        named = metrics if isinstance(metrics, Mapping) else {_name_of(metrics): metrics}
+        self.names = set(names)
+        for name, metric in named.items():
+            if not _keeps_state(metric):
+                raise ConfigurationError(
+                    "not-an-updated-metric",
+                    f"TorchMetrics: {name!r} is {kind_of(metric)}; pass a metric with `update`, "
+                    "`compute` and `reset`, a collection, or a dict of them.",
+                )
+            # a collection has names of its own
+            self.names |= set(metric.keys()) if isinstance(metric, nn.ModuleDict) else {name}
+        # a checkpoint saves metrics that are attributes of a callback
+        self.metrics = dict(named)
         self.prepare = prepare
         self.on = on
-        self.names = set(names) | _value_names(self.metrics)
-        self._pristine = deepcopy(self.metrics)
         self._train = deepcopy(self.metrics) if on == "both" else self.metrics
         self._running: list[dict[str, UpdatedMetric]] = []
-        self._runtime: Runtime | None = None
-        self._loaded: list[Mapping[str, Any]] = []
+        ignored: list[str] = []
+        if on == "train":
+            ignored += ["on_eval_start", "on_eval_step_end", "on_eval_end"]
+        if on == "eval":
+            ignored += ["on_epoch_start", "on_train_step_end", "on_train_epoch_end"]
+        self.ignored_events = ignored
 
     def metric_names(self, known: set[str]) -> set[str]:
         of_eval = {f"eval_{name}" for name in self.names} if self.on != "train" else set()
@@ -276,72 +268,39 @@ class TorchMetrics(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         self._running = []
-        self._runtime = trainer.runtime
         if self.on != "eval":
-            if trainer.run.files.directory is not None:
-                _check_stateful(self._train)
-            self._take_loaded()
+            check = trainer.run.metrics.meter.check
+            for name, metric in self._train.items():
+                if check is not None:
+                    check(name, metric)
             _move(self._train, trainer.runtime.device)
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        if self.on != "eval":
-            _reset(self._train)
+        for metric in self._train.values():
+            metric.reset()
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        if self.on != "eval" and trainer.run.window.size:
+        if trainer.run.window.size:
             self._update(self._train, trainer, batch, result)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        if self.on != "eval":
-            trainer.log(_compute(self._train, trainer.runtime.gather_samples))
+        trainer.log(self._train)
 
     def on_eval_start(self, trainer: Trainer, data: Stream) -> None:
         """Reset the metrics; an evaluation inside another one, as of averaged weights, gets
         copies."""
-        if self.on != "train":
-            metrics = deepcopy(self._pristine) if self._running else self.metrics
-            _move(metrics, trainer.runtime.device)
-            _reset(metrics)
-            self._running.append(metrics)
+        is_inside = len(trainer.run.metrics.phases) > 1
+        metrics = deepcopy(self.metrics) if is_inside else self.metrics
+        _move(metrics, trainer.runtime.device)
+        for metric in metrics.values():
+            metric.reset()
+        self._running.append(metrics)
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        if self.on != "train":
-            self._update(self._running[-1], trainer, batch, result)
+        self._update(self._running[-1], trainer, batch, result)
 
     def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
-        if self.on != "train":
-            trainer.log(_compute(self._running.pop(), trainer.runtime.gather_samples))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The states of the training epoch; there is no checkpoint in the middle of an
-        evaluation."""
-        if self.on == "eval":
-            return {}
-        if self._loaded:  # and not trained since
-            return dict(self._loaded[0]) if len(self._loaded) == 1 else {PROCESSES: self._loaded}
-        state = {name: _state_of(metric) for name, metric in self._train.items()}
-        gather = None if self._runtime is None else self._runtime.gather_samples
-        return state if gather is None else {PROCESSES: gather(state)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._loaded = list(state.get(PROCESSES, [state]))
-        if self._runtime is not None:
-            self._take_loaded()
-            _move(self._train, self._runtime.device)
-
-    def _take_loaded(self) -> None:
-        """Load the state of this process; on another number of processes, rank 0 loads the states
-        of all, merged."""
-        assert self._runtime is not None
-        states = self._loaded
-        self._loaded = []
-        if len(states) == self._runtime.num_shares:
-            states = [states[self._runtime.sample_rank]]
-        elif states and self._runtime.sample_rank:
-            _reset(self._train)
-            return
-        for name, metric in self._train.items():
-            _load_states(metric, [state[name] for state in states if name in state])
+        trainer.log(self._running.pop())
 
     @torch.no_grad()
     def _update(
@@ -362,114 +321,7 @@ class TorchMetrics(Callback):
                 metric.update(given)
 
 
-def _named(metrics: Any) -> dict[str, UpdatedMetric]:
-    if isinstance(metrics, Mapping):
-        named = dict(metrics)
-    else:
-        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(metrics).__name__).lower()
-        named = {name: metrics}
-    for name, metric in named.items():
-        if not isinstance(metric, UpdatedMetric):
-            raise ConfigurationError(
-                "not-an-updated-metric",
-                f"TorchMetrics: {name!r} is {kind_of(metric)}; pass a metric with `update`, "
-                "`compute` and `reset`, a collection, or a dict of them.",
-            )
-    return named
-
-
-def _value_names(metrics: Mapping[str, UpdatedMetric]) -> set[str]:
-    """The names of the values as far as they are known before `compute`: a collection has its own
-    names."""
-    names: set[str] = set()
-    for name, metric in metrics.items():
-        names |= set(map(str, metric.keys())) if isinstance(metric, nn.ModuleDict) else {name}
-    return names
-
-
-def _compute(metrics: Mapping[str, UpdatedMetric], gather: Gather | None) -> dict[str, float]:
-    computed = (
-        {name: metric.compute() for name, metric in metrics.items()}
-        if gather is None
-        else compute_together(metrics, gather)
-    )
-    values: dict[str, float] = {}
-    for name, value in computed.items():
-        values |= _numbers(name, value)
-    return values
-
-
-def _numbers(name: str, value: Any) -> dict[str, float]:
-    """Convert a value to named numbers: a dict by its keys, a vector (one number per class, say) by
-    position."""
-    if isinstance(value, Mapping):
-        numbers: dict[str, float] = {}
-        for part, item in value.items():
-            numbers |= _numbers(str(part), item)
-        return numbers
-    if isinstance(value, Tensor) and value.dim() == 1 and value.numel() != 1:
-        return {f"{name}/{i}": number for i, number in enumerate(value.tolist())}
-    if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
-        return {name: float(value)}
-    raise ConfigurationError(
-        "metric-not-numbers",
-        f"Metric {name!r} computed {kind_of(value)}, which cannot be logged as numbers: log a "
-        "summary of it from your own callback.",
-    )
-
-
-def _reset(metrics: Mapping[str, UpdatedMetric]) -> None:
-    for metric in metrics.values():
-        metric.reset()
-
-
 def _move(metrics: Mapping[str, UpdatedMetric], device: torch.device) -> None:
     for metric in metrics.values():
         if isinstance(metric, nn.Module):
             metric.to(device)
-
-
-def _check_stateful(metrics: Mapping[str, UpdatedMetric]) -> None:
-    for name, metric in metrics.items():
-        if not isinstance(metric, Stateful):
-            raise ConfigurationError(
-                "metric-without-state",
-                f"TorchMetrics: {name!r} cannot be resumed inside an epoch: give "
-                f"{type(metric).__name__} `state_dict` and `load_state_dict`, measure on 'eval' "
-                "only, or train without `run_dir`.",
-            )
-
-
-def _state_of(metric: UpdatedMetric) -> dict[str, Any]:
-    counts = {}
-    for path, part in _persistent_parts(metric).items():
-        part.persistent(True)
-        counts[path] = update_count(part)
-    return {"state": metric.state_dict() if isinstance(metric, Stateful) else {}, "counts": counts}
-
-
-def _load_state(metric: UpdatedMetric, saved: Mapping[str, Any]) -> None:
-    metric.reset()
-    parts = _persistent_parts(metric)
-    for part in parts.values():
-        part.persistent(True)
-    if isinstance(metric, Stateful):
-        metric.load_state_dict(saved["state"])
-    for path, part in parts.items():
-        set_update_count(part, saved["counts"][path])
-
-
-def _load_states(metric: UpdatedMetric, saved: Sequence[Mapping[str, Any]]) -> None:
-    if len(saved) <= 1:
-        for state in saved:
-            _load_state(metric, state)
-        return
-    copies = [deepcopy(metric) for _ in saved]
-    for copy, state in zip(copies, saved, strict=True):
-        _load_state(copy, state)
-    merge_copies(metric, copies)
-
-
-def _persistent_parts(metric: UpdatedMetric) -> dict[str, PersistentMetric]:
-    modules = metric.named_modules() if isinstance(metric, nn.Module) else ()
-    return {path: module for path, module in modules if isinstance(module, PersistentMetric)}

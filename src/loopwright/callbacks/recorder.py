@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import traceback
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -75,10 +73,9 @@ class RunRecorder(Callback):
         self._is_open = False  # whether a `train` call is under way
         self._has_started = False
         self._has_left = False  # whether the end by a signal is recorded
-        # the file and the position at the end of a `train` call
-        self._left: tuple[int, ...] | None = None
+        self._ended_at: tuple[int, int] | None = None  # step and epoch of the last `train` call
         self._tree: WorkTree | None = None  # while git is at work
-        self._waiting: list[Callable[[], None]] = []
+        self._unwritten: dict[str, Any] = {}  # changes of the manifest that could not be written
         self._modes: dict[str, Mode | None] = {}  # of the metrics that epochs have had so far
         self._lines = LineCollector()
 
@@ -89,46 +86,56 @@ class RunRecorder(Callback):
             if self.own_path is None:
                 raise
             logger.warning("This run is not recorded: %s", error)
-            self._release()
+            if self._directory is not None:
+                self._directory.unlock()
+            self._directory = None
+            self._metrics = None
 
     def _begin(self, trainer: Trainer) -> None:
         from ..run import MetricsStore
+        from ..run.metrics_view import MetricsView
 
-        directory = (
-            self._open_own(trainer) if self.own_path is not None else trainer.run.files.directory
-        )
+        directory = trainer.run.files.directory
+        if self.own_path is not None:
+            directory = self._open_own(trainer, self.own_path)
         assert directory is not None
         self._directory = directory
-        self._waiting = []
+        self._unwritten = {}
         self._is_open = True
         self._has_left = False
         with directory.starting():
             self._write_manifest(trainer, directory)
         self._metrics = MetricsStore(directory.metrics_path)
-        exists = directory.metrics_path.exists()
-        if exists and _state_of(directory, trainer) != self._left:
+        at = trainer.progress
+        is_resumed = at.step > 0 and not self._has_started
+        if self._ended_at != (at.step, at.epoch) and directory.metrics_path.exists():
             # after the resume point that this process continues, or after the call before
-            at = trainer.progress
             was_finished = None if self._has_started else trainer.run.call.was_finished
             self._metrics.truncate(step=at.step, epoch=at.epoch, is_finished=was_finished)
-        if trainer.progress.step and not self._has_started:
-            self._count_media(trainer, directory)
-        self._note_start(trainer)
+        if is_resumed:
+            # items of the resumed step are numbered behind those before the resume point
+            for event in MetricsView(directory.metrics_path).events():
+                if event.kind == "checkpoint" and event.update == at.update:
+                    trainer.run.media.count_on(at.step, event.detail.get("media", {}))
+        if not (self._has_started and self.spans_calls):
+            where = f"at epoch {at.epoch + 1}, update {at.update}" if at.step else ""
+            detail = {"call": at.call, "process": os.getpid()}
+            self._add_event(trainer, "resumed" if is_resumed else "started", where, detail)
+        self._has_started = True
         self._lines.start()
 
-    def _open_own(self, trainer: Trainer) -> RunDirectory:
+    def _open_own(self, trainer: Trainer, path: Path) -> RunDirectory:
         """The directory of this recorder alone, locked."""
         from ..run import RunDirectory
 
         if self._directory is not None:  # a later `train` call
             return self._directory.lock()
-        assert self.own_path is not None
         goes_on = self.existing != "number" and trainer.progress.step > 0
         if not goes_on and self.existing != "replace":
-            directory = RunDirectory.fresh(self.own_path, records_only=True)
+            directory = RunDirectory.fresh(path, records_only=True)
             trainer.run.say(f"This run is recorded in {directory.path}.")
             return directory
-        directory = RunDirectory(self.own_path, records_only=True).lock()
+        directory = RunDirectory(path, records_only=True).lock()
         if not goes_on and directory.has_run:
             earlier = directory.set_aside()
             trainer.run.say(
@@ -141,14 +148,17 @@ class RunRecorder(Callback):
         from ..run import RunManifest, update_manifest
         from ..run.manifest import WorkTree
 
-        run = trainer.run
+        files = trainer.run.files
         facts = trainer._facts()
         if directory.has_run:
+            # what the program has changed since it was last started, once
+            changed = {change.key: [change.first, change.second] for change in files.accepted}
+            files.accepted = []
             update_manifest(
                 directory.manifest_path,
                 state="running",
-                fingerprint=run.files.fingerprint,
-                change=_accepted(trainer),
+                fingerprint=files.fingerprint,
+                change={"update": trainer.progress.update, "values": changed} if changed else None,
                 facts=facts,
             )
             return
@@ -158,42 +168,16 @@ class RunRecorder(Callback):
             seed=trainer.seed,
             seed_source=trainer._seed.source,
             tree=self._tree,
-            fingerprint=run.files.fingerprint,
+            fingerprint=files.fingerprint,
         )
         manifest.changed(facts=facts).write(directory.manifest_path)
-
-    def _note_start(self, trainer: Trainer) -> None:
-        progress = trainer.progress
-        if self._has_started and self.spans_calls:
-            return
-        kind = "resumed" if progress.step and not self._has_started else "started"
-        where = f"at epoch {progress.epoch + 1}, update {progress.update}" if progress.step else ""
-        self._has_started = True
-        self._add_event(trainer, kind, where, {"call": progress.call, "process": os.getpid()})
-
-    def _count_media(self, trainer: Trainer, directory: RunDirectory) -> None:
-        """Let items of the resumed step be numbered behind those that are older than the resume
-        point."""
-        from ..run.metrics_view import MetricsView
-
-        progress = trainer.progress
-        view = MetricsView(directory.metrics_path)
-        saved = [event for event in view.events() if event.kind == "checkpoint" and event.wall]
-        points = [event for event in saved if event.update == progress.update]
-        if points and "media" in points[-1].detail:  # saved in an evaluation, which is done again
-            trainer.run.media.count_on(progress.step, points[-1].detail["media"])
-            return
-        until = (points[-1].wall or 0.0) if points else 0.0
-        items = [item for item in view.media() if item.step == progress.step] if points else []
-        names = [item.name for item in items if item.wall is not None and item.wall <= until]
-        trainer.run.media.count_on(progress.step, Counter(names))
 
     # What is recorded
 
     def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
         if self._metrics is None:
             return
-        self._add(partial(self._metrics.add_steps, rows))
+        self._write(self._metrics.add_steps, rows)
         self._add_notes(trainer)
         if self._tree is not None and self._tree.is_answered:
             self._note(**self._found_by_git())
@@ -201,25 +185,23 @@ class RunRecorder(Callback):
     def on_media(self, trainer: Trainer, media: Media) -> None:
         if self._metrics is None or self._directory is None:
             return
-        if self._is_open:
-            self._add(partial(self._metrics.add_media, media))
-            return
-        # by a `train` call that begins or ends, or by an experiment of several
-        is_ours = self._directory.is_locked
-        if not is_ours:
+        # before or after a `train` call nothing is locked, unless an experiment of several is
+        locks = not self._is_open and not self._directory.is_locked
+        if locks:
             self._directory.lock()
         try:
-            self._add(partial(self._metrics.add_media, media))
-            self._add(self._metrics.close)
+            self._write(self._metrics.add_media, media)
+            if not self._is_open:
+                self._write(self._metrics.close)
         finally:
-            if not is_ours:
+            if locks:
                 self._directory.unlock()
 
     def on_rewind(self, trainer: Trainer) -> None:
         if self._metrics is None:
             return
         place = trainer.progress
-        self._add(partial(self._metrics.truncate, step=place.step, epoch=place.epoch))
+        self._write(self._metrics.truncate, step=place.step, epoch=place.epoch)
         self._add_event(trainer, "rewind", f"to update {place.update}")
         self._add_notes(trainer)
 
@@ -230,37 +212,38 @@ class RunRecorder(Callback):
         self._add_notes(trainer)
 
     def _add_epoch(self, trainer: Trainer, epoch: int, metrics: Mapping[str, float]) -> None:
-        if self._metrics is None:
+        if self._metrics is None or self._directory is None:
             return
         update, step, _, samples, seconds = trainer.run.place()
-        add = partial(self._metrics.add_epoch, epoch, update, dict(metrics))
-        self._add(partial(add, step=step, samples=samples, seconds=seconds))
-        # that log has lines for epochs
-        if self._directory is not None and not self._directory.log_path.exists():
+        self._write(
+            self._metrics.add_epoch,
+            epoch,
+            update,
+            dict(metrics),
+            step=step,
+            samples=samples,
+            seconds=seconds,
+        )
+        if not self._directory.log_path.exists():  # that log has lines for epochs
             text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-            self._add(
-                partial(self._metrics.add_log_line, "INFO", f"epoch {epoch}  {text}".rstrip())
-            )
+            self._write(self._metrics.add_log_line, "INFO", f"epoch {epoch}  {text}".rstrip())
 
     def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
         """A resume point is complete only with all that was recorded before it."""
         if self._metrics is not None and self._is_open:
             self._add_notes(trainer)
-            logged = trainer.run.media.logged_in_steps()
-            detail: dict[str, Any] = {"finished": trainer.progress.call_finished}
-            if logged is not None:
-                detail["media"] = logged
+            progress = trainer.progress
+            counts = trainer.run.media.counts_at()
+            detail = {"finished": progress.call_finished, "media": counts}
             self._add_event(trainer, "checkpoint", detail=detail)
-            self._add(self._metrics.flush)
+            self._write(self._metrics.flush)
         return ()
 
     def _add_event(
         self, trainer: Trainer, kind: str, text: str = "", detail: Mapping[str, Any] | None = None
     ) -> None:
         assert self._metrics is not None
-        self._add(
-            partial(self._metrics.add_event, kind, text, place=trainer.run.place(), detail=detail)
-        )
+        self._write(self._metrics.add_event, kind, text, place=trainer.run.place(), detail=detail)
 
     def _add_notes(self, trainer: Trainer) -> None:
         """Take the lines and events since the last time: those of the run, and those of Python's
@@ -270,16 +253,20 @@ class RunRecorder(Callback):
         if metrics is None:
             return
         for level, text, wall in self._lines.take():
-            self._add(partial(metrics.add_log_line, level, text, wall=wall))
+            self._write(metrics.add_log_line, level, text, wall=wall)
         while notes:
             note = notes.popleft()
             if note.kind == "line":
-                self._add(partial(metrics.add_log_line, "INFO", note.text, wall=note.wall))
-            else:
-                add = partial(
-                    metrics.add_event, note.kind, note.text, place=note.place, wall=note.wall
-                )
-                self._add(partial(add, detail=note.detail))
+                self._write(metrics.add_log_line, "INFO", note.text, wall=note.wall)
+                continue
+            self._write(
+                metrics.add_event,
+                note.kind,
+                note.text,
+                place=note.place,
+                wall=note.wall,
+                detail=note.detail,
+            )
             if note.kind == "compiled":
                 self._note(facts={"compiled": dict(note.detail)})
 
@@ -304,10 +291,9 @@ class RunRecorder(Callback):
 
     def on_train_end(self, trainer: Trainer) -> None:
         if self._metrics is not None:
-            self._add(self._metrics.flush)
+            self._write(self._metrics.flush)  # which ends training if it fails
         self._close(trainer, *_ending(trainer))
-        if self._directory is not None and self._directory.metrics_path.exists():
-            self._left = _state_of(self._directory, trainer)
+        self._ended_at = (trainer.progress.step, trainer.progress.epoch)
 
     def finish_again(self, trainer: Trainer) -> None:
         """Note the end of a run that was killed between its last resume point and the end of the
@@ -328,7 +314,7 @@ class RunRecorder(Callback):
         ends = [(event.step, event.epoch) for event in events if event.kind in END_EVENTS]
         if (trainer.progress.step, trainer.progress.epoch) not in ends:
             self._add_end(trainer, state, reason, None)
-        self._add(self._metrics.close)
+        self._write(self._metrics.close)
         self._note(state=state, reason=reason, progress=_counts(trainer))
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
@@ -348,36 +334,6 @@ class RunRecorder(Callback):
         except (CheckpointError, OSError) as error:
             logger.warning("%s", error)
 
-    def _found_by_git(self) -> dict[str, Any]:
-        """The state of the working tree, once; waits for git if it is still running."""
-        tree = self._tree
-        self._tree = None
-        return {} if tree is None else {"git_dirty": tree.is_dirty}
-
-    def _add(self, action: Callable[[], None]) -> None:
-        """Add to the store, which keeps what it could not write and tries again."""
-        try:
-            action()
-        except (CheckpointError, OSError) as error:
-            if self.on_error == "raise":
-                raise
-            logger.warning("%s", error)
-
-    def _note(self, **changes: Any) -> None:
-        """Change the manifest; earlier changes that could not be written come first."""
-        if self._directory is None or not changes:
-            return
-        self._waiting.append(partial(_update, self._directory.manifest_path, **changes))
-        try:
-            while self._waiting:
-                self._waiting[0]()
-                del self._waiting[0]
-        except (CheckpointError, OSError) as error:
-            if self.on_error == "raise":
-                self._waiting = []
-                raise
-            logger.warning("%s", error)
-
     def _close(
         self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None = None
     ) -> None:
@@ -388,64 +344,55 @@ class RunRecorder(Callback):
         if directory is None:  # it could not be opened
             return
         self._directory = directory
-        names = trainer.history.epochs[-1] if trainer.history.epochs else ()
-        found |= self._directions(trainer, names)
-        close_metrics = partial(self._close_metrics, trainer, state, reason, error)
-        note = partial(self._note, state=state, reason=reason, progress=_counts(trainer), **found)
-        # the time that is left may be short: both files are synced at once
-        if state == "interrupted":
-            self._add_notes(trainer)
-            at_once = threading.Thread(target=close_metrics)
-            at_once.start()
+        if self._metrics is not None:
             try:
-                if directory.has_run:
-                    note()
-            finally:
-                at_once.join()
-        else:
-            close_metrics()
-            # last, since `finish_again` leaves a run alone that is finished by its manifest
-            if directory.has_run:
-                note()
+                self._add_notes(trainer)
+                self._add_end(trainer, state, reason, error)
+                self._metrics.close()
+            except CheckpointError as problem:
+                logger.warning("%s", problem)
+        # last, since `finish_again` leaves a run alone that is finished by its manifest
+        if directory.has_run:
+            names = trainer.history.epochs[-1] if trainer.history.epochs else ()
+            found |= self._directions(trainer, names)
+            self._note(state=state, reason=reason, progress=_counts(trainer), **found)
         if self.own_path is not None:
             directory.unlock()
-
-    def _close_metrics(
-        self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None
-    ) -> None:
-        if self._metrics is None:
-            return
-        try:
-            self._add_notes(trainer)
-            self._add_end(trainer, state, reason, error)
-            self._metrics.close()
-        except CheckpointError as problem:  # `on_train_end` has raised it if it is to end training
-            logger.warning("%s", problem)
 
     def _add_end(
         self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None
     ) -> None:
         if self.spans_calls and state == "running":
             return
-        detail = (
-            None if error is None else {"traceback": "".join(traceback.format_exception(error))}
-        )
+        detail = None
+        if error is not None:
+            detail = {"traceback": "".join(traceback.format_exception(error))}
         kind = "signal" if state == "interrupted" else state
         self._add_event(trainer, kind, reason or "", detail)
 
-    def _release(self) -> None:
-        """Record nothing: the directory cannot be used."""
-        if self._directory is not None:
-            self._directory.unlock()
-        self._directory = None
-        self._metrics = None
+    # Writing
 
+    def _found_by_git(self) -> dict[str, Any]:
+        """The state of the working tree, once; waits for git if it is still running."""
+        tree = self._tree
+        self._tree = None
+        return {} if tree is None else {"git_dirty": tree.is_dirty}
 
-def _state_of(directory: RunDirectory, trainer: Trainer) -> tuple[int, ...]:
-    """The position of the run, and the date and size of its metrics: where they are the same,
-    nothing is after it."""
-    file = directory.metrics_path.stat()
-    return trainer.progress.step, trainer.progress.epoch, file.st_mtime_ns, file.st_size
+    def _write(self, action: Callable[..., object], *args: Any, **options: Any) -> None:
+        """Write to the store, which keeps what it could not write and tries again."""
+        try:
+            action(*args, **options)
+        except (CheckpointError, OSError) as error:
+            if self.on_error == "raise":
+                raise
+            logger.warning("%s", error)
+
+    def _note(self, **changes: Any) -> None:
+        """Change the manifest, with earlier changes that could not be written."""
+        if self._directory is None or not changes:
+            return
+        self._unwritten |= changes
+        self._write(_update, self._directory.manifest_path, self._unwritten)
 
 
 def _ending(trainer: Trainer) -> tuple[State, str | None]:
@@ -457,16 +404,8 @@ def _counts(trainer: Trainer) -> dict[str, Any]:
     return {name: getattr(trainer.progress, name) for name in COUNTED}
 
 
-def _accepted(trainer: Trainer) -> dict[str, Any] | None:
-    """What the program has changed in the run since it was last started, once, and from which
-    update on."""
-    changes = trainer.run.files.accepted
-    trainer.run.files.accepted = []
-    values = {change.key: [change.first, change.second] for change in changes}
-    return {"update": trainer.progress.update, "values": values} if values else None
-
-
-def _update(path: Path, **changes: Any) -> None:
+def _update(path: Path, changes: dict[str, Any]) -> None:
+    """Make changes of the manifest, which are forgotten then."""
     from ..run import update_manifest
 
     try:
@@ -476,6 +415,7 @@ def _update(path: Path, **changes: Any) -> None:
             "manifest-not-written",
             f"{path} cannot be written: {error}. Check the free disk space and the permissions.",
         ) from error
+    changes.clear()
 
 
 class LineCollector(logging.Handler):

@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
+from inspect import getdoc
+from typing import Any, NoReturn
 
 from .._version import __version__
 from ..errors import LoopwrightError
-from . import commands, run_commands
-from .exits import EXIT_CODES, FAILED, INTERRUPTED, OK, PIPE_CLOSED
-from .output import printable
-from .parser import Parser, take_overrides
+from ..text import near_names, nearest
+from .commands import COMMANDS
+from .output import EXIT_CODES, FAILED, INTERRUPTED, OK, PIPE_CLOSED, printable
 
-COMMANDS = (*commands.COMMANDS, *run_commands.COMMANDS)
 DESCRIPTION = """\
 Train models, and look at the runs that training has recorded.
 
@@ -27,8 +28,10 @@ GLOSSARY = (
     "The words used here are explained at\n  "
     "https://github.com/loopwright/loopwright/blob/main/docs/words.md"
 )
-EXAMPLE_WIDTH = 78
-WORDS = re.compile(r"--?[a-z][\w-]* '[^']*'|--?[a-z][\w-]* [^-\s]\S*|'[^']*'|\"[^\"]*\"|\S+")
+MOST_WIDE = 100  # columns of a help text: longer lines are hard to read
+HELP_COLUMN = 26  # where the explanations of options begin
+# what is printed as it is: lines that begin with a space, and the title of examples
+PARAGRAPHS = re.compile(r"\n(?=\s)|(?<=\n)\n|\n(?=Exit code)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, others = build_parser().parse_known_args(words)
     if unknown := take_overrides(options, others):
         options.parser.refuse(unknown)
+    for stream in (sys.stdout, sys.stderr):
+        # names of files may hold what the terminal's encoding does not
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _run(options)
         sys.stdout.flush()
@@ -63,74 +70,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Without this, the interpreter would report the closed pipe when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except (LoopwrightError, OSError) as error:
+        if options.debug:
+            traceback.print_exc()
+        else:
+            print("loopwright:", printable(str(error), keep="\n"), file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Import the function of the command, and call it; a group of commands prints its help."""
+    if not options.function:
+        options.parser.print_help()
+        return OK
+    module, _, name = options.function.rpartition(".")
+    code: int = getattr(import_module(f"{__package__}.{module}"), name)(options)
     return code
 
 
 def build_parser() -> Parser:
     """The parser of all commands."""
     parser = Parser(prog="loopwright", description=DESCRIPTION, epilog=_epilog())
-    parser.add_argument(
-        "--version", action="version", version=f"loopwright {__version__}", help="print the version"
-    )
+    version = f"loopwright {__version__}"
+    parser.add_argument("--version", action="version", version=version, help="print the version")
     common = Parser(add_help=False)
-    for place, default in (
-        (parser, False),
-        (common, argparse.SUPPRESS),
-    ):  # before and after COMMAND
-        place.add_argument(
-            "--debug", action="store_true", default=default, help="show the traceback of an error"
-        )
-    parser.set_defaults(run=_printing_help(parser), parser=parser)
+    traced = "show the traceback of an error"
+    parser.add_argument("--debug", action="store_true", help=traced)
+    # after COMMAND as well
+    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=traced)
+    parser.set_defaults(function="", parser=parser)
     places = {"": parser.add_subparsers(title="commands", metavar="COMMAND")}
     for command in COMMANDS:
         group, _, name = command.name.rpartition(" ")
+        text, _, examples = (getdoc(command.add_arguments) or "").partition("\n\nexamples:")
+        what = text.partition("\n")[0]
         added: Parser = places[group].add_parser(
             name,
-            help=command.what[0].lower() + command.what[1:].rstrip("."),
-            description=f"{command.what}\n\n{command.more}" if command.more else command.what,
-            epilog=_examples(command.example),
+            help=what[:1].lower() + what[1:].rstrip("."),
+            description=text,
+            epilog=f"examples:{examples}",
             parents=[common] if command.function else [],
         )
         command.add_arguments(added)
-        if command.function:
-            added.set_defaults(run=_importing(command.function), command=name, parser=added)
-        else:
-            added.set_defaults(run=_printing_help(added), parser=added)
+        added.set_defaults(function=command.function, command=name, parser=added)
+        if not command.function:
             places[name] = added.add_subparsers(title="commands", metavar="COMMAND")
     return parser
-
-
-def _importing(function: str) -> Callable[[argparse.Namespace], int]:
-    """A function that imports another one of this package, and calls it."""
-
-    def run(options: argparse.Namespace) -> int:
-        module, _, name = function.rpartition(".")
-        code: int = getattr(import_module(f"{__package__}.{module}"), name)(options)
-        return code
-
-    return run
-
-
-def _printing_help(parser: Parser) -> Callable[[argparse.Namespace], int]:
-    def run(options: argparse.Namespace) -> int:
-        parser.print_help()
-        return OK
-
-    return run
-
-
-def _examples(example: str) -> str:
-    """The examples of a help text; a long one is continued on the next line, as a shell allows."""
-    lines = ["examples:"]
-    for text in example.splitlines():
-        line = "  loopwright"
-        for word in WORDS.findall(text):
-            if len(line) + len(word) + 3 > EXAMPLE_WIDTH:
-                lines.append(f"{line} \\")
-                line = "     "
-            line += f" {word}"
-        lines.append(line)
-    return "\n".join(lines)
 
 
 def _epilog() -> str:
@@ -141,21 +129,97 @@ def _epilog() -> str:
     return "\n".join([*lines, "", GLOSSARY])
 
 
-def _run(options: argparse.Namespace) -> int:
-    for stream in (sys.stdout, sys.stderr):
-        # names of files may hold what the terminal's encoding does not
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-    try:
-        code: int = options.run(options)
-    except BrokenPipeError:
-        raise
-    except (LoopwrightError, OSError) as error:
-        if options.debug:
-            traceback.print_exc()
+class HelpFormatter(argparse.HelpFormatter):
+    """Wraps paragraphs to the terminal; lines that begin with a space stay as they are."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        width = min(shutil.get_terminal_size().columns, MOST_WIDE) - 2
+        super().__init__(prog, **{"max_help_position": HELP_COLUMN, "width": width} | options)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = []
+        for paragraph in PARAGRAPHS.split(text):
+            if not paragraph or paragraph[0].isspace():
+                lines.append(paragraph)
+            else:
+                lines += textwrap.wrap(
+                    paragraph, width, break_long_words=False, break_on_hyphens=False
+                )
+        return "\n".join(lines)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are short: what is wrong, and how the command is called."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"formatter_class": HelpFormatter} | options)
+        self._positionals.title = "arguments"
+
+    def format_usage(self) -> str:
+        self.usage = short_usage(self)
+        return super().format_usage()
+
+    def format_help(self) -> str:
+        self.usage = short_usage(self)
+        return super().format_help()
+
+    def error(self, message: str) -> NoReturn:
+        sys.stdout.flush()
+        usage = self.format_usage().rstrip()
+        details = f"`{self.prog} --help` has the details."
+        self.exit(FAILED, f"loopwright: {message}\n{usage}\n{details}\n")
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Report arguments that the command does not have."""
+        name, _, value = words[0].partition("=")
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        near = near_names(name, options, cutoff=0.6)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        if "." in name and any(action.dest == "overrides" for action in self._actions):
+            hint = f" A value of the run file has no dashes: {name.lstrip('-')}={value or '...'}"
+        self.error(f"`{self.prog}` does not take {' '.join(map(repr, words))}.{hint}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Report an unknown command or choice with the nearest known ones."""
+        if action.choices is not None and value not in action.choices:
+            what = f"there is no {value!r}: {nearest(value, action.choices)}"
+            raise argparse.ArgumentError(action, what)
+
+
+def short_usage(parser: argparse.ArgumentParser) -> str:
+    """ "loopwright predict [RUN] --data KEY [options]": arguments, and required options."""
+    words = [parser.prog]
+    for action in parser._actions:
+        name = str(action.metavar or action.dest)
+        if isinstance(action, argparse._SubParsersAction):
+            words.append("COMMAND ...")
+        elif action.option_strings:
+            words += [f"{action.option_strings[-1]} {name}"] if action.required else []
+        elif action.nargs == argparse.REMAINDER:
+            words.append("...")
         else:
-            print("loopwright:", printable(str(error), keep="\n"), file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return code
+            many = f"{name} ..." if action.nargs in ("*", "+") else name
+            words.append(f"[{many}]" if action.nargs in ("?", "*") else many)
+    return " ".join([*words, "[options]"]).replace("%", "%%")
+
+
+def take_overrides(options: argparse.Namespace, others: Sequence[str]) -> list[str]:
+    """Add KEY=VALUE that come after an option, which argparse leaves over; return the rest.
+
+    Of a command that takes any number of `files`, files are taken as well.
+    """
+    taken = vars(options)
+    unknown = []
+    for text in others:
+        if "overrides" in taken and is_override(text):
+            options.overrides = [*options.overrides, text]
+        elif "files" in taken and not text.startswith("-"):
+            options.files.append(text)
+        else:
+            unknown.append(text)
+    return unknown
+
+
+def is_override(text: str) -> bool:
+    """Whether an argument looks like an override, rather than like a file or an option."""
+    return ("=" in text and not text.startswith("-")) or text.startswith(("~", "+"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .app import build_parser
-from .exits import OK
+from .output import OK
 
 KINDS = {  # what completes an argument, by its name in the help
     "RUN": "run",

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,10 @@ import torch.distributed as dist
 
 from .._version import __version__
 from ..errors import ConfigurationError
-from ..text import counted, duration, size
-from .exits import FOUND, OK
-from .output import BOLD, print_json, printable, styled
+from ..text import duration, size
+from .output import BOLD, FOUND, OK, print_json, printable, say, styled
 
 LITTLE_SHM = 1 << 30
-LITTLE_SPACE = 5 << 30
 SLOW_DISK = 50e6
 TYPICAL = 1_200_000_000  # bytes: 100 M parameters with Adam, in float32
 SHM = Path("/dev/shm")
@@ -68,7 +67,7 @@ def doctor_command(options: argparse.Namespace) -> int:
             print(f"{styled(f'{title:<9}', BOLD)}  {printable(text)}")
         print(styled("\nadvice", BOLD))
         for line in advise(found):
-            print(printable(f"  - {line}"))
+            say(f"  - {line}")
     return OK if found["disk"]["problem"] is None else FOUND
 
 
@@ -101,32 +100,26 @@ def usable_cpus(quota_file: str = "/sys/fs/cgroup/cpu.max") -> int:
 def probe_devices(*, quick: bool) -> list[Facts]:
     """The processor and every accelerator, with GFLOP/s of matrix products by precision."""
     processor = platform.processor() or platform.machine()
-    found: list[tuple[str, str, int | None]] = [("cpu", processor, None)]
+    found: list[Facts] = [{"name": "cpu", "model": processor, "memory": None}]
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)
-        found.append((f"cuda:{number}", facts.name, facts.total_memory))
+        name = f"cuda:{number}"
+        found.append({"name": name, "model": facts.name, "memory": facts.total_memory})
     if torch.backends.mps.is_available():
-        found.append(("mps", processor, None))
-    return [
-        {
-            "name": name,
-            "model": model,
-            "memory": memory,
-            "speeds": measure_speeds(
-                torch.device(name), 2048 if name != "cpu" else 256 if quick else 512
-            ),
+        found.append({"name": "mps", "model": processor, "memory": None})
+    for device in found:
+        width = 2048
+        if device["name"] == "cpu":
+            width = 256 if quick else 512
+        device["speeds"] = {
+            name: _speed(device["name"], dtype, width) for name, dtype in PRECISIONS.items()
         }
-        for name, model, memory in found
-    ]
+    return found
 
 
-def measure_speeds(device: torch.device, width: int) -> dict[str, float | None]:
-    """GFLOP/s in each precision that a trainer may use; None where the device lacks it."""
-    return {name: _speed(device, dtype, width) for name, dtype in PRECISIONS.items()}
-
-
-def _speed(device: torch.device, dtype: torch.dtype, width: int) -> float | None:
-    """The best of a few tries, since anything else on the machine only makes it slower."""
+def _speed(device: str, dtype: torch.dtype, width: int) -> float | None:
+    """The best of a few tries, since anything else on the machine only makes it slower; None where
+    the device lacks the precision."""
     tries = []
     try:
         left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
@@ -216,31 +209,23 @@ def installed_extras() -> dict[str, dict[str, str | None]]:
     for line in required:
         match = re.match(r"([\w.-]+).*;.*extra == ['\"]([\w-]+)", line)
         if match and match[2] != "dev":
-            found.setdefault(match[2], {})[match[1]] = _version(match[1])
+            versions = found.setdefault(match[2], {})
+            versions[match[1]] = None
+            with suppress(metadata.PackageNotFoundError):
+                versions[match[1]] = metadata.version(match[1])
     return found
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _rows(found: Facts) -> Iterator[tuple[str, str]]:
     """The findings as titles and texts."""
     machine = found["machine"]
-    yield (
-        "versions",
-        f"loopwright {machine['loopwright']}, torch {machine['torch']}, python {machine['python']}",
-    )
-    shared = machine["shared_memory"]
-    yield (
-        "machine",
-        f"{machine['platform']}, {machine['cpus']} processors ({machine['usable_cpus']} usable), "
-        f"{size(machine['memory'])} of memory"
-        + ("" if shared is None else f", {size(shared)} of shared memory free"),
-    )
+    packages = (f"{name} {machine[name]}" for name in ("loopwright", "torch", "python"))
+    yield "versions", ", ".join(packages)
+    processors = f"{machine['cpus']} processors ({machine['usable_cpus']} usable)"
+    text = f"{machine['platform']}, {processors}, {size(machine['memory'])} of memory"
+    if machine["shared_memory"] is not None:
+        text += f", {size(machine['shared_memory'])} of shared memory free"
+    yield "machine", text
     for device in found["devices"]:
         speeds = [
             f"{name} -" if speed is None else f"{name} {speed:.3g} GFLOP/s"
@@ -257,87 +242,71 @@ def _rows(found: Facts) -> Iterator[tuple[str, str]]:
         yield "compile", f"torch.compile works in {seconds}; {compiler}"
     else:
         yield "compile", f"does not work: {compilation['problem']}"
-    yield from _disk_rows(found["disk"])
+    disk = found["disk"]
+    if disk["problem"] is not None:
+        yield "disk", f"{disk['folder']}: {disk['problem']}"
+    else:
+        speed = f"{size(round(disk['write_speed']))}/s written and synced"
+        yield "disk", f"{disk['folder']}: {size(disk['free'])} free, {speed}"
+        stall = duration(TYPICAL / disk["copy_speed"])
+        later = duration(TYPICAL / disk["write_speed"])
+        model = f"checkpoint of 100 M parameters with Adam ({size(TYPICAL)})"
+        yield "", f"{model}: training waits {stall}; it is on disk {later} later"
     backends = ", ".join(found["backends"])
     yield "processes", f"torch.distributed with {backends}" if backends else "no torch.distributed"
-    title = "extras"
     for extra, packages in found["extras"].items():
         missing = [name for name, version in packages.items() if version is None]
         text = ", ".join(f"{name} {version}" for name, version in packages.items())
         if missing:
             text = f"no {', '.join(missing)}: pip install 'loopwright[{extra}]'"
-        yield title, f"{extra}: {text}"
-        title = ""
-
-
-def _disk_rows(disk: Facts) -> Iterator[tuple[str, str]]:
-    if disk["problem"] is not None:
-        yield "disk", f"{disk['folder']}: {disk['problem']}"
-        return
-    speed = f"{size(round(disk['write_speed']))}/s written and synced"
-    yield "disk", f"{disk['folder']}: {size(disk['free'])} free, {speed}"
-    for name, num_bytes in (("10 M", TYPICAL // 10), ("100 M", TYPICAL), ("1 G", TYPICAL * 10)):
-        model = f"checkpoint of {name} parameters with Adam ({size(num_bytes)})"
-        stall = duration(num_bytes / disk["copy_speed"])
-        later = duration(num_bytes / disk["write_speed"])
-        yield "", f"{model}: training waits {stall}; it is on disk {later} later"
+        yield "extras", f"{extra}: {text}"
 
 
 def advise(found: Facts) -> Iterator[str]:
     """Lines of advice, the most important first."""
     disk = found["disk"]
+    machine = found["machine"]
+    compilation = found["compilation"]
     if disk["problem"] is not None:
         yield f"{disk['folder']} is not writable ({disk['problem']}): choose another `run_dir`."
-    elif disk["free"] < LITTLE_SPACE:
-        yield f"Only {size(disk['free'])} is free in {disk['folder']}: keep fewer checkpoints."
-    if disk["problem"] is None and disk["write_speed"] < SLOW_DISK:
+    elif disk["write_speed"] < SLOW_DISK:
         seconds = TYPICAL / disk["write_speed"]
         minutes = max(round(seconds / 60) * 10, 5)
         yield (
             f"This disk is slow: writing 100 M parameters takes {duration(seconds)}. Save by time: "
             f"Checkpoints(every_epochs=None, every_minutes={minutes})."
         )
-    yield from _on_devices(found["devices"], found["machine"])
-    compilation = found["compilation"]
+    for device in found["devices"]:
+        yield f"On {device['name']} {_precision(device['speeds'])}."
+    usable = machine["usable_cpus"]
+    if machine["threads"] > usable:
+        yield (
+            f"torch uses {machine['threads']} threads, but only {usable} processors may be used: "
+            f"set OMP_NUM_THREADS={usable}."
+        )
     if compilation["compiler"] is None:
         yield "torch.compile needs a C++ compiler on the CPU, and there is none: install g++."
     elif compilation["works"] is False:
         yield f"torch.compile does not work here ({compilation['problem']}): leave it off."
-    yield from _on_workers(found["machine"])
-
-
-def _on_devices(devices: list[Facts], machine: Facts) -> Iterator[str]:
-    threads = machine["threads"]
-    usable = machine["usable_cpus"]
-    if all(device["name"] == "cpu" for device in devices):
-        yield f"There is no accelerator: training runs on the CPU, with {counted(threads, 'thread')}."
-    for device in devices:
-        speeds = {name: speed for name, speed in device["speeds"].items() if speed is not None}
-        fastest = max(speeds.values())
-        base = speeds["fp32"]
-        if fastest < 1.2 * base:
-            yield f"On {device['name']} use precision='fp32': no other precision is faster."
-            continue
-        # bf16 needs no loss scaling: it is worth a fifth of the speed
-        safe = "bf16" if speeds.get("bf16", 0.0) > 0.8 * fastest else "fp16"
-        gain = f"{speeds[safe] / base:.1f} times as fast"
-        yield f"On {device['name']} precision={safe!r} makes large matrix products {gain}."
-    if threads > usable:
-        yield (
-            f"torch uses {threads} threads, but only {usable} processors may be used: "
-            f"set OMP_NUM_THREADS={usable}."
-        )
-
-
-def _on_workers(machine: Facts) -> Iterator[str]:
-    most = machine["usable_cpus"] - 1
-    shared = machine["shared_memory"]
-    if most <= 0:
+    if usable == 1:
         yield "One processor: leave num_workers at 0."
         return
-    yield f"Use up to num_workers={most} for slow data; data in tensors needs none."
+    yield f"Use up to num_workers={usable - 1} for slow data; data in tensors needs none."
+    shared = machine["shared_memory"]
     if shared is not None and shared < LITTLE_SHM:
         yield (
             f"Only {size(shared)} of shared memory is free, and workers pass batches through "
             "it: start the container with --shm-size=2g, or use num_workers=0."
         )
+
+
+def _precision(found: dict[str, float | None]) -> str:
+    """The precision to use, by the speeds of a device."""
+    speeds = {name: speed for name, speed in found.items() if speed is not None}
+    fastest = max(speeds.values())
+    if fastest < 1.2 * speeds["fp32"]:
+        return "use precision='fp32': no other precision is faster"
+    # bf16 needs no loss scaling: it is worth a fifth of the speed
+    safe = "bf16" if speeds.get("bf16", 0.0) > 0.8 * fastest else "fp16"
+    gain = f"{speeds[safe] / speeds['fp32']:.1f} times as fast"
+    return f"precision={safe!r} makes large matrix products {gain}"

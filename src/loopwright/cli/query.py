@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ..run.metrics_view import Answer
 from .commands import LAST
-from .exits import OK
-from .output import number_text, print_fitted, print_json, print_table, printable
+from .output import OK, number_text, print_fitted, print_json, print_table, printable
 from .selection import find_run
 
 MOST_ROWS = 1000  # of a table for people

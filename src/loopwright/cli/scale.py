@@ -8,11 +8,10 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..scaling import Cluster, Comparison, Estimate, ModelShape, compare, measure, transformer
-from ..scaling.compare import TITLES
+from ..scaling.estimate import TITLES
 from ..text import size
-from .exits import FOUND, OK
-from .finders import built
-from .output import print_fitted, print_json
+from .output import FOUND, OK, print_fitted, print_json
+from .tuning import built
 
 HEADER = [
     "DEVICES",
@@ -29,8 +28,7 @@ HEADER = [
 LEGEND = """\
 MESH: replicate x shard x tensor. MEMORY: per device. SENT: bytes that a device sends per update. COMM: the share of
 TIME spent waiting for communication. TIME: of one update. STEPS: per update; r: activations are recomputed. PROBLEM:
-memory (does not fit), samples (fewer than ranks), padding (more shards than rows), thin (narrow layers), waiting (high
-COMM)."""
+memory (does not fit), samples (fewer than ranks), waiting (high COMM)."""
 
 
 def scale_command(options: argparse.Namespace) -> int:
@@ -139,7 +137,7 @@ def _row(one: Estimate) -> list[str]:
         f"{one.timing.step:.3g} s",
         f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
         steps,
-        one.problem,
+        next(iter(one.problems), ""),
     ]
 
 

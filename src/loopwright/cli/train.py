@@ -18,8 +18,8 @@ from ..interfaces.configured import Experiment
 from ..run.reading import RunView
 from ..runtime.environment import Launch
 from ..training.program import Display
-from .exits import FAILED, OK, explained
-from .parser import is_override
+from .app import is_override
+from .output import FAILED, OK, explained
 from .selection import check_run_file, find_run, resume_text
 
 

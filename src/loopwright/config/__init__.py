@@ -10,8 +10,7 @@ and `Schema`.
 
 from ..text import nearest
 from .compose import Config, load_config
-from .kinds import beside
-from .places import Entry, Place, Schema, list_of, mapping_of, one_of_kind
+from .kinds import Entry, Place, Schema, beside, list_of, mapping_of, one_of_kind
 from .schema import json_schema, run_schema
 from .sweep import Interval, Sweep, Variant, expand_sweep, load_variant, read_sweep
 from .tree import ConfigError, Problem

@@ -1,27 +1,31 @@
-"""From a file to a resolved config: its `defaults:` are included, overrides applied, `${...}`
-replaced."""
+"""From a file to a resolved config: its `defaults:` are included, overrides of the command line
+applied, `${...}` replaced."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..run.files import MAX_NODES
 from ..text import near_names, nearest
-from .overrides import Override, apply_override, parse_override
-from .tree import ConfigError, Node, Problem, child_of, collecting, descend, join_key
-from .yaml import parse_scalar, plain_text, read_file, write_yaml
+from .tree import COMMAND_LINE, ConfigError, Node, Problem, child_of, collecting, descend, join_key
+from .yaml import parse_scalar, plain_text, read_file, read_text, write_yaml
 
 DEFAULTS = "defaults"
 REMOVE = "~"
 REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
-ENVIRONMENT = "env:"
+ENVIRONMENT = re.compile(r"env:\s*([A-Za-z_][A-Za-z0-9_]*)\s*(,.*)?", re.S)
+OVERRIDE = re.compile(r"(\+\+|\+|~|)([^=\s+~][^=]*?)\s*(=(.*))?", re.S)
+RANGE = re.compile(r"range\(([^()]*)\)")
+MAX_RANGE = 10_000
 MAX_TEXT = 1_000_000
 MODULES = "modules"
-RUN_KEYS = ("name", "output_path", "resume", "seed", "tags")
+RUN_KEYS = ("name", "output_path", "resume", "seed", "tags")  # which an override may add
 
 
 def read_with_includes(path: Path, trail: tuple[Path, ...] = ()) -> Node:
@@ -31,28 +35,27 @@ def read_with_includes(path: Path, trail: tuple[Path, ...] = ()) -> Node:
     included = root.value.pop(DEFAULTS, None)
     merged = Node({}, root.file, root.line)
     problems: list[Problem] = []
-    for item, key in _listed(included, problems) if included is not None else ():
-        with collecting(problems):
-            merged = merge(merged, _under(key, _included(item, path, trail), item))
+    items = [] if included is None else [included]
+    if included is not None and isinstance(included.value, list):
+        items = included.value
+    for item in items:
+        # each with the key under which its content goes
+        named = item.value if isinstance(item.value, dict) else {"": item}
+        for key, file in named.items():
+            with collecting(problems):
+                content = _included(file, path, trail)
+                for part in reversed(str(key).split(".") if key else []):
+                    content = Node({part: content}, file.file, file.line)
+                merged = merge(merged, content)
     if problems:
         raise ConfigError(problems)
     return merge(merged, root)
 
 
-def _listed(node: Node, problems: list[Problem]) -> list[tuple[Node, str]]:
-    """The included files, each with the key under which its content goes ("" for the top)."""
-    found: list[tuple[Node, str]] = []
-    for item in node.value if isinstance(node.value, list) else [node]:
-        for key, file in item.value.items() if isinstance(item.value, dict) else [("", item)]:
-            if isinstance(file.value, str):
-                found.append((file, str(key)))
-            else:
-                what = f"is {file.shown()}; expected the name of a YAML file, or a list of names."
-                problems.append(file.problem(DEFAULTS, what))
-    return found
-
-
 def _included(item: Node, path: Path, trail: tuple[Path, ...]) -> Node:
+    if not isinstance(item.value, str):
+        what = f"is {item.shown()}; expected the name of a YAML file, or a list of names."
+        raise item.error(DEFAULTS, what)
     target = path.parent / item.value
     if target.resolve() in trail:
         names = " -> ".join(file.name for file in (*trail, target))
@@ -64,12 +67,6 @@ def _included(item: Node, path: Path, trail: tuple[Path, ...]) -> Node:
             hint = f"did you mean {near[0]}?"
         raise item.error(DEFAULTS, f"there is no file {item.value}; {hint}")
     return read_with_includes(target, trail)
-
-
-def _under(key: str, content: Node, item: Node) -> Node:
-    for part in reversed(key.split(".") if key else []):
-        content = Node({part: content}, item.file, item.line)
-    return content
 
 
 def merge(base: Node, over: Node, key: str = "") -> Node:
@@ -162,156 +159,298 @@ class Config:
         return f"Config({self.key or self.root.file!r}: {self.root.shown()})"
 
 
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One change. `mark` is "" (change), "+" (add), "++" (either) or "~" (remove); `values` has
+    several in a sweep."""
+
+    key: str
+    mark: str
+    values: tuple[Node, ...]
+    text: str
+    file: str = COMMAND_LINE
+    line: int | None = None
+
+    @property
+    def is_sweep(self) -> bool:
+        return len(self.values) > 1
+
+    def error(self, message: str) -> ConfigError:
+        where = self.text if self.file == COMMAND_LINE else self.key
+        return ConfigError([Problem(self.file, self.line, where, message)])
+
+
+def parse_override(text: str) -> Override:
+    """An override from its text; raises ConfigError."""
+    whole = Node(None, COMMAND_LINE, None)
+    match = OVERRIDE.fullmatch(text)
+    if match is None or (match[3] is None) != (match[1] == "~"):
+        what = "is not an override: write key=value, +key=value to add, or ~key to remove a key."
+        raise whole.error(text, what)
+    values: list[Node] = []
+    for part in split_commas(match[4]) if match[4] is not None else ():
+        try:
+            numbers = parse_range(part)
+            if numbers is None:
+                values.append(read_text(part.strip(), COMMAND_LINE, has_lines=False))
+            else:
+                values += [Node(number, COMMAND_LINE, None) for number in numbers]
+        except ConfigError as error:
+            raise ConfigError(
+                whole.problem(text, each.message) for each in error.problems
+            ) from None
+        except ValueError as error:
+            raise whole.error(text, str(error)) from None
+    return Override(match[2], match[1], tuple(values), text)
+
+
+def split_commas(text: str) -> list[str]:
+    """The parts between commas that are outside brackets and quotes; a trailing comma makes no
+    part."""
+    parts = []
+    depth = 0
+    quote = ""
+    start = 0
+    for position, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'" and not text[start:position].strip(" ([{,:"):
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[start:position])
+            start = position + 1
+    last = text[start:]
+    return [*parts, last] if last.strip() or not parts else parts
+
+
+def parse_range(text: str) -> list[int | float] | None:
+    """The numbers of `range(start, stop[, step])`, its end left out as in Python; the step may be a
+    fraction. None of other text; raises ValueError."""
+    match = RANGE.fullmatch(text.strip())
+    if match is None:
+        return None
+    numbers = [parse_scalar(part.strip()) for part in match[1].split(",")]
+    bounds = [n for n in numbers if type(n) in (int, float) and math.isfinite(n)]  # type: ignore[arg-type]
+    if len(bounds) != len(numbers) or len(bounds) not in (2, 3):
+        raise ValueError(f"{match[0]} takes two or three numbers: range(start, stop[, step]).")
+    start, stop, step = bounds if len(bounds) == 3 else (*bounds, 1)
+    count = math.ceil(round((stop - start) / step, 9)) if step else 0  # type: ignore[operator]
+    if not 0 < count <= MAX_RANGE:
+        raise ValueError(f"{match[0]} has {max(count, 0)} values; expected 1 to {MAX_RANGE}.")
+    values = [start + index * step for index in range(count)]  # type: ignore[operator]
+    # 0.30000000000000004 as 0.3: what the user would have written
+    return values if isinstance(step, int) else [float(f"{value:.12g}") for value in values]  # type: ignore[return-value]
+
+
+def apply_override(root: Node, override: Override) -> None:
+    """Change the tree; raises ConfigError where the key is not there, or is although it was to be
+    added."""
+    parts = _split(root, override.key)
+    node = root
+    above = root
+    for index, part in enumerate(parts):
+        above = node
+        child = child_of(above, part)
+        where = ".".join(parts[:index])
+        if child is None:
+            is_run_key = override.mark == "" and len(parts) == 1 and part in RUN_KEYS
+            if not is_run_key and not override.mark.startswith("+"):
+                raise _unknown(above, part, override, where)
+            child = Node({}, override.file, override.line)
+            _add(above, part, child, override, where)
+        elif override.mark == "+" and index == len(parts) - 1:
+            raise override.error(f"{override.key} exists already: leave out the + to change it.")
+        node = child
+    if override.mark != "~":
+        value = override.values[0].copy()
+        node.value = value.value
+        node.source = value.source
+        node.file = override.file
+        node.line = override.line
+    elif isinstance(above.value, list):
+        del above.value[int(parts[-1])]
+    else:
+        above.value = {name: child for name, child in above.value.items() if child is not node}
+
+
+def _split(root: Node, key: str) -> list[str]:
+    """The parts of a dotted key, where a mapping's own key may contain dots."""
+    parts = key.split(".")
+    node = root
+    result: list[str] = []
+    while parts:
+        joined = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+        found = next((name for name in joined if child_of(node, name) is not None), None)
+        if found is None:
+            return result + parts
+        result.append(found)
+        parts = parts[found.count(".") + 1 :]
+        node = child_of(node, found) or node
+    return result
+
+
+def _add(node: Node, part: str, new: Node, override: Override, where: str) -> None:
+    """Put a new key into a mapping, or an item at the end of a list."""
+    if isinstance(node.value, list):
+        if part != str(len(node.value)):
+            raise _unknown(node, part, override, where)
+        node.value.append(new)
+    elif isinstance(node.value, dict):
+        node.value[part] = new
+    elif node.value is None:
+        node.value = {part: new}
+    else:
+        raise _unknown(node, part, override, where)
+
+
+def _unknown(node: Node, part: str, override: Override, where: str) -> ConfigError:
+    if isinstance(node.value, list):
+        size = len(node.value)
+        indices = f"its indices are 0 to {size - 1}" if size else "it is empty"
+        return override.error(
+            f"{where} is a list and has no {part}: {indices}, and +{size} adds one."
+        )
+    if not isinstance(node.value, dict):
+        return override.error(f"{where} is {node.shown()}, and has no key {part}.")
+    known = [str(name) for name in node.value] + [name for name in RUN_KEYS if not where]
+    missing = f"the config has no key {join_key(where, part)}; {nearest(part, known)}"
+    add = f"\nTo add it: +{override.key}=..." if override.mark == "" else ""
+    return override.error(missing + add)
+
+
 class UnresolvedError(Exception):
     """A variable that has no value; the message says why."""
 
 
 class Resolver:
-    """Replaces the variables in a tree, in place, and collects the variables without a value."""
+    """Makes a tree in which the variables have values, and collects the variables without one."""
 
     def __init__(self, root: Node, environ: Mapping[str, str]) -> None:
         self.root = root
         self.environ = environ
         self.problems: list[Problem] = []
-        # by identity; the nodes are held so that no identity is used again
+        # what became of each node, by identity; what was resolved stays what it is
         self.done: dict[int, Node] = {}
-        self.open: list[str] = []
+        self.open: list[str] = []  # keys that are being resolved
         self.count = 0
 
-    def resolve(self) -> None:
-        self.visit(self.root, "")
-        if self.problems:
-            raise ConfigError(self.problems)
-
-    def visit(self, node: Node, key: str) -> None:
-        """Resolve a node and all below it."""
-        if isinstance(node.value, str):
-            self.visit_text(node, key)
-            return
-        for name, child in list(node.children()):
-            self.visit(child, join_key(key, name))
-
-    def visit_text(self, node: Node, key: str) -> None:
+    def resolve(self, node: Node, key: str = "") -> Node:
+        """A node with all below it, resolved."""
         if id(node) in self.done:
-            return
-        self.done[id(node)] = node
-        if "${" not in node.value:
-            return
-        self.open.append(key)
-        try:
-            self.replace(node)
-        except UnresolvedError as error:
-            self.problems.append(node.problem(key, str(error)))
-            node.value = None
-        finally:
+            return self.done[id(node)]
+        new = Node(node.value, node.file, node.line, node.source)
+        if isinstance(node.value, dict):
+            new.value = {
+                name: self.resolve(child, join_key(key, name)) for name, child in node.children()
+            }
+        elif isinstance(node.value, list):
+            new.value = [self.resolve(child, join_key(key, i)) for i, child in node.children()]
+        elif isinstance(node.value, str) and "${" in node.value:
+            self.open.append(key)
+            try:
+                new.value, new.source = self.replaced(node.value)
+            except UnresolvedError as error:
+                self.problems.append(node.problem(key, str(error)))
+                new.value = None
             self.open.pop()
+        self.done[id(node)] = new
+        self.done[id(new)] = new
+        return new
 
-    def replace(self, node: Node) -> None:
-        """Put the value in place of the text: of any type where a variable is all of it, else
-        text."""
-        text = node.value
+    def replaced(self, text: str) -> tuple[Any, str | None]:
+        """The value of a text, of any type where a variable is all of it, else text; and how it is
+        written where that must not show what it resolved to."""
         whole = REFERENCE.fullmatch(text)
         if whole is not None and whole[1] is not None:
-            found = self.lookup(whole[1].strip())
-            node.value = found.value
-            node.source = found.source
-            return
-        parts = []
+            found = self.lookup(whole[1].strip(), is_text=False)
+            return found.value, found.source
+        values = []
+        sources = []
+        is_secret = False
         end = 0
         for match in REFERENCE.finditer(text):
-            parts += [Node(text[end : match.start()], "", None), self.part(match)]
+            value, source = self.part(match)
+            before = text[end : match.start()]
+            values += [before, value]
+            sources += [before, escaped(value) if source is None else source]
+            is_secret |= source is not None
             end = match.end()
-        parts.append(Node(text[end:], "", None))
-        node.value = "".join(part.value for part in parts)
-        if len(node.value) > MAX_TEXT:
+        value = "".join(values) + text[end:]
+        if len(value) > MAX_TEXT:
             raise UnresolvedError("becomes a string of more than a million characters.")
-        if any(part.source is not None for part in parts):
-            node.source = "".join(
-                escaped(part.value) if part.source is None else part.source for part in parts
-            )
+        return value, "".join(sources) + text[end:] if is_secret else None
 
-    def part(self, match: re.Match[str]) -> Node:
-        """The text that takes the place of one variable."""
+    def part(self, match: re.Match[str]) -> tuple[str, str | None]:
+        """The text that takes the place of one variable, and its source."""
         if match[0] == "$${":
-            return Node("${", "", None)
+            return "${", None
         if match[1] is None:
             raise UnresolvedError(
                 "has a ${ that is not closed, or one variable inside another; to write the "
                 "characters ${, use $${."
             )
-        name = match[1].strip()
-        found = (
-            self.environment(name, is_text=True)
-            if name.startswith(ENVIRONMENT)
-            else self.lookup(name)
-        )
+        found = self.lookup(match[1].strip(), is_text=True)
         if isinstance(found.value, dict | list):
             raise UnresolvedError(f"{match[0]} is {found.shown()} and cannot be part of a string.")
         value = found.value if isinstance(found.value, str) else plain_text(found.value)
-        return Node(value, "", None, found.source)
+        return value, found.source
 
-    def lookup(self, name: str) -> Node:
-        if name.startswith(ENVIRONMENT):
-            return self.environment(name, is_text=False)
-        if ":" in name or not name:
-            raise UnresolvedError(
-                f"${{{name}}}: expected ${{key}}, ${{env:NAME}} or ${{env:NAME,default}}."
-            )
-        return self.referred(name)
-
-    def environment(self, name: str, *, is_text: bool) -> Node:
-        """The value of an environment variable, which is read as a number or word like any other
-        unless it is text."""
-        variable, has_default, default = (
-            part.strip() for part in name.partition(":")[2].partition(",")
-        )
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-            raise UnresolvedError(f"${{{name}}}: expected ${{env:NAME}} or ${{env:NAME,default}}.")
-        text = self.environ.get(variable)
-        if text is None and not has_default:
-            raise UnresolvedError(
-                f"the environment variable {variable} is not set: set it, or give a default: "
-                f"${{env:{variable},...}}."
-            )
-        text = default if text is None else text
-        try:
-            value = text if is_text else parse_scalar(text)
-        except ValueError:  # more digits than a number may have
-            value = text
+    def lookup(self, name: str, *, is_text: bool) -> Node:
+        """The value of a variable; one of the environment is read as a number or word like any
+        other unless it is to be text."""
+        variable = ENVIRONMENT.fullmatch(name)
+        if variable is None:
+            if ":" in name or not name:
+                raise UnresolvedError(
+                    f"${{{name}}}: expected ${{key}}, ${{env:NAME}} or ${{env:NAME,default}}."
+                )
+            return self.referred(name)
+        text = self.environ.get(variable[1])
+        if text is None:
+            if variable[2] is None:
+                raise UnresolvedError(
+                    f"the environment variable {variable[1]} is not set: set it, or give a "
+                    f"default: ${{env:{variable[1]},...}}."
+                )
+            text = variable[2][1:].strip()
+        value: Any = text
+        if not is_text:
+            try:
+                value = parse_scalar(text)
+            except ValueError:  # more digits than a number may have
+                value = text
         return Node(value, "", None, f"${{{name}}}")
 
     def referred(self, name: str) -> Node:
-        """A copy of the value of another key, its own variables resolved first."""
+        """The value of another key, its own variables resolved first."""
         target = self.find(name)
-        if any(self.is_inside(key, name) for key in self.open):
+        # whether resolving it would come back to where it is used
+        if any(key == name or key.startswith(f"{name}.") for key in self.open):
             raise UnresolvedError(
                 f"${{{name}}} refers to itself: {' -> '.join([*self.open, name])}."
             )
         self.open.append(name)
         try:
-            self.visit(target, name)
+            found = self.resolve(target, name)
         finally:
             self.open.pop()
-        self.count += count_nodes(target, MAX_NODES)
+        self.count += count_nodes(found, MAX_NODES)
         if self.count > MAX_NODES:
             raise UnresolvedError("the variables expand to more values than a config may have.")
-        copied = target.copy()
-        self.mark_done(copied)
-        return copied
-
-    def mark_done(self, node: Node) -> None:
-        """What was resolved already is not read again: a `${` in it is text."""
-        self.done[id(node)] = node
-        for _, child in node.children():
-            self.mark_done(child)
+        return found
 
     def find(self, name: str) -> Node:
         """The node that a dotted name means; what is on the way may be a variable itself."""
+        found = descend(self.root, name)
+        if found is not None:
+            return found
         node = self.root
         path = ""
         for part in name.split("."):
-            if (found := descend(self.root, name)) is not None:
-                return found
             child = child_of(node, part)
             if child is None:
                 known = [str(key) for key, _ in node.children()]
@@ -320,13 +459,8 @@ class Resolver:
             node = child
             path = join_key(path, part)
             if isinstance(node.value, str) and path not in self.open:
-                self.visit_text(node, path)
+                node = self.resolve(node, path)
         return node
-
-    @staticmethod
-    def is_inside(key: str, name: str) -> bool:
-        """Whether resolving `name` would come back to `key`."""
-        return key == name or key.startswith(f"{name}.")
 
 
 def escaped(text: str) -> str:
@@ -407,9 +541,10 @@ def finish(
     found = list(problems)
     for override in overrides:
         with collecting(found):
-            apply_override(root, override, RUN_KEYS)
-    with collecting(found):
-        Resolver(root, environ).resolve()
+            apply_override(root, override)
+    resolver = Resolver(root, environ)
+    root = resolver.resolve(root)
+    found += resolver.problems
     if found:
         raise ConfigError(found)
     return Config(root, module_folder(root, Path(path).resolve().parent))

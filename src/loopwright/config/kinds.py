@@ -7,15 +7,16 @@ import inspect
 import re
 import sys
 from abc import ABCMeta
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, invalidate_caches, metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
@@ -23,7 +24,149 @@ from torch.utils.data import Dataset, Sampler
 
 from ..callback import Callback
 from ..text import listed, near_names, nearest
-from .places import Place
+
+KIND = "kind"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key of a mapping.
+
+    Args:
+        accepts: a type hint, which may hold places (`Annotated[Any, place]`, or `one_of_kind`,
+            `list_of` and `mapping_of`), or a `Schema` for a nested mapping with keys of its own.
+        required: whether the key must be there.
+        description: for the message where it is missing, and for editors.
+
+    >>> from loopwright.config import Entry
+    >>> Entry(int | None, description="The seed of all randomness.").required
+    False
+    """
+
+    accepts: Any
+    required: bool = False
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schema:
+    """The keys that a mapping in a config may have; any other is a mistake.
+
+    Args:
+        entries: what each key accepts.
+        description: the title of the JSON schema.
+
+    >>> from loopwright.config import Entry, Schema
+    >>> list(Schema({"seed": Entry(int), "name": Entry(str, required=True)}).entries)
+    ['seed', 'name']
+    """
+
+    entries: Mapping[str, Entry]
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """A place in a config where `kind` names a class and the keys beside it are its constructor's
+    arguments.
+
+    Only real subclasses of `needs` (one type or several; for a Protocol, classes with its methods)
+    are ever called.
+
+    Args:
+        name: what the object is called in messages.
+        needs: what the object must be.
+        given: constructor arguments that the program supplies (`params` of an optimizer): never
+            asked for in the file, refused there, and passed to `build` as keywords. Arguments that
+            a class does not take are left out.
+        short: short names for `kind`, each with its import path. A function may be used here, and
+            only here. Leave it out for the short names of all that ships for `needs` (`AdamW`,
+            `EarlyStopping`, ...); `{}` for none.
+        default: the `kind` where a file names none, as a short name or an import path.
+        also: keys beside `kind` that the program reads itself, checked against their own entries
+            and never passed to the class (`optimizer` inside `model`).
+        several: whether several objects may be described instead of one, each under a name of the
+            user's choice.
+        description: for editors.
+
+    >>> from torch.optim import Optimizer
+    >>> from loopwright.config import Place
+    >>> Place("optimizer", Optimizer, given=("params",)).wanted
+    'torch.optim.Optimizer'
+    """
+
+    name: str
+    needs: type | tuple[type, ...]
+    given: Collection[str] = ()
+    short: Mapping[str, str] | None = None
+    default: str | None = None
+    also: Mapping[str, Entry] = field(default_factory=dict)
+    several: bool = False
+    description: str = ""
+
+    @property
+    def bases(self) -> tuple[type, ...]:
+        return self.needs if isinstance(self.needs, tuple) else (self.needs,)
+
+    @property
+    def wanted(self) -> str:
+        """What is needed, in words for a message."""
+        return " or ".join(public_name(base) for base in self.bases)
+
+
+def public_name(cls: type) -> str:
+    """The shortest import path of a class: `torch.nn.Module` rather than where it is defined."""
+    parts = cls.__module__.split(".")
+    for count in range(1, len(parts)):
+        module = sys.modules.get(".".join(parts[:count]))
+        if module is not None and vars(module).get(cls.__name__) is cls:
+            return f"{module.__name__}.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def one_of_kind(place: Place) -> Any:
+    """The hint for an object described in this place.
+
+    >>> from torch import nn
+    >>> from loopwright.config import Entry, Place, one_of_kind
+    >>> entry = Entry(one_of_kind(Place("model", nn.Module)), required=True)
+    """
+    return Annotated[Any, place]
+
+
+def list_of(place: Place) -> Any:
+    """The hint for a list of objects, each described in this place.
+
+    >>> from torch import nn
+    >>> from loopwright.config import Entry, Place, list_of
+    >>> entry = Entry(list_of(Place("layer", nn.Module)))
+    """
+    return list[Annotated[Any, place]]
+
+
+def mapping_of(place: Place) -> Any:
+    """The hint for objects with names of the user's choice, each described in this place.
+
+    >>> from torch.utils.data import Dataset
+    >>> from loopwright.config import Entry, Place, mapping_of
+    >>> entry = Entry(mapping_of(Place("dataset", Dataset)))
+    """
+    return dict[str, Annotated[Any, place]]
+
+
+def describes_several(value: Any, place: Place) -> bool:
+    """Whether a mapping has several objects under names, rather than one with a `kind`."""
+    if not place.several or not isinstance(value, dict) or KIND in value:
+        return False
+    children = [value[name] for name in names_of(value, place)]
+    is_described = any(isinstance(child, dict) and KIND in child for child in children)
+    return is_described and all(isinstance(child, dict | str) for child in children)
+
+
+def names_of(value: Mapping[Any, Any], place: Place) -> list[Any]:
+    """The names of the objects in a mapping that describes several."""
+    return [name for name in value if name not in place.also]
+
 
 ANYTHING: tuple[type, ...] = (
     nn.Module,

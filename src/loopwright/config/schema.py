@@ -13,8 +13,20 @@ from typing import Any
 from .arguments import EMPTY, Argument, arguments_of, fields_of, is_model, is_open, model_in
 from .compose import DEFAULTS, Config
 from .hints import json_of
-from .kinds import ANYTHING, beside, fits, is_accepted, resolve_kind, short_names
-from .places import KIND, Entry, Place, Schema, mapping_of, one_of_kind
+from .kinds import (
+    ANYTHING,
+    KIND,
+    Entry,
+    Place,
+    Schema,
+    beside,
+    fits,
+    is_accepted,
+    mapping_of,
+    one_of_kind,
+    resolve_kind,
+    short_names,
+)
 from .validate import ConfigValidation
 
 ARGUMENT = re.compile(
@@ -241,13 +253,13 @@ class SchemaWriter:
         model = (
             target
             if is_model(target)
-            else model_in(arguments.model.hint)
+            else model_in(arguments.items[arguments.model].hint)
             if arguments.model is not None
             else None
         )
         if model is not None:
             if arguments.model is not None:
-                items.pop(arguments.model.name, None)
+                items.pop(arguments.model, None)
             items = {**({} if is_model(target) else items), **fields_of(model)}
             about = {
                 name: info.description

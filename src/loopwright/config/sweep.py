@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..run.changes import short_keys
-from .compose import Config, escaped, finish, parse_overrides, read_root
-from .overrides import RANGE, Override, parse_range
-from .places import Entry, Schema
+from .compose import Config, Override, escaped, finish, parse_overrides, parse_range, read_root
+from .kinds import Entry, Schema
 from .tree import COMMAND_LINE, ConfigError, Node, Problem, collecting, to_node
 from .validate import ConfigValidation
 from .yaml import plain_text
@@ -158,14 +157,14 @@ def _read_values(node: Node, key: str) -> Sequence[Any] | Interval:
         return list(node.plain())
     if isinstance(node.value, dict):
         return _read_interval(node, key)
-    match = RANGE.fullmatch(node.value.strip()) if isinstance(node.value, str) else None
-    if match is None:
+    try:
+        numbers = parse_range(node.value) if isinstance(node.value, str) else None
+    except ValueError as error:
+        raise node.error(key, str(error)) from None
+    if numbers is None:
         expected = "a list of values, range(...), or {low: ..., high: ...}"
         raise node.error(key, f"is {node.shown()}; expected {expected}.")
-    try:
-        return parse_range(match[1])
-    except ConfigError as error:
-        raise node.error(key, error.problems[0].message) from None
+    return numbers
 
 
 def _read_interval(node: Node, key: str) -> Interval:

@@ -1,52 +1,65 @@
-"""Checking a config as a whole, and building its objects: pydantic checks values, this module keys
-and kinds."""
+"""Checking a config as a whole, and building its objects."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections import abc
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Optional, TypeVar
+from typing import Any, Optional, TypeVar, get_args, is_typeddict
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ValidationError
 from torch import nn
 
 from ..text import near_names, nearest
 from .arguments import (
     EMPTY,
     Argument,
+    Arguments,
     arguments_of,
+    checker_of,
     fields_of,
     holds_mappings,
     is_model,
     is_open,
     model_in,
-    model_mistakes,
     needs_building,
 )
 from .compose import Config
-from .hints import WRONG_VALUE, describe, leaf, mistake, moved, strip, typed, wrong_value
-from .kinds import RefusedError, beside, check_class, resolve_kind
-from .places import (
+from .hints import (
+    CONTAINERS,
+    SCALARS,
+    choices_of,
+    class_of,
+    describe,
+    dtypes,
+    is_unknown,
+    options_of,
+    schema_of,
+    strip,
+)
+from .kinds import (
+    ANYTHING,
     KIND,
-    Builder,
-    Called,
     Entry,
-    Modelled,
     Place,
+    RefusedError,
     Schema,
+    beside,
+    check_class,
     describes_several,
+    fits,
+    is_class,
     names_of,
     one_of_kind,
     public_name,
+    resolve_kind,
 )
 from .tree import ConfigError, Node, Problem, child_of, join_key, to_node
 from .yaml import read_file
 
-Mistakes = list[InitErrorDetails]
 HERE = "config"
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -108,7 +121,12 @@ def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> An
         return Builder(given, place.name).make(recipe, root, key)
 
 
-def load_model(source: str | os.PathLike[str] | Mapping[str, Any], model: type[Model]) -> Model:
+def load_model(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    model: type[Model],
+    *,
+    under: str | None = None,
+) -> Model:
     """Read a YAML or JSON file, or a mapping, into a pydantic model.
 
     For an interface whose settings are one model: unknown settings with the nearest known ones,
@@ -117,6 +135,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any], model: type[M
     Args:
         source: The path of a file, or the values by name.
         model: The pydantic model.
+        under: A key under which all settings may stand.
 
     >>> from pydantic import BaseModel
     >>> from loopwright.config import load_model
@@ -136,6 +155,8 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any], model: type[M
         if isinstance(source, Mapping)
         else read_file(Path(source))
     )
+    if under is not None and set(root.value) == {under}:
+        root = root.value[under]
     recipe, problems = ConfigValidation(None).check(root, model, "")
     if problems:
         raise ConfigError(problems)
@@ -143,9 +164,30 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any], model: type[M
     return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Modelled:
+    """A pydantic model with the values of its fields, which it checks once more when objects among
+    them are built."""
+
+    model: type[BaseModel]
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Called:
+    """A call of a class with checked values; `given` are the names of the arguments that the
+    program supplies when it builds."""
+
+    target: Callable[..., Any]
+    kind: str
+    values: Mapping[str, Any]
+    arguments: Arguments
+    given: Collection[str]
+
+
 @dataclass
 class ConfigValidation:
-    """One check of a config, which is the context of pydantic's validators.
+    """One check of a config: each value is read by the hint of its key, and mistakes are collected.
 
     kinds: which kind was named in which place.
     outer: the outermost place that is being checked; objects of the same kind inside it are given
@@ -155,107 +197,246 @@ class ConfigValidation:
     folder: Path | None
     kinds: list[tuple[Place, str]] = field(default_factory=list)
     outer: Place | None = None
+    problems: list[Problem] = field(default_factory=list)
 
     def check(self, node: Node, hint: Any, key: str) -> tuple[Any, list[Problem]]:
         """What a node is by a hint, with recipes for its objects; and every mistake in it."""
+        with beside(self.folder):
+            found = self.read(node, hint, key)
+        return found, list(dict.fromkeys(self.problems))
+
+    def add(self, node: Node, key: str, message: str) -> None:
+        self.problems.append(node.problem(key, message))
+
+    def wrong(self, node: Node, key: str, hint: Any, near: Iterable[str] = ()) -> None:
+        """A value that is not what a hint asks for, with the names that may have been meant."""
+        message = f"is {node.shown()}; expected {describe(hint)}."
+        names = list(near)
+        if names:
+            message += f" Did you mean {' or '.join(names)}?"
+        self.add(node, key, message)
+
+    def read(self, node: Node, hint: Any, key: str, name: str = "") -> Any:
+        """The value that a hint asks for; None where there is a mistake.
+
+        name: what an object is called in messages, where its class does not say.
+        """
+        if isinstance(hint, Schema):
+            return self.schema(node, hint, key)
+        hint, place = strip(hint)
+        if place is not None:
+            return self.placed(node, place, key)
+        if options_of(hint):
+            return self.union(node, hint, key, name)
+        if is_unknown(hint):
+            return self.anything(node, key, name)
+        if choices_of(hint) is not None:
+            return self.choice(node, hint, key)
+        found = class_of(hint)
+        if found in SCALARS:
+            return self.scalar(node, hint, key)
+        if found in CONTAINERS:
+            return self.container(node, hint, key)
+        if found is None or (found.__module__ == "builtins" and found is not type):
+            return self.wrong(node, key, hint)
+        if is_typeddict(found):
+            return self.schema(node, schema_of(found), key)
+        if found is type:
+            return self.named_class(node, hint, key, name)
+        if found is abc.Callable:
+            return self.called(node, key, name)
+        if isinstance(node.value, dict) or (isinstance(node.value, str) and fits(found, ANYTHING)):
+            default = None if found in ANYTHING else found
+            return self.placed(node, Place(name or found.__name__, found), key, default)
+        return self.wrong(node, key, found)
+
+    def scalar(self, node: Node, hint: Any, key: str) -> Any:
         try:
-            with beside(self.folder):
-                return self.value(node.plain(), hint), []
-        except ValidationError as error:
-            problems = [problem_of(item, node, key) for item in error.errors(include_url=False)]
-            return None, list(dict.fromkeys(problems))
+            return SCALARS[class_of(hint)][0](node.plain())
+        except (TypeError, ValueError, OverflowError, RuntimeError, LookupError, AttributeError):
+            is_dtype = class_of(hint) is not None and describe(hint).startswith("a dtype")
+            names = (
+                near_names(node.value, dtypes()) if is_dtype and isinstance(node.value, str) else ()
+            )
+            self.wrong(node, key, hint, names)
 
-    def value(self, value: Any, hint: Any, name: str = "") -> Any:
-        """The value that a hint asks for; raises pydantic's ValidationError."""
-        return TypeAdapter(typed(hint, name)).validate_python(value, context=self)
+    def choice(self, node: Node, hint: Any, key: str) -> Any:
+        """One of several values; a member of an enum by its name or its value."""
+        choices = choices_of(hint) or {}
+        value = node.value
+        for name, option in choices.items():
+            content = getattr(option, "value", option)
+            is_content = type(content) is type(value) and content == value
+            if is_content or (name is not option and value == name):
+                return option
+        texts = [name for name in choices if isinstance(name, str)]
+        near = near_names(value, texts) if isinstance(value, str) else ()
+        return self.wrong(node, key, hint, near)
 
-    def keys(self, value: Mapping[Any, Any], hints: Mapping[Any, Any]) -> dict[Any, Any]:
-        """The values of a mapping by their hints; raises pydantic's ValidationError."""
-        found, mistakes = self.try_keys(value, hints)
-        return found if not mistakes else fail(mistakes)
+    def union(self, node: Node, hint: Any, key: str, name: str) -> Any:
+        """The first alternative that fits, those that keep the value's type before others; where
+        none does, the mistakes inside of the one that fits best."""
+        exact = type(node.value)
+        order = [str, bool, int, float, type(None), dict, list]
+        tries = []
+        for option in sorted(
+            options_of(hint),
+            key=lambda option: (
+                class_of(option) is not exact,
+                order.index(class_of(option)) if class_of(option) in order else len(order),
+            ),
+        ):
+            trial = ConfigValidation(self.folder, outer=self.outer)
+            value = trial.read(node, option, key, name)
+            if not trial.problems:
+                self.kinds += trial.kinds
+                return value
+            if any(problem.key != key for problem in trial.problems):
+                tries.append(trial)
+        if not tries:
+            return self.wrong(node, key, hint)
+        best = min(tries, key=lambda trial: len(trial.problems))
+        self.problems += best.problems
+        self.kinds += best.kinds
+        return None
 
-    def try_keys(
-        self, value: Mapping[Any, Any], hints: Mapping[Any, Any]
-    ) -> tuple[dict[Any, Any], Mistakes]:
-        """The values of a mapping by their hints, and what is wrong with the others; a mistake may
-        stand for a hint."""
-        found: dict[Any, Any] = {}
-        mistakes: Mistakes = []
-        for name, hint in hints.items():
-            if isinstance(hint, PydanticCustomError):
-                mistakes.append(InitErrorDetails(type=hint, loc=(name,), input=None))
-                continue
-            try:
-                found[name] = TypeAdapter(hint).validate_python(value[name], context=self)
-            except ValidationError as error:
-                mistakes += moved(error, name)
-        return found, mistakes
+    def container(self, node: Node, hint: Any, key: str) -> Any:
+        kind = CONTAINERS[class_of(hint)]
+        inner = get_args(hint) or (Any, Any if kind is dict else Ellipsis)
+        if kind is dict:
+            if not isinstance(node.value, dict):
+                return self.wrong(node, key, hint)
+            plain, place = strip(inner[1])
+            if is_unknown(plain) and place is None:
+                return node.plain()  # `kind` and all
+            found = {}
+            for name, child in node.children():
+                path = join_key(key, name)
+                own = self.read(Node(name, child.file, child.line), inner[0], path)
+                found[own] = self.read(child, inner[1], path)
+            return found
+        is_fixed = kind is tuple and inner[-1] is not Ellipsis
+        if not isinstance(node.value, list) or (is_fixed and len(inner) != len(node.value)):
+            return self.wrong(node, key, hint)
+        hints = inner if is_fixed else [inner[0]] * len(node.value)
+        items = zip(node.children(), hints, strict=True)
+        return kind([self.read(child, part, join_key(key, i)) for (i, child), part in items])
 
-    def schema(self, value: Any, schema: Schema) -> dict[Any, Any]:
-        """A mapping with known keys."""
-        entries = schema.entries
-        if not isinstance(value, dict):
-            raise wrong_value(f"expected a mapping with {', '.join(entries)}.")
-        unknown = [str(name) for name in value if name not in entries]
-        hints = {
-            name: typed(entries[name].accepts, name)
-            if name in entries
-            else mistake(f"unknown key; {nearest(str(name), entries)}")
-            for name in value
+    def anything(self, node: Node, key: str, name: str) -> Any:
+        """An argument that says nothing of its type: data as it is, and objects of the kinds that
+        are known here."""
+        if isinstance(node.value, list):
+            return [self.read(child, Any, join_key(key, i)) for i, child in node.children()]
+        if not isinstance(node.value, dict):
+            return node.value
+        if KIND in node.value:
+            return self.placed(node, Place(name or "object", ANYTHING), key)
+        return {
+            each: self.read(child, Any, join_key(key, each), str(each))
+            for each, child in node.children()
         }
-        for name, entry in entries.items():
-            is_misspelt = any(near_names(other, [name], cutoff=0.6) for other in unknown)
-            if entry.required and name not in value and not is_misspelt:
-                hints[name] = missing(entry)
-        return self.keys(value, hints)
 
-    def placed(self, value: Any, place: Place, default: type | None = None) -> Any:
-        """An object that is described by its `kind` and arguments, or several by their names where
-        that may be."""
-        if not describes_several(value, place):
-            return self.object(value, place, default)
-        names = names_of(value, place)
-        one = leaf(lambda item, info: info.context.object(item, place))
-        return self.keys(
-            value,
-            {
-                name: one
-                if name in names
-                else mistake(
-                    f"is next to several objects ({', '.join(map(str, names))}): put one into "
-                    f"each of them, or one {name} for all of them at the top of the file."
-                )
-                for name in value
-            },
+    def called(self, node: Node, key: str, name: str) -> Any:
+        """A function cannot be named in a file; an object that can be called may be described."""
+        if isinstance(node.value, dict):
+            return self.placed(node, Place(name or "object", ANYTHING), key)
+        return self.add(
+            node,
+            key,
+            f"is {node.shown()}; a function cannot be named in a file: describe a module that is "
+            "called instead, such as {kind: torch.nn.GELU}.",
         )
 
-    def object(self, value: Any, place: Place, default: type | None = None) -> Any:
+    def named_class(self, node: Node, hint: Any, key: str, name: str) -> Any:
+        """A class as a value: named by its path, and handed over without being called here."""
+        wanted = strip(next(iter(get_args(hint)), Any))[0]
+        bases = (wanted,) if is_class(wanted) and wanted is not object else ANYTHING
+        if not isinstance(node.value, str):
+            return self.wrong(node, key, hint)
+        try:
+            return resolve_kind(node.value, Place(name or "object", bases), self.folder)
+        except RefusedError as error:
+            return self.add(node, key, str(error))
+
+    def schema(self, node: Node, schema: Schema, key: str) -> dict[Any, Any]:
+        """A mapping with known keys."""
+        entries = schema.entries
+        found: dict[Any, Any] = {}
+        if not isinstance(node.value, dict):
+            self.wrong(node, key, schema)
+            return found
+        unknown = [str(name) for name in node.value if name not in entries]
+        for name, child in node.children():
+            path = join_key(key, name)
+            if name in entries:
+                found[name] = self.read(child, entries[name].accepts, path, str(name))  # type: ignore[index]
+            else:
+                self.add(child, path, f"unknown key; {nearest(str(name), entries)}")
+        for name, entry in entries.items():
+            is_misspelt = any(near_names(other, [name], cutoff=0.6) for other in unknown)
+            if entry.required and name not in node.value and not is_misspelt:
+                self.add(node, join_key(key, name), missing(entry))
+        return found
+
+    def placed(self, node: Node, place: Place, key: str, default: type | None = None) -> Any:
+        """An object that is described by its `kind` and arguments, or several by their names where
+        that may be."""
+        if not describes_several(node.plain(), place):
+            return self.object(node, place, key, default)
+        names = names_of(node.value, place)
+        found = {}
+        for name, child in node.children():
+            path = join_key(key, name)
+            if name in names:
+                found[name] = self.object(child, place, path)
+            else:
+                self.add(
+                    child,
+                    path,
+                    f"is next to several objects ({', '.join(map(str, names))}): put one into "
+                    f"each of them, or one {name} for all of them at the top of the file.",
+                )
+        return found
+
+    def object(self, node: Node, place: Place, key: str, default: type | None = None) -> Any:
         """The recipe for one object; a bare `kind` as text stands for a mapping with nothing else
         in it."""
-        value = {KIND: value} if isinstance(value, str) else value
-        if not isinstance(value, dict):
-            raise wrong_value(f"expected a mapping with `kind:` (a {place.wanted}).")
-        value = {str(name): item for name, item in value.items()}
+        if isinstance(node.value, str):
+            children = {KIND: node}
+        elif isinstance(node.value, dict):
+            children = {str(name): child for name, child in node.children()}
+        else:
+            return self.wrong(node, key, one_of_kind(place))
+        for name, entry in place.also.items():  # null is the same as leaving one out
+            child = children.get(name)
+            if child is None and entry.required:
+                self.add(node, join_key(key, name), missing(entry))
+            elif child is not None and (child.value is not None or entry.required):
+                self.read(child, entry.accepts, join_key(key, name), name)
         try:
-            target = self.target(value, place, default)
+            target = self.target(children, place, default)
         except RefusedError as error:
-            return self.keys(value, {KIND: mistake(str(error)), **also_hints(value, place)})
-        if KIND in value:
-            self.kinds.append((place, value[KIND]))
-        outer = self.outer
-        self.outer = self.outer or place
+            return self.add(children.get(KIND, node), join_key(key, KIND), str(error))
+        if KIND in children:
+            self.kinds.append((place, children[KIND].value))
+        outer = self.outer or place
+        # a scheduler inside a scheduler is given the same optimizer
+        is_same_kind = outer is not place and set(place.bases) & set(outer.bases)
+        given = place.given or (outer.given if is_same_kind else ())
+        before = self.outer
+        self.outer = outer
         try:
-            return ObjectCheck(self, value, place, target, given_in(place, outer or place)).recipe()
+            return ObjectCheck(self, node, key, children, place, target, given).recipe()
         finally:
-            self.outer = outer
+            self.outer = before
 
     def target(
-        self, value: Mapping[str, Any], place: Place, default: type | None
+        self, children: Mapping[str, Node], place: Place, default: type | None
     ) -> Callable[..., Any]:
         """The class that is called, which is found and not imported from anywhere that it must not
         be."""
-        if KIND in value:
-            return resolve_kind(value[KIND], place, self.folder)
+        if KIND in children:
+            return resolve_kind(children[KIND].plain(), place, self.folder)
         if default is not None:
             path = public_name(default)
             if default.__module__.split(".")[0] in sys.stdlib_module_names:
@@ -264,29 +445,15 @@ class ConfigValidation:
             return default
         if place.default is not None:
             return resolve_kind(place.default, place, self.folder)
-        near = near_names(KIND, list(value), cutoff=0.7)
+        near = near_names(KIND, list(children), cutoff=0.7)
         hint = f"; is {near[0]} meant to be kind?" if near else "."
         raise RefusedError(
             f"is missing: name the class of the {place.name}, a {place.wanted}{hint}"
         )
 
 
-def given_in(place: Place, outer: Place) -> set[str]:
-    """The arguments that the program supplies; a scheduler inside a scheduler is given the same
-    optimizer."""
-    is_same_kind = outer is not place and not place.given and set(place.bases) & set(outer.bases)
-    return set(outer.given if is_same_kind else place.given)
-
-
-def also_hints(value: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """The keys that the program reads itself; null is the same as leaving one out."""
-    hints: dict[str, Any] = {}
-    for name, entry in place.also.items():
-        if name not in value and entry.required:
-            hints[name] = missing(entry)
-        elif name in value and (value[name] is not None or entry.required):
-            hints[name] = typed(entry.accepts, name)
-    return hints
+def missing(entry: Entry) -> str:
+    return f"is missing: {entry.description}" if entry.description else "is missing."
 
 
 @dataclass
@@ -297,122 +464,138 @@ class ObjectCheck:
     """
 
     validation: ConfigValidation
-    value: Mapping[str, Any]
+    node: Node
+    key: str
+    children: Mapping[str, Node]
     place: Place
     target: Callable[..., Any]
-    given: set[str]
+    given: Collection[str]
     suspects: set[str] = field(default_factory=set)
 
     @property
     def kind(self) -> str:
-        return str(self.value.get(KIND, getattr(self.target, "__qualname__", self.target)))
+        if KIND in self.children:
+            return str(self.children[KIND].value)
+        return str(getattr(self.target, "__qualname__", self.target))
 
     def recipe(self) -> Called | Modelled:
-        _, wrong = self.validation.try_keys(self.value, also_hints(self.value, self.place))
-        children = {
-            name: item for name, item in self.value.items() if name not in {KIND, *self.place.also}
-        }
-        recipe, mistakes = (
-            self.model(self.target, children) if is_model(self.target) else self.call(children)
-        )
-        return recipe if not wrong + mistakes else fail(wrong + mistakes)
+        skipped = {KIND, *self.place.also}
+        children = {name: child for name, child in self.children.items() if name not in skipped}
+        if is_model(self.target):
+            return self.model(self.target, children)
+        return self.call(children)
 
-    def call(self, children: Mapping[str, Any]) -> tuple[Called, Mistakes]:
+    def call(self, children: Mapping[str, Node]) -> Called:
         arguments = arguments_of(self.target)
         items = {name: item for name, item in arguments.items.items() if name not in self.given}
-        parts: dict[str, Any] = {}
-        mistakes: Mistakes = []
-        model = arguments.model
-        if model is not None and model.name not in children and model.name not in self.given:
-            del items[model.name]
-            found: Any = model_in(model.hint)
+        values: dict[str, Any] = {}
+        if arguments.model is not None and arguments.model in items.keys() - children.keys():
+            model: Any = model_in(items.pop(arguments.model).hint)
+            own = fields_of(model)
             rest = {
-                name: item
-                for name, item in children.items()
-                if name not in items or name in fields_of(found)
+                name: child for name, child in children.items() if name not in items or name in own
             }
-            parts[model.name], mistakes = self.model(found, rest, others=items)
-            children = {name: item for name, item in children.items() if name not in rest}
-        values, wrong = self.arguments(items, children, is_open=arguments.is_open)
-        takes = frozenset(name for name in self.given if arguments.takes(name))
-        needed = frozenset(
-            name for name in takes if name in arguments.items and arguments.items[name].is_required
-        )
-        positional = [
-            name for name, item in items.items() if item.is_positional and not item.is_variadic
-        ]
-        variadic = next((name for name, item in items.items() if item.is_variadic), None)
-        recipe = Called(
-            self.target, self.kind, {**parts, **values}, takes, needed, positional, variadic
-        )
-        return recipe, mistakes + wrong
-
-    def arguments(
-        self, items: Mapping[str, Argument], children: Mapping[str, Any], *, is_open: bool
-    ) -> tuple[dict[str, Any], Mistakes]:
-        """The value of each argument, with unknown and missing ones among the mistakes."""
-        hints = {
-            name: typed(accepted(items[name]), name)
-            if name in items
-            else self.unknown(name, items, children, is_open=is_open) or typed(Any, name)
-            for name in children
-        }
+            values[arguments.model] = self.model(model, rest, others=items)
+            children = {name: child for name, child in children.items() if name not in rest}
+        for name in children:
+            if name in items:
+                values[name] = self.read(name, accepted(items[name]))
+            elif not self.is_unknown(name, items, is_open=arguments.is_open):
+                values[name] = self.read(name, Any)
         for name, item in items.items():
             if item.is_required and name not in children and name not in self.suspects:
-                words = (
-                    f"is missing: {self.kind} takes it, {describe(item.hint)}, and it has no "
-                    "default."
-                )
-                hints[name] = mistake(words)
-        return self.validation.try_keys(children, hints)
+                words = f"{self.kind} takes it, {describe(item.hint)}, and it has no default."
+                self.add(self.node, name, f"is missing: {words}")
+        return Called(self.target, self.kind, values, arguments, self.given)
 
-    def unknown(
-        self, name: str, known: Iterable[str], present: Iterable[str], *, is_open: bool
-    ) -> PydanticCustomError | None:
-        """The mistake of a key that is not an argument; where any key is accepted, of a misspelt
-        argument."""
+    def add(self, node: Node, name: str, message: str) -> None:
+        self.validation.add(node, join_key(self.key, name), message)
+
+    def read(self, name: str, hint: Any) -> Any:
+        return self.validation.read(self.children[name], hint, join_key(self.key, name), name)
+
+    def is_unknown(self, name: str, known: Iterable[str], *, is_open: bool) -> bool:
+        """Whether a key that is not an argument is a mistake; where any key is accepted, whether it
+        is a misspelt argument."""
+        child = self.children[name]
         if name in self.given:
-            return mistake("is supplied by the program: leave it out.")
+            self.add(child, name, "is supplied by the program: leave it out.")
+            return True
         names = [*known, *self.place.also]
-        absent = [other for other in names if other not in present and other not in self.value]
+        absent = [other for other in names if other not in self.children]
         near = near_names(name, absent, cutoff=0.8 if is_open else 0.6)
         if is_open and not near:
-            return None
+            return False
         self.suspects |= set(near)
         what = "unknown key" if is_open else f"unknown key; {self.kind} takes no such argument"
-        return mistake(f"{what}; {nearest(name, absent if near else names)}")
+        self.add(child, name, f"{what}; {nearest(name, absent if near else names)}")
+        return True
 
     def model(
-        self, model: Any, children: Mapping[str, Any], others: Iterable[str] = ()
-    ) -> tuple[Modelled, Mistakes]:
+        self, model: Any, children: Mapping[str, Node], others: Iterable[str] = ()
+    ) -> Modelled:
         """The fields of a pydantic model, which checks them itself; objects and nested keys among
         them are ours."""
         known = fields_of(model)
-        hints: dict[str, Any] = {}
-        for name in children:
+        values: dict[str, Any] = {}
+        wrong = set()
+        for name, child in children.items():
             if name not in known:
-                hints[name] = (
-                    self.unknown(name, [*known, *others], children, is_open=is_open(model)) or Any
-                )
-            elif needs_building(known[name].hint) or holds_mappings(known[name].hint):
-                hints[name] = typed(accepted(known[name]), name)
-        found, mistakes = self.validation.try_keys(children, hints)
-        wrong = {item["loc"][0] for item in mistakes} & known.keys()
-        values = {name: item for name, item in children.items() if name in known or name in found}
-        values |= {
-            name: found.get(name)
-            for name in hints
-            if name in known and needs_building(known[name].hint)
-        }
-        if KIND in known and KIND in self.value:
-            values[KIND] = self.value[KIND]
-        for item in model_mistakes(model, values, self.value):
-            is_repeated = (
-                item["loc"][0] in wrong | self.suspects if item["loc"] else wrong or self.suspects
-            )
-            if not is_repeated:
-                mistakes.append(item)
-        return Modelled(model, values), mistakes
+                if not self.is_unknown(name, [*known, *others], is_open=is_open(model)):
+                    values[name] = child.plain()
+                continue
+            values[name] = child.plain()
+            hint = known[name].hint
+            builds = needs_building(hint)
+            if builds or holds_mappings(hint):
+                before = len(self.validation.problems)
+                found = self.read(name, accepted(known[name]))
+                if len(self.validation.problems) > before:
+                    wrong.add(name)
+                if builds:
+                    values[name] = found
+        if KIND in known and KIND in self.children:
+            values[KIND] = self.children[KIND].plain()
+        self.ask_model(model, values, wrong | self.suspects)
+        return Modelled(model, values)
+
+    def ask_model(self, model: Any, values: Mapping[str, Any], reported: set[str]) -> None:
+        """What a model says about the values of its fields, but for those that are known to be
+        wrong and those that are not built yet."""
+        unbuilt = {name for name, value in values.items() if has_recipe(value)}
+        try:
+            checker_of(model).model_validate(values)
+        except ValidationError as error:
+            for item in error.errors(include_url=False):
+                location = item["loc"]
+                is_known = location[0] in reported | unbuilt if location else bool(reported)
+                if not is_known:
+                    self.add_pydantic(item)
+        except Exception as error:
+            # A validator that looks into an object cannot run before there is one; it will when
+            # the model is built.
+            if not unbuilt:
+                self.validation.add(self.node, self.key, f"{type(error).__name__}: {error}")
+
+    def add_pydantic(self, item: Any) -> None:
+        """A mistake in pydantic's words, at its place in the file: without names for the
+        alternatives of a union."""
+        node = self.node
+        key = self.key
+        for part in item["loc"]:
+            child = child_of(node, str(part))
+            if child is not None:
+                node = child
+                key = join_key(key, part)
+        if item["type"] == "missing":
+            key = join_key(key, item["loc"][-1])
+            self.validation.add(node, key, "is missing, and has no default.")
+            return
+        text = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        text = f"{text.rstrip('.')}."
+        if item["loc"]:
+            text = f"is {node.shown()}; {text[:1].lower()}{text[1:]}"
+        self.validation.add(node, key, text)
 
 
 def accepted(item: Argument) -> Any:
@@ -420,34 +603,74 @@ def accepted(item: Argument) -> Any:
     says."""
     hint = Any if item.hint is EMPTY else item.hint
     plain, place = strip(hint)
-    if plain is Any and place is None and isinstance(item.default, nn.Module):
-        return nn.Module  # an argument without annotation whose default is a layer takes layers
-    if item.default is None and (place is not None or plain is not Any):
-        return Optional[hint]  # noqa: UP045 - a hint may be a string that `|` does not take
-    return hint
+    if plain is Any and place is None:
+        # an argument without annotation whose default is a layer takes layers
+        return nn.Module if isinstance(item.default, nn.Module) else hint
+    # a hint may be a string that `|` does not take
+    return Optional[hint] if item.default is None else hint  # noqa: UP045
 
 
-def missing(entry: Entry) -> PydanticCustomError:
-    return mistake(f"is missing{f': {entry.description}' if entry.description else '.'}")
+def has_recipe(value: Any) -> bool:
+    """Whether there is an object in a value that is not built yet."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set):
+        return any(has_recipe(item) for item in value)
+    return isinstance(value, Called | Modelled)
 
 
-def fail(mistakes: Mistakes) -> NoReturn:
-    raise ValidationError.from_exception_data("config", mistakes)
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """Builds the objects in a checked value of this name; `given` are the arguments that the
+    program supplies."""
 
+    given: Mapping[str, Any]
+    name: str
 
-def problem_of(item: Any, node: Node, key: str) -> Problem:
-    """A mistake with its line: that of the value at its location, or of the mapping where it is
-    missing."""
-    for before, part in zip((None, *item["loc"]), item["loc"], strict=False):
-        if part == "[key]":  # pydantic's word for a mistake in a key itself
-            node = Node(before, node.file, node.line)
-        else:
-            node = child_of(node, str(part)) or node
-            key = join_key(key, part)
-    text = item["ctx"]["text"]
-    return Problem(
-        node.file,
-        node.line,
-        key,
-        f"is {node.shown()}; {text}" if item["type"] == WRONG_VALUE else text,
-    )
+    def make(self, value: Any, node: Node, key: str) -> Any:
+        """The value with its recipes carried out; the node is the part of the config that it was
+        made of."""
+        if isinstance(value, Called):
+            return self.call(value, node, key)
+        if isinstance(value, Modelled):
+            return self.model(value, node, key)
+        if type(value) in (list, tuple, set, frozenset):
+            return type(value)(self.parts(dict(enumerate(value)), node, key).values())
+        return self.parts(value, node, key) if type(value) is dict else value
+
+    def parts(self, values: Mapping[Any, Any], node: Node, key: str) -> dict[Any, Any]:
+        """What is made of each value, with the child of the node that has its name, if there is
+        one."""
+        made = {}
+        for name, value in values.items():
+            child = child_of(node, str(name))
+            path = key if child is None else join_key(key, name)
+            made[name] = self.make(value, child or node, path)
+        return made
+
+    def call(self, recipe: Called, node: Node, key: str) -> Any:
+        label = f"{key or self.name} (kind: {recipe.kind})"
+        items = recipe.arguments.items
+        supplied = {}
+        for name in recipe.given:
+            if name in self.given and recipe.arguments.takes(name):
+                supplied[name] = self.given[name]
+            elif name in items and items[name].is_required:
+                raise TypeError(f"{label}: the program must supply {name}, but did not.")
+        keywords = self.parts(recipe.values, node, key)
+        positional: list[Any] = []
+        for name, item in items.items():
+            if item.is_positional and name in keywords:
+                value = keywords.pop(name)
+                positional += value if item.is_variadic else [value]
+        try:
+            return recipe.target(*positional, **keywords, **supplied)
+        except Exception as error:
+            error.add_note(f"raised while {label} was built")
+            raise
+
+    def model(self, recipe: Modelled, node: Node, key: str) -> BaseModel:
+        try:
+            return recipe.model.model_validate(self.parts(recipe.fields, node, key))
+        except ValidationError as error:
+            raise ConfigError(node.problem(key, item["msg"]) for item in error.errors()) from None

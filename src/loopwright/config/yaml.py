@@ -22,12 +22,6 @@ FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 MERGE = "<<"
 PLAIN = "plain"
-TYPES: dict[str, type[Any]] = {
-    f"{TAG}int": int,
-    f"{TAG}float": float,
-    f"{TAG}bool": bool,
-    f"{TAG}null": type(None),
-}
 STRING = f"{TAG}str"
 SIMPLE = re.compile(r"[A-Za-z_./][-A-Za-z0-9_./+=@ ]*[-A-Za-z0-9_./+=@]|[A-Za-z_./]")
 
@@ -144,7 +138,7 @@ class Reader:
             return [
                 self.node(child, join_key(key, index)) for index, child in enumerate(node.value)
             ]
-        if isinstance(node, yaml.ScalarNode) and (tag in TYPES or tag in (PLAIN, STRING)):
+        if isinstance(node, yaml.ScalarNode) and tag in (PLAIN, STRING):
             return self.scalar(node, key)
         self.add(node, key, f"has the tag {tag.replace(TAG, '!!')}: a config contains only data.")
         return None
@@ -157,13 +151,10 @@ class Reader:
         if node.tag == STRING:
             return text
         try:
-            value = parse_scalar(text)
+            return parse_scalar(text)
         except ValueError:
             self.add(node, key, "is a number with more digits than can be read.")
             return None
-        if node.tag != PLAIN and type(value) is not TYPES[node.tag]:
-            self.add(node, key, f"{text!r} does not match its tag {node.tag.replace(TAG, '!!')}.")
-        return value
 
     def mapping(self, node: yaml.MappingNode, key: str) -> dict[Key, Node]:
         own: dict[Key, Node] = {}
@@ -189,7 +180,7 @@ class Reader:
         """A key as text or a whole number; the words that YAML reads as other things are refused as
         keys."""
         value: Scalar = None
-        if isinstance(node, yaml.ScalarNode) and node.tag in (PLAIN, STRING, f"{TAG}int"):
+        if isinstance(node, yaml.ScalarNode) and node.tag in (PLAIN, STRING):
             value = self.scalar(node, above)
         if isinstance(value, bool) or not isinstance(value, str | int):
             shown = repr(node.value) if isinstance(node, yaml.ScalarNode) else "that is no text"
@@ -236,62 +227,50 @@ def parse_scalar(text: str) -> Scalar:
 
 
 class TextDumper(yaml.SafeDumper):
-    """PyYAML's writer without its rules for plain scalars, so that this module decides what is
-    quoted."""
+    """PyYAML's writer, which quotes what YAML 1.1 does not take as text; here also what YAML 1.2
+    does not."""
 
-    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        if kind is yaml.ScalarNode:
-            return STRING
-        return f"{TAG}seq" if kind is yaml.SequenceNode else f"{TAG}map"
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         """Indents the items of a list below their key."""
         super().increase_indent(flow, False)
 
+    def text(self, text: str) -> yaml.Node:
+        is_plain = SIMPLE.fullmatch(text) and isinstance(parse_scalar(text), str)
+        return self.represent_scalar(STRING, text, style=None if is_plain else '"')
+
+    def list(self, items: list[Any]) -> yaml.Node:
+        is_flat = len(items) <= 8 and not any(isinstance(item, dict | list) for item in items)
+        return self.represent_sequence(f"{TAG}seq", items, flow_style=is_flat)
+
+
+TextDumper.add_representer(str, TextDumper.text)
+TextDumper.add_representer(list, TextDumper.list)
+
 
 def write_yaml(root: Node) -> str:
     """A document with the same values; whatever hides its value is written as its source."""
-    return str(yaml.serialize(graph(root), Dumper=TextDumper, allow_unicode=True, width=120))
+    written = _written(root)
+    return yaml.dump(
+        written,
+        Dumper=TextDumper,
+        default_flow_style=False,
+        sort_keys=False,
+        allow_unicode=True,
+        width=120,
+    )
 
 
-def graph(node: Node) -> yaml.Node:
-    """The node as PyYAML's writer takes it."""
+def _written(node: Node) -> Any:
     if node.source is not None:
-        return text_node(node.source, is_key=False)
+        return node.source
     if isinstance(node.value, dict):
-        pairs = [(key_node(key), graph(child)) for key, child in node.value.items()]
-        return yaml.MappingNode(f"{TAG}map", pairs, flow_style=not pairs)
+        return {key: _written(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
-        items = [graph(child) for child in node.value]
-        is_flat = all(isinstance(item, yaml.ScalarNode) for item in items) and len(items) <= 8
-        return yaml.SequenceNode(f"{TAG}seq", items, flow_style=is_flat)
-    if isinstance(node.value, str):
-        return text_node(node.value.replace("${", "$${"), is_key=False)
-    return yaml.ScalarNode(STRING, plain_text(node.value))
-
-
-def key_node(key: Key) -> yaml.Node:
-    return (
-        text_node(key, is_key=True) if isinstance(key, str) else yaml.ScalarNode(STRING, str(key))
-    )
-
-
-def text_node(text: str, *, is_key: bool) -> yaml.Node:
-    """Text without quotes where every reader of YAML, old or new, takes it as text."""
-    is_plain = (
-        SIMPLE.fullmatch(text) and isinstance(parse_scalar(text), str) and not is_old_word(text)
-    )
-    return yaml.ScalarNode(STRING, text, style=None if is_plain else '"')
-
-
-def is_old_word(text: str) -> bool:
-    """Whether a reader of YAML 1.1 would take this text as a truth value, a number or a date."""
-    loader = yaml.SafeLoader("")
-    try:
-        tag: str = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-        return tag != STRING
-    finally:
-        loader.dispose()
+        return [_written(child) for child in node.value]
+    return node.value.replace("${", "$${") if isinstance(node.value, str) else node.value
 
 
 def plain_text(value: int | float | bool | None) -> str:

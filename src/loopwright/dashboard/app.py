@@ -264,7 +264,6 @@ class RunAnswers:
             first=number(request, "first"),
             last=number(request, "last"),
             points=whole_number(request, "points", 1000, least=2, most=MAX_POINTS),
-            levels=curves.parse_levels(query.get("level", "")),
         )
         text = self._curves.answer(query.getlist("run"), query.getlist("name"), window)
         return answer(request, text)

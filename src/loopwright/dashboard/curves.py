@@ -5,27 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any
 
 from ..errors import LoopwrightError
-from ..run.metrics_view import MetricsView
-from ..run.schema import AXES
+from ..run.curves import MetricCurve
+from ..run.schema import AXES, Level
 from .answers import Refusal, plain, to_json
-from .folder import RunsFolder, stamp_of
+from .folder import RunsFolder, Stamp, stamp_of
 
-if TYPE_CHECKING:
-    from ..run.curves import Curve
-
-Level = Literal["step", "epoch"]
 LEVELS: tuple[Level, ...] = ("step", "epoch")
 MAX_CURVES = 2_000
-CACHE_CHARACTERS = 64_000_000
-DIGITS = 9  # of the numbers of thinned curves; exact values keep all of theirs
+MAX_KEPT = 2_000  # texts of curves
+DIGITS = 10  # of the numbers of thinned curves; exact values keep all of theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +32,6 @@ class CurveWindow:
     first: float | None = None
     last: float | None = None
     points: int = 1000
-    levels: tuple[Level, ...] = LEVELS
-
-
-class CurveCache:
-    """Texts of curves, the latest used first to stay; a run that changes has other keys."""
-
-    def __init__(self, most: int = CACHE_CHARACTERS) -> None:
-        self._texts: OrderedDict[object, str] = OrderedDict()
-        self._most = most
-        self._size = 0
-        self._lock = threading.Lock()
-
-    def get(self, key: object) -> str | None:
-        with self._lock:
-            text = self._texts.get(key)
-            if text is not None:
-                self._texts.move_to_end(key)
-            return text
-
-    def put(self, key: object, text: str) -> None:
-        with self._lock:
-            self._size += len(text) - len(self._texts.pop(key, ""))
-            self._texts[key] = text
-            while self._size > self._most and self._texts:
-                self._size -= len(self._texts.popitem(last=False)[1])
 
 
 class CurveAnswers:
@@ -68,7 +39,7 @@ class CurveAnswers:
 
     def __init__(self, folder: RunsFolder) -> None:
         self.folder = folder
-        self.cache = CurveCache()
+        self._text = lru_cache(MAX_KEPT)(self._read_text)
 
     def answer(self, runs: Sequence[str], names: Sequence[str], window: CurveWindow) -> str:
         """The curves of some metrics of some runs, as JSON; what cannot be read is listed beside
@@ -88,96 +59,73 @@ class CurveAnswers:
         missing: list[dict[str, str]] = []
         for run in dict.fromkeys(runs):
             try:
-                cursors[run] = self._add_run(run, names, window, texts, missing)
+                path = self.folder.path_of(run)
+                stamp = stamp_of(path)
+                with self.folder.metrics(path) as metrics:
+                    cursors[run] = str(metrics.cursor())
+                    step_names = metrics.step_names()
+                    known = {"step": step_names, "epoch": metrics.epoch_names}
+                for name in dict.fromkeys(names):
+                    levels = [level for level in LEVELS if name in known[level]]
+                    texts += [self._text(run, path, stamp, name, level, window) for level in levels]
+                    if not levels:
+                        problem = f"The run has no values of {name!r}."
+                        missing.append({"run": run, "name": name, "error": problem})
             except (Refusal, LoopwrightError, OSError) as error:
                 missing += [{"run": run, "name": name, "error": str(error)} for name in names]
         head = to_json(plain({"x": window.x, "first": window.first, "last": window.last}))[:-1]
         tail = f'"cursors":{to_json(cursors)},"missing":{to_json(plain(missing))}'
         return f'{head},"curves":[{",".join(texts)}],{tail}}}'
 
-    def _add_run(
-        self,
-        run: str,
-        names: Sequence[str],
-        window: CurveWindow,
-        texts: list[str],
-        missing: list[dict[str, str]],
+    def _read_text(
+        self, run: str, path: Path, stamp: Stamp, name: str, level: Level, window: CurveWindow
     ) -> str:
-        path = self.folder.path_of(run)
-        stamp = stamp_of(path)
+        """A curve as JSON; a run that changes has another stamp."""
         with self.folder.metrics(path) as metrics:
-            cursor = str(metrics.cursor())
-            known: dict[Level, set[str]] = {
-                "step": set(metrics.step_names()),
-                "epoch": set(metrics.epoch_names),
-            }
-            for name in dict.fromkeys(names):
-                levels = [level for level in window.levels if name in known[level]]
-                for level in levels:
-                    key = (run, stamp, name, level, window)
-                    text = self.cache.get(key)
-                    if text is None:
-                        text = to_json(plain_curve(run, read_curve(metrics, name, level, window)))
-                        self.cache.put(key, text)
-                    texts.append(text)
-                if not levels:
-                    missing.append(
-                        {"run": run, "name": name, "error": f"The run has no values of {name!r}."}
-                    )
-        return cursor
+            curve = metrics.curve(
+                name,
+                level=level,
+                x=window.x,
+                first=window.first,
+                last=window.last,
+                points=window.points,
+            )
+        answer = curve_json(curve)
+        answer["columns"]["x"] = curve.places
+        return to_json({"run": run, "x": curve.x, **answer})
 
 
-def parse_levels(text: str) -> tuple[Level, ...]:
-    """The level that a query names; both where it names none."""
-    found = tuple(level for level in LEVELS if text in ("", level))
-    if not found:
-        raise Refusal(400, f"level={text[:40]!r}: use step or epoch.")
-    return found
-
-
-def read_curve(metrics: MetricsView, name: str, level: Level, window: CurveWindow) -> Curve:
-    """One curve of a run."""
-    if level == "epoch":
-        return metrics.epoch_curve(name, x=window.x, first=window.first, last=window.last)
-    return metrics.curve(
-        name, x=window.x, first=window.first, last=window.last, points=window.points
-    )
-
-
-def plain_curve(run: str, curve: Curve) -> dict[str, Any]:
-    """A curve as JSON has it; of exact values, only the places and the values."""
-    head = {"run": run, "name": curve.name, "level": curve.level, "x": curve.x, "rows": curve.total}
+def curve_json(curve: MetricCurve) -> dict[str, Any]:
+    """A curve without its places; of exact values, only the values."""
     columns = curve.columns()
-    columns["x"] = [_short(value) for value in columns["x"]]
-    if is_exact(curve):
-        exact = {"x": columns["x"], "mean": columns["mean"]}
-        return {**head, "every": 1, "columns": exact, "odd": odd_values(curve)}
-    rough = {name: [rounded(value) for value in columns[name]] for name in ("mean", "min", "max")}
-    return {**head, "every": max(curve.every, 2), "columns": {**columns, **rough}}
+    if curve.is_exact:
+        every = 1
+        shown = {"mean": columns["mean"]}
+    else:
+        every = max(curve.every, 2)
+        shown = {name: rounded(columns[name]) for name in ("mean", "min", "max")}
+        shown |= {"count": curve.count, "nonfinite": curve.nonfinite}
+    return {
+        "name": curve.name,
+        "level": curve.level,
+        "rows": curve.total,
+        "every": every,
+        "columns": shown,
+        "odd": odd_values(curve) if curve.is_exact else {},
+    }
 
 
-def is_exact(curve: Curve) -> bool:
-    """Whether every column is one value; `every` is an average, which may be 1 where some columns
-    are not."""
-    return all(count == 1 for count in curve.count)
+def rounded(values: Sequence[float | None]) -> list[float | None]:
+    """Numbers with as many digits as a picture needs."""
+    return [None if value is None else float(f"{value:.{DIGITS}g}") for value in values]
 
 
-def rounded(value: float | None, digits: int = DIGITS) -> float | None:
-    """A number with as many digits as a picture needs."""
-    return value if value is None or isinstance(value, int) else float(f"{value:.{digits}g}")
-
-
-def _short(value: float | None) -> float | None:
-    return int(value) if value is not None and value.is_integer() else value
-
-
-def odd_values(curve: Curve) -> dict[str, str]:
+def odd_values(curve: MetricCurve) -> dict[str, str]:
     """Which values are not finite numbers: "nan", "inf" or "-inf" by index."""
     return {str(at): str(value) for at, value in enumerate(curve.mean) if not math.isfinite(value)}
 
 
 HEADER = ("run", "name", "level", *AXES, "value")
-ROWS_AT_ONCE = 5_000
 
 
 def csv_lines(folder: RunsFolder, runs: Sequence[str], names: Sequence[str]) -> Iterator[str]:
@@ -185,22 +133,20 @@ def csv_lines(folder: RunsFolder, runs: Sequence[str], names: Sequence[str]) -> 
 
     Every run is looked at before the first part is given, so that an error comes before it.
     """
-    paths = {run: folder.readable(run) for run in runs}
     asked = {}
-    for run, path in paths.items():
+    for run in runs:
+        path = folder.readable(run)
         with folder.metrics(path) as metrics:
             known = metrics.names()
-            asked[run] = [name for name in dict.fromkeys(names or known) if name in known]
+            asked[run, path] = [name for name in dict.fromkeys(names or known) if name in known]
     yield _csv([HEADER])
-    for run, path in paths.items():
+    for (run, path), found in asked.items():
         with folder.metrics(path) as metrics:
-            for name, level in product(asked[run], LEVELS):
+            for name, level in product(found, LEVELS):
                 columns = metrics.columns(name, level)
                 values = [repr(value) for value in columns["value"]]
                 places = zip(*(columns[axis] for axis in AXES), values, strict=True)
-                rows = [(run, name, level, *row) for row in places]  # None is empty in CSV
-                for at in range(0, len(rows), ROWS_AT_ONCE):
-                    yield _csv(rows[at : at + ROWS_AT_ONCE])
+                yield _csv([(run, name, level, *row) for row in places])  # None is empty in CSV
 
 
 def _csv(rows: Sequence[Sequence[object]]) -> str:

@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LoopwrightError
+from ..run.curves import MetricCurve
 from ..run.metrics_view import Changes, MetricsCursor
 from .answers import Refusal, error_answer, plain, to_json
-from .curves import is_exact, odd_values
+from .curves import odd_values
 from .detail import as_media
 from .folder import RunEntry, RunsFolder, Stamp, stamp_of
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from ..run.curves import Curve
 
 logger = logging.getLogger("loopwright")
 
@@ -286,7 +286,7 @@ class NewRows:
             logger.debug("%s cannot be read: %s", run, error)
             return None
         listener.cursors[run] = str(changes.cursor)
-        is_behind = not all(is_exact(curve) for curve in changes.steps.values())
+        is_behind = not all(curve.is_exact for curve in changes.steps.values())
         if changes.is_reset or is_behind:
             reason = "rewound" if changes.is_reset else "behind"
             return "reread", to_json({"run": run, "cursor": str(changes.cursor), "reason": reason})
@@ -319,7 +319,7 @@ def _rows_event(run: str, changes: Changes) -> tuple[str, str] | None:
     return "rows", to_json(plain({**data, "events": events, "media": media, "log": log}))
 
 
-def _columns(curves: dict[str, Curve]) -> dict[str, Any]:
+def _columns(curves: dict[str, MetricCurve]) -> dict[str, Any]:
     return {
         name: {"x": columns["x"], "value": columns["mean"], "odd": odd_values(curve)}
         for name, curve in curves.items()

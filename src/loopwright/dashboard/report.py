@@ -16,7 +16,7 @@ from hashlib import sha256
 from html import escape
 from os.path import commonpath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._version import __version__
 from ..errors import CheckpointError, ConfigurationError, LoopwrightError
@@ -25,11 +25,8 @@ from ..run.reading import Run
 from ..run.schema import AXES
 from . import comparison, detail
 from .answers import KINDS, PLOTLY, STATIC, find_plotly, plain, to_json
-from .curves import is_exact, odd_values, rounded
+from .curves import LEVELS, curve_json, rounded
 from .folder import RunEntry, RunsFolder, own_file, read_entry, stamp_of
-
-if TYPE_CHECKING:
-    from ..run.curves import Curve
 
 Json = dict[str, Any]
 MARK = "<!-- made by loopwright report -->"
@@ -172,33 +169,23 @@ def _keep_present(answer: Json, images: Mapping[str, str]) -> None:
 
 
 def _curves(report: ReportDraft, entry: RunEntry, metrics: MetricsView) -> list[Json]:
+    """Every curve with its places on every axis; an axis on which not all points have a place is
+    left out."""
     found = []
-    for name in entry.summary["step_names"]:
-        axes = {axis: metrics.curve(name, x=axis, points=report.points) for axis in AXES}
-        found.append(_curve(axes))
-        report.num_thinned += not is_exact(axes["step"])
-    for name in entry.summary["epoch_names"]:
-        found.append(_curve({axis: metrics.epoch_curve(name, x=axis) for axis in AXES}))
+    for level in LEVELS:
+        for name in entry.summary[f"{level}_names"]:
+            axes = {
+                axis: metrics.curve(name, level=level, x=axis, points=report.points)
+                for axis in AXES
+            }
+            base = axes["step"] if axes["step"].places else axes["epoch"]
+            answer = curve_json(base)
+            report.num_thinned += answer["every"] > 1
+            for axis, curve in axes.items():
+                if len(curve.places) == len(base.places) and not curve.unplaced:
+                    answer["columns"][axis] = rounded(curve.places)
+            found.append(answer)
     return found
-
-
-def _curve(axes: Mapping[str, Curve]) -> Json:
-    """A curve with its places on every axis; an axis on which not all points have a place is left
-    out."""
-    base = axes["step"] if axes["step"].places else axes["epoch"]
-    columns = base.columns()
-    columns.pop("x")
-    every = 1 if is_exact(base) else max(base.every, 2)
-    if every == 1:
-        columns = {"mean": columns["mean"]}
-    places = {
-        axis: [rounded(value, 10) for value in curve.places]
-        for axis, curve in axes.items()
-        if len(curve.places) == len(base.places) and not curve.unplaced
-    }
-    values = {key: [rounded(value) for value in column] for key, column in columns.items()}
-    head = {"name": base.name, "level": base.level, "every": every, "rows": base.total}
-    return {**head, "columns": {**places, **values}, "odd": odd_values(base) if every == 1 else {}}
 
 
 def _images(report: ReportDraft, run: Path, items: Sequence[MediaItem]) -> Json:

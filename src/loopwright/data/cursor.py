@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..errors import DataError
+from ..trees import named_leaves
 from .order import SAMPLE, WORKER, derive_seed
 from .random import preserved_rng, seed_sample
 from .stream import HasEpochs, Stateful
@@ -213,7 +214,7 @@ class Cursor:
         except StopIteration:
             return []
         except WORKER_ERRORS as error:
-            check_worker(error)
+            check_worker(error, self._items)
             raise
 
     def _open(self) -> Iterator[Any]:
@@ -306,12 +307,15 @@ class Accessors(NamedTuple):
     def read_storable(self) -> Any:
         """Return the state, which must be one that a checkpoint can hold."""
         state = self.read()
-        if (problem := unstorable(state)) is not None:
-            raise DataError(
-                "position-not-saved",
-                f"{self.owner}.{self.get.__name__}() returned a state that cannot be saved: "
-                f"{problem}. Return {STORABLE}.",
-            )
+        for path, value in named_leaves(state):
+            if value is not None and not isinstance(
+                value, PLAIN | TENSORS | Mapping | list | tuple
+            ):
+                raise DataError(
+                    "position-not-saved",
+                    f"{self.owner}.{self.get.__name__}() returned a state that cannot be saved: "
+                    f"{path or 'it'} is a {type(value).__name__}. Return {STORABLE}.",
+                )
         return state
 
     def write(self, state: Any) -> None:
@@ -400,21 +404,6 @@ def order_of_buffers(source: object) -> str | None:
     ]
     return (
         digest([getattr(generator, "state", None) for generator in generators]) if buffers else None
-    )
-
-
-def unstorable(state: Any, path: str = "it") -> str | None:
-    """Say which part of a state cannot be saved, and its type; None if all can."""
-    if state is None or isinstance(state, PLAIN | TENSORS):
-        return None
-    if isinstance(state, Mapping):
-        parts = [(f"{path}[{key!r}]", part) for key, part in state.items()]
-    elif isinstance(state, list | tuple):
-        parts = [(f"{path}[{number}]", part) for number, part in enumerate(state)]
-    else:
-        return f"{path} is a {type(state).__name__}"
-    return next(
-        (problem for name, part in parts if (problem := unstorable(part, name)) is not None), None
     )
 
 

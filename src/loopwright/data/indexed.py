@@ -175,6 +175,7 @@ class IndexedStream(PositionedStream):
             if batch is None:
                 break
             batches.append(batch)
+            # as `batch.counted`, without a call in every step
             total = batch.size if batch.total is None else batch.total
             position += 1 if self._position.batch_plan.index_is_batch else total
             left = None if left is None else left - total
@@ -274,11 +275,12 @@ class TensorStream(PositionedStream):
         source = self._batches or self._start()
         if count == 1:
             for batch in source:
+                # as `batch.counted`, without a call in every step
                 self._position.offset += batch.size if batch.total is None else batch.total
                 return [batch]
         batches = list(islice(source, count))
         for batch in batches:
-            self._position.offset += batch.size if batch.total is None else batch.total
+            self._position.offset += batch.counted
         return batches
 
     def upcoming(self, max_samples: int | None = None) -> Any:
@@ -316,7 +318,7 @@ class TensorStream(PositionedStream):
                 self._start(limit=left)
             if not (taken := self.take(1)):
                 break
-            left -= taken[0].size if taken[0].total is None else taken[0].total
+            left -= taken[0].counted
             batches += taken
         return batches
 

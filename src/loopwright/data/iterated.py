@@ -67,11 +67,7 @@ class IteratedStream(Stream):
             while len(batches) < count and (left is None or left > 0):
                 if (batch := self._next_batch(left)) is None:
                     break
-                left = (
-                    None
-                    if left is None
-                    else left - (batch.size if batch.total is None else batch.total)
-                )
+                left = None if left is None else left - batch.counted
                 batches.append(batch)
         return batches
 

@@ -3,8 +3,9 @@ into batches."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Protocol, TypeAlias
@@ -113,95 +114,67 @@ def _mix(state: int) -> int:
 Indices: TypeAlias = range | Tensor | list[Any]
 
 
-class Order(Protocol):
-    """The indices of each epoch; `sampler` is the user's sampler, which may have state, or None."""
+class Order(ABC):
+    """The indices of each epoch, of a source with a length: a data set, a list or a sampler."""
 
-    @property
-    def sampler(self) -> object: ...
-    def __len__(self) -> int: ...
-    def indices(self, epoch: int) -> Indices: ...
-    def hidden_state(self) -> str | None:
-        """Return the name of a sampler whose order may depend on more than (seed, epoch), or
-        None."""
+    sampler: Any = None  # the user's, which may have state
 
-    def describe(self) -> str:
-        """Return the text that identifies the order in a run's fingerprint."""
-        ...
-
-
-class SequentialOrder:
-    """Every index of a data set, from first to last."""
-
-    sampler: object = None
-
-    def __init__(self, source: Sized) -> None:
+    def __init__(self, source: Sized, seed: int = 0) -> None:
         self._source = source
+        self._seed = seed
 
     def __len__(self) -> int:
         return len(self._source)
 
-    def indices(self, epoch: int) -> Indices:
-        return range(len(self))
+    @abstractmethod
+    def indices(self, epoch: int) -> Indices: ...
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return the text that identifies the order in a run's fingerprint."""
 
     def hidden_state(self) -> str | None:
+        """Return the name of a sampler whose order may depend on more than (seed, epoch), or
+        None."""
         return None
+
+
+class SequentialOrder(Order):
+    """Every index of a data set, from first to last."""
+
+    def indices(self, epoch: int) -> Indices:
+        return range(len(self))
 
     def describe(self) -> str:
         return "sequential"
 
 
-class ShuffledOrder:
+class ShuffledOrder(Order):
     """Every index of a data set, shuffled anew in each epoch."""
-
-    sampler: object = None
-
-    def __init__(self, source: Sized, seed: int) -> None:
-        self._source = source
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def indices(self, epoch: int) -> Indices:
         return permutation(self._seed, epoch, len(self))
-
-    def hidden_state(self) -> str | None:
-        return None
 
     def describe(self) -> str:
         return "shuffled"
 
 
-class FixedOrder:
+class FixedOrder(Order):
     """Indices, or lists of indices, given as a list, tuple, range or tensor."""
 
-    sampler: object = None
-
-    def __init__(self, indices: Iterable[Any]) -> None:
-        self._indices = indices.tolist() if isinstance(indices, Tensor) else list(indices)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
     def indices(self, epoch: int) -> Indices:
-        return self._indices
-
-    def hidden_state(self) -> str | None:
-        return None
+        return _listed(self._source)
 
     def describe(self) -> str:
         return f"{len(self)} given indices"
 
 
-class SampledOrder:
+class SampledOrder(Order):
     """The indices of a sampler, drawn while all generators are seeded from (seed, epoch)."""
 
     def __init__(self, sampler: Any, seed: int) -> None:
+        super().__init__(sampler, seed)
         self.sampler = sampler
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return len(self.sampler)
 
     def indices(self, epoch: int) -> Indices:
         sampler = self.sampler
@@ -225,21 +198,18 @@ class SampledOrder:
         return name if is_divided else f"{name} of {len(self)}"
 
 
-class GroupedOrder:
+class GroupedOrder(Order):
     """Lists of consecutive indices of another order (a `BatchSampler` used as a sampler)."""
 
-    def __init__(self, order: Order, size: int, drop_last: bool) -> None:
+    def __init__(self, batches: BatchSampler, order: Order) -> None:
+        super().__init__(batches)
         self.sampler = order.sampler
         self._order = order
-        self._size = size
-        self._drop_last = drop_last
-
-    def __len__(self) -> int:
-        return (len(self._order) + (0 if self._drop_last else self._size - 1)) // self._size
+        self._size = batches.batch_size
+        self._drop_last = batches.drop_last
 
     def indices(self, epoch: int) -> Indices:
-        indices = self._order.indices(epoch)
-        flat = indices.tolist() if isinstance(indices, Tensor) else list(indices)
+        flat = _listed(self._order.indices(epoch))
         return list(BatchSampler(flat, self._size, self._drop_last))
 
     def hidden_state(self) -> str | None:
@@ -249,6 +219,10 @@ class GroupedOrder:
         return f"{self._order.describe()}, {self._size} at once"
 
 
+def _listed(indices: Any) -> list[Any]:
+    return indices.tolist() if isinstance(indices, Tensor) else list(indices)
+
+
 def order_of(sampler: Any, seed: int) -> Order:
     """Return the order that corresponds to a loader's sampler."""
     if type(sampler) is SequentialSampler:
@@ -256,9 +230,9 @@ def order_of(sampler: Any, seed: int) -> Order:
     if type(sampler) is RandomSampler and draws_each_sample_once(sampler):
         return ShuffledOrder(sampler.data_source, seed)
     if type(sampler) is BatchSampler:
-        return GroupedOrder(order_of(sampler.sampler, seed), sampler.batch_size, sampler.drop_last)
+        return GroupedOrder(sampler, order_of(sampler.sampler, seed))
     if isinstance(sampler, list | tuple | range | Tensor):
-        return FixedOrder(sampler)
+        return FixedOrder(_listed(sampler))
     return SampledOrder(sampler, seed)
 
 
@@ -314,7 +288,7 @@ class EvenBatches:
             self._listed = (
                 order.tolist() if isinstance(order, Tensor) and len(order) <= _MAX_LISTED else order
             )
-        part = self._listed[start:stop]
+        part = self._listed[start:stop]  # as `_listed`, without a call in every step
         return part.tolist() if isinstance(part, Tensor) else list(part)
 
 
@@ -322,9 +296,7 @@ class GivenBatches:
     """Batches of indices from a batch sampler."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
-        self._batches = [
-            batch.tolist() if isinstance(batch, Tensor) else list(batch) for batch in batches
-        ]
+        self._batches = [_listed(batch) for batch in batches]
         if not all(self._batches):
             raise DataError(
                 "empty-batch",

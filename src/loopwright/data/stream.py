@@ -25,6 +25,11 @@ class Batch(NamedTuple):
     size: int
     total: int | None = None
 
+    @property
+    def counted(self) -> int:
+        """The number of samples that progress counts: those of the global batch."""
+        return self.size if self.total is None else self.total
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -388,7 +393,7 @@ class SkippingStream(StreamWrapper):
     def _read(self, count: int, max_samples: int | None) -> list[Batch]:
         batches = self._stream.take(count, max_samples)
         for batch in batches:
-            self._sizes[self._num_read] = batch.size if batch.total is None else batch.total
+            self._sizes[self._num_read] = batch.counted
             self._num_read += 1
         return batches
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ConfigurationError, check_number
-from ..text import kind_of, listed
+from ..text import kind_of
 
 MediaKind: TypeAlias = Literal["image", "histogram", "text", "table"]
 Cell: TypeAlias = float | int | str | bool | None
@@ -92,11 +92,50 @@ def read_image(call: str, value: Any, value_range: Range | None) -> tuple[NDArra
         value_range: The values that become black and white; values outside are cut off. Default: 0
             and 1 for floats.
     """
-    if type(value).__module__.startswith("PIL."):
-        value = _read_pillow(value)
-    elif isinstance(value, (list, tuple)) or not isinstance(value, (Tensor, np.ndarray)):
-        raise _no_image(call, value)
-    return _as_bytes(call, _channels_last(call, value), value_range)
+    if _is_picture(value):
+        plain = ("1", "I", "F", "I;16", "L", "RGB", "RGBA")
+        value = np.asarray(value if value.mode in plain else value.convert("RGBA"))
+    shape = tuple(value.shape) if isinstance(value, Tensor | np.ndarray) else ()
+    is_first = len(shape) == 3 and shape[0] in CHANNELS
+    is_last = len(shape) == 3 and shape[2] in CHANNELS
+    if 0 in shape or not (is_first or is_last or len(shape) == 2):
+        raise ConfigurationError(
+            "not-an-image",
+            f"{call}: {kind_of(value)} is not an image; {ACCEPTED}. Several images go to "
+            "log_images, figures to log_figure; read files with `PIL.Image.open(path)`.",
+        )
+    array = as_array(call, value)
+    if is_first and (isinstance(value, Tensor) or not is_last):  # of both, each library's own order
+        array = np.moveaxis(array, 0, -1)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    return _as_bytes(call, array, value_range)
+
+
+def _as_bytes(
+    call: str, array: NDArray[Any], value_range: Range | None
+) -> tuple[NDArray[np.uint8], int]:
+    if array.dtype == np.uint8 and value_range is None:
+        return np.ascontiguousarray(array), 0
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * np.uint8(255), 0
+    values = array.astype(np.float64)
+    finite = np.isfinite(values)
+    if value_range is None:
+        value_range = (0.0, 255.0 if array.dtype.kind in "iu" else 1.0)
+        least = values[finite].min(initial=0.0)
+        most = values[finite].max(initial=0.0)
+        if least < -TOLERANCE or most > value_range[1] + TOLERANCE:
+            raise ConfigurationError(
+                "image-values",
+                f"{call}: the values are from {least:.4g} to {most:.4g}, but an image has floats "
+                "from 0 to 1 or whole numbers from 0 to 255: pass value_range=(-1, 1) or other "
+                "values that become black and white; values outside are clipped.",
+            )
+    low, high = value_range
+    values[~finite] = low
+    scaled = np.clip((values - low) / (high - low), 0.0, 1.0) * 255.0
+    return np.round(scaled).astype(np.uint8), int(np.count_nonzero(~finite))
 
 
 def read_images(
@@ -108,13 +147,21 @@ def read_images(
     if isinstance(value, Mapping):
         captions = [str(key) for key in value]
         value = list(value.values())
-    if isinstance(value, (Tensor, np.ndarray)):
-        value = _split_batch(call, value)
-    elif not _is_sequence(value) or type(value).__module__.startswith("PIL."):
-        raise _no_batch(call, value)
-    read = [read_image(f"{call}, image {at}", image, value_range) for at, image in enumerate(value)]
-    if not read:
-        raise _no_batch(call, value)
+    shape = tuple(value.shape) if isinstance(value, Tensor | np.ndarray) else None
+    if shape is None:
+        images = list(value) if _is_sequence(value) and not _is_picture(value) else []
+    else:
+        # of three dimensions, the outer ones may be those of channels
+        is_batch = len(shape) == 4 or (len(shape) == 3 and not {shape[0], shape[2]} & set(CHANNELS))
+        images = list(value) if is_batch else []
+    if not images:
+        raise ConfigurationError(
+            "not-a-batch-of-images",
+            f"{call}: {kind_of(value)} is not a batch of images: pass (N, C, H, W), (N, H, W, C), "
+            "(N, H, W) or a list. One image goes to log_image; a few gray images are "
+            "`images[:, None]`.",
+        )
+    read = [read_image(f"{call}, image {at}", item, value_range) for at, item in enumerate(images)]
     return [pixels for pixels, _ in read], captions, sum(bad for _, bad in read)
 
 
@@ -122,10 +169,7 @@ def check_range(call: str, value_range: Any) -> Range | None:
     """Return the range of values that was given, as two numbers, or None."""
     if value_range is None:
         return None
-    try:
-        low, high = (float(bound) for bound in value_range)
-    except (TypeError, ValueError):
-        low = high = 0.0
+    low, high = (float(bound) for bound in value_range)
     if not -np.inf < low < high < np.inf:
         raise ConfigurationError(
             "value-range",
@@ -164,8 +208,8 @@ def check_captions(call: str, captions: Any, count: int) -> list[str]:
     """Return a caption for each image; empty ones where none were given."""
     if captions is None:
         return [""] * count
-    texts = [str(caption) for caption in captions] if _is_sequence(captions) else []
-    if len(texts) != count:
+    texts = [str(caption) for caption in captions]
+    if isinstance(captions, str) or len(texts) != count:
         raise ConfigurationError(
             "captions",
             f"{call}: captions={captions!r:.60} for {count} images: pass a list with one string "
@@ -188,95 +232,9 @@ def draw_figure(call: str, figure: Any) -> bytes:
     return file.getvalue()
 
 
-def _read_pillow(image: Any) -> Any:
-    if image.mode in ("I", "F", "I;16", "L", "RGB", "RGBA"):
-        return np.asarray(image)
-    if image.mode == "1":
-        return np.asarray(image.convert("L"))
-    has_alpha = "transparency" in image.info or image.mode in ("LA", "La", "PA", "RGBa")
-    return np.asarray(image.convert("RGBA" if has_alpha else "RGB"))
-
-
-def _channels_last(call: str, value: Tensor | NDArray[Any]) -> NDArray[Any]:
-    """Return the values as an array of shape (H, W) or (H, W, C), on the host."""
-    shape = tuple(value.shape)
-    if len(shape) not in (2, 3) or 0 in shape:
-        raise _no_image(call, value)
-    array = as_array(call, value)
-    if len(shape) == 2:
-        return array
-    is_first = shape[0] in CHANNELS
-    is_last = shape[2] in CHANNELS
-    if is_first and (isinstance(value, Tensor) or not is_last):  # of both, each library's own order
-        array = np.moveaxis(array, 0, -1)
-    elif not is_last:
-        raise _no_image(call, value)
-    return array[:, :, 0] if array.shape[2] == 1 else array
-
-
-def _as_bytes(
-    call: str, array: NDArray[Any], value_range: Range | None
-) -> tuple[NDArray[np.uint8], int]:
-    if array.dtype == np.uint8 and value_range is None:
-        return np.ascontiguousarray(array), 0
-    if array.dtype == np.bool_:
-        return array.astype(np.uint8) * np.uint8(255), 0
-    values = array.astype(np.float64)
-    finite = np.isfinite(values)
-    bad = int(values.size - np.count_nonzero(finite))
-    is_whole = np.issubdtype(array.dtype, np.integer)
-    if value_range is None:
-        value_range = (0.0, 255.0) if is_whole else (0.0, 1.0)
-        _check_values(call, values[finite], value_range[1], is_whole=is_whole)
-    low, high = value_range
-    values[~finite] = low
-    scaled = np.clip((values - low) / (high - low), 0.0, 1.0) * 255.0
-    return np.round(scaled).astype(np.uint8), bad
-
-
-def _check_values(call: str, values: NDArray[np.float64], high: float, *, is_whole: bool) -> None:
-    if not values.size:
-        return
-    least = values.min()
-    most = values.max()
-    if least >= -TOLERANCE and most <= high + TOLERANCE:
-        return
-    kind = "whole numbers from 0 to 255" if is_whole else "floats from 0 to 1"
-    bounds = (least, most)
-    for usual in ((0, 255), (-1, 1)):
-        if least >= usual[0] - TOLERANCE and most <= usual[1] + TOLERANCE:
-            bounds = usual
-    raise ConfigurationError(
-        "image-values",
-        f"{call}: the values are from {least:.4g} to {most:.4g}, but an image has {kind}: pass "
-        f"value_range=({bounds[0]:.4g}, {bounds[1]:.4g}), the values that become black and white; "
-        "values outside are clipped.",
-    )
-
-
-def _split_batch(call: str, value: Tensor | NDArray[Any]) -> Any:
-    shape = tuple(value.shape)
-    may_be_one = len(shape) == 3 and (shape[0] in CHANNELS or shape[2] in CHANNELS)
-    if len(shape) not in (3, 4) or may_be_one:
-        raise _no_batch(call, value)
-    return value
-
-
-def _no_image(call: str, value: Any) -> ConfigurationError:
-    return ConfigurationError(
-        "not-an-image",
-        f"{call}: {kind_of(value)} is not an image; {ACCEPTED}. Several images go to log_images, "
-        "figures to log_figure; read files with `PIL.Image.open(path)`.",
-    )
-
-
-def _no_batch(call: str, value: Any) -> ConfigurationError:
-    return ConfigurationError(
-        "not-a-batch-of-images",
-        f"{call}: {kind_of(value)} is not a batch of images: pass (N, C, H, W), (N, H, W, C), "
-        "(N, H, W) or a list. One image goes to log_image; a few gray images are "
-        "`images[:, None]`.",
-    )
+def _is_picture(value: Any) -> bool:
+    """Whether a value is an image of PIL, which need not be installed."""
+    return type(value).__module__.startswith("PIL.")
 
 
 def _is_sequence(value: Any) -> bool:
@@ -295,50 +253,34 @@ def count_values(call: str, values: Any, bins: Any) -> tuple[Histogram, int, int
     """
     check_number(f"{call}: bins", bins, least=1, most=10_000)
     flat = as_array(call, values).ravel().astype(np.float64)
-    if not flat.size:
-        raise _no_histogram(call, f"{kind_of(values)} has no values")
     finite = flat[np.isfinite(flat)]
     if not finite.size:
         return Histogram((0.0, 1.0), (0,)), flat.size, flat.size
-    edges = _edges(float(finite.min()), float(finite.max()), bins)
-    counts, _ = np.histogram(finite, edges)
+    low = finite.min()
+    high = finite.max()
+    if high - low <= max(abs(low) * 1e-9, 1e-300):  # too close for bins between them
+        width = max(0.5, abs(low) * 1e-3)
+        low -= width
+        high += width
+    counts, edges = np.histogram(finite, bins, (low, high))
     histogram = Histogram(tuple(edges.tolist()), tuple(counts.tolist()))
     return histogram, flat.size, flat.size - finite.size
 
 
-def _edges(low: float, high: float, bins: int) -> NDArray[np.float64]:
-    if low == high:
-        width = max(0.5, abs(low) * 1e-3)
-        low = max(low - width, -np.finfo(float).max)
-        high = min(high + width, np.finfo(float).max)
-    # by halves, since high - low may overflow
-    edges = 2.0 * np.linspace(low / 2, high / 2, bins + 1)
-    edges[0] = low
-    edges[-1] = high
-    return np.asarray(np.maximum.accumulate(edges))
-
-
 def read_counts(call: str, edges: Any, counts: Any) -> Histogram:
     """Return a histogram that was counted elsewhere."""
-    if edges is None or counts is None:
-        raise _no_histogram(call, "one of edges= and counts= is missing")
-    bounds = as_array(call, edges).astype(np.float64).ravel()
-    numbers = as_array(call, counts).astype(np.float64).ravel()
-    if len(bounds) != len(numbers) + 1 or not len(numbers):
-        raise _no_histogram(call, f"there are {len(bounds)} edges and {len(numbers)} counts")
-    if not np.isfinite(bounds).all() or not (np.diff(bounds) > 0).all():
-        raise _no_histogram(call, "the edges are not finite and increasing")
-    if not ((numbers >= 0) & (numbers == np.round(numbers)) & np.isfinite(numbers)).all():
-        raise _no_histogram(call, "the counts are not whole numbers, 0 or more")
+    bounds = np.atleast_1d(np.asarray(edges, dtype=np.float64))
+    numbers = np.atleast_1d(np.asarray(counts, dtype=np.float64))
+    is_rising = len(bounds) == len(numbers) + 1 and bool((np.diff(bounds) > 0).all())
+    is_count = np.isfinite(numbers) & (numbers >= 0) & (numbers == np.floor(numbers))
+    if not is_rising or not is_count.all():
+        raise ConfigurationError(
+            "not-a-histogram",
+            f"{call}: edges={edges!r:.60} and counts={counts!r:.60} are no histogram: pass the "
+            "values, or both edges= and counts=, one more edge than counts, as from "
+            "`np.histogram`.",
+        )
     return Histogram(tuple(bounds.tolist()), tuple(int(number) for number in numbers))
-
-
-def _no_histogram(call: str, what: str) -> ConfigurationError:
-    return ConfigurationError(
-        "not-a-histogram",
-        f"{call}: {what}: pass the values, or both edges= and counts=, one more edge than counts, "
-        "as from `np.histogram`.",
-    )
 
 
 # Tables
@@ -347,69 +289,36 @@ def _no_histogram(call: str, what: str) -> ConfigurationError:
 def read_table(call: str, value: Any, columns: Any) -> Table:
     """Return a table of rows under columns, a list or a mapping by columns, or a frame of pandas or
     polars."""
-    if columns is not None and not _is_sequence(columns):
-        raise _no_table(call, f"columns={columns!r:.60} is not a list of names")
     names = None if columns is None else [str(name) for name in columns]
-    is_frame = type(value).__module__.partition(".")[0] in ("pandas", "polars")
-    if is_frame and hasattr(value, "columns"):
+    if type(value).__module__.partition(".")[0] in ("pandas", "polars"):
         value = {str(name): value[name].to_list() for name in value.columns}
+    rows: list[Any] = []
     if isinstance(value, Mapping):
-        return _by_column(call, value, names)
-    if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 2:
-        value = as_array(call, value).tolist()
-    if not _is_sequence(value) or isinstance(value, Tensor):
-        raise _no_table(call, f"{kind_of(value)} is not a table")
-    return _by_row(call, list(value), names)
+        names = names or [str(name) for name in value]
+        try:
+            rows = list(zip(*(value[name] for name in names), strict=True))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _no_table(call, f"not one list of one length per column ({error!r})") from error
+    elif _is_sequence(value):
+        rows = value.tolist() if isinstance(value, Tensor | np.ndarray) else list(value)
+        if rows and all(isinstance(row, Mapping) for row in rows):
+            names = names or list(dict.fromkeys(name for row in rows for name in row))
+            rows = [[row.get(name) for name in names] for row in rows]
+    if not names or isinstance(columns, str) or len(set(names)) < len(names):
+        raise _no_table(call, f"{kind_of(value)} with columns={columns!r:.60}")
+    for at, row in enumerate(rows):
+        if not _is_sequence(row) or len(row) != len(names):
+            raise _no_table(call, f"row {at} has not a value for each of {len(names)} columns")
+    return Table(tuple(names), tuple(tuple(map(_cell, row)) for row in rows))
 
 
 def _no_table(call: str, what: str) -> ConfigurationError:
     return ConfigurationError(
         "not-a-table",
-        f"{call}: {what}; pass a list of dicts, a dict of columns, rows with columns=[...], or a "
-        "pandas or polars data frame. For a string use log_text.",
+        f"{call}: no table: {what}; pass a list of dicts, a dict of columns, rows with "
+        "columns=[...], or a pandas or polars data frame. For one row pass [{...}], for a string "
+        "use log_text.",
     )
-
-
-def _by_column(call: str, value: Mapping[Any, Any], names: list[str] | None) -> Table:
-    if not all(map(_is_sequence, value.values())):
-        raise _no_table(call, "the dict has not one list per column: for one row pass [{...}]")
-    held = {str(name): list(cells) for name, cells in value.items()}
-    if len({len(cells) for cells in held.values()}) > 1:
-        lengths = ", ".join(f"{name} {len(cells)}" for name, cells in held.items())
-        raise _no_table(call, f"the columns have different lengths ({lengths})")
-    chosen = names or list(held)
-    for name in chosen:
-        if name not in held:
-            raise _no_table(call, f"there is no column {name!r}, only {listed(held)}")
-    return _checked_table(call, chosen, list(zip(*(held[name] for name in chosen), strict=True)))
-
-
-def _by_row(call: str, rows: list[Any], names: list[str] | None) -> Table:
-    if rows and all(isinstance(row, Mapping) for row in rows):
-        texts = [{str(key): cell for key, cell in row.items()} for row in rows]
-        names = names or list(dict.fromkeys(key for row in texts for key in row))
-        cells = [tuple(row.get(name) for name in names) for row in texts]
-        return _checked_table(call, names, cells)
-    if names is None:
-        raise _no_table(call, "the rows have no column names")
-    for row in rows:
-        if isinstance(row, Mapping) or not _is_sequence(row):
-            raise _no_table(call, f"{kind_of(row)} is not a row")
-    return _checked_table(call, names, [tuple(row) for row in rows])
-
-
-def _checked_table(call: str, names: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Table:
-    columns = tuple(str(name) for name in names)
-    if not columns or len(set(columns)) < len(columns):
-        raise _no_table(call, f"the columns {list(columns)} must be some, each of its own name")
-    cells = []
-    for at, row in enumerate(rows):
-        if len(row) != len(columns):
-            raise _no_table(
-                call, f"row {at} has {len(row)} values, but there are {len(columns)} columns"
-            )
-        cells.append(tuple(map(_cell, row)))
-    return Table(columns, tuple(cells))
 
 
 def _cell(value: Any) -> Cell:
@@ -431,15 +340,10 @@ def as_array(call: str, value: Any) -> NDArray[Any]:
         )
     if isinstance(value, Tensor):
         tensor = value.detach()
-        tensor = tensor.to_dense() if tensor.is_sparse else tensor
-        tensor = tensor.dequantize() if tensor.is_quantized else tensor
-        if tensor.is_floating_point() and tensor.element_size() < 4:
+        if tensor.is_floating_point() and tensor.element_size() < 4:  # numpy has no bfloat16
             tensor = tensor.float()
-        value = tensor.cpu().resolve_conj().numpy()
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError):
-        array = np.asarray(None)
+        value = tensor.cpu().numpy()
+    array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise ConfigurationError(
             "not-real-numbers",

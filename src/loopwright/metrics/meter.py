@@ -254,8 +254,7 @@ class Meter:
 
             values = compute_together(self.computed, gather)
         for name, value in values.items():
-            parts = value if isinstance(value, Mapping) else {name: value}
-            result |= {part: float(number) for part, number in parts.items()}
+            result |= named_numbers(name, value)
         if is_final:
             self.reset_computed()
         return result | (self._logged if gather is None else average_logged(gather(self._logged)))
@@ -321,6 +320,25 @@ def average_steps(
         at, _, name = key.partition("/")
         result[int(at)][name] = _ratio(total, count)
     return result
+
+
+def named_numbers(name: str, value: Any) -> dict[str, float]:
+    """What a metric computed as numbers: a dict by its keys, a vector (one number per class, say)
+    by position."""
+    if isinstance(value, Mapping):
+        numbers: dict[str, float] = {}
+        for part, item in value.items():
+            numbers |= named_numbers(str(part), item)
+        return numbers
+    if isinstance(value, Tensor) and value.dim() == 1 and value.numel() != 1:
+        return {f"{name}/{at}": number for at, number in enumerate(value.tolist())}
+    if _is_number(value):
+        return {name: float(value)}
+    raise ConfigurationError(
+        "metric-not-numbers",
+        f"Metric {name!r} computed {kind_of(value)}, which cannot be logged as numbers: log a "
+        "summary of it from your own callback.",
+    )
 
 
 def _ratio(total: float, count: float) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,13 +34,6 @@ Gather = Callable[[Any], list[Any]]
 State = dict[str, Any]
 
 
-class CallbackLike(Protocol):
-    """A callback, which may save its own state."""
-
-    @property
-    def has_own_state(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class MetricOwners:
     """The objects among which the metrics of a run are found.
@@ -55,16 +48,49 @@ class MetricOwners:
 
     @classmethod
     def of(
-        cls, modules: Mapping[str, nn.Module], program: object, callbacks: Sequence[CallbackLike]
+        cls, modules: Mapping[str, nn.Module], program: object, callbacks: Sequence[Any]
     ) -> MetricOwners:
         """The modules of a trainer, the trainer itself, and its callbacks without a `state_dict` of
         their own."""
-        objects = {
-            f"{type(c).__name__}-{number}.": c
-            for number, c in enumerate(callbacks)
-            if not c.has_own_state
-        }
-        return cls(modules, {"": program, **objects})
+        objects = {"": program}
+        for number, callback in enumerate(callbacks):
+            if not callback.has_own_state:
+                objects[f"{type(callback).__name__}-{number}."] = callback
+        return cls(modules, objects)
+
+    def attributes(self) -> dict[str, Any]:
+        """Metrics among the attributes of objects, by path: `acc`, `scores.acc`,
+        `Watching-0.acc`."""
+        known = {id(part) for module in self.modules.values() for part in module.modules()}
+        found: dict[str, Any] = {}
+        for prefix, owner in self.objects.items():
+            for path, value in attributes_of(owner):
+                # most are none, and a protocol takes Python 3.11 some microseconds
+                if not hasattr(value, "compute") or isinstance(value, type) or id(value) in known:
+                    continue
+                if isinstance(value, ComputedMetric):
+                    known.add(id(value))
+                    found[f"{prefix}{path}"] = value
+        return found
+
+    def by_path(self) -> dict[str, Any]:
+        """Every metric, parts of modules included."""
+        found: dict[str, Any] = {}
+        for name, module in self.modules.items():
+            parts = module.named_modules(prefix=name)
+            found |= {path: part for path, part in parts if isinstance(part, ComputedMetric)}
+        return found | self.attributes()
+
+
+def attributes_of(owner: object) -> Iterator[tuple[str, Any]]:
+    """The attributes of an object, and the items of those that are dicts, lists or tuples, by
+    path."""
+    for name, value in vars(owner).items():
+        yield name, value
+        if isinstance(value, dict):
+            yield from ((f"{name}.{key}", item) for key, item in value.items())
+        elif isinstance(value, list | tuple):
+            yield from ((f"{name}.{at}", item) for at, item in enumerate(value))
 
 
 def mergeable_parts(metric: object) -> dict[str, MergeableMetric]:
@@ -120,20 +146,6 @@ def compute_together(metrics: Mapping[str, Any], gather: Gather) -> dict[str, An
     return everywhere
 
 
-def merge_copies(metric: object, copies: Sequence[object]) -> None:
-    """Set a metric or a collection to the merged state of its copies."""
-    states = [
-        {path: _state(part) for path, part in mergeable_parts(copy).items()} for copy in copies
-    ]
-    for path, part in mergeable_parts(metric).items():
-        merge_into(part, [state[path] for state in states])
-
-
-def merge_into(part: MergeableMetric, states: Sequence[State]) -> None:
-    """Set a metric to the merged states of several processes."""
-    _set(part, merge(part, states))
-
-
 def merge(part: MergeableMetric, states: Sequence[State]) -> State:
     """Merge the states of several processes, leaving out metrics that were never updated."""
     updated = [state for state in states if state["updates"]] or list(states[:1])
@@ -183,7 +195,7 @@ def load_metric_states(
         if saved or not states:
             metric.reset()
         if len(saved) > 1 and isinstance(metric, MergeableMetric):
-            merge_into(metric, saved)
+            _set(metric, merge(metric, saved))
         elif saved:
             for key, value in saved[0]["values"].items():
                 setattr(metric, key, value)
@@ -195,22 +207,27 @@ def _metrics(modules: Mapping[str, nn.Module]) -> dict[str, CountedMetric]:
     return {path: part for path, part in parts if isinstance(part, CountedMetric)}
 
 
-def object_states(owners: MetricOwners) -> dict[str, State]:
-    """The state of every metric that is no module and has a `state_dict`, by path."""
-    return {
-        path: {"state": deepcopy(metric.state_dict())} for path, metric in _plain(owners).items()
-    }
+def run_states(owners: MetricOwners) -> dict[str, State]:
+    """The state of every metric of a run, by path."""
+    modules, objects = _saved(owners)
+    states = metric_states(modules)
+    for path, metric in objects.items():
+        states[path] = {"state": deepcopy(metric.state_dict())}
+    return states
 
 
-def load_object_states(
+def load_run_states(
     owners: MetricOwners,
     states: Sequence[Mapping[str, Any]],
     *,
     is_in_epoch: bool,
     num_processes: int,
 ) -> None:
-    """Load `object_states`; those of several processes cannot be merged, so only between epochs."""
-    for path, metric in _plain(owners).items():
+    """Load `run_states` of one or several processes. Those of metrics that are no modules cannot be
+    merged, so they are loaded only between epochs."""
+    modules, objects = _saved(owners)
+    load_metric_states(modules, states)
+    for path, metric in objects.items():
         saved = [state[path]["state"] for state in states if path in state]
         if len(saved) > 1 and is_in_epoch:
             raise CheckpointError(
@@ -223,18 +240,30 @@ def load_object_states(
             metric.load_state_dict(deepcopy(saved[0]))
 
 
+def _saved(owners: MetricOwners) -> tuple[dict[str, nn.Module], dict[str, Stateful]]:
+    """The modules, and the other objects with a state, whose metrics a checkpoint saves."""
+    modules = dict(owners.modules)
+    objects: dict[str, Stateful] = {}
+    for path, metric in owners.attributes().items():
+        if isinstance(metric, nn.Module):
+            modules[path] = metric
+        elif isinstance(metric, Stateful):
+            objects[path] = metric
+    return modules, objects
+
+
 def paths_of(computed: Mapping[str, ComputedMetric], owners: MetricOwners) -> dict[str, str]:
     """The paths of the metrics that an epoch computes, by the names they were logged under."""
     if not computed:
         return {}
-    paths = {id(metric): path for path, metric in _all(owners).items()}
+    paths = {id(metric): path for path, metric in owners.by_path().items()}
     return {name: paths[id(metric)] for name, metric in computed.items() if id(metric) in paths}
 
 
 def metrics_at(paths: Mapping[str, str], owners: MetricOwners) -> dict[str, ComputedMetric]:
     """The metrics at the paths that `paths_of` gave, by name, without those that are not there any
     more."""
-    found = _all(owners)
+    found = owners.by_path()
     return {name: found[path] for name, path in paths.items() if path in found}
 
 
@@ -243,7 +272,7 @@ def check_saved(owners: MetricOwners, name: str, metric: ComputedMetric) -> None
     its state."""
     kind = type(metric).__name__
     lost = "so a run that is resumed inside an epoch would lose its partial results"
-    if not any(metric is known for known in _all(owners).values()):
+    if not any(metric is known for known in owners.by_path().values()):
         raise ConfigurationError(
             "metric-not-saved",
             f"The metric {name!r} ({kind}) is not an attribute of the trainer or of a callback, "
@@ -256,58 +285,3 @@ def check_saved(owners: MetricOwners, name: str, metric: ComputedMetric) -> None
             "both methods, return numbers instead (they are averaged for you), or train without "
             "`run_dir`.",
         )
-
-
-def modules_with_metrics(owners: MetricOwners) -> dict[str, nn.Module]:
-    """The modules, and the metrics among the attributes of objects that are modules too, by
-    path."""
-    held = {
-        path: metric for path, metric in _objects(owners).items() if isinstance(metric, nn.Module)
-    }
-    return {**owners.modules, **held}
-
-
-def _plain(owners: MetricOwners) -> dict[str, Stateful]:
-    found = _objects(owners).items()
-    return {
-        path: m for path, m in found if isinstance(m, Stateful) and not isinstance(m, nn.Module)
-    }
-
-
-def _all(owners: MetricOwners) -> dict[str, Any]:
-    """Every metric, modules included, by path."""
-    found: dict[str, Any] = {}
-    for name, module in owners.modules.items():
-        parts = module.named_modules(prefix=name)
-        found |= {path: part for path, part in parts if isinstance(part, ComputedMetric)}
-    return found | _objects(owners)
-
-
-def _objects(owners: MetricOwners) -> dict[str, Any]:
-    """Metrics among the attributes of objects, by path: `acc`, `scores.acc`, `Watching-0.acc`."""
-    known = {id(part) for module in owners.modules.values() for part in module.modules()}
-    found: dict[str, Any] = {}
-    for prefix, owner in owners.objects.items():
-        for path, value in attributes_of(owner):
-            # most are none, and a protocol takes Python 3.11 some microseconds
-            if not hasattr(value, "compute"):
-                continue
-            if (
-                isinstance(value, ComputedMetric)
-                and not isinstance(value, type)
-                and id(value) not in known
-            ):
-                known.add(id(value))
-                found[f"{prefix}{path}"] = value
-    return found
-
-
-def attributes_of(owner: object) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object, and the items of those that are dicts, lists or tuples, by
-    path."""
-    for name, value in vars(owner).items():
-        yield name, value
-        if isinstance(value, dict):
-            yield from ((f"{name}.{key}", item) for key, item in value.items())
-        elif isinstance(value, list | tuple):
-            yield from ((f"{name}.{at}", item) for at, item in enumerate(value))

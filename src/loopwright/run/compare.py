@@ -4,27 +4,24 @@ metrics diverge."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TypeAlias
+
+import numpy as np
 
 from ..checkpoint.manifest import hash_file
 from .changes import Change, find_changes, flatten, is_identical
+from .curves import Array
 from .directory import FOLDERS
 from .metrics_view import MetricsView
 from .reading import Run, compile_choice
+from .schema import Level
 
-if TYPE_CHECKING:
-    from .curves import Array
-
-    PlacesAndValues: TypeAlias = Mapping[str, tuple[Array, Array]]
-
-Level = Literal["steps", "epochs"]
+PlacesAndValues: TypeAlias = Mapping[str, tuple[Array, Array]]
 # steps or epochs that are compared at once; each window is twice as long as the one before
 FIRST_WINDOW = 4096
-LEVELS: tuple[Level, Level] = ("steps", "epochs")
 # keys of a config that name a run and do not change its training
 OWN = ("name", "output_path", "tags", "resume")
 # metrics of the machine
@@ -35,7 +32,7 @@ MEASURED = re.compile(r"(^|[_/.])(time|seconds|second|eta|memory|throughput|spee
 class Divergence:
     """How far the metrics of two runs are equal, bit for bit."""
 
-    level: Level
+    level: str  # "steps" or "epochs"
     num_same: int  # steps or epochs of both runs before they diverge
     at: int | None = None
     changes: tuple[Change, ...] = ()
@@ -91,14 +88,14 @@ def compare_metrics(
     left_out: set[str] = set()
 
     def is_compared(name: str) -> bool:
-        if any(fnmatchcase(name, pattern) for pattern in ignore) or (
-            not strict and MEASURED.search(name)
-        ):
+        is_ignored = any(fnmatchcase(name, pattern) for pattern in ignore)
+        if is_ignored or (not strict and MEASURED.search(name)):
             left_out.add(name)
             return False
         return True
 
-    steps, epochs = (_part(first.metrics, second.metrics, level, is_compared) for level in LEVELS)
+    steps = _compare_level(first.metrics, second.metrics, "step", is_compared)
+    epochs = _compare_level(first.metrics, second.metrics, "epoch", is_compared)
     return (steps, epochs), tuple(sorted(left_out))
 
 
@@ -117,52 +114,34 @@ def _config(run: Run) -> object:
 
 def _code(run: Run) -> object:
     """The commit, the uncommitted changes, and the hashes of the program's own modules."""
-    found = _noted(run, {"git_commit": "commit", "git_dirty": "uncommitted changes"})
-    own = [
-        path
-        for path in run.path.rglob("*.py")
-        if path.relative_to(run.path).parts[0] not in FOLDERS
-    ]
-    files = sorted(path for path in (*own, run.path / "code.diff") if path.is_file())
-    return found | {str(path.relative_to(run.path)): _hash(path) for path in files}
+    noted = _noted(run, "git_commit", "git_dirty")
+    names = {"git_commit": "commit", "git_dirty": "uncommitted changes"}
+    found = {names[name]: value for name, value in noted.items()}
+    for path in sorted((*run.path.rglob("*.py"), run.path / "code.diff")):
+        below = path.relative_to(run.path)
+        if path.is_file() and below.parts[0] not in FOLDERS:
+            found[str(below)] = hash_file(path)[:12]
+    return found
 
 
-def _hash(path: Path) -> str:
-    return hash_file(path)[:12]
-
-
-def _packages(run: Run) -> object:
-    listed = run.manifest.get("packages")
-    own = _noted(run, dict.fromkeys(("python", "loopwright", "torch")))
+def _noted(run: Run, *names: str, table: str = "") -> dict[str, object]:
+    """Entries of the manifest that are known, after those of one of its tables."""
+    listed = run.manifest.get(table)
+    own = {name: run.manifest[name] for name in names if run.manifest.get(name) is not None}
     return {**(listed if isinstance(listed, dict) else {}), **own}
-
-
-def _hardware(run: Run) -> object:
-    listed = run.manifest.get("hardware")
-    own = _noted(run, dict.fromkeys(("platform", "device")))
-    return {**own, **(listed if isinstance(listed, dict) else {})}
-
-
-def _noted(run: Run, names: Mapping[str, str | None]) -> dict[str, object]:
-    """Entries of the manifest that are known, some under clearer names."""
-    return {
-        title or name: run.manifest[name]
-        for name, title in names.items()
-        if run.manifest.get(name) is not None
-    }
 
 
 PARTS: dict[str, Callable[[Run], object]] = {
     "config": _config,
     "code": _code,
-    "packages": _packages,
-    "seed": lambda run: _noted(run, {"seed": None}),
-    "hardware": _hardware,
+    "packages": lambda run: _noted(run, "python", "loopwright", "torch", table="packages"),
+    "seed": lambda run: _noted(run, "seed"),
+    "hardware": lambda run: _noted(run, "platform", "device", table="hardware"),
     "data": lambda run: run.manifest.get("data"),
 }
 
 
-def _part(
+def _compare_level(
     first: MetricsView, second: MetricsView, level: Level, is_compared: Callable[[str], bool]
 ) -> Divergence:
     """Compare both runs until they diverge, in windows that grow; steps that only one of them
@@ -170,102 +149,66 @@ def _part(
     ends = _last(first, level), _last(second, level)
     last = -1 if None in ends else min(end for end in ends if end is not None)
     only: tuple[dict[str, None], dict[str, None]] = ({}, {})
+    at = None
+    changes: tuple[Change, ...] = ()
     num_same = 0
     start = 0
     size = FIRST_WINDOW
-    while start <= last:
-        window = _Window(
-            first.between(level, start, start + size), second.between(level, start, start + size)
-        )
-        at, changes = window.changes(is_compared)
-        num_same += window.count_common(at)
-        for names, found in zip(only, window.only(at, is_compared), strict=True):
-            names.update(dict.fromkeys(found))
-        if at is not None:
-            return Divergence(
-                level, num_same, at, changes, (None, None), tuple(only[0]), tuple(only[1])
-            )
-        start = start + size
-        size = 2 * size
-    return Divergence(level, num_same, None, (), ends, tuple(only[0]), tuple(only[1]))
+    while start <= last and at is None:
+        runs = [run.between(level, start, start + size) for run in (first, second)]
+        runs = [{name: run[name] for name in run if is_compared(name)} for run in runs]
+        at, changes = _first_changes(*runs)
+        common = np.intersect1d(_all_places(runs[0]), _all_places(runs[1]))
+        num_same += len(common if at is None else common[common < at])
+        shown = common if at is None else common[common <= at]
+        only[0].update(dict.fromkeys(_lacking(runs[0], runs[1], shown)))
+        only[1].update(dict.fromkeys(_lacking(runs[1], runs[0], shown)))
+        start += size
+        size *= 2
+    ends = ends if at is None else (None, None)
+    return Divergence(f"{level}s", num_same, at, changes, ends, tuple(only[0]), tuple(only[1]))
 
 
 def _last(metrics: MetricsView, level: Level) -> int | None:
     """The last step or epoch of a run."""
-    if level == "steps":
+    if level == "step":
         step = metrics.last_step()
         return None if step is None else step[0]
     epoch = metrics.last_epoch()
     return None if epoch is None else epoch.at
 
 
-class _Window:
-    """The metrics of two runs in the same steps or epochs: for each its places and values."""
-
-    def __init__(self, first: PlacesAndValues, second: PlacesAndValues) -> None:
-        self.runs = first, second
-        self.common = _both(*(_union([places for places, _ in run.values()]) for run in self.runs))
-
-    def changes(self, is_compared: Callable[[str], bool]) -> tuple[int | None, tuple[Change, ...]]:
-        """The first place at which a metric of both differs in a bit, and the metrics that do
-        there."""
-        found: dict[str, tuple[int, float, float]] = {}
-        for name in self.runs[0]:
-            if name in self.runs[1] and is_compared(name) and (change := self._first_change(name)):
-                found[name] = change
-        at = min((place for place, _, _ in found.values()), default=None)
-        return at, tuple(
-            Change(name, *values) for name, (place, *values) in found.items() if place == at
-        )
-
-    def _first_change(self, name: str) -> tuple[int, float, float] | None:
-        import numpy as np
-
-        (places, ours) = self.runs[0][name]
-        (others, theirs) = self.runs[1][name]
-        both = _both(places, others)
-        if len(both) < max(len(places), len(others)):
-            ours = ours[np.isin(places, both)]
-            theirs = theirs[np.isin(others, both)]
+def _first_changes(
+    first: PlacesAndValues, second: PlacesAndValues
+) -> tuple[int | None, tuple[Change, ...]]:
+    """The first place at which a metric of both differs in a bit, and the metrics that do there."""
+    found: dict[str, tuple[int, float, float]] = {}
+    for name in first.keys() & second.keys():
+        places, ours = first[name]
+        others, theirs = second[name]
+        both, mine, their = np.intersect1d(places, others, assume_unique=True, return_indices=True)
+        ours = ours[mine]
+        theirs = theirs[their]
         differ = np.flatnonzero(ours.view(np.int64) != theirs.view(np.int64))
-        return (
-            None
-            if not len(differ)
-            else (int(both[differ[0]]), float(ours[differ[0]]), float(theirs[differ[0]]))
-        )
-
-    def count_common(self, end: int | None) -> int:
-        """How many places both runs have, before one."""
-        return len(self.common) if end is None else int((self.common < end).sum())
-
-    def only(self, last: int | None, is_compared: Callable[[str], bool]) -> Iterator[list[str]]:
-        """For each run, the metrics that it has at a place where the other has others only."""
-        common = self.common if last is None else self.common[self.common <= last]
-        for own, other in (self.runs, self.runs[::-1]):
-            known = {name: other[name][0] if name in other else common[:0] for name in own}
-            shared = {name: _both(places, common) for name, (places, _) in own.items()}
-            lacking = [
-                name for name in own if len(_both(shared[name], known[name])) < len(shared[name])
-            ]
-            yield [name for name in lacking if is_compared(name)]
+        if len(differ):
+            at = differ[0]
+            found[name] = (int(both[at]), float(ours[at]), float(theirs[at]))
+    at = min((place for place, _, _ in found.values()), default=None)
+    names = [name for name in first if name in found and found[name][0] == at]
+    return at, tuple(Change(name, *found[name][1:]) for name in names)
 
 
-def _union(parts: Sequence[Array]) -> Array:
-    """All places of some metrics, which mostly have the same."""
-    import numpy as np
-
-    if not parts:
-        return np.array([], np.int64)
-    others = [part for part in parts[1:] if not np.array_equal(part, parts[0])]
-    return np.unique(np.concatenate([parts[0], *others])) if others else parts[0]
+def _all_places(run: PlacesAndValues) -> Array:
+    """All places of the metrics of a run."""
+    parts = [places for places, _ in run.values()]
+    return np.unique(np.concatenate(parts)) if parts else np.array([], np.int64)
 
 
-def _both(first: Array, second: Array) -> Array:
-    """The places that are in both."""
-    import numpy as np
-
-    return (
-        first
-        if np.array_equal(first, second)
-        else np.intersect1d(first, second, assume_unique=True)
-    )
+def _lacking(run: PlacesAndValues, other: PlacesAndValues, common: Array) -> list[str]:
+    """The metrics of a run that the other one lacks at a place of both."""
+    found = []
+    for name, (places, _) in run.items():
+        known = other[name][0] if name in other else common[:0]
+        if (np.isin(places, common) & ~np.isin(places, known)).any():
+            found.append(name)
+    return found

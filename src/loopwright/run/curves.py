@@ -4,25 +4,30 @@ lost."""
 from __future__ import annotations
 
 import json
+import sqlite3
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from math import ceil, floor, inf, isfinite
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from .schema import AXES, CLOCK_AT, LEVELS, has_summaries, id_of
-
-if TYPE_CHECKING:
-    import sqlite3
+from .schema import AXES, CLOCK_AT, LEVELS, Level, has_summaries, id_of
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 CurveColumns: TypeAlias = dict[str, Array]
+Bounds: TypeAlias = tuple[float | None, float | None]
+BUCKETS = ("key", "first", "last", "count", "nonfinite", "min", "max", "total")
+MERGED: dict[str, np.ufunc] = {  # how columns become one; others are added
+    "min": np.fmin,
+    "max": np.fmax,
+    "first": np.minimum,
+    "last": np.maximum,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class MetricCurve:
     """Columns of a metric along an axis; a column stands for one value or, where there are many,
     for several.
 
@@ -31,7 +36,7 @@ class Curve:
     """
 
     name: str
-    level: Literal["step", "epoch"]
+    level: Level
     x: str  # step, update, epoch, samples, seconds, wall, or the name of another metric
     every: int  # how many values a column stands for, on average
     total: int  # number of values in the range
@@ -42,6 +47,12 @@ class Curve:
     max: list[float]
     count: list[int]
     nonfinite: list[int]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every column is one value; `every` is an average, which may be 1 where some
+        columns are not."""
+        return all(count == 1 for count in self.count)
 
     def columns(self) -> dict[str, list[Any]]:
         """The columns for JSON: None stands for NaN and infinite numbers, which `nonfinite`
@@ -55,235 +66,169 @@ class Curve:
 
 
 def step_curve(
-    connection: sqlite3.Connection,
+    file: sqlite3.Connection,
     name: str,
     x: str,
-    bounds: tuple[float | None, float | None],
+    bounds: Bounds,
     points: int,
     *,
     after: int | None = None,
-) -> Curve:
+) -> MetricCurve:
     """The curve of a metric of steps between two places along the axis, both included, or after a
     step."""
-    key = id_of(connection, name)
-    other = None if x in AXES else id_of(connection, x)
-    axis = Axis(connection, "step" if other is not None else x)
-    ends = first_and_last_step(connection, key)
-    ends = ends if after is None else (max(ends[0], after + 1), ends[1])
-    if other is None:
-        columns = StepRange.within(
-            connection, ends, axis.steps_between(*bounds, ends, key), points
-        ).read(key)
-        return _curve(name, "step", x, axis.place(columns))
-    columns = StepRange.within(connection, ends, ends, points).read_against(key, other)
+    key = id_of(file, name)
+    first, last = _first_and_last_step(file, key)
+    if after is not None:
+        first = max(first, after + 1)
+    if x in AXES:
+        first, last = _steps_between(file, x, bounds, first, last)
+        columns = _read(file, key, first, last, points)
+        columns["x"] = _places(file, x, columns)
+        # a column of several values lies between the bounds, as far as it can
+        is_kept = _is_within(columns["x"], bounds) | (columns["count"] > 1)
+        return _curve(name, "step", x, _chosen(columns, is_kept))
+    other = id_of(file, x)
+    columns = _read_against(file, key, other, first, last, points)
     if bounds != (None, None):
-        near = _within(_within(columns, (bounds[0], None), "x_max"), (None, bounds[1]), "x_min")
-        columns = _within(near, bounds)
+        is_near = _is_within(columns["x_max"], (bounds[0], None))
+        is_near &= _is_within(columns["x_min"], (None, bounds[1]))
+        near = _chosen(columns, is_near)
         if len(near["key"]):  # once more, at the resolution of the steps that are left
-            steps = int(near["first"].min()), int(near["last"].max())
-            columns = _within(
-                StepRange.within(connection, ends, steps, points).read_against(key, other), bounds
-            )
+            ends = int(near["first"].min()), int(near["last"].max())
+            columns = _read_against(file, key, other, *ends, points)
+        columns = _chosen(columns, _is_within(columns["x"], bounds))
     return _curve(name, "step", x, columns)
 
 
 def epoch_curve(
-    connection: sqlite3.Connection,
-    name: str,
-    x: str,
-    bounds: tuple[float | None, float | None],
-    *,
-    after: int | None = None,
-) -> Curve:
+    file: sqlite3.Connection, name: str, x: str, bounds: Bounds, *, after: int | None = None
+) -> MetricCurve:
     """The curve of a metric of epochs, every value."""
-    if x in AXES:
-        place = "v.epoch" if x == "epoch" else 'v."update"' if x == "update" else f"c.{x}"
-        columns = f'v.epoch, v.value, {place}, v."update"'
-        query = f"SELECT {columns} FROM epoch_values v LEFT JOIN epoch_clock c ON c.epoch = v.epoch"
-        values: tuple[object, ...] = (id_of(connection, name),)
-    else:
-        query = (
-            "SELECT v.epoch, v.value, o.value, 0 FROM epoch_values v JOIN epoch_values o ON "
-            "o.epoch = v.epoch"
-        )
-        query = f"{query} AND o.name = ?"
-        values = (id_of(connection, x), id_of(connection, name))
-    start = -(2**62) if after is None else after
-    rows = connection.execute(
-        f"{query} WHERE v.name = ? AND v.epoch > ? ORDER BY v.epoch", (*values, start)
+    own = {"epoch": "v.epoch", "update": 'v."update"'}
+    place = own.get(x, f"c.{x}") if x in AXES else "o.value"
+    rows = file.execute(
+        f'SELECT v.epoch, v.value, {place}, v."update" FROM epoch_values v '
+        "LEFT JOIN epoch_clock c ON c.epoch = v.epoch "
+        "LEFT JOIN epoch_values o ON o.epoch = v.epoch AND o.name = ? "
+        "WHERE v.name = ? AND v.epoch > ? ORDER BY v.epoch",
+        (id_of(file, x), id_of(file, name), -(2**62) if after is None else after),
     ).fetchall()
-    epochs, numbers, places, updates = np.array(rows, float).reshape(-1, 4).T
+    epochs, values, places, updates = np.array(rows, float).reshape(-1, 4).T
     if x == "step" and np.isnan(places).any():
-        places = np.where(np.isnan(places), _steps_of_updates(connection, updates), places)
-    return _curve(name, "epoch", x, _within(_of_values(epochs, numbers) | {"x": places}, bounds))
+        places = np.where(np.isnan(places), _steps_of_updates(file, updates), places)
+    columns = _of_values(epochs, values) | {"x": places}
+    return _curve(name, "epoch", x, _chosen(columns, _is_within(places, bounds)))
 
 
-def _steps_of_updates(connection: sqlite3.Connection, updates: Array) -> Array:
+def _steps_of_updates(file: sqlite3.Connection, updates: Array) -> Array:
     """The last logged steps up to some updates, for epochs of an earlier version, which noted no
     step; else NaN."""
     one_metric = "name = (SELECT name FROM step_values LIMIT 1)"
-    rows = connection.execute(
-        f'SELECT step, "update" FROM step_values WHERE {one_metric} ORDER BY step'
-    ).fetchall()
-    steps, ends = np.array([(np.nan, -np.inf), *rows], float).T
+    query = f'SELECT step, "update" FROM step_values WHERE {one_metric} ORDER BY step'
+    steps, ends = np.array([(np.nan, -np.inf), *file.execute(query)], float).T
     found: Array = steps[np.searchsorted(ends, updates, side="right") - 1]
     return found
 
 
-def first_and_last_step(connection: sqlite3.Connection, key: object) -> tuple[int, int]:
+def _first_and_last_step(file: sqlite3.Connection, key: object) -> tuple[int, int]:
     """The first and the last step of a metric; an empty range where it has no values."""
     ends = (f"(SELECT {end}(step) FROM step_values WHERE name = ?1)" for end in ("min", "max"))
-    first, last = connection.execute(f"SELECT {', '.join(ends)}", (key,)).fetchone()
+    first, last = file.execute(f"SELECT {', '.join(ends)}", (key,)).fetchone()
     return (0, -1) if first is None else (first, last)
 
 
-@dataclass(frozen=True, slots=True)
-class StepRange:
-    """Steps of a file, and how many of them a column may stand for."""
+# Values and summaries
 
-    connection: sqlite3.Connection
-    first: int
-    last: int
-    points: int
 
-    @classmethod
-    def within(
-        cls,
-        connection: sqlite3.Connection,
-        ends: tuple[int, int],
-        wanted: tuple[int, int],
-        points: int,
-    ) -> StepRange:
-        """The steps that are wanted, as far as there are any."""
-        return cls(connection, max(ends[0], wanted[0]), min(ends[1], wanted[1]), max(points, 1))
+def _read(
+    file: sqlite3.Connection, key: object, first: int, last: int, points: int, of: object = None
+) -> CurveColumns:
+    """Every value from a step to another, where they (or those of another metric) are few enough,
+    else columns of several values."""
+    points = max(points, 1)
+    values = "SELECT 1 FROM step_values WHERE name = ? AND step BETWEEN ? AND ? LIMIT ?"
+    bounds = (key if of is None else of, first, last, points + 1)
+    (count,) = file.execute(f"SELECT count(*) FROM ({values})", bounds).fetchone()
+    if count <= points:
+        return _values(file, key, first, last)
+    width = -(-(last - first + 1) // points)
+    fitting = [level for level in LEVELS if 8**level <= width and has_summaries(file)]
+    columns = _pieces(file, key, first, last, max(fitting, default=0))
+    return _merge(columns, (columns["key"] - first) // width)
 
-    @property
-    def width(self) -> int:
-        """The steps that a column stands for, where it stands for several."""
-        return max(-(-(self.last - self.first + 1) // self.points), 1)
 
-    def read(self, key: object, *, of: object = None) -> CurveColumns:
-        """Every value, where they (or those of another metric) are few enough, else columns of
-        several values."""
-        if self._fits(key if of is None else of):
-            return _values(self.connection, key, self.first, self.last)
-        return self._merged(key)
-
-    def read_against(self, key: object, other: object) -> CurveColumns:
-        """The columns of a metric at the means of another one in the same steps."""
-        ours = self.read(key)
-        theirs = self.read(other, of=key)
-        _, mine, their = np.intersect1d(
-            ours["key"], theirs["key"], assume_unique=True, return_indices=True
-        )
-        theirs = {name: column[their] for name, column in theirs.items()}
-        joined = {name: column[mine] for name, column in ours.items()}
-        return joined | {"x": _mean(theirs), "x_min": theirs["min"], "x_max": theirs["max"]}
-
-    def _fits(self, key: object) -> bool:
-        values = "SELECT 1 FROM step_values WHERE name = ? AND step BETWEEN ? AND ? LIMIT ?"
-        bounds = (key, self.first, self.last, self.points + 1)
-        return bool(
-            self.connection.execute(f"SELECT count(*) FROM ({values})", bounds).fetchone()[0]
-            <= self.points
-        )
-
-    def _merged(self, key: object) -> CurveColumns:
-        fitting = (
-            level for level in LEVELS if 8**level <= self.width and has_summaries(self.connection)
-        )
-        columns = _pieces(self.connection, key, self.first, self.last, max(fitting, default=0))
-        return _merge(columns, (columns["key"] - self.first) // self.width)
+def _read_against(
+    file: sqlite3.Connection, key: object, other: object, first: int, last: int, points: int
+) -> CurveColumns:
+    """The columns of a metric at the means of another one in the same steps."""
+    ours = _read(file, key, first, last, points)
+    theirs = _read(file, other, first, last, points, of=key)
+    _, mine, their = np.intersect1d(
+        ours["key"], theirs["key"], assume_unique=True, return_indices=True
+    )
+    joined = _chosen(ours, mine)
+    theirs = _chosen(theirs, their)
+    return joined | {"x": _mean(theirs), "x_min": theirs["min"], "x_max": theirs["max"]}
 
 
 def _pieces(
-    connection: sqlite3.Connection, key: object, first: int, last: int, level: int
+    file: sqlite3.Connection, key: object, first: int, last: int, level: int
 ) -> CurveColumns:
     """Summaries of a level and, where its buckets reach beyond the range, of the levels below it;
     in order."""
     if level == 0 or first > last:
-        return _values(connection, key, first, last)
+        return _values(file, key, first, last)
     size = 8**level
     # the buckets that lie within the range, without `end`
     start = -(-first // size)
     end = (last + 1) // size
     if start >= end:
-        return _pieces(connection, key, first, last, level - 1)
+        return _pieces(file, key, first, last, level - 1)
     parts = [
-        _pieces(connection, key, first, start * size - 1, level - 1),
-        _buckets(connection, key, start, end - 1, level),
-        _pieces(connection, key, end * size, last, level - 1),
+        _pieces(file, key, first, start * size - 1, level - 1),
+        _buckets(file, key, start, end - 1, level),
+        _pieces(file, key, end * size, last, level - 1),
     ]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _buckets(
-    connection: sqlite3.Connection, key: object, first: int, last: int, level: int
+    file: sqlite3.Connection, key: object, first: int, last: int, level: int
 ) -> CurveColumns:
-    names = ("key", "first", "last", "count", "nonfinite", "min", "max", "total")
     query = (
         "SELECT bucket, first_step, last_step, count, nonfinite, min, max, total FROM summaries "
         "WHERE name = ? AND level = ? AND bucket BETWEEN ? AND ? ORDER BY bucket"
     )
-    rows = connection.execute(query, (key, level, first, last)).fetchall()
-    table = np.array(rows, float).reshape(-1, len(names)).T
-    columns: CurveColumns = dict(zip(names, table, strict=True))
+    rows = file.execute(query, (key, level, first, last)).fetchall()
+    table = np.array(rows, float).reshape(-1, len(BUCKETS)).T
+    columns: CurveColumns = dict(zip(BUCKETS, table, strict=True))
     columns["key"] = columns["key"] * 8**level
     columns["update"] = np.full(len(rows), np.nan)
     return columns
 
 
-def _values(connection: sqlite3.Connection, key: object, first: int, last: int) -> CurveColumns:
+def _values(file: sqlite3.Connection, key: object, first: int, last: int) -> CurveColumns:
     query = (
         'SELECT step, value, "update" FROM step_values WHERE name = ? AND step BETWEEN ? AND '
         "? ORDER BY step"
     )
-    rows = connection.execute(query, (key, first, last)).fetchall()
+    rows = file.execute(query, (key, first, last)).fetchall()
     steps, values, updates = np.array(rows, float).reshape(-1, 3).T
     return _of_values(steps, values) | {"update": updates}
 
 
-def read_between(
-    connection: sqlite3.Connection, table: str, place: str, bounds: tuple[int, int]
-) -> dict[str, tuple[Array, Array]]:
-    """The places and the values, bit for bit, of all metrics that have any within the bounds, the
-    last excluded."""
-    rows = f"FROM {table} WHERE name = ? AND {place} >= ? AND {place} < ?"
-    found = {}
-    for key, name in connection.execute("SELECT id, name FROM names").fetchall():
-        pairs = connection.execute(
-            f"SELECT {place}, ifnull(value, 0.0) {rows} ORDER BY {place}", (key, *bounds)
-        )
-        # no list of a million pairs in between
-        numbers = np.fromiter(chain.from_iterable(pairs), float)
-        if len(numbers):
-            places = numbers[::2].astype(np.int64)
-            values = numbers[1::2].copy()
-            for at, exact in connection.execute(
-                f"SELECT {place}, exact {rows} AND exact IS NOT NULL", (key, *bounds)
-            ):
-                values[np.searchsorted(places, at)] = np.frombuffer(exact, ">f8")[0]
-            found[str(name)] = (places, values)
-    return found
-
-
 def _of_values(places: Array, values: Array) -> CurveColumns:
     """Columns of one value each."""
-    ones = np.ones(len(places))
-    odd = ~np.isfinite(values)
-    finite = np.where(odd, 0.0, values)
-    columns = {
+    is_odd = ~np.isfinite(values)
+    return {
         "key": places,
         "first": places,
         "last": places,
-        "count": ones,
-        "nonfinite": odd.astype(float),
-    }
-    return columns | {
+        "count": np.ones(len(places)),
+        "nonfinite": is_odd.astype(float),
         "min": values,
         "max": values,
-        "total": finite,
-        "update": np.full(len(places), np.nan),
+        "total": np.where(is_odd, 0.0, values),
     }
 
 
@@ -291,51 +236,48 @@ def _merge(columns: CurveColumns, groups: Array) -> CurveColumns:
     """One column for each group of neighbours."""
     if not len(groups):
         return columns
-    starts = np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))
-    reduce: dict[str, Any] = {
-        "min": np.fmin,
-        "max": np.fmax,
-        "first": np.minimum,
-        "last": np.maximum,
-    }
+    starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
     merged = {
-        name: reduce.get(name, np.add).reduceat(column, starts) for name, column in columns.items()
+        name: MERGED.get(name, np.add).reduceat(column, starts) for name, column in columns.items()
     }
-    sizes = np.diff(np.concatenate((starts, [len(groups)])))
+    sizes = np.diff(starts, append=len(groups))
     return merged | {"key": groups[starts], "update": merged["update"] / sizes}
 
 
-def _within(
-    columns: CurveColumns, bounds: tuple[float | None, float | None], place: str = "x"
-) -> CurveColumns:
-    if bounds == (None, None):
-        return columns
-    first = -np.inf if bounds[0] is None else bounds[0]
-    last = np.inf if bounds[1] is None else bounds[1]
-    kept = (columns[place] >= first) & (columns[place] <= last)
-    return {name: column[kept] for name, column in columns.items()}
+def _chosen(columns: CurveColumns, which: Array) -> CurveColumns:
+    return {name: column[which] for name, column in columns.items()}
 
 
-def _curve(name: str, level: Literal["step", "epoch"], x: str, columns: CurveColumns) -> Curve:
+def _is_within(places: Array, bounds: Bounds) -> Array:
+    """Which places lie between two, both included; all, and those that are not known, without
+    bounds."""
+    first, last = bounds
+    found = np.full(len(places), True)
+    if first is not None:
+        found &= places >= first
+    if last is not None:
+        found &= places <= last
+    return found
+
+
+def _curve(name: str, level: Level, x: str, columns: CurveColumns) -> MetricCurve:
     total = int(columns["count"].sum())
-    known = ~np.isnan(columns["x"])
-    unplaced = int(columns["count"][~known].sum())
-    columns = {key: column[known] for key, column in columns.items()}
-    mean = _mean(columns)
-    number = len(mean)
-    return Curve(
-        name,
-        level,
-        x,
-        max(round((total - unplaced) / number), 1) if number else 1,
-        total,
-        unplaced,
-        columns["x"].tolist(),
-        mean.tolist(),
-        columns["min"].tolist(),
-        columns["max"].tolist(),
-        columns["count"].astype(int).tolist(),
-        columns["nonfinite"].astype(int).tolist(),
+    columns = _chosen(columns, ~np.isnan(columns["x"]))
+    counts = columns["count"].astype(int).tolist()
+    placed = sum(counts)
+    return MetricCurve(
+        name=name,
+        level=level,
+        x=x,
+        every=max(round(placed / len(counts)), 1) if counts else 1,
+        total=total,
+        unplaced=total - placed,
+        places=columns["x"].tolist(),
+        mean=_mean(columns).tolist(),
+        min=columns["min"].tolist(),
+        max=columns["max"].tolist(),
+        count=counts,
+        nonfinite=columns["nonfinite"].astype(int).tolist(),
     )
 
 
@@ -344,88 +286,87 @@ def _mean(columns: CurveColumns) -> Array:
     finite = columns["count"] - columns["nonfinite"]
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(finite > 0, columns["total"] / finite, np.nan)
-    return np.where(
-        columns["count"] == 1, columns["min"], np.clip(mean, columns["min"], columns["max"])
+    is_single = columns["count"] == 1
+    return np.where(is_single, columns["min"], np.clip(mean, columns["min"], columns["max"]))
+
+
+# Axes
+
+
+def _places(file: sqlite3.Connection, axis: str, columns: CurveColumns) -> Array:
+    """The places of the middle of the steps of columns; NaN where they are not known."""
+    if axis == "update" and not np.isnan(columns["update"]).any():
+        return columns["update"]
+    steps = (columns["first"] + columns["last"]) / 2
+    if axis == "step" or not len(steps):
+        return steps
+    if axis == "epoch" and len(ends := _epoch_ends(file)):
+        return np.interp(steps, ends[:, 0], ends[:, 1])
+    query = f'SELECT "{axis}" FROM ({CLOCK_AT})'
+    rows = file.execute(query, (json.dumps(steps.tolist()),)).fetchall()
+    return np.array(rows, float).reshape(-1)
+
+
+def _epoch_ends(file: sqlite3.Connection) -> Array:
+    """The last step of each epoch and its number, after those of the beginning; the epoch that goes
+    on is taken to be as long as the one before."""
+    query = "SELECT step, epoch FROM epoch_clock WHERE step IS NOT NULL ORDER BY epoch"
+    rows = [(0, 0), *file.execute(query)]
+    if len(rows) == 1:
+        return np.empty((0, 2))
+    (before, _), (last, epoch) = rows[-2:]
+    return np.array([*rows, (last + max(last - before, 1), epoch + 1)], float)
+
+
+def _steps_between(
+    file: sqlite3.Connection, axis: str, bounds: Bounds, first: int, last: int
+) -> tuple[int, int]:
+    """The steps from first to last that lie between two places, and up to one more at each end."""
+    low, high = bounds
+    start = -inf if low is None else _step_at(file, axis, low, is_last=False)
+    end = inf if high is None else _step_at(file, axis, high, is_last=True)
+    return floor(min(max(start, first), last + 1)), ceil(max(min(end, last), first - 1))
+
+
+def _step_at(file: sqlite3.Connection, axis: str, place: float, *, is_last: bool) -> float:
+    """The step at a place, or between two steps; of several at one place the first, or the last."""
+    if axis == "step":
+        return place
+    if axis == "epoch" and len(ends := _epoch_ends(file)):
+        return float(np.interp(place, ends[:, 1], ends[:, 0], left=-inf, right=inf))
+    below, above = ("<=", ">") if is_last else ("<", ">=")
+    query = (
+        f'SELECT max(step), "{axis}" FROM clock WHERE "{axis}" {below} ?1 UNION ALL '
+        f'SELECT min(step), "{axis}" FROM clock WHERE "{axis}" {above} ?1'
     )
+    (low, start), (high, end) = file.execute(query, (place,)).fetchall()
+    if low is None and high is None:  # a file without a clock
+        return inf if is_last else -inf
+    if low is None or high is None:
+        return inf if high is None else -inf
+    return float(low + (high - low) * (place - start) / (end - start))
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One of `AXES`, as a file knows it."""
+# Values for a comparison
 
-    connection: sqlite3.Connection
-    name: str
 
-    def place(self, columns: dict[str, Array]) -> dict[str, Array]:
-        """Columns with the place of the middle of their steps; NaN where it is not known."""
-        if self.name == "update" and not np.isnan(columns["update"]).any():
-            return columns | {"x": columns["update"]}
-        return columns | {"x": self.of_steps((columns["first"] + columns["last"]) / 2)}
-
-    def of_steps(self, steps: Array) -> Array:
-        """The places of steps."""
-        if self.name == "step" or not len(steps):
-            return steps
-        if self.name == "epoch" and len(self._epoch_ends) > 1:
-            return self._of_epochs(steps)
-        query = f'SELECT "{self.name}" FROM ({CLOCK_AT})'
-        rows = self.connection.execute(query, (json.dumps(steps.tolist()),)).fetchall()
-        return np.array(rows, float).reshape(-1)
-
-    def _of_epochs(self, steps: Array) -> Array:
-        """The epochs so far at steps, with the part of the epoch that a step is in."""
-        ends = self._epoch_ends
-        places = np.interp(steps, ends[:, 0], ends[:, 1])
-        (last, epoch) = ends[-1]
-        before = ends[-2]
-        # the epoch that goes on is taken to be as long as the one before
-        length = max(last - before[0], 1.0)
-        return np.where(steps > last, epoch + np.minimum((steps - last) / length, 1.0), places)
-
-    @cached_property
-    def _epoch_ends(self) -> Array:
-        """The last step of each epoch and its number, after those of the beginning."""
-        rows = self.connection.execute(
-            "SELECT step, epoch FROM epoch_clock WHERE step IS NOT NULL ORDER BY epoch"
-        )
-        return np.array([(0, 0), *rows], float)
-
-    def steps_between(
-        self, first: float | None, last: float | None, ends: tuple[int, int], key: object
-    ) -> tuple[int, int]:
-        """The first and the last step of a metric between two places, both included."""
-        if self.name == "step":
-            start = ends[0] if first is None else ceil(max(first, ends[0]))
-            return start, ends[1] if last is None else floor(min(last, ends[1]))
-        start = ends[0] if first is None else self._first_step(ends, first, key, is_above=False)
-        end = ends[1] if last is None else self._first_step(ends, last, key, is_above=True) - 1
-        return start, end
-
-    def _first_step(
-        self, ends: tuple[int, int], place: float, key: object, *, is_above: bool
-    ) -> int:
-        """The first step that is at or above a place, found by bisection: an axis grows along the
-        steps."""
-        low = ends[0]
-        high = ends[1] + 1
-        while low < high:
-            middle = (low + high) // 2
-            found = self._of_step(middle, key)
-            if found > place or (found == place and not is_above):
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-    def _of_step(self, step: int, key: object) -> float:
-        """The place of a step; that of the first value from there on, where values have one of
-        their own."""
-        if self.name == "update":
-            query = (
-                'SELECT "update" FROM step_values WHERE name = ? AND step >= ? ORDER BY step '
-                "LIMIT 1"
-            )
-            row = self.connection.execute(query, (key, step)).fetchone()
-            return inf if row is None else float(row[0])
-        place = float(self.of_steps(np.array([float(step)]))[0])
-        return -inf if place != place else place  # before the clock began
+def read_between(
+    file: sqlite3.Connection, place: Level, bounds: tuple[int, int]
+) -> dict[str, tuple[Array, Array]]:
+    """The places and the values, bit for bit, of all metrics that have any within the bounds, the
+    last excluded."""
+    rows = f"FROM {place}_values WHERE name = ? AND {place} >= ? AND {place} < ?"
+    found = {}
+    for key, name in file.execute("SELECT id, name FROM names").fetchall():
+        asked = (key, *bounds)
+        pairs = file.execute(f"SELECT {place}, ifnull(value, 0.0) {rows} ORDER BY {place}", asked)
+        # no list of a million pairs in between
+        numbers = np.fromiter(chain.from_iterable(pairs), float)
+        if len(numbers):
+            places = numbers[::2].astype(np.int64)
+            values = numbers[1::2].copy()
+            odd = file.execute(f"SELECT {place}, exact {rows} AND exact IS NOT NULL", asked)
+            for at, exact in odd:
+                values[np.searchsorted(places, at)] = np.frombuffer(exact, ">f8")[0]
+            found[str(name)] = (places, values)
+    return found

@@ -23,34 +23,34 @@ from ..errors import CheckpointError, ConfigurationError
 
 logger = logging.getLogger("loopwright")
 
+MANIFEST = "run.json"
+CONFIG = "config.yaml"
+METRICS = "metrics.sqlite"
+LOG = "log.txt"
+DIFF = "code.diff"
+LOCK = ".lock"
+FILES = (CONFIG, DIFF, LOG, METRICS)
+FOLDERS = ("checkpoints", "kept", "artifacts")
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+# `struct flock` of fcntl(2): the order of its fields differs by system
+_IS_BSD = sys.platform == "darwin"
+_FLOCK = struct.Struct("qqihh" if _IS_BSD else "hhqqi4x")
 
 # Record locks belong to the process, so worker processes that outlive it do not keep them. The other
 # side of that: within one process they do not exclude, and closing any descriptor of the file drops
 # them. Hence this table of what this process (by its id, for forks copy the table) holds, asked
-# before the file is touched. A file may have several names (links, `..`), hence its real path and
-# its device and inode, which stay its own while it is open.
-_held: dict[str | tuple[int, int], int] = {}
+# before the file is opened; by device and inode, since a file may have several names.
+_held: dict[tuple[int, int], int] = {}
 
 
 def is_held_here(path: Path) -> bool:
     """Whether this process holds the lock in this file, whatever name it was taken under; nothing
     is opened."""
-    return any(_held.get(key) == os.getpid() for key in _keys(path))
-
-
-def _keys(path: Path) -> list[str | tuple[int, int]]:
-    real = os.path.realpath(path)
     try:
-        found = os.stat(real)
+        found = os.stat(path)
     except OSError:
-        return [real]
-    return [real, (found.st_dev, found.st_ino)]
-
-
-# `struct flock` of fcntl(2): the order of its fields differs by system
-_IS_BSD = sys.platform == "darwin"
-_FLOCK = struct.Struct("qqihh" if _IS_BSD else "hhqqi4x")
+        return False
+    return _held.get((found.st_dev, found.st_ino)) == os.getpid()
 
 
 def is_locked(path: Path) -> bool | None:
@@ -61,18 +61,18 @@ def is_locked(path: Path) -> bool | None:
     """
     if is_held_here(path):  # opening and closing the file would drop our own lock
         return True
+    fields = (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    query = _FLOCK.pack(*(0, 0, 0, *fields[:2]) if _IS_BSD else fields)
     try:
         descriptor = os.open(path, os.O_RDONLY)
+        try:
+            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, query)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         return False
     except OSError:
         return None
-    try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _lock_query())
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
     kind: int = _FLOCK.unpack(answer)[3 if _IS_BSD else 0]
     return kind != fcntl.F_UNLCK
 
@@ -81,95 +81,16 @@ def lock_host(path: Path) -> str | None:
     """The machine of the process that took the lock last."""
     if is_held_here(path):
         return os.uname().nodename
-    try:
-        words = read_limited(path).decode(errors="replace").split()
-    except (CheckpointError, OSError):
-        return None
+    words = _lock_text(path).split()
     return words[3] if len(words) == 4 and words[:3:2] == ["process", "on"] else None
 
 
-def _lock_query() -> bytes:
-    """The `struct flock` that asks who would block a write lock on the whole file."""
-    if _IS_BSD:
-        return _FLOCK.pack(0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
-    return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-
-
-class RunLock:
-    """A lock on a file, between processes and within this one."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._descriptor: int | None = None
-        self._keys: list[str | tuple[int, int]] = []
-
-    @property
-    def is_held(self) -> bool:
-        return self._descriptor is not None and any(
-            _held.get(key) == os.getpid() for key in self._keys
-        )
-
-    def try_acquire(self) -> bool:
-        """Take the lock if it is free; whether this process holds it now."""
-        if self.is_held:
-            return True
-        if is_held_here(self.path):
-            return False
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                os.close(descriptor)
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    return False
-                raise
-            logger.warning(
-                "%s cannot be locked (%s): make sure only one process trains here.",
-                self.path,
-                error,
-            )
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
-        except OSError:  # a full disk
-            os.close(descriptor)
-            raise
-        self._descriptor, self._keys = descriptor, _keys(self.path)
-        _held.update(dict.fromkeys(self._keys, os.getpid()))
-        return True
-
-    def release(self) -> None:
-        """Release the lock, if this process holds it."""
-        if self._descriptor is not None and self.is_held:
-            for key in self._keys:
-                _held.pop(key, None)
-            os.close(self._descriptor)
-        self._descriptor = None
-        self._keys = []
-
-    def holder(self) -> str:
-        """The process that holds the lock, as text."""
-        if is_held_here(self.path):
-            return f"this process ({os.getpid()}), through another trainer"
-        try:
-            return read_limited(self.path).decode(errors="replace").strip() or "another process"
-        except (CheckpointError, OSError):
-            return "another process"
-
-
-MANIFEST = "run.json"
-CONFIG = "config.yaml"
-METRICS = "metrics.sqlite"
-LOG = "log.txt"
-DIFF = "code.diff"
-LOCK = ".lock"
-FILES = (CONFIG, DIFF, LOG, METRICS)
-FOLDERS = ("checkpoints", "kept", "artifacts")
-REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable"),
-}
+def _lock_text(path: Path) -> str:
+    """What a lock says of the process that took it; nothing where it cannot be read."""
+    try:
+        return read_limited(path).decode(errors="replace").strip()
+    except (CheckpointError, OSError):
+        return ""
 
 
 def not_a_run(path: Path) -> ConfigurationError:
@@ -207,22 +128,31 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, records_only: bool = False) -> None:
-        self.path = local_path(path, "run_dir").absolute()
+        self._use(local_path(path, "run_dir").absolute())
         self._refuse_others((METRICS,) if records_only else FILES)
         with self.starting():
-            for folder in (
-                self.path,
-                *(() if records_only else (self.path / name for name in FOLDERS)),
-            ):
-                folder.mkdir(parents=True, exist_ok=True)
-        self._lock = RunLock(self.path / LOCK)
+            self.path.mkdir(parents=True, exist_ok=True)
+            for name in () if records_only else FOLDERS:
+                (self.path / name).mkdir(exist_ok=True)
+
+    def _use(self, path: Path) -> None:
+        self.path = path
+        self.manifest_path = path / MANIFEST
+        self.config_path = path / CONFIG
+        self.log_path = path / LOG
+        self.diff_path = path / DIFF
+        self.metrics_path = path / METRICS
+        self.checkpoints = path / "checkpoints"
+        self.kept = path / "kept"
+        self.artifacts = path / "artifacts"
+        # of the lock, while it is held: its descriptor, and its device and inode
+        self._lock: tuple[int, tuple[int, int]] | None = None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """The directory of an existing run, for reading; nothing is created."""
         directory = cls.__new__(cls)
-        directory.path = Path(path).absolute()
-        directory._lock = RunLock(directory.path / LOCK)
+        directory._use(Path(path).absolute())
         if not directory.has_run:
             raise not_a_run(directory.path)
         return directory
@@ -244,40 +174,8 @@ class RunDirectory:
             if directory._take():
                 if not directory.has_run:
                     return directory
-                directory._lock.release()
+                directory._release()
         raise AssertionError("there is always another number")
-
-    @property
-    def manifest_path(self) -> Path:
-        return self.path / MANIFEST
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / CONFIG
-
-    @property
-    def log_path(self) -> Path:
-        return self.path / LOG
-
-    @property
-    def diff_path(self) -> Path:
-        return self.path / DIFF
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / METRICS
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def kept(self) -> Path:
-        return self.path / "kept"
-
-    @property
-    def artifacts(self) -> Path:
-        return self.path / "artifacts"
 
     @property
     def has_run(self) -> bool:
@@ -287,15 +185,20 @@ class RunDirectory:
     @property
     def is_locked(self) -> bool:
         """Whether this process holds the lock of this directory."""
-        return self._lock.is_held
+        return self._lock is not None and _held.get(self._lock[1]) == os.getpid()
 
     def lock(self) -> Self:
         """Lock the directory for this process; the error names the process that holds the lock."""
         if not self._take():
+            lock = self.path / LOCK
+            if is_held_here(lock):  # reading the file would drop our own lock
+                holder = f"this process ({os.getpid()}), through another trainer"
+            else:
+                holder = _lock_text(lock) or "another process"
             raise ConfigurationError(
                 "run-is-locked",
-                f"Run directory {self.path} is being written by {self._lock.holder()}: wait for "
-                "it, stop it, or choose another `run_dir`.",
+                f"Run directory {self.path} is being written by {holder}: wait for it, stop it, or "
+                "choose another `run_dir`.",
             )
         return self
 
@@ -303,11 +206,45 @@ class RunDirectory:
         """Take the lock if it is free, and then remove the half-written files of killed
         processes."""
         with self.starting():
-            is_ours = self._lock.try_acquire()
-            for folder in (self.path, *(self.path / name for name in FOLDERS)) if is_ours else ():
-                if folder.is_dir():
-                    clean_leftovers(folder)
+            is_ours = self.is_locked or self._acquire()
+            for name in ("", *FOLDERS) if is_ours else ():
+                if (self.path / name).is_dir():
+                    clean_leftovers(self.path / name)
         return is_ours
+
+    def _acquire(self) -> bool:
+        lock = self.path / LOCK
+        if is_held_here(lock):
+            return False
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in UNSUPPORTED:
+                    raise
+                logger.warning(
+                    "%s cannot be locked (%s): make sure only one process trains here.", lock, error
+                )
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
+        found = os.fstat(descriptor)
+        key = (found.st_dev, found.st_ino)
+        self._lock = descriptor, key
+        _held[key] = os.getpid()
+        return True
+
+    def _release(self) -> None:
+        if self._lock is not None and self.is_locked:
+            descriptor, key = self._lock
+            del _held[key]
+            os.close(descriptor)
+        self._lock = None
 
     @contextmanager
     def starting(self) -> Iterator[None]:
@@ -315,24 +252,17 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            remedy = f"{REMEDIES[error.errno]}, or " if error.errno in REMEDIES else ""
             raise ConfigurationError(
                 "unusable-run-dir",
-                f"{self.path} cannot be a run directory ({error}): {remedy}choose another "
+                f"{self.path} cannot be a run directory ({error}): mend that, or choose another "
                 "`run_dir`.",
             ) from error
 
     def _refuse_others(self, files: tuple[str, ...]) -> None:
         """Raise where other files have names that a run would overwrite."""
-        found = [name for name in (MANIFEST, LOCK, *files) if (self.path / name).exists()]
-        folders = [name for name in found if not (self.path / name).is_file()]
-        if folders:
-            raise ConfigurationError(
-                "folder-for-file",
-                f"{self.path} cannot be a run directory ({folders[0]} in it is not a file): move "
-                "that away, or choose another `run_dir`.",
-            )
-        if found and LOCK not in found and MANIFEST not in found:
+        found = [name for name in files if (self.path / name).exists()]
+        is_run = any((self.path / name).exists() for name in (LOCK, MANIFEST))
+        if found and not is_run:
             raise ConfigurationError(
                 "run-dir-taken",
                 f"{self.path} is not a run directory, but it contains {' and '.join(found)}, "
@@ -346,18 +276,14 @@ class RunDirectory:
         folders = (self.path / f"earlier-run-{number}" for number in itertools.count(1))
         earlier = next(folder for folder in folders if not folder.exists())
         earlier.mkdir()
-        for name in (
-            "media",
-            *(f"{METRICS}{ending}" for ending in ("", "-wal", "-shm")),
-            MANIFEST,
-        ):
+        for name in ("media", METRICS, f"{METRICS}-wal", f"{METRICS}-shm", MANIFEST):
             if (self.path / name).exists():
                 (self.path / name).rename(earlier / name)
         return earlier
 
     def unlock(self) -> None:
         """Release the lock."""
-        self._lock.release()
+        self._release()
 
     def __enter__(self) -> Self:
         return self.lock()

@@ -3,25 +3,28 @@ afterwards.
 
 This is the layer between the command line and an interface. It owns run directories and the
 recording of a run; which objects a config describes, and how they are built, is the part of the
-interface, which subclasses `Experiment`.
+interface, which subclasses `ConfiguredRun`.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sized
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 import yaml
 from torch.utils.data import IterableDataset, default_collate
 
 from ..callback import Callback
+from ..checkpoint.atomic import staged_file, write_bytes
 from ..checkpoint.inspect import find_checkpoint, list_checkpoints
+from ..checkpoint.manifest import local_path
 from ..checkpoint.weights import read_parts
 from ..config import Config, ConfigError, Problem, beside, load_config
 from ..config.tree import Node
@@ -36,43 +39,32 @@ from ..training.fingerprint import hash_samples
 from ..training.program import Changes, Display
 from ..training.restore import load_parts
 from .best import choose
-from .changes import Change
-from .directory import RunDirectory, logging_to
-from .manifest import RunManifest
-from .recording import (
-    Destination,
-    choose_directory,
-    copy_modules,
-    differences,
-    noting_failure,
-    record_continuation,
-    record_start,
-    settings_of,
-)
+from .changes import Change, find_changes, flatten, listed
+from .directory import RunDirectory, logging_to, shown
+from .manifest import RunManifest, uncommitted_diff, update_manifest
+from .reading import Run, as_tags
 
+ROOT = "runs"
 logger = logging.getLogger("loopwright.run")
 
 
-class InterfaceTrainer(Protocol):
-    """The trainer of an interface, as far as an experiment uses it."""
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The directory of a run, the checkpoint it resumes from if that is elsewhere, and a line to
+    print about it."""
 
-    @property
-    def engine(self) -> Trainer: ...
-    @property
-    def datasets(self) -> Mapping[str, Any]: ...
-    def train(self, *, resume: bool | str | Path = ..., changes: Changes = ...) -> History: ...
-    def evaluate(self, dataset_key: str) -> dict[str, float]: ...
-    def eval(self) -> dict[str, float]: ...
-
-
-InterfaceTrainerT = TypeVar("InterfaceTrainerT", bound=InterfaceTrainer)
+    path: Path
+    is_new: bool
+    resume: str | Path = "auto"
+    remark: str | None = None
 
 
-class Experiment(ABC, Generic[InterfaceTrainerT]):
+class ConfiguredRun(ABC):
     """A run as its config describes it. Nothing is built before `build`, or before something needs
     it.
 
-    `trainer` is the trainer once it is built, and `run` the run directory once there is one.
+    `trainer` is the interface's trainer once it is built, and `run` the run directory once there is
+    one.
     """
 
     # keys of the config that may differ in a run that is continued
@@ -86,11 +78,9 @@ class Experiment(ABC, Generic[InterfaceTrainerT]):
         self.progress = progress
         self.seed: int | None = config.get("seed", 0)
         self.name: str = config.get("name") or Path(config.place("")[0]).stem
-        self.trainer: InterfaceTrainerT | None = None
+        self.trainer: Any = None
         self._has_trained = False
-        self._reader: tuple[str, InterfaceTrainerT] | None = (
-            None  # with the weights of a checkpoint
-        )
+        self._reader: tuple[str, Any] = ("", None)  # a checkpoint, and a trainer with its weights
 
     @classmethod
     def from_config(cls, config: Config, *, progress: Display = "auto") -> Self:
@@ -121,7 +111,9 @@ class Experiment(ABC, Generic[InterfaceTrainerT]):
     def changes_since(cls, earlier: Mapping[str, Any], config: Config, name: str) -> list[Change]:
         """The settings that make a config another run than an earlier one; `name` is that of the
         run."""
-        return differences(earlier, yaml.safe_load(config_text(config, name)), cls.changeable)
+        now = yaml.safe_load(config_text(config, name))
+        first, second = (fixed_settings(each, cls.changeable) for each in (earlier, now))
+        return find_changes(first, second, lambda before, after: before == after)
 
     def build(self) -> None:
         """Build the data sets, the model and the trainer."""
@@ -146,26 +138,16 @@ class Experiment(ABC, Generic[InterfaceTrainerT]):
         if self.trainer is None or (self._has_trained and resume is False):
             self.build()
         trainer = self.trainer
-        assert trainer is not None
         with beside(self.config.folder):
             if dry_run.current is not None:  # which takes one update and touches no directory
-                return trainer.train()
-            destination = self._open(trainer, resume, accepts=changes == "accept")
-            self._has_trained = True
-            assert self.run is not None
-            if not trainer.engine.runtime.is_main:
-                return trainer.train(resume=destination.resume, changes=changes)
-            run = RunDirectory.open(self.run)
-            log = self._add_log(trainer.engine, destination)
-            with (
-                logging_to(run.log_path),
-                noting_failure(run) if destination.is_new else nullcontext(),
-            ):
-                try:
-                    return trainer.train(resume=destination.resume, changes=changes)
-                finally:
-                    if log.record is None:  # unless the run was left as it is
-                        copy_modules(self.config.folder, run.path)  # those imported late
+                history: History = trainer.train()
+            else:
+                destination = self._open(resume, accepts=changes == "accept")
+                self._has_trained = True
+                is_main = trainer.engine.runtime.is_main
+                with self._recording(destination) if is_main else nullcontext():
+                    history = trainer.train(resume=destination.resume, changes=changes)
+        return history
 
     def evaluate(
         self, dataset_key: str | None = None, *, checkpoint: str | Path = "newest"
@@ -181,27 +163,22 @@ class Experiment(ABC, Generic[InterfaceTrainerT]):
         """
         trainer = self.ready(checkpoint)
         with beside(self.config.folder):
-            if dataset_key is not None:
-                return trainer.evaluate(dataset_key)
-            return trainer.eval()
+            metrics = trainer.eval() if dataset_key is None else trainer.evaluate(dataset_key)
+        return dict(metrics)
 
     def predict(self, dataset_key: str, *, checkpoint: str | Path = "newest") -> list[Any]:
         """The model's outputs for a data set: one entry for each batch, in order, on the CPU."""
-        trainer = self.ready(checkpoint)
+        engine = self.ready(checkpoint).engine
         with beside(self.config.folder):
-            engine = trainer.engine
             engine.setup()
-            stream = engine._open(self.dataset_of(trainer, dataset_key), None, shuffle=False)
-            return [
-                move_to(output, torch.device("cpu"))
-                for output in predict_batches(engine.run, stream)
-            ]
+            stream = engine._open(engine.dataset(dataset_key), None, shuffle=False)
+            outputs = predict_batches(engine.run, stream)
+            return [move_to(output, torch.device("cpu")) for output in outputs]
 
-    def ready(self, checkpoint: str | Path) -> InterfaceTrainerT:
+    def ready(self, checkpoint: str | Path) -> Any:
         """A trainer with the weights of the run, for use: the one that trained, or one that loads a
         checkpoint."""
         if self._has_trained and checkpoint == "newest":
-            assert self.trainer is not None
             return self.trainer
         if self.run is None:
             raise ConfigurationError(
@@ -209,7 +186,7 @@ class Experiment(ABC, Generic[InterfaceTrainerT]):
                 "There is nothing to evaluate yet: call `train` first, or load an existing run "
                 "with Experiment.from_run(directory).",
             )
-        if self._reader is None or self._reader[0] != str(checkpoint):
+        if self._reader[0] != str(checkpoint):
             trainer = self._build()
             load_for_use(trainer.engine, self.run, checkpoint)
             self._reader = str(checkpoint), trainer
@@ -227,70 +204,43 @@ class Experiment(ABC, Generic[InterfaceTrainerT]):
         """Build one of the data sets, by itself."""
 
     @abstractmethod
-    def build_trainer(self, datasets: Mapping[str, Any]) -> InterfaceTrainerT:
+    def build_trainer(self, datasets: Mapping[str, Any]) -> Any:
         """Build the model and its trainer, for data sets that are built already."""
 
-    @abstractmethod
-    def dataset_of(self, trainer: InterfaceTrainerT, key: str) -> Any:
-        """A data set of a trainer by its key; an error names the keys there are."""
-
-    @abstractmethod
-    def set_settings(self, trainer: InterfaceTrainerT, settings: Mapping[str, Any]) -> None:
-        """Give a trainer the settings that a continued run must have, for its fingerprint."""
-
-    def _build(self) -> InterfaceTrainerT:
+    def _build(self) -> Any:
         return self.build_trainer(
             {key: self.build_dataset(str(key)) for key in self.config.get("datasets", {})}
         )
 
     # The run directory
 
-    def _open(
-        self, trainer: InterfaceTrainerT, resume: bool | str | Path, *, accepts: bool
-    ) -> Destination:
+    def _open(self, resume: bool | str | Path, *, accepts: bool) -> Destination:
         """Choose the run directory on rank 0, record the start of a new run in it, and give all
         ranks its path."""
-        engine = trainer.engine
-        destination: Destination | None = None
+        engine = self.trainer.engine
+        text = config_text(self.config, self.name)
+        destination = None
         if engine.runtime.is_main:
-            destination = self._prepare(trainer, resume, accepts=accepts)
-        destination = engine.runtime.broadcast_object(destination)
-        assert destination is not None
-        self.run = engine.run_dir = destination.path.absolute()
-        settings = yaml.safe_load(config_text(self.config, self.name))
-        self.set_settings(trainer, settings_of(settings, self.changeable))
-        return destination
+            accept = None if accepts else engine._message_names.accept_changes
+            destination = self._prepare(text, resume, accept)
+        chosen: Destination = engine.runtime.broadcast_object(destination)
+        self.run = engine.run_dir = chosen.path.absolute()
+        engine.settings = fixed_settings(yaml.safe_load(text), self.changeable)
+        return chosen
 
-    def _add_log(self, engine: Trainer, destination: Destination) -> RunLog:
-        log = next(
-            (callback for callback in engine.run.callbacks if isinstance(callback, RunLog)), None
-        )
-        if log is None:
-            log = RunLog()
-            engine.run.bind([*engine.run.callbacks, log])
-        if not destination.is_new:
-            run = RunDirectory.open(destination.path)
-            text = config_text(self.config, self.name)
-            log.record = partial(record_continuation, run, self.config.folder, text)
-        return log
-
-    def _prepare(
-        self, trainer: InterfaceTrainerT, resume: bool | str | Path, *, accepts: bool
-    ) -> Destination:
-        engine = trainer.engine
+    def _prepare(self, text: str, resume: bool | str | Path, accept: str | None) -> Destination:
+        engine = self.trainer.engine
         config = self.config
-        text = config_text(config, self.name)
-        data = {str(key): describe_dataset(dataset) for key, dataset in trainer.datasets.items()}
+        datasets = self.trainer.datasets
         manifest = RunManifest.collect(
             device=str(engine.runtime.device),
             seed=self.seed,
             seed_source="default" if "seed" not in config else "argument",
             name=self.name,
-            tags=_words(config.get("tags")),
-            data=data,
+            tags=as_tags(config.get("tags")),
+            data={str(key): describe_dataset(dataset) for key, dataset in datasets.items()},
         )
-        accept = None if accepts else engine._message_names.accept_changes
-        destination = self._destination(text, manifest.id, resume, accept)
+        destination = self._destination(manifest.id, resume, accept)
         if destination.remark is not None:
             engine.run.say(destination.remark)
         if not destination.is_new:
@@ -299,30 +249,109 @@ class Experiment(ABC, Generic[InterfaceTrainerT]):
         with run.starting():
             record_start(run, config.folder, text, manifest)
         run.unlock()
-        return Destination(run.path, is_new=True, resume=destination.resume)
+        return replace(destination, path=run.path)
 
     def _destination(
-        self, text: str, run_id: str, resume: bool | str | Path, accept: str | None
+        self, run_id: str, resume: bool | str | Path, accept: str | None
     ) -> Destination:
-        if self.run is not None and resume in ("auto", True):
+        """The directory of the run: a new one, or that of an unfinished run with the same settings.
+
+        A run that another process writes is never continued. `accept` is how the user asks for a
+        run with another config to be continued, for a message; None where the user has asked.
+        """
+        is_any = resume in ("auto", True)
+        if self.run is not None and is_any:
             return Destination(self.run, is_new=False)
-        config = yaml.safe_load(text)
         output = self.config.get("output_path")
-        return choose_directory(
-            output, self.name, run_id, resume, config, changeable=self.changeable, accept=accept
+        home = (
+            Path(ROOT, self.name, run_id) if output is None else local_path(output, "output_path")
         )
+        if resume is False:
+            return Destination(home, is_new=True)
+        if not is_any:
+            return _named(Path(str(resume)), home)
+        remark = None
+        earlier = _runs_like(home) if output is not None else _runs_in(home.parent)
+        for run in map(Run, earlier):
+            is_over = run.state in ("finished", "stopped")
+            if run.state in ("running", "unreadable") or (is_over and output is None):
+                continue
+            changed = self.changes_since(run.config_file or {}, self.config, self.name)
+            if not changed or accept is None:
+                return Destination(run.path, is_new=False)
+            remark = remark or (
+                f"{shown(run.path)} was started with a different config:{listed(changed)}\n"
+                f"This is a new run. To resume the earlier run with the new values, pass {accept}."
+            )
+        return Destination(home, is_new=True, remark=remark)
+
+    @contextmanager
+    def _recording(self, destination: Destination) -> Iterator[None]:
+        """Log to the run's log, and keep its config and code up to date. An error before the first
+        step, when no callback records errors yet, is noted in the manifest."""
+        assert self.run is not None
+        run = RunDirectory.open(self.run)
+        folder = self.config.folder
+        text = config_text(self.config, self.name)
+        callbacks = self.trainer.engine.run.callbacks
+        log = next((callback for callback in callbacks if isinstance(callback, RunLog)), None)
+        if log is None:
+            log = RunLog()
+            self.trainer.engine.run.bind([*callbacks, log])
+        if not destination.is_new:
+            log.record = lambda: record_continuation(run, folder, text)
+        with logging_to(run.log_path):
+            try:
+                yield
+            except Exception as error:
+                if destination.is_new:
+                    note_failure(run, error)
+                raise
+            finally:
+                if log.record is None:  # unless the run was left as it is
+                    copy_modules(folder, run.path)  # those imported late
 
 
-def _words(tags: Any) -> list[str]:
-    if isinstance(tags, Mapping):
-        return [f"{key}={value}" for key, value in tags.items()]
-    return (
-        [str(tag) for tag in tags]
-        if isinstance(tags, list)
-        else []
-        if tags is None
-        else [str(tags)]
+def _runs_in(folder: Path) -> list[Path]:
+    """The runs in a folder, newest first."""
+    return sorted((path.parent for path in folder.glob("*/run.json")), reverse=True)
+
+
+def _runs_like(home: Path) -> list[Path]:
+    """The run in a directory and the runs that were numbered beside it, newest first."""
+    numbers = {
+        path: path.name.removeprefix(f"{home.name}-")
+        for path in home.parent.glob(f"{home.name}-[0-9]*")
+    }
+    beside = [path for path, number in numbers.items() if number.isdecimal()]
+    beside.sort(key=lambda path: int(numbers[path]), reverse=True)
+    return [path for path in (*beside, home) if (path / "run.json").is_file()]
+
+
+def _named(path: Path, home: Path) -> Destination:
+    """The run directory that the user named, or a new run from the checkpoint that the user
+    named."""
+    if (path / "run.json").is_file():
+        return Destination(path, is_new=False)
+    if not path.exists():
+        raise ConfigurationError(
+            "resume-path",
+            f"resume: {str(path)!r} does not exist: name a run directory or a checkpoint, or use "
+            "'auto' or false.",
+        )
+    return Destination(
+        home, is_new=True, resume=path, remark=f"Starting a new run from {shown(path)}."
     )
+
+
+def fixed_settings(config: Mapping[str, Any], changeable: Collection[str]) -> dict[str, Any]:
+    """The scalars of a config under dotted keys, without the changeable keys: what makes it the
+    run that it is."""
+
+    def is_changeable(key: str) -> bool:
+        return any(f"{key}.".startswith(f"{other}.") for other in changeable)
+
+    return {key: value for key, value in flatten(config).items() if not is_changeable(key)}
 
 
 def config_text(config: Config, name: str) -> str:
@@ -331,10 +360,94 @@ def config_text(config: Config, name: str) -> str:
     root = config.root
     entries = {key: child for key, child in root.value.items() if key != "modules"}
     if entries.get("name") is None or entries["name"].value is None:
-        entries = {"name": Node(name, root.file, None)} | {
-            k: v for k, v in entries.items() if k != "name"
-        }
+        entries.pop("name", None)
+        entries = {"name": Node(name, root.file, None), **entries}
     return Config(Node(entries, root.file, root.line), config.folder).to_yaml()
+
+
+# The user's own modules
+
+
+def own_modules(folder: Path) -> dict[Path, Path]:
+    """Files of the loaded modules that were imported from a folder, by their paths below it."""
+    folder = folder.resolve()
+    found: dict[Path, Path] = {}
+    # checking every one of thousands of modules would be slow
+    beside = {path.stem for path in folder.glob("*")}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] not in beside or file is None or not file.endswith(".py"):
+            continue
+        path = Path(file).resolve()
+        place = Path(*name.split("."))
+        if path in (folder / place.with_suffix(".py"), folder / place / "__init__.py"):
+            found[path.relative_to(folder)] = path
+    return found
+
+
+def copy_modules(folder: Path, destination: Path, *, is_new: bool = False) -> list[str]:
+    """Copy the modules that were imported from a folder; the names of copies that were there and
+    have changed. In a new run, an error where that would overwrite a file of the user's."""
+    changed = {}
+    for below, path in own_modules(folder).items():
+        target = destination / below
+        if path != target.resolve() and not _has_content(target, path.read_bytes()):
+            changed[below] = target.is_file()
+    existing = [str(below) for below, exists in changed.items() if exists]
+    if is_new and existing:
+        raise ConfigurationError(
+            "module-overwritten",
+            f"{destination / existing[0]} is not the file of the module {existing[0]} that belongs "
+            "to this run, and it would be overwritten: choose another `output_path`.",
+        )
+    for below in changed:
+        (destination / below).parent.mkdir(parents=True, exist_ok=True)
+        _write(destination / below, (folder / below).read_bytes())
+    return existing
+
+
+def _has_content(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
+
+
+def _write(path: Path, content: bytes) -> None:
+    with staged_file(path) as staging:
+        write_bytes(staging, content)
+
+
+# What is recorded
+
+
+def record_start(run: RunDirectory, folder: Path, config: str, manifest: RunManifest) -> None:
+    """Write the config, the code and the manifest of a new run, before its first step.
+
+    Args:
+        run: The run directory.
+        folder: The folder that the modules of the run are imported from.
+        config: The resolved config, as text.
+        manifest: The facts about the run.
+    """
+    copy_modules(folder, run.path, is_new=True)
+    _write(run.config_path, config.encode())
+    if diff := uncommitted_diff(folder):
+        _write(run.diff_path, diff)
+    manifest.write(run.manifest_path)
+
+
+def record_continuation(run: RunDirectory, folder: Path, config: str) -> list[str]:
+    """Bring the config and the code of a resumed run up to date; a line for the user where the code
+    has changed."""
+    changed = copy_modules(folder, run.path)
+    _write(run.config_path, config.encode())
+    return [f"The code has changed since the run began: {', '.join(changed)}."] if changed else []
+
+
+def note_failure(run: RunDirectory, error: Exception) -> None:
+    """Note an error in a manifest that does not say yet how the run ended."""
+    if RunManifest.read(run.manifest_path).state == "running":
+        reason = f"{type(error).__name__}: {error}"
+        update_manifest(run.manifest_path, state="failed", reason=reason)
+        logger.error("Failed before the first step.", exc_info=error)
 
 
 class RunLog(Callback):
@@ -353,35 +466,25 @@ class RunLog(Callback):
         self.record = None
         for remark in record() if record is not None else ():
             trainer.run.say(remark)
-        progress = trainer.progress
-        logger.info(
-            "Training from epoch %d, update %d, sample %d.",
-            progress.epoch,
-            progress.update,
-            progress.sample,
-        )
+        logger.info("Training from %s, sample %d.", _where(trainer), trainer.progress.sample)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         values = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items())
-        logger.info(
-            "Epoch %d, update %d: %s", trainer.progress.epoch, trainer.progress.update, values
-        )
+        logger.info("%s: %s", _where(trainer).capitalize(), values)
 
     def on_train_end(self, trainer: Trainer) -> None:
         reason = trainer.stop_reason or "the limit is reached"
-        logger.info(
-            "Ended after epoch %d, update %d: %s.",
-            trainer.progress.epoch,
-            trainer.progress.update,
-            reason,
-        )
+        logger.info("Ended after %s: %s.", _where(trainer), reason)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        where = f"epoch {trainer.progress.epoch}, update {trainer.progress.update}"
         if isinstance(error, Exception):
-            logger.error("Failed after %s.", where, exc_info=error)
+            logger.error("Failed after %s.", _where(trainer), exc_info=error)
         else:
-            logger.warning("Interrupted after %s: %r.", where, error)
+            logger.warning("Interrupted after %s: %r.", _where(trainer), error)
+
+
+def _where(trainer: Trainer) -> str:
+    return f"epoch {trainer.progress.epoch}, update {trainer.progress.update}"
 
 
 def load_for_use(trainer: Trainer, run: Path, which: str | Path) -> Path:
@@ -389,25 +492,20 @@ def load_for_use(trainer: Trainer, run: Path, which: str | Path) -> Path:
     averages of weights."""
     trainer.setup()
     if which == "best":
-        path = _best(run)
-        is_kept = True
+        best = choose(run)
+        if best is None:
+            raise CheckpointError(
+                "no-kept-models",
+                f"{run} has no kept models: use the newest checkpoint, or name one.",
+            )
+        path = best.path
     else:
         path = find_checkpoint(run if which == "newest" else which)
-        is_kept = any(info.kind == "kept" for info in list_checkpoints(path))
-    if is_kept:
+    if any(info.kind == "kept" for info in list_checkpoints(path)):
         load_parts(trainer.run, read_parts(path), optimizers=False, schedules=False)
     else:
         trainer.load(path)
     return path
-
-
-def _best(run: Path) -> Path:
-    info = choose(run)
-    if info is None:
-        raise CheckpointError(
-            "no-kept-models", f"{run} has no kept models: use the newest checkpoint, or name one."
-        )
-    return info.path
 
 
 def describe_dataset(dataset: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -22,11 +23,13 @@ import torch
 from .._version import __version__
 from ..checkpoint.atomic import staged_file, write_bytes
 from ..checkpoint.layout import read_json
-from ..errors import CheckpointError, ConfigurationError
+from ..errors import CheckpointError
 from ..metrics.best import Mode
 
 State = Literal["running", "finished", "stopped", "failed", "interrupted"]
 FORMAT = 1
+REQUIRED = {"id", "created", "command", "state"}  # entries of every version
+GIT = ("git", "-c", "core.fsmonitor=false")
 SECONDS_FOR_STATUS = 10.0
 SECONDS_FOR_DIFF = 5.0
 MAX_DIFF_BYTES = 4 << 20
@@ -146,17 +149,11 @@ class RunManifest:
         given: dict[str, Any] = {
             name: value for name, value in changes.items() if value is not None
         }
-        state = given.get("state", self.state)
-        if state not in get_args(State):
-            raise ConfigurationError(
-                "unknown-run-state",
-                f"{state!r} is not a state of a run: use one of {', '.join(get_args(State))}.",
-            )
         change = given.get("change")
         return replace(
             self,
             updated=_now(),
-            state=state,
+            state=given.get("state", self.state),
             reason=given.get("reason", None if "state" in given else self.reason),
             progress={**self.progress, **given.get("progress", {})},
             git_dirty=given.get("git_dirty", self.git_dirty),
@@ -170,18 +167,12 @@ class RunManifest:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Replace `run.json` in one step."""
+        entries = {name: getattr(self, name) for name in self.__slots__}
+        # a line for each entry; `indent` would do without the encoder in C, and take five times as
+        # long
+        text = json.dumps(entries, separators=(",\n ", ": "))
         with staged_file(Path(path)) as staging:
-            write_bytes(staging, self._text().encode())
-
-    def _text(self) -> str:
-        """JSON with a line for each entry; `indent` would do without the encoder in C, and take
-        five times as long."""
-        return (
-            json.dumps(
-                {name: getattr(self, name) for name in self.__slots__}, separators=(",\n ", ": ")
-            )
-            + "\n"
-        )
+            write_bytes(staging, f"{text}\n".encode())
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
@@ -193,15 +184,19 @@ class RunManifest:
                 "manifest-unreadable",
                 f"{path} cannot be read: {error}",
             ) from error
-        entries = _checked(content, path)
-        known = {entry.name for entry in fields(cls)}
+        entries = content if isinstance(content, dict) else {}
+        if not entries.keys() >= REQUIRED or entries["state"] not in get_args(State):
+            raise CheckpointError(
+                "manifest-damaged",
+                f"{path} is not the manifest of a run: it needs {', '.join(sorted(REQUIRED))}.",
+            )
         # an early version did not have all of the entries that have no default
-        required: dict[str, Any] = {
-            entry.name: None
+        values = {
+            entry.name: entries.get(entry.name)
             for entry in fields(cls)
-            if entry.default is MISSING and entry.default_factory is MISSING
+            if entry.name in entries or entry.default is entry.default_factory is MISSING
         }
-        return cls(**required | {name: value for name, value in entries.items() if name in known})
+        return cls(**values)  # type: ignore[arg-type]
 
 
 class RunFacts(TypedDict, total=False):
@@ -255,26 +250,6 @@ def update_manifest(
     return manifest
 
 
-def _checked(content: object, path: object) -> dict[str, Any]:
-    """The entries of a manifest; an error where they are not those of a run."""
-    required = {"id", "created", "command", "state"}
-    entries = content if isinstance(content, dict) else {}
-    problem = None
-    if not required <= set(entries):
-        problem = f"it lacks some of {sorted(required)}"
-    elif entries["state"] not in get_args(State):
-        problem = f"its state is {entries['state']!r:.60}"
-    elif not all(type(entries.get(name, {})) is dict for name in ("progress", "fingerprint")):
-        problem = "its record of the program is malformed"
-    elif not isinstance(entries.get("changes", []), list):
-        problem = "its changes are no list"
-    if problem is not None:
-        raise CheckpointError(
-            "manifest-damaged", f"{path} is not the manifest of a run: {problem}."
-        )
-    return entries
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
@@ -297,7 +272,15 @@ class WorkTree:
     def ask(self) -> Self:
         """Start git in the background."""
         if self.commit is not None and self._asked is None:
-            self._asked = _start_git(self.directory)
+            with suppress(OSError):  # there may be no git
+                self._asked = subprocess.Popen(
+                    [*GIT, "diff", "--quiet", "--no-ext-diff", "HEAD"],
+                    cwd=self.directory,
+                    env=_git_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
         return self
 
     @property
@@ -320,55 +303,37 @@ class WorkTree:
         return {0: False, 1: True}.get(code)
 
 
-def _start_git(directory: Path) -> subprocess.Popen[bytes] | None:
-    command = ["git", "-c", "core.fsmonitor=false", "diff", "--quiet", "--no-ext-diff", "HEAD"]
-    try:
-        return subprocess.Popen(
-            command,
-            cwd=directory,
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # leave no lock behind when cut short
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError:
-        return None
+def _git_environment() -> dict[str, str]:
+    return os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # leave no lock behind when cut short
 
 
 def _commit_around(directory: Path) -> str | None:
+    """The commit of HEAD, read from git's files, which is faster than starting git."""
     try:
-        git = _find_git(directory)
-        return None if git is None else _read_commit(git)
+        for parent in (directory, *directory.parents):
+            git = parent / ".git"
+            if git.is_file():  # a worktree or a submodule: the file says where
+                git = parent / git.read_text().removeprefix("gitdir:").strip()
+            if git.is_dir():
+                return _read_commit(git)
     except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _find_git(directory: Path) -> Path | None:
-    for parent in (directory, *directory.parents):
-        git = parent / ".git"
-        if git.is_dir():
-            return git
-        if git.is_file():  # a worktree or a submodule: the file says where
-            return (parent / git.read_text().removeprefix("gitdir:").strip()).resolve()
+        pass
     return None
 
 
 def _read_commit(git: Path) -> str | None:
-    """The commit of HEAD, read from git's files, which is faster than starting git."""
-    head = (git / "HEAD").read_text().strip()
-    if not head.startswith("ref:"):
-        return head if COMMIT.fullmatch(head) else None
-    name = head.removeprefix("ref:").strip()
     shared = git / "commondir"
-    root = (git / shared.read_text().strip()).resolve() if shared.is_file() else git
-    for folder in (git, root):
-        if (folder / name).is_file():
-            commit = (folder / name).read_text().strip()
-            return commit if COMMIT.fullmatch(commit) else None
-    packed = root / "packed-refs"
-    lines = packed.read_text().splitlines() if packed.is_file() else []
-    found = (line.split(" ", 1)[0] for line in lines if line.endswith(f" {name}"))
-    return next((commit for commit in found if COMMIT.fullmatch(commit)), None)
+    root = git / shared.read_text().strip() if shared.is_file() else git
+    found = (git / "HEAD").read_text().strip()
+    if found.startswith("ref:"):
+        name = found.removeprefix("ref:").strip()
+        files = [folder / name for folder in (git, root) if (folder / name).is_file()]
+        packed = root / "packed-refs"
+        lines = packed.read_text().splitlines() if packed.is_file() else []
+        known = [file.read_text().strip() for file in files]
+        known += [line.partition(" ")[0] for line in lines if line.endswith(f" {name}")]
+        found = known[0] if known else ""
+    return found if COMMIT.fullmatch(found) else None
 
 
 def installed_packages() -> dict[str, str]:
@@ -429,9 +394,9 @@ def uncommitted_diff(directory: Path) -> bytes | None:
 def _git(directory: Path, *arguments: str) -> bytes | None:
     try:
         done = subprocess.run(
-            ["git", "-c", "core.fsmonitor=false", "-c", "core.quotepath=off", *arguments],
+            [*GIT, "-c", "core.quotepath=off", *arguments],
             cwd=directory,
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
+            env=_git_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -15,10 +15,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
@@ -27,21 +27,13 @@ from ..checkpoint.atomic import staged_file, write_bytes
 from ..errors import CheckpointError
 from ..metrics.rows import Place, StepRow
 from ..trees import as_json
-from .schema import (
-    CLOCK_AT,
-    LEVELS,
-    exact_bytes,
-    exact_value,
-    metrics_error,
-    open_for_reading,
-    open_for_writing,
-    summarize,
-)
+from .schema import CLOCK_AT, LEVELS, exact_bytes, open_for_writing, summarize
 
 if TYPE_CHECKING:
-    import sqlite3
+    import sqlite3  # at runtime where it is used: the first step of a run does not wait for it
 
     from ..metrics.media import Media
+    from .metrics_view import MetricsView
 
 logger = logging.getLogger("loopwright")
 
@@ -51,17 +43,15 @@ EpochRow: TypeAlias = tuple[int, int, str, float]  # epoch, update, name, value
 # between two commits: with the time between two log points, well below a second
 WRITE_SECONDS = 0.25
 CLEAN_SECONDS = 0.3  # that closing waits for readers, so that the log of SQLite can be removed
+EVENT = 'kind, text, detail, "update", step, epoch, samples, seconds, wall'
+MEDIA = (
+    'name, kind, "update", step, epoch, samples, seconds, wall, position, file, content, caption'
+)
 MOST_ROWS = 4096  # of one statement; SQLite takes 32,766 values
 PAUSE_SECONDS = 0.05  # of time that is no training: the clock then notes the step after it too
 REPEATED_EVENTS = ("checkpoint", "best", "evaluation")  # that a run has again after a rewind
 # of processes, which a resumed run keeps
-PROCESS_EVENTS = (
-    "started",
-    "resumed",
-    "signal",
-    "failed",
-    "compiled",
-)
+PROCESS_EVENTS = ("started", "resumed", "signal", "failed", "compiled")
 END_EVENTS = ("finished", "stopped")  # of a call
 _OF_PARENTS: list[Tables | None] = []  # connections of a process that was forked
 
@@ -71,16 +61,13 @@ class MetricsStore:
     second.
 
     All `add_` methods only queue. A write that fails is kept and tried again; the next call raises
-    its error.
+    its error. Reading leaves a file of the first edition alone; writing brings it to today's format.
 
     SQLite has no NaN and no negative zero: such a value has its eight bytes in the column `exact`,
-    and NULL or zero in `value`, so plain SQL over `value` does what one expects. A file of the
-    first edition is brought to today's format when it is written to; reading leaves it alone.
+    and NULL or zero in `value`, so plain SQL over `value` does what one expects.
 
     Args:
         path: The file, as `metrics.sqlite` in a run directory.
-        read_only: Read only, and create nothing; the file is open during a call, and needs no
-            `close`.
 
     >>> import pathlib, tempfile
     >>> from loopwright.run import MetricsStore, StepRow
@@ -92,9 +79,8 @@ class MetricsStore:
     [(1, 1, 'loss', 0.5)]
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
-        self.read_only = read_only
         self._reset()
 
     def _reset(self) -> None:
@@ -122,7 +108,8 @@ class MetricsStore:
         wall: float | None = None,
     ) -> None:
         """Add the metrics of an epoch, all or none of them, and where in the run it ended."""
-        self._add(AddEpoch(epoch, update, dict(metrics), (step, samples, seconds, _now(wall))))
+        clock = (epoch, update, step, samples, seconds, _now(wall))
+        self._add(partial(write_epoch, metrics=dict(metrics), clock=clock))
 
     def add_event(
         self,
@@ -135,18 +122,19 @@ class MetricsStore:
     ) -> None:
         """Add something that happened, such as a checkpoint; `place` is (update, step, epoch,
         samples, seconds)."""
-        self._add(
-            AddEvent(kind, text, None if detail is None else json_text(detail), place, _now(wall))
-        )
+        noted = None if detail is None else json_text(detail)
+        row = (kind, _unicode(text), noted, *(place or [None] * 5), _now(wall))
+        self._add(lambda tables: tables.insert("events", EVENT, row))
 
     def add_media(self, media: Media) -> None:
         """Add images, a histogram, a text or a table; images become files in the folder `media`
         beside the file."""
-        self._add(AddMedia(media))
+        self._add(partial(write_media, media=media))
 
     def add_log_line(self, level: str, text: str, *, wall: float | None = None) -> None:
         """Add a line of the log."""
-        self._add(AddLogLine(level, text, _now(wall)))
+        row = (_now(wall), level, _unicode(text))
+        self._add(lambda tables: tables.insert("log_lines", "wall, level, text", row))
 
     def truncate(self, *, step: int, epoch: int, is_finished: bool | None = None) -> None:
         """Remove what is after a position, so that a run resumed there adds it once. It is done
@@ -161,7 +149,7 @@ class MetricsStore:
             is_finished: Whether the `train` call was finished in the resume point; None where the
                 position is not a resume point: the events of this step then stay.
         """
-        self._add(Truncate(step, epoch, is_finished))
+        self._add(partial(cut, step=step, epoch=epoch, is_finished=is_finished))
         self.flush()
 
     def flush(self) -> None:
@@ -171,17 +159,6 @@ class MetricsStore:
             self._error = None
             self._write_queue()
             self._raise()
-
-    def sync(self) -> None:
-        """Make every row added so far survive a power failure too."""
-        self.flush()
-        log = self.path.with_name(self.path.name + "-wal")
-        if self._tables is not None and log.exists():
-            descriptor = os.open(log, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
     def close(self) -> None:
         """Write what is queued and close the file; using the store again opens it again."""
@@ -197,47 +174,31 @@ class MetricsStore:
             with self._lock:
                 self._disconnect()
 
-    def last_step(self) -> int:
-        """The last step that has metrics; 0 where there are none."""
-        with self._reading() as tables:
-            return tables.read_last_step() or 0
-
     def steps(self, name: str | None = None) -> list[StepValue]:
         """The (update, step, name, value) rows of one metric, or of all, in the order of steps."""
-        return self._select('v."update", v.step', "step", name)
+        rows = self._view().rows("step", name)
+        return [(point.update, point.at, key, point.value) for key, point in rows]
 
     def epochs(self, name: str | None = None) -> list[EpochRow]:
         """The (epoch, update, name, value) rows of one metric, or of all, in the order of
         epochs."""
-        return self._select('v.epoch, v."update"', "epoch", name)
+        rows = self._view().rows("epoch", name)
+        return [(point.at, point.update, key, point.value) for key, point in rows]
+
+    def last_step(self) -> int:
+        """The last step that has metrics; 0 where there are none."""
+        last = self._view().last_step()
+        return 0 if last is None else last[0]
 
     def names(self) -> list[str]:
         """The names of all metrics, sorted."""
-        with self._reading() as tables:
-            return [
-                name
-                for (name,) in tables.connection.execute("SELECT name FROM names ORDER BY name")
-            ]
+        return self._view().names()
 
-    def _select(
-        self, columns: str, place: str, name: str | None
-    ) -> list[tuple[int, int, str, float]]:
-        condition, values = ("", ()) if name is None else ("WHERE n.name = ?", (name,))
-        query = (
-            f"SELECT {columns}, n.name, v.value, v.exact FROM names n CROSS JOIN "
-            f"{place}_values v ON v.name = n.id"
-        )
-        with self._reading() as tables:
-            rows = tables.connection.execute(
-                f"{query} {condition} ORDER BY v.{place}, v.name", values
-            ).fetchall()
-        found = (
-            (first, second, key, exact_value(value, exact))
-            for first, second, key, value, exact in rows
-        )
-        return [
-            (first, second, key, value) for first, second, key, value in found if value is not None
-        ]
+    def _view(self) -> MetricsView:
+        from .metrics_view import MetricsView
+
+        self.flush()
+        return MetricsView(self.path)
 
     # The queue
 
@@ -303,7 +264,6 @@ class MetricsStore:
         written too."""
         import sqlite3
 
-        self._leave_removed_file()
         tables = self._open()
         try:
             tables.connection.execute("BEGIN IMMEDIATE")
@@ -320,61 +280,30 @@ class MetricsStore:
             tables.forget()
             if _may_succeed_later(error) or not isinstance(error, Exception):
                 raise
-            self._commit_singly(jobs, error)
+            if len(jobs) == 1:
+                self._queue.popleft()
+                raise
+            for single in jobs:  # one that cannot be written does not keep the others back
+                self._commit([single])
         else:
             for _ in jobs:
                 self._queue.popleft()
             tables.delete_files()
 
-    def _commit_singly(self, jobs: list[LogPoint | Job], error: BaseException) -> None:
-        """Write jobs one after the other, so that one that cannot be written does not keep the
-        others back."""
-        if len(jobs) == 1:
-            self._queue.popleft()
-            raise error
-        for job in jobs:
-            self._commit([job])
-
     # The file
 
-    @contextmanager
-    def _reading(self) -> Iterator[Tables]:
-        self._leave_parent_alone()
-        with self._lock:
-            if not self.read_only:
-                self.flush()
-            try:
-                yield self._open()
-            finally:
-                if self.read_only:
-                    self._disconnect()
-
-    def _leave_removed_file(self) -> None:
-        """Begin a new file where ours was removed: SQLite would go on writing to it, where nobody
-        will find it."""
+    def _open(self) -> Tables:
         if self._tables is not None and not self.path.exists():
+            # SQLite would go on writing to the removed file, where nobody will find it
             self._disconnect()
             logger.warning(
                 "%s was removed while the run was writing it: its metrics and events are lost. A "
                 "new file is written from now on.",
                 self.path,
             )
-
-    def _open(self) -> Tables:
         if self._tables is None:
-            connection = (
-                self._connect_read_only() if self.read_only else open_for_writing(self.path)
-            )
-            self._tables = Tables(connection, self.path.parent)
+            self._tables = Tables(open_for_writing(self.path), self.path.parent)
         return self._tables
-
-    def _connect_read_only(self) -> sqlite3.Connection:
-        import sqlite3
-
-        try:
-            return open_for_reading(self.path)
-        except sqlite3.Error as error:
-            raise metrics_error(self.path, "opened", error) from error
 
     def _disconnect(self) -> None:
         """Close the file so that SQLite removes its log, for which no reader may have it open at
@@ -383,15 +312,15 @@ class MetricsStore:
 
         if self._tables is None:
             return
-        tables = self._tables
+        connection = self._tables.connection
         self._tables = None
         with suppress(sqlite3.Error):
-            tables.connection.execute("PRAGMA busy_timeout=100")
-            tables.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        tables.connection.close()
+            connection.execute("PRAGMA busy_timeout=100")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.close()
         log = self.path.with_name(self.path.name + "-wal")
         end = time.monotonic() + CLEAN_SECONDS
-        while not self.read_only and log.exists() and time.monotonic() < end:
+        while log.exists() and time.monotonic() < end:
             time.sleep(0.02)
             with suppress(sqlite3.Error, CheckpointError):
                 open_for_writing(self.path).close()
@@ -401,10 +330,8 @@ def _may_succeed_later(error: BaseException) -> bool:
     """Whether an error is about the file and its disk; others are about the row."""
     import sqlite3
 
-    return (
-        isinstance(error, (sqlite3.OperationalError, OSError))
-        or type(error) is sqlite3.DatabaseError
-    )
+    is_of_file = isinstance(error, (sqlite3.OperationalError, OSError))
+    return is_of_file or type(error) is sqlite3.DatabaseError
 
 
 def _now(wall: float | None) -> float:
@@ -423,21 +350,22 @@ class Tables:
     folder: Path  # the run directory
     ids: dict[str, int] = field(default_factory=dict)
     last_step: int | None = None
-    last_clock: tuple[float, float] | None = (
-        None  # seconds of training and wall time of the last log point
-    )
+    # seconds of training and wall time of the last log point
+    last_clock: tuple[float, float] | None = None
     removed: set[str] = field(default_factory=set)  # files of rows that the transaction has removed
 
     def forget(self) -> None:
         """Read again what is remembered: it may be of a transaction that failed."""
-        self.ids, self.last_step, self.last_clock, self.removed = {}, None, None, set()
+        self.ids = {}
+        self.last_step = None
+        self.last_clock = None
+        self.removed = set()
 
     def delete_files(self) -> None:
         """Delete the files that no row has any more, once that is committed."""
         for file in self.removed:
-            if not self.connection.execute(
-                "SELECT 1 FROM media WHERE file = ?", (file,)
-            ).fetchone():
+            query = "SELECT 1 FROM media WHERE file = ?"
+            if not self.connection.execute(query, (file,)).fetchone():
                 with suppress(OSError):  # a file too many harms nobody
                     (self.folder / file).unlink()
         self.removed = set()
@@ -445,13 +373,16 @@ class Tables:
     def id_of(self, name: str) -> int:
         """The id of a metric's name, which gets one at its first use."""
         if not self.ids:
-            self.ids = {
-                name: key for key, name in self.connection.execute("SELECT id, name FROM names")
-            }
+            rows = self.connection.execute("SELECT name, id FROM names")
+            self.ids = dict(rows.fetchall())
         if name not in self.ids:
             cursor = self.connection.execute("INSERT INTO names (name) VALUES (?)", (name,))
             self.ids[name] = int(cursor.lastrowid or 0)
         return self.ids[name]
+
+    def insert(self, table: str, columns: str, row: Sequence[object]) -> None:
+        """Insert one row."""
+        self.connection.execute(f"INSERT INTO {table} ({columns}) VALUES ({_marks(row)})", row)
 
     def replace(self, table: str, row: str, values: list[object]) -> None:
         """Insert rows, or replace those of the same key, many by each statement."""
@@ -462,21 +393,23 @@ class Tables:
             num_padded = 1 << (num_rows - 1).bit_length()
             # A row repeated replaces itself. So there are few different statements, and each is
             # compiled once.
-            self.connection.execute(
-                _replacing(table, row, num_padded), part + part[-width:] * (num_padded - num_rows)
-            )
+            repeated = part[-width:] * (num_padded - num_rows)
+            self.connection.execute(_replacing(table, row, num_padded), part + repeated)
 
-    def read_last_step(self) -> int | None:
-        """The last step that has metrics."""
-        each = (
-            "SELECT (SELECT max(step) FROM step_values v WHERE v.name = n.id) AS last FROM names n"
-        )
-        (last,) = self.connection.execute(f"SELECT max(last) FROM ({each})").fetchone()
-        return None if last is None else int(last)
+    def is_known(self, step: int) -> bool:
+        """Whether there are metrics of this step or later ones."""
+        if self.last_step is None:
+            each = "SELECT (SELECT max(step) FROM step_values v WHERE v.name = n.id) AS last"
+            query = f"SELECT max(last) FROM ({each} FROM names n)"
+            (self.last_step,) = self.connection.execute(query).fetchone()
+        return self.last_step is not None and step <= self.last_step
 
     def count_generation(self) -> None:
         """Note that rows were removed or replaced: who has read them has to read anew."""
         self.connection.execute("UPDATE facts SET value = value + 1 WHERE key = 'generation'")
+
+
+Job: TypeAlias = Callable[[Tables], None]
 
 
 @cache
@@ -499,10 +432,9 @@ def write_steps(tables: Tables, points: Sequence[LogPoint]) -> None:
     steps = [row.step for row in rows]
     first = min(steps)
     last = max(steps)
-    known = tables.read_last_step() if tables.last_step is None else tables.last_step
-    if known is not None and first <= known:
+    if tables.is_known(first):
         tables.count_generation()
-    tables.last_step = last if known is None else max(known, last)
+    tables.last_step = max(tables.last_step or last, last)
     _insert_values(tables, "step_values", ((row.step, row.update, row.values) for row in rows))
     summarize(tables.connection, first, last)
     clock = [value for point in points if point.rows for value in _clock(tables, point)]
@@ -540,90 +472,29 @@ def _clock(tables: Tables, point: LogPoint) -> Iterator[object]:
     tables.last_clock = last.seconds, point.wall
 
 
-class AddEpoch(NamedTuple):
-    """A job that writes the metrics of an epoch."""
-
-    epoch: int
-    update: int
-    metrics: Mapping[str, float]
-    place: tuple[int | None, int | None, float | None, float]  # step, samples, seconds, wall
-
-    def __call__(self, tables: Tables) -> None:
-        (known,) = tables.connection.execute("SELECT max(epoch) FROM epoch_clock").fetchone()
-        if known is not None and self.epoch <= known:
-            tables.count_generation()
-        _insert_values(tables, "epoch_values", [(self.epoch, self.update, self.metrics)])
-        values = (self.epoch, self.update, *self.place)
-        tables.connection.execute(
-            "INSERT OR REPLACE INTO epoch_clock VALUES (?, ?, ?, ?, ?, ?)", values
-        )
+def write_epoch(tables: Tables, metrics: Mapping[str, float], clock: tuple[Any, ...]) -> None:
+    """Write the metrics of an epoch; `clock` is its row of the clock of epochs."""
+    epoch, update, *_ = clock
+    (known,) = tables.connection.execute("SELECT max(epoch) FROM epoch_clock").fetchone()
+    if known is not None and epoch <= known:
+        tables.count_generation()
+    _insert_values(tables, "epoch_values", [(epoch, update, metrics)])
+    tables.replace("epoch_clock", "(?,?,?,?,?,?)", list(clock))
 
 
-class AddEvent(NamedTuple):
-    """A job that writes an event."""
-
-    kind: str
-    text: str
-    detail: str | None
-    place: Place | None
-    wall: float
-
-    def __call__(self, tables: Tables) -> None:
-        columns = 'kind, text, detail, "update", step, epoch, samples, seconds, wall'
-        values = (
-            self.kind,
-            _unicode(self.text),
-            self.detail,
-            *(self.place or (None,) * 5),
-            self.wall,
-        )
-        tables.connection.execute(
-            f"INSERT INTO events ({columns}) VALUES ({_marks(values)})", values
-        )
-
-
-class AddLogLine(NamedTuple):
-    """A job that writes a line of the log."""
-
-    level: str
-    text: str
-    wall: float
-
-    def __call__(self, tables: Tables) -> None:
-        query = "INSERT INTO log_lines (wall, level, text) VALUES (?, ?, ?)"
-        tables.connection.execute(query, (self.wall, self.level, _unicode(self.text)))
-
-
-class AddMedia(NamedTuple):
-    """A job that writes an item of media in the place of what had its name at its step, from its
-    position on."""
-
-    media: Media
-
-    def __call__(self, tables: Tables) -> None:
-        media = self.media
-        _remove_media(
-            tables,
-            "name = ? AND step = ? AND position >= ?",
-            (media.name, media.step, media.position),
-        )
-        columns = (
-            'name, kind, "update", step, epoch, samples, seconds, wall, position, file, '
-            "content, caption"
-        )
-        place = (media.update, media.step, media.epoch, media.samples, media.seconds, media.wall)
-        for position, (file, content, caption) in enumerate(
-            _stored(media, tables.folder), start=media.position
-        ):
-            values = (media.name, media.kind, *place, position, file, content, caption)
-            tables.connection.execute(
-                f"INSERT INTO media ({columns}) VALUES ({_marks(values)})", values
-            )
+def write_media(tables: Tables, media: Media) -> None:
+    """Write an item of media in the place of what had its name at its step, from its position
+    on."""
+    key = (media.name, media.step, media.position)
+    _remove_media(tables, "name = ? AND step = ? AND position >= ?", key)
+    place = (media.update, media.step, media.epoch, media.samples, media.seconds, media.wall)
+    for position, parts in enumerate(_stored(media, tables.folder), start=media.position):
+        tables.insert("media", MEDIA, (media.name, media.kind, *place, position, *parts))
 
 
 def _stored(media: Media, folder: Path) -> Iterator[tuple[str | None, str | None, str | None]]:
     """The file, the content and the caption of every row of an item; the files are written."""
-    from ..metrics.media import Histogram, Images, Table
+    from ..metrics.media import Images  # which imports torch
 
     content = media.content
     if isinstance(content, Images):
@@ -631,11 +502,8 @@ def _stored(media: Media, folder: Path) -> Iterator[tuple[str | None, str | None
             yield _store_image(image, folder), None, _unicode(caption)
     elif isinstance(content, str):
         yield None, _unicode(content), None
-    elif isinstance(content, Histogram):
-        yield None, json_text({"edges": content.edges, "counts": content.counts}), None
     else:
-        assert isinstance(content, Table)
-        yield None, json_text({"columns": content.columns, "rows": content.rows}), None
+        yield None, json_text(asdict(content)), None
 
 
 def _store_image(image: bytes, folder: Path) -> str:
@@ -649,82 +517,72 @@ def _store_image(image: bytes, folder: Path) -> str:
     return name
 
 
-class Truncate(NamedTuple):
-    """A job that removes what is after a position, so that a run resumed there adds it once.
-
-    Several resume points may be saved at one step: at the update, after the evaluation that ends
-    its epoch, and at the end of the call. Events that are noted after a resume point are those
-    behind its own event.
-    """
-
-    step: int
-    epoch: int
-    # whether the call was finished in the resume point; None after a rewind
-    is_finished: bool | None
-
-    def __call__(self, tables: Tables) -> None:
-        connection = tables.connection
-        every = "name IN (SELECT id FROM names) AND"
-        tables.forget()
-        changed = connection.total_changes
-        connection.execute(f"DELETE FROM step_values WHERE {every} step > ?", (self.step,))
-        connection.execute(f"DELETE FROM epoch_values WHERE {every} epoch > ?", (self.epoch,))
-        if connection.total_changes > changed:
-            for level in LEVELS:
-                last = self.step >> 3 * level
-                connection.execute(
-                    f"DELETE FROM summaries WHERE {every} level = ? AND bucket >= ?", (level, last)
-                )
-            summarize(connection, self.step, self.step)
-        self._cut_clock(connection)
-        where, values = self._repeated_events(connection)
-        connection.execute(f"DELETE FROM events WHERE {where}", values)
-        if connection.total_changes > changed:
-            tables.count_generation()
-        _remove_media(tables, "step > ?", (self.step,))
-
-    def _repeated_events(self, connection: sqlite3.Connection) -> tuple[str, tuple[object, ...]]:
-        """The condition for events that the run has again."""
-        if self.is_finished is None:
-            return f"kind IN ({_marks(REPEATED_EVENTS)}) AND step > ?", (
-                *REPEATED_EVENTS,
-                self.step,
-            )
-        point = (
-            "SELECT max(id) FROM events WHERE kind = 'checkpoint' AND step = ?1 AND epoch = ?2 "
-            # earlier versions did not note it
-            "AND coalesce(json_extract(detail, '$.finished'), ?3) = ?3"
-        )
-        (saved,) = connection.execute(point, (self.step, self.epoch, self.is_finished)).fetchone()
-        kept = (*PROCESS_EVENTS, *(END_EVENTS if self.is_finished else ()))
-        if not self.step:  # all is done again
-            saved = 0
-        behind = ("step > ?", self.step) if saved is None else ("id > ?", saved)
-        return f"kind NOT IN ({_marks(kept)}) AND {behind[0]}", (*kept, behind[1])
-
-    def _cut_clock(self, connection: sqlite3.Connection) -> None:
-        """Remove the clock after the position; what it says of the position itself stays."""
-        if connection.execute(
-            "SELECT 1 FROM clock WHERE step > ? LIMIT 1", (self.step,)
-        ).fetchone():
-            known = (
-                f'SELECT * FROM ({CLOCK_AT}) WHERE "update" IS NOT NULL AND step >= (SELECT '
-                "min(step) FROM clock)"
-            )
-            connection.execute(f"INSERT OR IGNORE INTO clock {known}", (f"[{self.step}]",))
-            connection.execute("DELETE FROM clock WHERE step > ?", (self.step,))
-        connection.execute("DELETE FROM epoch_clock WHERE epoch > ?", (self.epoch,))
-
-
-Job: TypeAlias = AddEpoch | AddEvent | AddLogLine | AddMedia | Truncate
-
-
 def _remove_media(tables: Tables, where: str, values: tuple[object, ...]) -> None:
     files = tables.connection.execute(f"SELECT file FROM media WHERE {where}", values).fetchall()
     if files:
         tables.connection.execute(f"DELETE FROM media WHERE {where}", values)
         tables.removed |= {file for (file,) in files if file is not None}
         tables.count_generation()
+
+
+def cut(tables: Tables, step: int, epoch: int, is_finished: bool | None) -> None:
+    """Remove what is after a position; see `MetricsStore.truncate`."""
+    connection = tables.connection
+    every = "name IN (SELECT id FROM names) AND"
+    tables.forget()
+    changed = connection.total_changes
+    connection.execute(f"DELETE FROM step_values WHERE {every} step > ?", (step,))
+    connection.execute(f"DELETE FROM epoch_values WHERE {every} epoch > ?", (epoch,))
+    if connection.total_changes > changed:
+        stale = f"DELETE FROM summaries WHERE {every} level = ? AND bucket >= ?"
+        for level in LEVELS:
+            connection.execute(stale, (level, step >> 3 * level))
+        summarize(connection, step, step)
+    _cut_clock(connection, step, epoch)
+    _cut_events(connection, step, epoch, is_finished)
+    if connection.total_changes > changed:
+        tables.count_generation()
+    _remove_media(tables, "step > ?", (step,))
+
+
+def _cut_clock(connection: sqlite3.Connection, step: int, epoch: int) -> None:
+    """Remove the clock after the position; what it says of the position itself stays."""
+    later = "SELECT 1 FROM clock WHERE step > ? LIMIT 1"
+    if connection.execute(later, (step,)).fetchone():
+        known = (
+            f'SELECT * FROM ({CLOCK_AT}) WHERE "update" IS NOT NULL AND step >= (SELECT '
+            "min(step) FROM clock)"
+        )
+        connection.execute(f"INSERT OR IGNORE INTO clock {known}", (f"[{step}]",))
+        connection.execute("DELETE FROM clock WHERE step > ?", (step,))
+    connection.execute("DELETE FROM epoch_clock WHERE epoch > ?", (epoch,))
+
+
+def _cut_events(
+    connection: sqlite3.Connection, step: int, epoch: int, is_finished: bool | None
+) -> None:
+    """Remove the events that the run has again.
+
+    Several resume points may be saved at one step: at the update, after the evaluation that ends
+    its epoch, and at the end of the call. Events that are noted after a resume point are those
+    behind its own event.
+    """
+    if is_finished is None:
+        repeated = f"DELETE FROM events WHERE kind IN ({_marks(REPEATED_EVENTS)}) AND step > ?"
+        connection.execute(repeated, (*REPEATED_EVENTS, step))
+        return
+    point = (
+        "SELECT max(id) FROM events WHERE kind = 'checkpoint' AND step = ?1 AND epoch = ?2 "
+        # earlier versions did not note it
+        "AND coalesce(json_extract(detail, '$.finished'), ?3) = ?3"
+    )
+    (saved,) = connection.execute(point, (step, epoch, is_finished)).fetchone()
+    if not step:  # all is done again
+        saved = 0
+    column, last = ("step", step) if saved is None else ("id", saved)
+    kept = (*PROCESS_EVENTS, *(END_EVENTS if is_finished else ()))
+    later = f"DELETE FROM events WHERE kind NOT IN ({_marks(kept)}) AND {column} > ?"
+    connection.execute(later, (*kept, last))
 
 
 def json_text(value: object) -> str:

@@ -10,12 +10,12 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, ConfigurationError, MissingExtraError
 from ..metrics.best import Mode, first_best
@@ -23,13 +23,10 @@ from ..text import nearest
 from .files import MAX_NAMES
 from .schema import (
     AXES,
-    EPOCHS_WITH_PLACE,
-    OLD_TABLES,
-    VALUES_WITH_PLACE,
     VIEWS,
+    WITH_PLACE,
+    Level,
     exact_value,
-    has_summaries,
-    has_tables,
     id_of,
     metrics_error,
     open_empty,
@@ -41,9 +38,8 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
-    from .curves import Array, Curve
+    from .curves import Array, MetricCurve
 
-PLACES = {"steps": ("step_values", "step"), "epochs": ("epoch_values", "epoch")}
 MOST_LINES = 1000  # of the log, that are given at once
 QUERIED = {  # what users' SQL may ask: views, and tables that are as simple as views
     "metrics": "every value of steps",
@@ -171,8 +167,8 @@ class Changes:
 
     cursor: MetricsCursor
     is_reset: bool
-    steps: dict[str, Curve]
-    epochs: dict[str, Curve]
+    steps: dict[str, MetricCurve]
+    epochs: dict[str, MetricCurve]
     events: list[Event]
     media: list[MediaItem]
     log_lines: list[LogLine]
@@ -193,9 +189,6 @@ class Columns(dict[str, list[Any]]):
     >>> Columns({"step": [1, 2], "value": [0.5, 0.25]})["value"]
     [0.5, 0.25]
     """
-
-    def __init__(self, columns: Mapping[str, list[Any]]) -> None:
-        super().__init__(columns)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a frame of pandas."""
@@ -247,7 +240,7 @@ class MetricsView:
 
     # Metrics
 
-    def __call__(self, name: str, *, by: Literal["step", "epoch"] | None = None) -> Columns:
+    def __call__(self, name: str, *, by: Level | None = None) -> Columns:
         """Every value of a metric, bit for bit, and where in the run it was measured.
 
         Args:
@@ -259,7 +252,7 @@ class MetricsView:
             The columns step, update, epoch, samples, seconds (of training), wall (seconds since
             1970) and value. What is not known is None, as times of runs of the first edition.
         """
-        levels: tuple[Literal["step", "epoch"], ...] = ("step", "epoch") if by is None else (by,)
+        levels: tuple[Level, ...] = ("step", "epoch") if by is None else (by,)
         for level in levels:
             columns = self.columns(name, level)
             if columns["value"]:
@@ -288,15 +281,28 @@ class MetricsView:
 
     @cached_property
     def epoch_names(self) -> list[str]:
-        """The names of the metrics of epochs, in the order they first appeared."""
-        return list(dict.fromkeys(name for name, _ in self._epochs))
+        """The names of the metrics of epochs, sorted."""
+        return sorted(self._epochs_by_name)
+
+    def rows(self, level: Level, name: str | None = None) -> list[tuple[str, Point]]:
+        """The values of one metric of steps or epochs with its name, or of all, in order."""
+        with self._reading(by_name=name is None) as file:
+            # by one id, or without a join: the names of an old file are those of all its steps
+            where, values = ("", ()) if name is None else ("WHERE name = ?", (id_of(file, name),))
+            names = {} if name is not None else dict(file.execute("SELECT id, name FROM names"))
+            found = file.execute(
+                f'SELECT name, {level}, "update", value, exact FROM {level}_values {where} '
+                f"ORDER BY {level}, name",
+                values,
+            ).fetchall()
+        points = ((key, _point(*row)) for key, *row in found)
+        return [
+            (name or str(names.get(key, key)), point) for key, point in points if point is not None
+        ]
 
     def steps(self, name: str) -> list[Point]:
         """The values of a metric at every step that was logged."""
-        query = 'SELECT step, "update", value, exact FROM step_values WHERE name = ? ORDER BY step'
-        with self._reading() as file:
-            rows = file.execute(query, (id_of(file, name),)).fetchall()
-        return [point for row in rows if (point := _point(*row)) is not None]
+        return [point for _, point in self.rows("step", name)]
 
     def epochs(self, name: str) -> list[Point]:
         """The values of a metric of the epochs; an epoch that was cut short and went on has its
@@ -306,22 +312,19 @@ class MetricsView:
     def best(self, name: str, mode: Mode) -> BestValue | None:
         """The best value of an epoch metric, the earliest of equals; None where there is none but
         NaN."""
-        points = sorted(self.epochs(name), key=lambda point: point.at)
-        best = first_best(points, lambda point: point.value, mode)
+        best = first_best(self.epochs(name), lambda point: point.value, mode)
         return None if best is None else BestValue(name, best.value, best.at, mode)
 
     def latest(self) -> dict[str, float]:
         """The newest value of every metric; of a metric of steps and epochs, that of the last
         epoch."""
-        newest = "v.step = (SELECT max(step) FROM step_values WHERE name = n.id)"
         query = (
-            "SELECT n.name, v.value, v.exact FROM names n CROSS JOIN step_values v "
-            f"ON v.name = n.id AND {newest}"
+            "SELECT n.name, v.value, v.exact FROM names n CROSS JOIN step_values v ON "
+            "v.name = n.id AND v.step = (SELECT max(step) FROM step_values WHERE name = n.id)"
         )
-        old_query = "SELECT name, value, exact, max(step) FROM step_values GROUP BY name"
         with self._reading(by_name=True) as file:
-            rows = file.execute(query if has_summaries(file) else old_query).fetchall()
-        values = {str(name): exact_value(value, exact) for name, value, exact, *_ in rows}
+            rows = file.execute(query).fetchall()
+        values = {str(name): exact_value(value, exact) for name, value, exact in rows}
         of_steps = {name: value for name, value in values.items() if value is not None}
         return of_steps | {name: point.value for name, point in self._epochs}
 
@@ -343,22 +346,18 @@ class MetricsView:
         """Any metric of the newest epoch, for its number and update."""
         return self._epochs[-1][1] if self._epochs else None
 
-    def between(
-        self, level: Literal["steps", "epochs"], first: int, end: int
-    ) -> dict[str, tuple[Array, Array]]:
+    def between(self, level: Level, first: int, end: int) -> dict[str, tuple[Array, Array]]:
         """The places and the values of all metrics from one step or epoch up to another, which is
         not included."""
         from .curves import read_between
 
-        table, place = PLACES[level]
         with self._reading(by_name=True) as file:
-            return read_between(file, table, place, (first, end))
+            return read_between(file, level, (first, end))
 
-    def columns(self, name: str, level: Literal["step", "epoch"]) -> Columns:
+    def columns(self, name: str, level: Level) -> Columns:
         """Every value of a metric, bit for bit, with its place; empty columns where it has none."""
-        query = VALUES_WITH_PLACE if level == "step" else EPOCHS_WITH_PLACE
         with self._reading() as file:
-            rows = file.execute(query, (id_of(file, name),)).fetchall()
+            rows = file.execute(WITH_PLACE[level], (id_of(file, name),)).fetchall()
         places = {axis: [row[index] for row in rows] for index, axis in enumerate(AXES)}
         return Columns(places | {"value": [exact_value(*row[-2:]) for row in rows]})
 
@@ -366,49 +365,36 @@ class MetricsView:
         self,
         name: str,
         *,
-        x: str = "step",
+        level: Level = "step",
+        x: str | None = None,
         first: float | None = None,
         last: float | None = None,
         points: int = 1000,
-    ) -> Curve:
-        """A metric of steps along an axis, in about `points` columns: every value where they fit,
-        else summaries.
+    ) -> MetricCurve:
+        """A metric along an axis: of epochs every value; of steps about `points` columns, every
+        value where they fit, else summaries.
 
         Args:
             name: The metric.
+            level: "step" for the metric of steps, "epoch" for that of epochs.
             x: step, update, epoch (with the part of it that is over), samples, seconds (of
-                training), wall (seconds since 1970), or the name of another metric.
+                training), wall (seconds since 1970), or the name of another metric. Default: the
+                level.
             first: Where the range begins along the axis, which is included; by default the
                 beginning.
             last: Where it ends, which is included.
             points: How many columns there may be.
         """
-        from .curves import step_curve
+        from .curves import epoch_curve, step_curve
 
         with self._reading() as file:
-            return step_curve(file, name, x, (first, last), points)
-
-    def epoch_curve(
-        self, name: str, *, x: str = "epoch", first: float | None = None, last: float | None = None
-    ) -> Curve:
-        """A metric of epochs along an axis, every value; the axes are those of `curve`."""
-        from .curves import epoch_curve
-
-        with self._reading() as file:
-            return epoch_curve(file, name, x, (first, last))
+            if level == "epoch":
+                return epoch_curve(file, name, x or level, (first, last))
+            return step_curve(file, name, x or level, (first, last), points)
 
     @cached_property
     def _epochs(self) -> list[tuple[str, Point]]:
-        """All metrics of epochs, in the order of epochs."""
-        # the names of an old file are not looked up: that would read all steps too
-        old_query = 'SELECT epoch, "update", value, exact, name FROM epoch_values ORDER BY epoch'
-        query = (
-            'SELECT v.epoch, v."update", v.value, v.exact, n.name FROM names n '
-            "CROSS JOIN epoch_values v ON v.name = n.id ORDER BY v.epoch, v.name"
-        )
-        with self._reading(by_name=True) as file:
-            rows = file.execute(query if has_summaries(file) else old_query).fetchall()
-        return [(str(name), point) for *row, name in rows if (point := _point(*row)) is not None]
+        return self.rows("epoch")
 
     @cached_property
     def _epochs_by_name(self) -> dict[str, dict[int, Point]]:
@@ -437,10 +423,9 @@ class MetricsView:
 
     def media_names(self) -> dict[str, str]:
         """The names of all media and the kind of each, sorted."""
+        query = "SELECT name, kind FROM media GROUP BY name ORDER BY name"
         with self._reading() as file:
-            return dict(
-                file.execute("SELECT name, kind FROM media GROUP BY name ORDER BY name").fetchall()
-            )
+            return dict(file.execute(query).fetchall())
 
     def log_lines(self, last: int = 200) -> list[LogLine]:
         """The last lines of the log, in order."""
@@ -468,32 +453,25 @@ class MetricsView:
         from .curves import epoch_curve, step_curve
 
         everything = (None, None)
+        along = x if x in AXES else "epoch"
         with self._reading() as file:
             now = _read_cursor(file)
-            is_reset = now.generation != cursor.generation or any(
-                new < old for new, old in zip(astuple(now), astuple(cursor), strict=True)
-            )
+            counts = zip(astuple(now), astuple(cursor), strict=True)
+            is_reset = now.generation != cursor.generation or any(new < old for new, old in counts)
             is_first = is_reset or cursor == MetricsCursor()
             old = MetricsCursor(step=-1) if is_first else cursor
-            steps: list[Curve] = []
-            epochs: list[Curve] = []
-            if now.step != old.step:
-                steps = [
-                    step_curve(file, name, x, everything, points, after=old.step) for name in names
-                ]
-            if now.epoch != old.epoch:
-                axis = x if x in AXES else "epoch"
-                epochs = [
-                    epoch_curve(file, name, axis, everything, after=old.epoch) for name in names
-                ]
+            steps = [
+                step_curve(file, name, x, everything, points, after=old.step) for name in names
+            ]
+            epochs = [epoch_curve(file, name, along, everything, after=old.epoch) for name in names]
             return Changes(
-                now,
-                is_reset,
-                {curve.name: curve for curve in steps if curve.total},
-                {curve.name: curve for curve in epochs if curve.total},
-                _read_events(file, old.event),
-                _read_media(file, "id > ?", old.media),
-                _read_log_lines(file, old.log_line, MOST_LINES),
+                cursor=now,
+                is_reset=is_reset,
+                steps={curve.name: curve for curve in steps if curve.total},
+                epochs={curve.name: curve for curve in epochs if curve.total},
+                events=_read_events(file, old.event),
+                media=_read_media(file, "id > ?", old.media),
+                log_lines=_read_log_lines(file, old.log_line, MOST_LINES),
             )
 
     # SQL
@@ -597,14 +575,11 @@ def _point(at: object, update: object, value: object, exact: object) -> Point | 
 
 def _last_step(file: sqlite3.Connection) -> tuple[Any, Any] | None:
     """The (step, update) of the newest step, if there is any."""
-    if has_tables(file, OLD_TABLES):  # whose rows are in the order of steps
-        query = 'SELECT step, "update" FROM main.step_metrics ORDER BY rowid DESC LIMIT 1'
-    else:
-        query = (
-            'SELECT v.step, v."update" FROM names n CROSS JOIN step_values v ON v.name = n.id '
-            "AND v.step = (SELECT max(step) FROM step_values WHERE name = n.id) "
-            "ORDER BY v.step DESC LIMIT 1"
-        )
+    query = (
+        'SELECT v.step, v."update" FROM names n CROSS JOIN step_values v ON v.name = n.id '
+        "AND v.step = (SELECT max(step) FROM step_values WHERE name = n.id) "
+        "ORDER BY v.step DESC LIMIT 1"
+    )
     row: tuple[Any, Any] | None = file.execute(query).fetchone()
     return row
 
@@ -631,19 +606,17 @@ def _read_events(file: sqlite3.Connection, after: int) -> list[Event]:
 
 def _read_media(file: sqlite3.Connection, where: str, value: int | str) -> list[MediaItem]:
     """The media that fit a condition on a value, in the order of steps."""
-    columns = 'id, name, kind, "update", step, epoch, samples, seconds, wall, position, file'
-    rows = file.execute(
-        f"SELECT {columns}, content, caption FROM media WHERE {where} "
-        "ORDER BY step, name, position",
-        (value,),
+    query = (
+        'SELECT id, name, kind, "update", step, epoch, samples, seconds, wall, position, file, '
+        f"content, caption FROM media WHERE {where} ORDER BY step, name, position"
     )
-    items = [MediaItem(*row) for row in rows]
-    return [
-        item
-        if item.kind == "text" or item.content is None
-        else replace(item, content=json.loads(item.content))
-        for item in items
-    ]
+    found = []
+    for row in file.execute(query, (value,)):
+        item = MediaItem(*row)
+        if item.kind != "text" and item.content is not None:
+            item = replace(item, content=json.loads(item.content))
+        found.append(item)
+    return found
 
 
 def _read_log_lines(file: sqlite3.Connection, after: int, last: int) -> list[LogLine]:

@@ -33,6 +33,12 @@ STATES: tuple[RunState, ...] = get_args(RunState)
 COUNTS = ("epoch", "step", "update", "sample")
 LIMITS = {"max_epochs": "epoch", "max_updates": "update", "max_samples": "sample"}  # of configs
 FRESH_SECONDS = 600.0  # a run on another machine that wrote so recently is taken to be alive
+# of entries of the manifest; one of another kind is left out, since anybody may have written it
+KINDS: dict[str, type[Any]] = {
+    **dict.fromkeys(("progress", "planned", "fingerprint", "arguments", "config", "data"), dict),
+    **dict.fromkeys(("metric_modes", "num_parameters", "compiled", "packages", "hardware"), dict),
+    **dict.fromkeys(("changes", "eval_keys", "watched"), list),
+}
 HIDDEN_ENDINGS = (".code", ".samples", ".num_params", ".num_trainable", ".every", ".metric")
 MAX_VALUE = 200  # characters of a text; longer ones are code or data and not settings
 
@@ -57,14 +63,15 @@ class RunProgress:
         if self.limit is None:
             return None
         unit, last = self.limit
-        done = _part(getattr(self, unit), last)
         updates = _part(self.update, self.planned.get("update"))
         if unit != "epoch" or updates is None:
-            return done
+            return _part(getattr(self, unit), last)
+        if self.epoch is None:
+            return updates
         first = self.planned.get("first_epoch", 0)
-        least = 0.0 if self.epoch is None else _part(self.epoch - first, last - first)
-        most = 1.0 if self.epoch is None else _part(self.epoch + 1 - first, last - first)
-        return min(max(updates, least or 0.0), most or 1.0)
+        least = _part(self.epoch - first, last - first) or 0.0
+        most = _part(self.epoch + 1 - first, last - first) or 1.0
+        return min(max(updates, least), most)
 
     def __str__(self) -> str:
         """ "3 of 10 epochs, 30%", or "3 epochs, 15 updates" where no limit is known."""
@@ -109,13 +116,12 @@ class Run:
         self.path = Path(path).absolute()
         self.problems: list[str] = []  # what of the run cannot be read, and why
         self.manifest: Mapping[str, Any] = self._read_manifest()
+        self.id = str(self.manifest.get("id") or self.path.name)
+        self.reason = self._text("reason")  # why it ended
+        self.device = self._text("device")
+        self.interface = self._text("door")  # whose trainer it was, or "native"
 
     # What it is
-
-    @property
-    def id(self) -> str:
-        """The id that the run got when it was started."""
-        return str(self.manifest.get("id") or self.path.name)
 
     @cached_property
     def name(self) -> str:
@@ -129,25 +135,8 @@ class Run:
     @cached_property
     def tags(self) -> tuple[str, ...]:
         """The tags of the run; of a mapping, `key=value`."""
-        tags = self.manifest.get("tags") or (self.config_file or {}).get("tags") or ()
-        if isinstance(tags, Mapping):
-            return tuple(f"{key}={value}" for key, value in tags.items())
-        return (tags,) if isinstance(tags, str) else tuple(map(str, tags))
-
-    @property
-    def reason(self) -> str | None:
-        """Why the run ended."""
-        return self._noted_text("reason")
-
-    @property
-    def device(self) -> str | None:
-        """The device that computed."""
-        return self._noted_text("device")
-
-    @property
-    def interface(self) -> str | None:
-        """The interface whose trainer it was, or "native"."""
-        return self._noted_text("door")
+        noted = self.manifest.get("tags") or (self.config_file or {}).get("tags")
+        return tuple(as_tags(noted))
 
     @property
     def command(self) -> str | None:
@@ -155,22 +144,16 @@ class Run:
         command = self.manifest.get("command")
         if isinstance(command, list):
             return shlex.join(map(str, command)) or None
-        return self._noted_text("command")
+        return self._text("command")
 
     @property
     def changes(self) -> list[str]:
         """Changes that the program made in the middle of the run: "at update 96: optimizer.lr 0.01
         -> 0.003"."""
-        noted = self.manifest.get("changes")
         texts = []
-        for change in noted if isinstance(noted, list) else ():
-            values = change.get("values") if isinstance(change, dict) else None
-            pairs = values.items() if isinstance(values, dict) else ()
-            shown = [
-                f"{key} {' -> '.join(map(str, pair))}" for key, pair in pairs if type(pair) is list
-            ]
-            if isinstance(change, dict):
-                texts.append(f"at update {change.get('update')}: {', '.join(shown)}")
+        for change in self.manifest.get("changes", []):
+            values = [f"{key} {old} -> {new}" for key, (old, new) in change["values"].items()]
+            texts.append(f"at update {change['update']}: {', '.join(values)}")
         return texts
 
     @cached_property
@@ -182,8 +165,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """The config of the run: of its file, or as its trainer was given it; empty without one."""
-        given = self.manifest.get("config")
-        return self.config_file or (given if isinstance(given, dict) else {})
+        return self.config_file or self.manifest.get("config", {})
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -243,15 +225,22 @@ class Run:
     def progress(self) -> RunProgress:
         """The progress in the manifest of an ended run; before that, the progress that metrics and
         checkpoints show."""
-        noted = self.manifest.get("progress")
-        entries = noted.items() if isinstance(noted, dict) else ()
-        counts = {name: value for name, value in entries if isinstance(value, int | float)}
+        counts: Mapping[str, Any] = self.manifest.get("progress", {})
         if self.state in ("running", "crashed"):
             counts = self._seen_counts() or counts
-        seconds = counts.pop("seconds", None)
-        whole = {name: int(value) for name, value in counts.items() if name in COUNTS}
-        limit, totals = _limit_of(self.manifest, self.config_file)
-        return RunProgress(**whole, seconds=seconds, limit=limit, planned=totals)
+        whole = {name: int(counts[name]) for name in COUNTS if counts.get(name) is not None}
+        planned = self.manifest.get("planned", {})
+        limit = planned.get("limit")
+        if limit is None:  # of a run of an earlier version, whose config says it
+            trainer = (self.config_file or {}).get("trainer") or {}
+            limits = [(unit, trainer.get(name)) for name, unit in LIMITS.items()]
+            limit = next((entry for entry in limits if type(entry[1]) is int), None)
+        return RunProgress(
+            **whole,
+            seconds=counts.get("seconds"),
+            limit=None if limit is None else (limit[0], limit[1]),
+            planned=planned,
+        )
 
     @property
     def seconds(self) -> float | None:
@@ -372,9 +361,8 @@ class Run:
     @cached_property
     def metric_modes(self) -> dict[str, Mode]:
         """For each metric, "min" or "max" as the run noted it."""
-        noted = self.manifest.get("metric_modes")
-        entries = noted.items() if isinstance(noted, dict) else ()
-        return {str(name): mode for name, mode in entries if mode in ("min", "max")}
+        noted = self.manifest.get("metric_modes", {})
+        return {name: mode for name, mode in noted.items() if mode in ("min", "max")}
 
     def mode_of(self, name: str) -> Mode | None:
         """Which values of a metric are better: as the run noted it, as models were kept by it, or
@@ -392,7 +380,7 @@ class Run:
         Of several it is one of an evaluation, a loss before others (see `headline`); of equal ones,
         that of the callback that comes first.
         """
-        measured = dict.fromkeys((*self._noted_names("watched"), *self.epoch_names))
+        measured = dict.fromkeys((*self.manifest.get("watched", []), *self.epoch_names))
         names = [name for name in measured if name in self.epoch_names]
         kept_by = {info.metric[0] for info in self._kept if info.metric}
         return headline([name for name in names if name in kept_by] or names, self.eval_keys)
@@ -400,7 +388,7 @@ class Run:
     @property
     def eval_keys(self) -> list[str]:
         """The prefixes of metrics that callbacks measured on data of their own."""
-        return self._noted_names("eval_keys")
+        return list(self.manifest.get("eval_keys", []))
 
     # As data
 
@@ -462,7 +450,7 @@ class Run:
         if not isinstance(content, dict):
             self.problems.append(f"{path} is not a run's manifest.")
             return {}
-        return content
+        return {key: value for key, value in content.items() if _is_kind(key, value)}
 
     def _tried(self, read: Callable[[], T], nothing: T) -> T:
         """What is read; where that fails, `nothing`, and `problems` says why."""
@@ -473,13 +461,9 @@ class Run:
                 self.problems.append(str(error))
             return nothing
 
-    def _noted_text(self, entry: str) -> str | None:
+    def _text(self, entry: str) -> str | None:
         noted = self.manifest.get(entry)
         return None if noted is None else str(noted)
-
-    def _noted_names(self, entry: str) -> list[str]:
-        noted = self.manifest.get(entry)
-        return [name for name in noted if isinstance(name, str)] if isinstance(noted, list) else []
 
     @cached_property
     def _kept(self) -> list[CheckpointInfo]:
@@ -496,19 +480,31 @@ class Run:
 
     def _seen_counts(self) -> dict[str, float]:
         """The counts of a run whose manifest has no end."""
-        seen: dict[str, float] = {}
-        found: list[dict[str, Any]] = [
-            {name: info.meta.get(name) for name in COUNTS} for info in self.checkpoints()
-        ]
+        found: list[Mapping[str, Any]] = [info.meta for info in self.checkpoints()]
         if self.epoch_names and (epoch := self.metrics.last_epoch()):
             found.append({"epoch": epoch.at, "update": epoch.update})
         if last := self._tried(self.metrics.last_step, None):
             found.append({"step": last[0], "update": last[1]})
-        for counts in found:
-            for name, value in counts.items():
-                if isinstance(value, int | float):
-                    seen[name] = max(seen.get(name, 0), value)
+        seen: dict[str, float] = {}
+        for name in COUNTS:
+            values = [counts.get(name) for counts in found]
+            known = [value for value in values if isinstance(value, int | float)]
+            if known:
+                seen[name] = max(known)
         return seen
+
+
+def _is_kind(entry: str, value: object) -> bool:
+    return isinstance(value, KINDS.get(entry, object))
+
+
+def as_tags(given: object) -> list[str]:
+    """Tags as a config gives them: a text, a list, or a mapping, of which each is `key=value`."""
+    if isinstance(given, Mapping):
+        return [f"{key}={value}" for key, value in given.items()]
+    if isinstance(given, list | tuple):
+        return [str(tag) for tag in given]
+    return [] if given is None else [str(given)]
 
 
 RunView = Run  # the name of earlier versions
@@ -571,43 +567,37 @@ def settings_of(manifest: Mapping[str, Any], config: Mapping[str, Any] | None) -
     as `config=`; an entry of that with the name of an argument and another value is called
     `config.<name>`.
     """
+    compiled = compile_choice(manifest)
     if config is not None:
         entries = {key: value for key, value in flatten(config).items() if _is_short(value)}
-        return entries | compile_choice(manifest)
-    own = manifest.get("config")
-    given = flatten(own) if isinstance(own, dict) and own else {}
-    program = _program_settings(manifest)
-    differing = {key for key, value in given.items() if key in program and program[key] != value}
-    given = {f"config.{key}" if key in differing else key: value for key, value in given.items()}
-    return program | given | compile_choice(manifest)
+        return entries | compiled
+    settings = _program_settings(manifest)
+    own = manifest.get("config") or {}
+    for key, value in flatten(own).items() if own else ():
+        is_other = key in settings and settings[key] != value
+        settings[f"config.{key}" if is_other else key] = value
+    return settings | compiled
 
 
 def compile_choice(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Whether the steps of a run with `compile="step"` were compiled, which changes the last bits
     of its results."""
-    noted = manifest.get("compiled")
-    choice = noted.get("choice") if isinstance(noted, dict) else None
+    choice = manifest.get("compiled", {}).get("choice")
     return {"compile.choice": choice} if choice else {}
 
 
 def _program_settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for entry in ("fingerprint", "arguments"):
-        values = manifest.get(entry)
-        found |= values if isinstance(values, dict) else {}
-    interface = {
-        key.removeprefix("config."): value
-        for key, value in found.items()
-        if key.startswith("config.")
-    }
+    found = {**manifest.get("fingerprint", {}), **manifest.get("arguments", {})}
+    prefix = "config."
+    interface = {key[len(prefix) :]: found[key] for key in found if key.startswith(prefix)}
     if interface:  # an interface's own settings say it all, in the user's words
         found = interface | {key: found[key] for key in ("device", "num_processes") if key in found}
-    planned = manifest.get("planned")
-    limit = planned.get("limit") if isinstance(planned, dict) else None
-    if isinstance(limit, list) and len(limit) == 2:
-        found[f"max_{limit[0]}s" if limit[0] != "seconds" else "max_seconds"] = limit[1]
-    size = manifest.get("num_parameters")
-    if isinstance(size, dict) and "total" in size:
+    limit = manifest.get("planned", {}).get("limit")
+    if limit is not None:
+        unit, number = limit
+        found[f"max_{unit.removesuffix('s')}s"] = number
+    size = manifest.get("num_parameters", {})
+    if "total" in size:
         found["num_parameters"] = size["total"]
     return {key: value for key, value in found.items() if _is_setting(key, value)}
 
@@ -625,29 +615,6 @@ def _is_short(value: object) -> bool:
     if isinstance(value, str):
         return len(value) <= MAX_VALUE
     return value is None or isinstance(value, (bool, int, float, list))
-
-
-def _limit_of(
-    manifest: Mapping[str, Any], config: Mapping[str, Any] | None
-) -> tuple[tuple[str, int] | None, dict[str, int]]:
-    """The limit that ends a run, as (unit, number), and the totals that it amounts to, as the run
-    noted them.
-
-    A run of an earlier version noted nothing: its config says the limit.
-    """
-    noted = manifest.get("planned")
-    planned = noted if isinstance(noted, dict) else {}
-    totals = {
-        name: planned[name] for name in (*COUNTS, "first_epoch") if type(planned.get(name)) is int
-    }
-    limit = planned.get("limit")
-    is_noted = isinstance(limit, list) and len(limit) == 2 and limit[0] in (*COUNTS, "seconds")
-    if isinstance(limit, list) and is_noted and type(limit[1]) in (int, float):
-        return (limit[0], limit[1]), totals
-    trainer = (config or {}).get("trainer")
-    limits = trainer if isinstance(trainer, dict) else {}
-    found = ((count, limits.get(name)) for name, count in LIMITS.items())
-    return next(((count, value) for count, value in found if type(value) is int), None), totals
 
 
 def _moment(text: object) -> datetime | None:

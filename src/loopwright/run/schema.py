@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..checkpoint.layout import LARGEST_TEXT
 from ..errors import CheckpointError
 
 if TYPE_CHECKING:
-    import sqlite3
+    import sqlite3  # at runtime where it is used: the first step of a run does not wait for it
 
+Level: TypeAlias = Literal["step", "epoch"]  # of metrics
 
 VERSION = 2  # of the file, in `PRAGMA user_version`; the first edition wrote 0
 LEVELS = (1, 2, 3, 4, 5, 6)  # of summaries: a bucket of level L has the values of 8**L steps
@@ -61,12 +62,14 @@ _MEASURED = f"""b.epoch AS epoch,
   {_between("samples", is_whole=True)}, {_between("seconds")}, {_between("wall")}"""
 CLOCK_AT = f"""
 SELECT v.step AS step, {_between('"update"')}, {_MEASURED} FROM (SELECT value AS step FROM json_each(?)) v {_AROUND}"""
-VALUES_WITH_PLACE = f"""
+WITH_PLACE: dict[Level, str] = {  # the values of a metric with their places
+    "step": f"""
 SELECT v.step AS step, v."update" AS "update", {_MEASURED}, v.value, v.exact
-FROM step_values v {_AROUND} WHERE v.name = ? ORDER BY v.step"""
-EPOCHS_WITH_PLACE = """
+FROM step_values v {_AROUND} WHERE v.name = ? ORDER BY v.step""",
+    "epoch": """
 SELECT c.step, v."update", v.epoch, c.samples, c.seconds, c.wall, v.value, v.exact
-FROM epoch_values v LEFT JOIN epoch_clock c ON c.epoch = v.epoch WHERE v.name = ? ORDER BY v.epoch"""
+FROM epoch_values v LEFT JOIN epoch_clock c ON c.epoch = v.epoch WHERE v.name = ? ORDER BY v.epoch""",
+}
 
 VIEWS = {
     "metrics": f"""
@@ -303,8 +306,6 @@ def has_tables(connection: sqlite3.Connection, tables: object) -> bool:
 
 def id_of(connection: sqlite3.Connection, name: str) -> object:
     """The id of a metric in the file; of one that is not there, an id that nothing has."""
-    if not has_summaries(connection):
-        return name
     found = connection.execute("SELECT id FROM names WHERE name = ?", (name,)).fetchone()
     return -1 if found is None else found[0]
 

@@ -1,13 +1,11 @@
 """The arithmetic of machines that one does not have: memory, bytes on the wire and seconds of each
 strategy."""
 
-from .compare import Comparison, Range, compare
 from .counting import Collective, Counted, counted_collectives, table_of
-from .estimate import Estimate, estimate
+from .estimate import Comparison, Estimate, Range, compare, estimate
 from .hardware import DEVICES, LINKS, Cluster, Device, Link
 from .layout import OptimizerState
-from .measure import measure
-from .model import ModelShape, transformer
+from .model import ModelShape, measure, transformer
 
 __all__ = [
     "DEVICES",

@@ -51,8 +51,8 @@ class Collective:
         n = self.group
         if n <= 1:
             return 0.0
-        rounds = {"all-reduce": 2 * (n - 1) / n, "broadcast": 1.0}.get(self.kind, (n - 1) / n)
-        return self.count * rounds * self.payload
+        shares = {"all-reduce": 2 * (n - 1) / n, "broadcast": 1.0}
+        return self.count * shares.get(self.kind, (n - 1) / n) * self.payload
 
 
 @dataclass(slots=True)
@@ -110,14 +110,19 @@ def counted_collectives() -> Iterator[Counted]:
     counted = Counted()
 
     def see(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        kind = dtensor_type()
-        if kind is not None and any(issubclass(each, kind) for each in types):
+        dtensor = dtensor_type()
+        if dtensor is not None and any(issubclass(each, dtensor) for each in types):
             return NotImplemented  # so that the collectives inside come here
         result = func(*args, **kwargs)
         if getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
-            counted.collectives += _read(
-                func.name().partition("::")[2].partition(".")[0], args, kwargs
-            )
+            name = func.name().partition("::")[2].partition(".")[0]
+            if name in OPERATORS:  # another sends nothing, as that which waits
+                kind, place, is_part = OPERATORS[name]
+                size = _group((*args, *kwargs.values())).size()
+                payload = sum(tensor.nbytes for tensor in leaves(args[place]))
+                if is_part:
+                    payload *= size
+                counted.collectives.append(Collective(kind, payload, size))
         return result
 
     with dispatching(see):
@@ -153,16 +158,6 @@ OPERATORS = {
     "scatter_": ("scatter", 0, True),
     "reduce_": ("reduce", 0, False),
 }
-
-
-def _read(name: str, args: Any, kwargs: Any) -> Iterator[Collective]:
-    """What an operator of torch sends; nothing of one that sends nothing, as that which waits."""
-    if name not in OPERATORS:
-        return
-    kind, place, is_part = OPERATORS[name]
-    size = _group((*args, *kwargs.values())).size()
-    payload = sum(tensor.nbytes for tensor in leaves(args[place])) * (size if is_part else 1)
-    yield Collective(kind, payload, size)
 
 
 def _group(values: Iterable[Any]) -> dist.ProcessGroup:

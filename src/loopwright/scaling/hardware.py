@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from ..errors import ConfigurationError, check_number
 from ..text import nearest
@@ -14,10 +14,10 @@ GB = 10**9
 MICRO = 1e-6
 
 
-def _check_figures(value: object, *names: str) -> None:
+def _check_figures(value: object, *names: str, most: float | None = None) -> None:
     for name in names:
         label = f"{type(value).__name__}({name}"
-        check_number(label, getattr(value, name), above=0, is_whole=False)
+        check_number(label, getattr(value, name), above=0, most=most, is_whole=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,7 @@ class Link:
 
 
 # Vendors' peak figures: dense bf16 matrix products with fp32 sums (not the doubled figure for
-# sparse matrices), memory,
-# memory bandwidth. Links: one direction of one device.
+# sparse matrices), memory, memory bandwidth. Links: one direction of one device.
 DEVICES: Mapping[str, Device] = {
     "a100": Device("A100 SXM 80 GB", 312e12, 80 * GB, 2.039e12, "nvlink3"),
     "h100": Device("H100 SXM 80 GB", 989e12, 80 * GB, 3.35e12, "nvlink4"),
@@ -101,7 +100,6 @@ LINKS: Mapping[str, Link] = {
 }
 
 
-@dataclass(frozen=True, init=False)
 class Cluster:
     """Nodes of equal devices, the links inside and between them, and how much of the peaks is
     reached.
@@ -120,19 +118,9 @@ class Cluster:
 
     Example:
         >>> from loopwright.scaling import Cluster
-        >>> cluster = Cluster("h100", between="hdr")
-        >>> cluster.within.name, cluster.num_nodes(64)
-        ('NVLink 4 (H100, H200)', 8)
+        >>> Cluster("h100", between="hdr").within.name
+        'NVLink 4 (H100, H200)'
     """
-
-    device: Device
-    per_node: int
-    within: Link
-    between: Link
-    adapters: int
-    utilisation: float
-    link_utilisation: float
-    usable_memory: float
 
     def __init__(
         self,
@@ -146,43 +134,27 @@ class Cluster:
         link_utilisation: float = 0.8,
         usable_memory: float = 0.92,
     ) -> None:
-        device = find("device", device, DEVICES, Device)
-        values = {
-            "device": device,
-            "per_node": per_node,
-            "within": find("link", device.link if within is None else within, LINKS, Link),
-            "between": find("link", between, LINKS, Link),
-            "adapters": per_node if adapters is None else adapters,
-            "utilisation": utilisation,
-            "link_utilisation": link_utilisation,
-            "usable_memory": usable_memory,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        self.device = _find(device, DEVICES)
+        self.per_node = per_node
+        self.within = _find(within or self.device.link, LINKS)
+        self.between = _find(between, LINKS)
+        self.adapters = per_node if adapters is None else adapters
+        self.utilisation = utilisation
+        self.link_utilisation = link_utilisation
+        self.usable_memory = usable_memory
         _check_figures(self, "per_node", "adapters")
-        for name in ("utilisation", "link_utilisation", "usable_memory"):
-            check_number(f"Cluster({name}", values[name], above=0, most=1, is_whole=False)
-
-    def num_nodes(self, devices: int) -> int:
-        """The number of nodes that some devices take."""
-        return -(-devices // self.per_node)
+        _check_figures(self, "utilisation", "link_utilisation", "usable_memory", most=1)
 
 
-def find(what: str, given: Any, known: Mapping[str, T], kind: type[T]) -> T:
-    """A known device or link by its name, whatever its case and punctuation; the user's own as it
-    is."""
-    if isinstance(given, kind):
+def _find(given: T | str, known: Mapping[str, T]) -> T:
+    """A known device or link by its name; the user's own as it is."""
+    if not isinstance(given, str):
         return given
-    plain = {_plain(name): value for name, value in known.items()}
-    if isinstance(given, str) and _plain(given) in plain:
-        return plain[_plain(given)]
-    own = ", ".join(f"{each.name}=" for each in fields(kind)[:4])  # type: ignore[arg-type]
+    if given.lower() in known:
+        return known[given.lower()]
+    kind = type(next(iter(known.values()))).__name__
     raise ConfigurationError(
         "unknown-hardware",
-        f"There is no {what} {given!r}: {nearest(given, known)} For any other, pass "
-        f"{kind.__name__}({own}) in Python.",
+        f"There is no {kind.lower()} {given!r}: {nearest(given, known)} For any other, pass "
+        f"{kind}(...) in Python.",
     )
-
-
-def _plain(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())

@@ -1,27 +1,26 @@
-"""How a strategy lays a model out: the sizes of its mesh, each rank's part of a parameter, and
-bytes per rank."""
+"""How a strategy lays a model out over ranks: the mesh, the bytes that each rank holds, and every
+collective of an update, to the byte."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
-from typing import Any
+from math import ceil, prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigurationError, check_number
+from ..runtime.buckets import MESSAGE_DTYPES, MESSAGE_SIZE, fill_buckets
+from ..runtime.consensus import NUM_REQUESTS
 from ..runtime.ddp import BUCKET_BYTES
-from ..runtime.dtensor import Mesh
 from ..text import nearest
-from .hardware import Cluster
-from .model import ModelShape, Weight, by_block
-
-AXES = ("replicate", "shard", "tensor")
-STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "fsdp+tp")
+from .counting import Collective
+from .model import ModelShape, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +41,6 @@ class Sizes:
         """The number of ranks that work on different samples."""
         return self.replicate * self.shard
 
-    def group(self, axis: str) -> tuple[int, int]:
-        """The number of ranks along an axis, and how many ranks lie between two neighbours."""
-        if axis == "tensor":
-            return self.tensor, 1
-        if axis == "shard":
-            return self.shard, self.tensor
-        if axis == "replicate":
-            return self.replicate, self.tensor * self.shard
-        return (self.data, self.tensor) if axis == "data" else (self.world, 1)
-
     @property
     def runtime(self) -> str:
         """The argument of a trainer that asks for it."""
@@ -59,62 +48,11 @@ class Sizes:
             return 'runtime="ddp"'
         if self.replicate == self.tensor == 1:
             return 'runtime="fsdp"'
-        axes = [f"{axis}={size}" for axis in AXES if (size := getattr(self, axis)) > 1]
-        return f"runtime=Mesh({', '.join(axes)}{', plan=...' if self.tensor > 1 else ''})"
-
-
-def resolve(strategy: str | Mesh | Mapping[str, int], devices: int, cluster: Cluster) -> Sizes:
-    """The mesh of a strategy on some devices; a mesh of another size is refused."""
-    check_number("devices", devices, least=1)
-    if isinstance(strategy, Mesh):
-        sizes = Sizes(strategy.replicate, strategy.shard, strategy.tensor)
-    elif isinstance(strategy, Mapping):
-        sizes = _from_mapping(strategy)
-    else:
-        sizes = _named(strategy, devices, min(cluster.per_node, devices))
-    if sizes.world != devices:
-        raise ConfigurationError(
-            "mesh-size",
-            f"A mesh of replicate={sizes.replicate} x shard={sizes.shard} x tensor={sizes.tensor} "
-            f"is for {sizes.world} devices, but there are {devices}: change the mesh, or pass "
-            f"devices={sizes.world}.",
-        )
-    return sizes
-
-
-def _from_mapping(sizes: Mapping[str, int]) -> Sizes:
-    for name, number in sizes.items():
-        if name not in AXES:
-            raise ConfigurationError("mesh-axis", f"{dict(sizes)}: {name!r}: {nearest(name, AXES)}")
-        check_number(name, number, least=1)
-    return Sizes(**sizes)
-
-
-def unknown_strategy(name: object) -> ConfigurationError:
-    text = f"There is no strategy {name!r}: {nearest(name, STRATEGIES)}"
-    return ConfigurationError("unknown-strategy", text)
-
-
-def _named(strategy: str, devices: int, per_node: int) -> Sizes:
-    if strategy == "ddp":
-        return Sizes(replicate=devices)
-    if strategy == "fsdp":
-        return Sizes(shard=devices)
-    if strategy not in STRATEGIES:
-        raise unknown_strategy(strategy)
-    if devices % per_node:
-        near = max(devices // per_node, 1) * per_node
-        raise ConfigurationError(
-            "partial-node",
-            f"{strategy!r} needs whole nodes of {per_node} devices, but {devices} is not a "
-            f"multiple: use {near} or {near + per_node}, or give the sizes of a mesh.",
-        )
-    if strategy == "hsdp":
-        return Sizes(replicate=devices // per_node, shard=per_node)
-    nodes = devices // per_node
-    if strategy == "fsdp+tp":
-        return Sizes(shard=nodes, tensor=per_node)
-    return Sizes(replicate=nodes, tensor=per_node)
+        sizes = {"replicate": self.replicate, "shard": self.shard, "tensor": self.tensor}
+        axes = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
+        if self.tensor > 1:
+            axes.append("plan=...")
+        return f"runtime=Mesh({', '.join(axes)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +74,11 @@ class OptimizerState:
     tensor_bytes: int = 0
 
 
-NAMED: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {"lr": 0.1}),
-    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
-    "adam": (torch.optim.Adam, {}),
-    "adamw": (torch.optim.AdamW, {}),
+NAMED = {
+    "sgd": OptimizerState(0),
+    "momentum": OptimizerState(1),
+    "adam": OptimizerState(2, 4),
+    "adamw": OptimizerState(2, 4),
 }
 
 
@@ -149,43 +87,37 @@ def optimizer_state(optimizer: str | Optimizer | OptimizerState) -> OptimizerSta
     parameter."""
     if isinstance(optimizer, OptimizerState):
         return optimizer
-    if isinstance(optimizer, str):
-        if optimizer.lower() not in NAMED:
-            raise ConfigurationError(
-                "unknown-optimizer",
-                f"optimizer={optimizer!r}: {nearest(optimizer, NAMED)} For any other, pass the "
-                "optimizer itself, or OptimizerState().",
-            )
-        kind, options = NAMED[optimizer.lower()]
-        return _try_out(kind, options)
-    groups = [
-        {k: v for k, v in group.items() if k in optimizer.defaults}
-        for group in optimizer.param_groups
-    ]
-    found = {_try_out(type(optimizer), options) for options in groups}
-    if len(found) > 1:
-        raise _no_state("The optimizer's parameter groups keep different state for each weight")
-    return found.pop()
+    if isinstance(optimizer, Optimizer):
+        found = {_try_out(optimizer, group) for group in optimizer.param_groups}
+        if len(found) == 1 and None not in found:
+            return found.pop()  # type: ignore[return-value]
+        raise ConfigurationError(
+            "optimizer-state",
+            f"{type(optimizer).__name__} keeps state of other shapes than its parameters, or not "
+            "the same for each of them: pass optimizer=OptimizerState(values=, tensor_bytes=), "
+            "the average of all weights.",
+        )
+    if optimizer.lower() not in NAMED:
+        raise ConfigurationError(
+            "unknown-optimizer",
+            f"optimizer={optimizer!r}: {nearest(optimizer, NAMED)} For any other, pass the "
+            "optimizer itself, or OptimizerState().",
+        )
+    return NAMED[optimizer.lower()]
 
 
-def _no_state(why: str) -> ConfigurationError:
-    what = "pass optimizer=OptimizerState(values=, tensor_bytes=), the average of all weights."
-    return ConfigurationError("optimizer-state", f"{why}: {what}")
-
-
-def _try_out(kind: Any, options: dict[str, Any]) -> OptimizerState:
+def _try_out(optimizer: Optimizer, group: dict[str, Any]) -> OptimizerState | None:
     param = nn.Parameter(torch.ones(3, 5))
     param.grad = torch.ones(3, 5)
-    try:
-        probe = kind([{"params": [param], **options}])
-        probe.step()
-    except Exception as error:
-        raise _no_state(f"{kind.__name__} could not be tried out ({error})") from error
+    options = {name: value for name, value in group.items() if name in optimizer.defaults}
+    probe = type(optimizer)([{"params": [param], **options}])  # type: ignore[call-arg]
+    probe.step()
     kept = [value for value in probe.state[param].values() if isinstance(value, torch.Tensor)]
-    if any(value.shape != param.shape and value.numel() > 1 for value in kept):
-        raise _no_state(f"{kind.__name__} keeps state of other shapes than its parameters")
+    single = [value for value in kept if value.numel() == 1]
     alike = [value for value in kept if value.shape == param.shape]
-    return OptimizerState(len(alike), sum(value.nbytes for value in kept if value.numel() <= 1))
+    if len(single) + len(alike) < len(kept):
+        return None
+    return OptimizerState(len(alike), sum(value.nbytes for value in single))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +126,7 @@ class UpdateSettings:
 
     batch: int
     accumulate: int = 1
-    optimizer: OptimizerState = OptimizerState(2, 4)
+    optimizer: OptimizerState = NAMED["adamw"]
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
     reshard_after_forward: bool | int | None = None
@@ -205,8 +137,8 @@ class UpdateSettings:
     bucket_bytes: int = BUCKET_BYTES
 
     def __post_init__(self) -> None:
-        for name in ("batch", "accumulate"):
-            check_number(name, getattr(self, name), least=1)
+        check_number("batch", self.batch, least=1)
+        check_number("accumulate", self.accumulate, least=1)
         if self.batch % self.accumulate:
             raise ConfigurationError(
                 "uneven-steps",
@@ -220,44 +152,30 @@ class UpdateSettings:
         """The number of ranks among which parameters are kept after the forward pass; None where
         they are freed."""
         reshard = self.reshard_after_forward
-        return None if reshard is None or isinstance(reshard, bool) else reshard
+        return None if isinstance(reshard, bool) else reshard
 
     def samples(self, sizes: Sizes) -> float:
         """Samples of one rank in one step; below 1 where there are more ranks than samples."""
-        whole = self.batch // self.accumulate
-        return whole / sizes.data if whole < sizes.data else -(-whole // sizes.data)
+        share = self.batch / self.accumulate / sizes.data
+        return share if share < 1 else ceil(share)
+
+
+# What a rank holds
 
 
 def chunk(length: int, parts: int, place: int = 0) -> int:
     """The length of a part as torch cuts: all but the last have the same, and the last may be
     empty."""
-    size = -(-length // parts)
+    size = ceil(length / parts)
     return max(0, min(size, length - place * size))
 
 
-def layer_part(weight: Weight, sizes: Sizes, place: int = 0) -> tuple[int, ...]:
+def layer_part(weight: Weight, tensor: int, place: int = 0) -> list[int]:
     """The shape of a rank's part of a weight that tensor parallelism cuts, before it is sharded."""
-    if weight.cut is None or sizes.tensor == 1:
-        return weight.shape
-    return tuple(
-        chunk(n, sizes.tensor, place) if dim == weight.cut else n
-        for dim, n in enumerate(weight.shape)
-    )
-
-
-def local_numel(weight: Weight, sizes: Sizes, rank: int = 0) -> int:
-    """The values of a weight that a rank holds; the first rank holds the most."""
-    shape = layer_part(weight, sizes, rank % sizes.tensor)
-    if sizes.shard == 1 or not shape:
-        return prod(shape)
-    return chunk(shape[0], sizes.shard, rank // sizes.tensor % sizes.shard) * prod(shape[1:])
-
-
-def padded_numel(weight: Weight, sizes: Sizes) -> int:
-    """The values that FSDP2 sends of a weight: its first dimension is filled up to a multiple of
-    the shards."""
-    shape = layer_part(weight, sizes)
-    return -(-shape[0] // sizes.shard) * sizes.shard * prod(shape[1:])
+    shape = list(weight.shape)
+    if weight.cut is not None:
+        shape[weight.cut] = chunk(shape[weight.cut], tensor, place)
+    return shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,14 +206,15 @@ class Memory:
 def memory_of(model: ModelShape, sizes: Sizes, training: UpdateSettings, rank: int = 0) -> Memory:
     """Bytes on a rank at the peak of a step."""
     parameters, gradients, num_trained = _held(model, sizes, rank)
-    samples = max(1, -(-training.samples(sizes) // 1))
-    cut = model.cut_activations * (1 - 1 / sizes.tensor)
-    kept = model.checkpointed if training.activation_checkpointing else model.activations - cut
+    samples = ceil(training.samples(sizes))
+    kept = model.checkpointed
+    if not training.activation_checkpointing:
+        kept = model.activations - model.cut_activations * (1 - 1 / sizes.tensor)
+    state = training.optimizer
     return Memory(
         parameters=parameters,
         gradients=gradients,
-        optimizer=training.optimizer.values * gradients
-        + training.optimizer.tensor_bytes * num_trained,
+        optimizer=state.values * gradients + state.tensor_bytes * num_trained,
         buffers=sum(model.buffers),
         working=_working(model, sizes, training),
         activations=round(samples * kept),
@@ -305,12 +224,17 @@ def memory_of(model: ModelShape, sizes: Sizes, training: UpdateSettings, rank: i
 @lru_cache(maxsize=4096)
 def _held(model: ModelShape, sizes: Sizes, rank: int) -> tuple[int, int, int]:
     """The bytes of a rank's parameters, those of the trained ones, and how many are trained."""
-    own = [
-        (weight, local_numel(weight, sizes, rank) * weight.dtype.itemsize)
-        for weight in model.weights
-    ]
-    trained = [size for weight, size in own if weight.is_trained]
-    return sum(size for _, size in own), sum(trained), len(trained)
+    parameters = 0
+    trained = []
+    for weight in model.weights:
+        shape = layer_part(weight, sizes.tensor, rank % sizes.tensor)
+        if shape:
+            shape[0] = chunk(shape[0], sizes.shard, rank // sizes.tensor % sizes.shard)
+        size = prod(shape) * weight.dtype.itemsize
+        parameters += size
+        if weight.is_trained:
+            trained.append(size)
+    return parameters, sum(trained), len(trained)
 
 
 def _working(model: ModelShape, sizes: Sizes, training: UpdateSettings) -> int:
@@ -320,53 +244,168 @@ def _working(model: ModelShape, sizes: Sizes, training: UpdateSettings) -> int:
         return 0
     if sizes.shard == 1:
         return _held(model, sizes, 0)[1]
-    full = full_by_block(model, sizes.tensor, training.param_dtype, training.reduce_dtype)
-    outside = full.get(None, (0, 0))
-    blocks = [size for block, size in full.items() if block is not None] or [(0, 0)]
-    parameters = sum(size for size, _ in full.values())
-    gradients = sum(size for _, size in full.values())
-    # a block computes, the next one is being gathered
+    parts = wrapped_parts(model, sizes, training)
+    parameters = sum(part.parameters * count for part, count in parts.items())
+    gradients = sum(part.gradients * count for part, count in parts.items())
+    # the outermost module stays; a block computes, the next one is being gathered or scattered
+    outside = [part for part in parts if part.is_outermost]
+    blocks = [part for part in parts if not part.is_outermost]
+    few = sum(part.parameters for part in outside)
+    few += 2 * max((part.parameters for part in blocks), default=0)
+    few_gradients = sum(part.gradients for part in outside)
+    few_gradients += 2 * max((part.gradients for part in blocks), default=0)
     if training.reshard_after_forward is not False:
         kept = 0 if training.num_keepers is None else parameters // training.num_keepers
-        parameters = min(parameters, outside[0] + 2 * max(size for size, _ in blocks) + kept)
-    # one is computed, one is being scattered; else FSDP2 keeps them all between steps
-    if training.accumulate == 1:
-        gradients = min(gradients, outside[1] + 2 * max(size for _, size in blocks))
+        parameters = min(parameters, few + kept)
+    if training.accumulate == 1:  # else FSDP2 keeps them all between steps
+        gradients = min(gradients, few_gradients)
     return parameters + gradients
 
 
-@lru_cache(maxsize=256)
-def full_by_block(
+class Part(NamedTuple):
+    """Bytes of a module that FSDP2 wraps, with all its shards: in memory, and as it is sent, with
+    the first dimension of each parameter filled up to a multiple of the shards."""
+
+    is_outermost: bool
+    parameters: int
+    gradients: int
+    gathered: int
+    reduced: int
+
+
+def wrapped_parts(model: ModelShape, sizes: Sizes, training: UpdateSettings) -> Counter[Part]:
+    """How many modules there are of each kind."""
+    dtypes = (training.param_dtype, training.reduce_dtype)
+    return _wrapped_parts(model, sizes.shard, sizes.tensor, *dtypes)
+
+
+@lru_cache(maxsize=4096)
+def _wrapped_parts(
     model: ModelShape,
+    shard: int,
     tensor: int,
     param_dtype: torch.dtype | None,
     reduce_dtype: torch.dtype | None,
-) -> dict[int | None, tuple[int, int]]:
-    """Bytes of the full parameters of each block, and of their gradients, on a rank that has
-    gathered them."""
-    sizes = Sizes(tensor=tensor)
-    found = {}
-    for block, weights in by_block(model).items():
-        own = [(weight, local_numel(weight, sizes)) for weight in weights]
-        gathered = sum(
-            numel * gathered_dtype(weight, param_dtype).itemsize for weight, numel in own
-        )
-        reduced = [(weight, numel) for weight, numel in own if weight.is_trained]
-        dtypes = (param_dtype, reduce_dtype)
-        found[block] = (
-            gathered,
-            sum(numel * reduced_dtype(weight, *dtypes).itemsize for weight, numel in reduced),
-        )
+) -> Counter[Part]:
+    blocks: dict[int | None, list[int]] = {}
+    for weight in model.weights:
+        rows, *rest = layer_part(weight, tensor)
+        own = prod(rest)
+        padded = own * ceil(rows / shard) * shard
+        own *= rows
+        gathered_size = (param_dtype or weight.dtype).itemsize
+        reduced_size = (reduce_dtype or param_dtype or weight.dtype).itemsize * weight.is_trained
+        sums = blocks.setdefault(weight.block, [0, 0, 0, 0])
+        sums[0] += own * gathered_size
+        sums[1] += own * reduced_size
+        sums[2] += padded * gathered_size
+        sums[3] += padded * reduced_size
+    return Counter(Part(block is None, *sums) for block, sums in blocks.items())
+
+
+# What a rank sends
+
+
+def collectives_of(
+    model: ModelShape, sizes: Sizes, training: UpdateSettings
+) -> tuple[Collective, ...]:
+    """Every collective that a rank takes part in during one update, equal ones together."""
+    counts: Counter[Collective] = Counter()
+    for each in _collectives(model, sizes, training):
+        if each.group > 1 and each.payload > 0:
+            counts[replace(each, count=1)] += each.count
+    return tuple(replace(each, count=count) for each, count in counts.items())
+
+
+def _collectives(model: ModelShape, sizes: Sizes, training: UpdateSettings) -> Iterator[Collective]:
+    # activations of layers that several ranks share, in every step
+    for each in model.exchanges:
+        payload = each.payload * max(1, round(training.samples(sizes)))
+        count = each.count * training.accumulate
+        yield replace(each, payload=payload, group=sizes.tensor, count=count, what="activations")
+    has_message = False
+    if sizes.shard > 1:
+        yield from _of_shards(model, sizes, training)
+    else:
+        for payload, can_hold_message in _buckets(model, sizes.tensor, training.bucket_bytes):
+            has_message |= can_hold_message and sizes.tensor == 1
+            yield Collective("all-reduce", payload, sizes.data, 1, "data", "backward", "gradients")
+    # whether loss and gradients are finite on all ranks, and what a rank requests
+    message = Collective("all-reduce", 4, sizes.world, 1, "world", "update", "messages")
+    if not has_message:
+        yield replace(message, payload=MESSAGE_SIZE * (8 if training.is_host else 4))
+    if sizes.replicate != sizes.world:  # ranks have different gradients
+        yield message
+    if not training.is_host:
+        yield replace(message, payload=8 * NUM_REQUESTS)
+    if training.clips:
+        yield from _of_clipping(model, sizes)
+    for size in model.buffers:
+        yield Collective("broadcast", size, sizes.world, 1, "world", "update", "buffers")
+
+
+@lru_cache(maxsize=256)
+def _buckets(model: ModelShape, tensor: int, max_bytes: int) -> list[tuple[int, bool]]:
+    """The bytes of each gradient bucket, and whether it can hold a message; in the order in which
+    they are sent."""
+    weights = {}
+    params = []
+    for index in model.gradient_order:
+        weight = model.weights[index]
+        param = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta"))
+        params.append(param)
+        weights[id(param)] = weight
+    found = []
+    for bucket in fill_buckets(params, max_bytes):
+        own = sum(prod(layer_part(weights[id(param)], tensor)) for param in bucket)
+        numbers = MESSAGE_SIZE + len(bucket) + own  # a message, who has a gradient, the gradients
+        found.append((numbers * bucket[0].element_size(), bucket[0].dtype in MESSAGE_DTYPES))
     return found
 
 
-def gathered_dtype(weight: Weight, param_dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype in which FSDP2 gathers a weight."""
-    return param_dtype or weight.dtype
+def _of_shards(model: ModelShape, sizes: Sizes, training: UpdateSettings) -> Iterator[Collective]:
+    """What FSDP2 sends for each block, and for the rest of the model."""
+    for part, count in wrapped_parts(model, sizes, training).items():
+        gather = Collective(
+            "all-gather",
+            part.gathered,
+            sizes.shard,
+            count * training.accumulate,
+            "shard",
+            "forward",
+            "parameters",
+        )
+        yield gather
+        reshards = training.reshard_after_forward
+        if reshards is None:
+            reshards = not part.is_outermost
+        if reshards and part.reduced:
+            yield replace(gather, group=training.num_keepers or sizes.shard, phase="backward")
+        scatter = Collective(
+            "reduce-scatter", part.reduced, sizes.shard, count, "shard", "backward", "gradients"
+        )
+        yield scatter
+        yield replace(
+            scatter,
+            kind="all-reduce",
+            payload=part.reduced // sizes.shard,
+            group=sizes.replicate,
+            axis="replicate",
+        )
 
 
-def reduced_dtype(
-    weight: Weight, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
-) -> torch.dtype:
-    """The dtype in which FSDP2 reduces the gradient of a weight."""
-    return reduce_dtype or param_dtype or weight.dtype
+def _of_clipping(model: ModelShape, sizes: Sizes) -> Iterator[Collective]:
+    """One number for each gradient, reduced along each axis that cuts it: for the weights that the
+    plan of tensor parallelism names, and for the others."""
+    placed = 0
+    others = 0
+    for weight in model.weights:
+        size = weight.dtype.itemsize * weight.is_trained
+        if weight.is_placed and sizes.tensor > 1:
+            placed += size
+        else:
+            others += size
+    norms = Collective("all-reduce", others, sizes.shard, 1, "shard", "update", "norms")
+    yield norms
+    yield replace(norms, payload=placed)
+    yield replace(norms, payload=placed, group=sizes.tensor, axis="tensor")

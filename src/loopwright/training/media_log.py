@@ -103,12 +103,14 @@ class MediaLog:
         step = self._run.progress.step
         self._before_end = step, dict(self._counts) if self._step == step else {}
 
-    def logged_in_steps(self) -> dict[str, int] | None:
-        """How many items of its last step an epoch had before its evaluation; None unless its steps
-        are over."""
+    def counts_at(self) -> dict[str, int]:
+        """How many items of the current step a resumed run will not log again, by name: those
+        before an evaluation, once the steps of an epoch are over."""
         step, counts = self._before_end
         progress = self._run.progress
-        return counts if progress.in_epoch and progress.step == step else None
+        if progress.in_epoch and progress.step == step:
+            return counts
+        return dict(self._counts) if progress.step == self._step else {}
 
     def renumber(self, step: int = -1) -> None:
         """Number the items of a step from zero again: it is another step, or the same one taken

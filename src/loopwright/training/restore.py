@@ -26,12 +26,9 @@ from ..data.random import all_preserved, rng_state, seed_generators, set_rng_sta
 from ..errors import CheckpointError
 from ..metrics.metric_objects import (
     MetricOwners,
-    load_metric_states,
-    load_object_states,
-    metric_states,
+    load_run_states,
     metrics_at,
-    modules_with_metrics,
-    object_states,
+    run_states,
 )
 from .callback_schedulers import CallbackSchedulers, state_of
 from .program import users_trainer
@@ -142,8 +139,7 @@ class Restore:
 
     def _load_metrics(self, owners: MetricOwners, small: Mapping[str, Any]) -> None:
         measured = own_process(self.run, small["metrics"])
-        load_metric_states(modules_with_metrics(owners), measured)
-        load_object_states(
+        load_run_states(
             owners,
             measured,
             is_in_epoch=small["progress"]["epoch_step"] > 0,
@@ -281,6 +277,11 @@ def compare_run(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
         for name in run.components.optimizers
         if small["lanes"] and name not in small["lanes"]
     ]
+    differing = run.progress.state_dict().keys() ^ small["progress"].keys()
+    problems += [
+        f"progress: {name!r} is not in this version and the checkpoint alike"
+        for name in sorted(differing)
+    ]
     now = run.runtime.num_shares
     for part in ("data", "eval_data"):
         states = _positions(small[part])
@@ -379,17 +380,14 @@ def _undo(run: TrainingRun, callbacks: Iterable[Callback]) -> Callable[[], None]
         stateful.append(run.compiled)
     loaders += [(one.load_state_dict, deepcopy(one.state_dict())) for one in stateful]
     owners = metric_owners(run)
-    measuring = modules_with_metrics(owners)
-    metrics = snapshot(metric_states(measuring))
-    objects = snapshot(object_states(owners))
+    metrics = snapshot(run_states(owners))
     pending = run.files.pending
 
     def put_back() -> None:
         keeper.restore()
         for load, state in loaders:
             load(state)
-        load_metric_states(measuring, [metrics])
-        load_object_states(owners, [objects], is_in_epoch=False, num_processes=1)
+        load_run_states(owners, [metrics], is_in_epoch=False, num_processes=1)
         run.files.pending = pending
 
     return put_back

@@ -13,7 +13,7 @@ from ..checkpoint.format import write_checkpoint
 from ..checkpoint.tree import Tree, is_dtensor
 from ..checkpoint.weights import save_weights
 from ..data.iterated import KIND as ITERATED
-from ..metrics.metric_objects import metric_states, modules_with_metrics, object_states, paths_of
+from ..metrics.metric_objects import paths_of, run_states
 from .callback_schedulers import state_of
 from .program import users_trainer
 from .restore import metric_owners
@@ -56,9 +56,7 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
         "history": run.history.state_dict() if has_history else None,
         "meter": each_process(run, run.metrics.meter.state_dict()),
         "computed": paths_of(run.metrics.meter.computed, owners),
-        "metrics": each_process(
-            run, metric_states(modules_with_metrics(owners)) | object_states(owners)
-        ),
+        "metrics": each_process(run, run_states(owners)),
         "data": data,
         "eval_data": eval_data,
         "stop_reason": run.stopping.reason,

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, Trainer
-from loopwright.cli.sweep.child import GO_ON, Reporter
+from loopwright.cli.sweep.child import Reporter
 
 
 class Scores(Callback):
@@ -30,9 +30,9 @@ class Listener:
     def __init__(self) -> None:
         self.messages: list[str] = []
 
-    def ask(self, message: Mapping[str, Any]) -> str:
+    def ask(self, message: Mapping[str, Any]) -> bool:
         self.messages.append(f"{message['update']}: {message['value']}")
-        return GO_ON
+        return True
 
 
 def test_a_metric_that_is_no_number_is_reported_once():

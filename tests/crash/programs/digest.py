@@ -82,7 +82,7 @@ def kept_in(directory: Path) -> dict[str, Any]:
 
 def rows_in(directory: Path) -> list[Any]:
     """Every row of the metrics store."""
-    store = MetricsStore(directory / "metrics.sqlite", read_only=True)
+    store = MetricsStore(directory / "metrics.sqlite")
     try:
         return [store.steps(), store.epochs()]
     finally:

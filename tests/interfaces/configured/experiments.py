@@ -19,7 +19,7 @@ def experiment(*overrides, file="run.yaml"):
 
 
 def rows(run):
-    store = MetricsStore(Path(run) / "metrics.sqlite", read_only=True)
+    store = MetricsStore(Path(run) / "metrics.sqlite")
     try:
         return store.steps(), store.epochs()
     finally:

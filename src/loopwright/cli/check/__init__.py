@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
-from .config import check_config_command
-from .program import check_program_command
+from ...errors import ConfigurationError
+from .config import check_config
+from .program import check_program
 
 __all__ = ["check_command"]
 
 SUFFIXES = (".yaml", ".yml", ".json")
+OPTIONS = ("--json", "--debug")  # which may also come after a run file
 
 
 def check_command(options: argparse.Namespace) -> int:
     program = Path(options.program)
-    if program.suffix in SUFFIXES:
-        return check_config_command(program, options.arguments, as_json=options.json)
-    return check_program_command(program, options)
+    if not program.is_file():
+        raise ConfigurationError(
+            "no-program",
+            f"{program} is no file: name a run file (YAML), or the Python program that trains.",
+        )
+    is_config = program.suffix in SUFFIXES
+    as_json = options.json or (is_config and "--json" in options.arguments)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        if is_config:
+            overrides = [text for text in options.arguments if text not in OPTIONS]
+            report = check_config(program, overrides)
+        else:
+            report = check_program(program, options)
+    return report.print(as_json=as_json)

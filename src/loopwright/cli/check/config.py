@@ -1,85 +1,76 @@
 """`loopwright check CONFIG`: do once all that a run does, on a few samples; report all mistakes.
 
-Data sets, schedules and intervals are checked here, the run itself in `trial.py`.
+Tiny runs train the steps alone, then with all callbacks, then saved and resumed. A few steps with
+full batches measure the memory and the time that the run needs.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shutil
-import sys
 import tempfile
 import warnings
-from collections.abc import Sequence, Sized
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Collection, Iterable, Sequence, Sized
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset, default_collate
 
 from ..._torch_compat import mark_stepped
 from ...callback import Callback
+from ...callbacks import PeakMemory, Throughput, TrainTime
+from ...callbacks.freezing import Freeze
 from ...callbacks.interval import Periodic, Watching
+from ...callbacks.nonfinite import NonFiniteGuard
 from ...callbacks.scheduling import Scheduled
 from ...checkpoint.manifest import local_path
 from ...config import Config, ConfigError, beside
 from ...config.tree import descend
 from ...data.containers import tensors_in
 from ...data.random import preserved_rng, seed_sample
-from ...errors import ConfigurationError, full_tracebacks
+from ...data.stream import LimitedStream, Stream
+from ...debug.resume_check import check_resume
+from ...errors import ConfigurationError, LoopwrightError, full_tracebacks
+from ...initializers import Initializer
 from ...interfaces.configured.core import ConfiguredCore
 from ...interfaces.configured.experiment import Experiment
+from ...metrics.result import StepResult
 from ...optim.build import CurveSchedule, Schedule
-from ...schedules import Curve, Extent, MultiStep, WarmupCosine
-from ...text import size
-from ..exits import FOUND, OK
-from ..output import printable
+from ...schedules import Curve, Extent
+from ...text import counted, duration, listed, size
+from ...trainer import Trainer
+from ...tuning.trial import TrialWatch
+from ..output import described, printable
 from ..train import load_single
-from .report import CheckReport
-from .trial import (
-    Factory,
-    Measures,
-    check_callbacks,
-    check_resuming,
-    check_saving,
-    check_steps,
-    measure,
-    same,
-)
+from .report import CheckReport, FewSamples
+
+T = TypeVar("T")
 
 SLOW_SECONDS = 0.1  # data sets that take longer to build are built once
-LATE_SECONDS = 4.0  # after this time fewer checks are made
 MAX_SECONDS = 1.0  # for following a schedule
 MAX_READ = 8  # samples of a data set
 POINTS = 101  # of a curve
 LENGTHS = ("T_max", "total_steps", "total_iters", "step_size")  # of torch's schedulers, in steps
-
-
-def check_config_command(path: Path, arguments: Sequence[str], *, as_json: bool) -> int:
-    """Check a run file; `arguments` come after its name on the command line."""
-    parser = argparse.ArgumentParser(prog=f"loopwright check {path}", add_help=False)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--json", action="store_true", default=as_json)
-    parser.add_argument("--debug", action="store_true")  # as every command has it; not needed
-    options = parser.parse_args(arguments)
-    if not path.is_file():
-        raise ConfigurationError("no-run-file", f"{path} does not exist: name a run file (YAML).")
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():
-        report = check_config(path, options.overrides)  # prints what the run prints
-    report.print(as_json=options.json)
-    return FOUND if report.mistakes else OK
+UPDATES = 2  # in an epoch
+SAMPLES = 4  # in a batch
+WINDOW = 2  # batches in an update that accumulates
+EVAL_BATCHES = 2
+NUM_UPDATES = 3  # of a resumed run before and after it is saved, and of a measurement
+ESSENTIAL = (Initializer, Freeze, NonFiniteGuard)  # without them, steps compute something else
+COMPILE = "trainer.use_torch_compile"
 
 
 def check_config(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport:
     """Find everything that is wrong with a run file, and measure its run."""
     begin = monotonic()
     report = CheckReport("config", str(path))
-    measures: Measures | None = None
-    checkpoint_bytes: int | None = None
+    report.facts |= {"checked": [], "measures": None, "checkpoint_bytes": None}
+    texts: dict[str, str] = {}
     try:
         report.config = load_single(str(path), list(overrides))
     except ConfigError as error:
@@ -90,190 +81,479 @@ def check_config(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport
             preserved_rng(),
             full_tracebacks(),
         ):
-            check = ConfigCheck(report, report.config, Path(folder), begin)
-            check.run()
-            measures = check.measures
-            checkpoint_bytes = check.checkpoint_bytes
+            ConfigCheck(report, report.config, Path(folder)).run()
     seconds = monotonic() - begin
     checked = list(dict.fromkeys(report.checked))
-    texts = {"checked": f"{', '.join(checked)} ({seconds:.1f} s)"} if checked else {}
-    texts |= {} if measures is None else measures.texts()
-    texts |= {} if checkpoint_bytes is None else {"checkpoint": size(checkpoint_bytes)}
+    if checked:
+        texts["checked"] = f"{', '.join(checked)} ({seconds:.1f} s)"
+    if report.facts["measures"] is not None:
+        texts |= measures_text(report.facts["measures"])
+    if report.facts["checkpoint_bytes"] is not None:
+        texts["checkpoint"] = size(report.facts["checkpoint_bytes"])
     report.text += [printable(f"{title:<11} {text}") for title, text in texts.items()]
-    report.fact("checked", checked)
-    report.fact("measures", measures and measures.to_json())
-    report.fact("checkpoint_bytes", checkpoint_bytes)
-    report.fact("check_seconds", seconds)
+    report.facts |= {"checked": checked, "check_seconds": seconds}
     return report
 
 
 class ConfigCheck:
     """Checks of a config, in the order in which they depend on each other."""
 
-    def __init__(self, report: CheckReport, config: Config, folder: Path, begin: float) -> None:
+    def __init__(self, report: CheckReport, config: Config, folder: Path) -> None:
         self.report = report
         self.config = config
         self.folder = folder
-        self.begin = begin
-        self.measures: Measures | None = None
-        self.checkpoint_bytes: int | None = None
+        self.experiment = Experiment(config, progress="silent")
         self.datasets: dict[str, Any] = {}
         self.shares_data = False
+        self.keys: dict[int, str] = {}  # of the callbacks in the config, by position among all
+        self.num_samples: int | None = None
 
     def run(self) -> None:
         self._check_place()
-        experiment = self._checked_experiment()
-        with beside(self.config.folder):
-            if experiment is not None and self._check_parts(experiment):
-                self._check_run(experiment)
-
-    def _checked_experiment(self) -> Experiment | None:
-        """Build the experiment; where the config has mistakes, check its data sets at least."""
         try:
-            experiment = Experiment.from_config(self._without_compilation(), progress="silent")
+            self.experiment = Experiment.from_config(self._without_compilation(), progress="silent")
         except ConfigError as error:
             self.report.mistakes += error.problems
             if not any(problem.key.split(".")[0] == "datasets" for problem in error.problems):
-                self._check_datasets(Experiment(self.config, progress="silent"))
-            return None
+                self._check_datasets()
+            return
         self.report.checked.append("the config")
-        return experiment
+        with beside(self.config.folder):
+            if self._check_parts():
+                self._check_run()
 
     def _without_compilation(self) -> Config:
         """The config without torch.compile, which takes long and finds nothing more."""
         root = self.config.root.copy()
-        node = descend(root, "trainer.use_torch_compile")
+        node = descend(root, COMPILE)
         if node is not None and node.value is True:
             node.value = False
-            key = "trainer.use_torch_compile"
-            self.report.note(key, "the model was not compiled for this check.")
+            self.report.note(COMPILE, "the model was not compiled for this check.")
         return Config(root, self.config.folder)
 
-    def _place(self) -> tuple[str, Path, Path]:
-        """The key and the path of the run directory, and the folder of it that exists."""
+    def _place(self) -> tuple[str, Path]:
+        """The key of the run directory, and the part of its path that exists."""
         given = self.config.get("output_path")
         path = Path(given if isinstance(given, str) else "runs").absolute()
         place = next(parent for parent in (path, *path.parents) if parent.exists())
-        return "" if given is None else "output_path", path, place
+        return "" if given is None else "output_path", place
 
     def _check_place(self) -> None:
         """Check that the run directory can be created."""
-        key, path, place = self._place()
+        key, place = self._place()
         try:
             local_path(self.config.get("output_path") or "runs", "output_path")
         except ConfigurationError as error:
             self.report.mistake(key, str(error))
             return
         if not place.is_dir():
-            self.report.mistake(key, f"{place} is a file, so {path} cannot be a run directory.")
+            self.report.mistake(key, f"{place} is a file, so it cannot have a run directory.")
         elif not os.access(place, os.W_OK | os.X_OK):
             self.report.mistake(key, f"{place} is not writable: choose another output_path.")
         else:
             self.report.checked.append("the run directory")
 
-    def _check_datasets(self, experiment: Experiment) -> bool:
-        """Build and check each data set; return whether all could be built."""
-        keys = self.config.get("datasets")
-        for key in keys if isinstance(keys, dict) else ():
-            with self.report.collecting(f"datasets.{key}", "it cannot be built") as built:
-                self.datasets[key] = experiment.build_dataset(str(key))
-            if built:
-                check_dataset(self.report, str(key), self.datasets[key])
-                self.report.checked.append(f"data set {key}")
-        return len(self.datasets) == len(keys or ())
-
-    def _check_parts(self, experiment: Experiment) -> bool:
-        """Check data sets, model and trainer separately; return whether a run can be tried."""
-        start = monotonic()
-        is_whole = self._check_datasets(experiment)
-        self.shares_data = monotonic() - start > SLOW_SECONDS
-        with self.report.collecting("trainer", "it cannot be built") as built:
-            experiment.build_trainer(self.datasets)
-        if not built:
-            return False
-        return is_whole and not any(p.key.startswith("datasets") for p in self.report.mistakes)
-
-    def _check_run(self, experiment: Experiment) -> None:
-        report = self.report
-        factory = Factory(experiment, self.datasets, shares_data=self.shares_data)
-        length = self._check_schedule(factory)
-        if not check_steps(report, factory):
-            return
-        dropped, engine = check_callbacks(report, factory, self.folder)
-        if engine is not None:
-            self.checkpoint_bytes = check_saving(report, factory, engine, dropped, self.folder)
-        if self.checkpoint_bytes is not None:
-            self._check_room(self.checkpoint_bytes)
-            if experiment.seed is None:
-                report.note("seed", "without a seed no run is repeated: resuming was not checked.")
-            else:
-                num_updates = 1 if monotonic() - self.begin > LATE_SECONDS else 3
-                check_resuming(report, factory, dropped, self.folder, num_updates)
-        if length is not None:
-            with report.collecting("trainer", "a step with a full batch fails"):
-                self.measures = measure(factory, length.updates, length.epochs)
-
-    def _check_schedule(self, factory: Factory) -> Extent | None:
-        length = None
-        with self.report.collecting("trainer", "the optimizer or the schedule cannot be built"):
-            engine = factory.build()
-            length = length_of(engine)
-            check_intervals(self.report, engine.run.callbacks, length)
-            engine.setup()
-            check_curves(self.report, engine, length)
-            check_schedulers(self.report, engine, length)
-        return length
-
     def _check_room(self, checkpoint_bytes: int) -> None:
         """Check the free space: two resume points are kept, and new ones written beside them."""
-        key, _, place = self._place()
+        key, place = self._place()
         free = shutil.disk_usage(place).free
         need = 4 * checkpoint_bytes
         if free < need:
             sizes = f"{size(free)} left, and the checkpoints take about {size(need)}"
             self.report.mistake(key, f"{place} has {sizes}.")
 
+    def _check_datasets(self) -> bool:
+        """Build and check each data set; return whether all are well."""
+        keys = self.config.get("datasets")
+        for key in keys if isinstance(keys, dict) else ():
+            with self.report.collecting(f"datasets.{key}", "it cannot be built") as built:
+                self.datasets[key] = self.experiment.build_dataset(str(key))
+            if built:
+                check_dataset(self.report, f"datasets.{key}", self.datasets[key])
+                self.report.checked.append(f"data set {key}")
+        return not any(mistake.key.startswith("datasets") for mistake in self.report.mistakes)
 
-# Data sets
+    def _check_parts(self) -> bool:
+        """Check data sets, model and trainer separately; return whether a run can be tried."""
+        start = monotonic()
+        is_whole = self._check_datasets()
+        self.shares_data = monotonic() - start > SLOW_SECONDS
+        with self.report.collecting("trainer", "it cannot be built") as built:
+            self.experiment.build_trainer(self.datasets)
+        return bool(built) and is_whole
+
+    def _check_run(self) -> None:
+        report = self.report
+        length = self._check_schedule()
+        if not self._check_steps():
+            return
+        dropped: set[int] = set()
+        saved = self._attempt("a small test run that saves and loads fails", self._saved, dropped)
+        if saved is not None:
+            num_callbacks, checkpoint_bytes = saved
+            report.checked += [counted(num_callbacks, "callback"), "saving and loading"]
+            report.facts["checkpoint_bytes"] = checkpoint_bytes
+            self._check_room(checkpoint_bytes)
+            self._check_resuming(dropped)
+        if length is not None:
+            with report.collecting("trainer", "a step with a full batch fails"):
+                report.facts["measures"] = self._measure(length)
+
+    # Tiny runs
+
+    def _build(self) -> ConfiguredCore:
+        """Build the engine as `train` would, with fresh objects."""
+        datasets = self.datasets
+        if not self.shares_data:
+            datasets = {key: self.experiment.build_dataset(str(key)) for key in datasets}
+        engine = self.experiment.build_trainer(datasets).engine
+        engine.run.progress_style = "silent"
+        engine.config.num_workers = min(engine.config.num_workers, 1)
+        return engine
+
+    def _build_tiny(
+        self, dropped: Collection[int], *added: Callback, run_dir: Path | None = None
+    ) -> ConfiguredCore:
+        """Build an engine for a tiny run, without the callbacks at the positions in `dropped`."""
+        engine = self._build()
+        engine.run_dir = run_dir
+        engine.accumulate = min(engine.accumulate, WINDOW)
+        callbacks = [one for at, one in enumerate(engine.run.callbacks) if at not in dropped]
+        for callback in callbacks:
+            if isinstance(callback, Periodic | Watching):
+                callback.interval.n = 1
+        tiny = Tiny(UPDATES * engine.accumulate, min(SAMPLES, engine.config.batch_size))
+        engine.callbacks = [tiny, *callbacks, *added]
+        engine.run.bind(engine.callbacks)
+        return engine
+
+    def _attempt(
+        self, doing: str, action: Callable[[Collection[int]], T], dropped: set[int]
+    ) -> T | None:
+        """Do something without the callbacks in `dropped`; None where it fails.
+
+        A callback of the config is at fault if the action goes otherwise without it. It is reported
+        and added to `dropped`, and the action is done again.
+        """
+        while True:
+            try:
+                return action(dropped)
+            except Exception as error:
+                number = self._find_culprit(action, dropped, error)
+                if number is None:
+                    self.report.failed("trainer", doing, error)
+                    return None
+                name = type(self._build().run.callbacks[number]).__name__
+                self.report.failed(self.keys[number], f"{name} fails", error)
+                dropped.add(number)
+
+    def _find_culprit(
+        self, action: Callable[[Collection[int]], T], dropped: set[int], error: Exception
+    ) -> int | None:
+        """The position of the callback without which the error does not occur."""
+        for number in sorted(self.keys.keys() - dropped):
+            try:
+                action(dropped | {number})
+            except Exception as other:
+                if _identity(other) == _identity(error):
+                    continue
+            return number
+        return None
+
+    def _check_steps(self) -> bool:
+        """Train, evaluate and predict without callbacks; return whether training works."""
+        extra: set[int] = set()
+        with self.report.collecting("trainer", "it cannot be built"):
+            callbacks = enumerate(self._build().run.callbacks)
+            extra = {at for at, callback in callbacks if not isinstance(callback, ESSENTIAL)}
+        found = self._attempt("a training step fails", self._trained, extra)
+        if found is None:
+            return False
+        engine, probe = found
+        self.report.checked.append("training steps")
+        self._judge(probe, has_schedule=bool(engine.schedules))
+        for key, dataset in engine.datasets.items():
+            self._check_evaluation(engine, key, dataset, probe.names)
+        return True
+
+    def _trained(self, dropped: Collection[int]) -> tuple[ConfiguredCore, Probe]:
+        probe = Probe()
+        engine = self._build_tiny(dropped, probe)
+        engine.train(engine.training_data(), 1, resume=False)
+        return engine, probe
+
+    def _judge(self, probe: Probe, *, has_schedule: bool) -> None:
+        """Check weights and gradients; a schedule may begin with a rate of 0."""
+        report = self.report
+        if not probe.is_finite:
+            what = "weights are not finite after the first updates.\n-> Lower the learning rate."
+            report.mistake("model", what)
+        elif not probe.has_learned and not has_schedule:
+            what = "Is the learning rate 0, or the loss constant?"
+            report.mistake("model", f"no weight has changed after the first updates.\n-> {what}")
+        if probe.without_gradient and probe.has_learned:
+            names = listed(probe.without_gradient, 5)
+            report.note("model", f"no gradient reaches {names}. Is that intended?")
+
+    def _check_evaluation(
+        self, engine: ConfiguredCore, key: str, dataset: Any, names: set[str]
+    ) -> None:
+        """Evaluate and predict on a data set; training measured these names."""
+        report = self.report
+        place = f"datasets.{key}"
+        did = []
+        with report.collecting(place, f"data set {key!r} cannot be evaluated"):
+            try:
+                missing = sorted(names - engine.evaluate(dataset).keys())
+                did.append("evaluation")
+            except ConfigurationError as error:
+                if error.code != "update-in-evaluation":
+                    raise
+                missing = []
+                report.note(
+                    place, f"this data set cannot be evaluated, if anything should. {error}"
+                )
+            if missing:
+                what = "Return the same outputs and losses in eval mode as in train mode."
+                lacks = f"evaluation does not measure {', '.join(missing)} as training does"
+                report.mistake("model", f"{lacks}.\n-> {what}")
+            if engine.can_predict:
+                engine.predict(dataset)
+                did.append("prediction")
+            if did:
+                report.checked.append(f"{' and '.join(did)} on {key}")
+
+    def _saved(self, dropped: Collection[int]) -> tuple[int, int]:
+        """Train two tiny epochs, save, and load into fresh objects; the number of callbacks, and
+        the bytes of the checkpoint."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        engine = self._build_tiny(dropped, run_dir=folder / "run")
+        num_callbacks = len(engine.callbacks) - 1
+        engine.train(engine.training_data(), 2, resume=False)
+        path = folder / "checkpoint"
+        engine.save(path)
+        self._build_tiny(dropped).load(path)
+        return num_callbacks, sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+
+    def _check_resuming(self, dropped: Collection[int]) -> None:
+        """Compare an uninterrupted run with one that is saved and resumed in the middle."""
+        report = self.report
+        if self.experiment.seed is None:
+            report.note("seed", "without a seed no run is repeated: resuming was not checked.")
+            return
+        made: list[ConfiguredCore] = []
+        ignored: list[str] = []
+
+        def data() -> Any:
+            engine = self._build_tiny(dropped, run_dir=self.folder / "resumed")
+            engine.config.num_workers = 0  # the order and the values are the same with any number
+            made.append(engine)
+            return engine.training_data()
+
+        for callback in self._build().run.callbacks:
+            if isinstance(callback, TrainTime | Throughput | PeakMemory):  # never the same twice
+                ignored += [f"*{name}*" for name in callback.metric_names(set())]
+                ignored.append(f"callbacks.{type(callback).__name__}*")
+        with report.collecting("trainer", "a resumed run fails"):
+            resumed = check_resume(made.pop, data, num_updates=NUM_UPDATES, ignore=ignored)
+            if resumed.ok:
+                report.checked.append("resuming")
+            else:
+                report.mistake("trainer", str(resumed))
+
+    # The length of the run, and what depends on it
+
+    def _check_schedule(self) -> Extent | None:
+        length = None
+        with self.report.collecting("trainer", "the optimizer or the schedule cannot be built"):
+            engine = self._build()
+            callbacks = engine.run.callbacks
+            self.keys = callback_keys(self.config, len(callbacks))
+            stream = engine._open(engine.training_data(), None, shuffle=True)
+            self.num_samples = stream.num_samples
+            length = length_of(engine, stream)
+            stream.close()
+            curves = self._check_intervals(callbacks, length)
+            engine.setup()
+            for name, schedule in engine.schedules.items():
+                keys = (f"model.{name}.scheduler", "model.scheduler")
+                key = next((key for key in keys if self.config.get(key) is not None), "scheduler")
+                if isinstance(schedule.scheduler, CurveSchedule):
+                    curves.append((key, schedule.scheduler.curve))
+                else:
+                    check_scheduler(self.report, key, schedule, length)
+            for key, curve in curves:
+                with self.report.collecting(key, "the schedule fails"):
+                    check_curve(self.report, key, curve, length)
+        return length
+
+    def _check_intervals(
+        self, callbacks: Sequence[Callback], length: Extent
+    ) -> list[tuple[str, Curve]]:
+        """Check for callbacks whose interval is longer than the run; return the curves of others."""
+        curves = []
+        for number, key in self.keys.items():
+            callback = callbacks[number]
+            if isinstance(callback, Scheduled):
+                curves.append((key, callback.schedule))
+            if not isinstance(callback, Periodic | Watching):
+                continue
+            interval = callback.interval
+            whole = getattr(length, f"{interval.unit}s")
+            if whole is not None and interval.n > whole:
+                often = f"every {interval.n} {interval.unit}s, but the run has only {whole:.4g}"
+                name = type(callback).__name__
+                self.report.mistake(key, f"{name} acts {often}: it would never act.")
+        return curves
+
+    # Memory and time
+
+    def _measure(self, length: Extent) -> dict[str, Any]:
+        """Measure time and memory of a few steps with full batches."""
+        engine, watch = self._time()
+        modules = engine.modules.values()
+        params = {id(p): p for module in modules for p in module.parameters()}.values()
+        trained = [param for param in params if param.requires_grad]
+        weights = _bytes(params) + _bytes(trained)
+        weights += _bytes(buffer for module in modules for buffer in module.buffers())
+        kept = watch.memory
+        if kept is not None and engine.runtime.device.type != "cpu":
+            kept = max(kept - weights, 0)
+        states = tensors_in([dict(optimizer.state) for optimizer in engine.optimizers.values()])
+        accumulate = engine.config.accumulate
+        seconds = None
+        if watch.seconds is not None and length.updates is not None:
+            seconds = watch.seconds * accumulate * length.updates
+        return {
+            "parameters": sum(param.numel() for param in params),
+            "trained": sum(param.numel() for param in trained),
+            "batch_size": engine.config.batch_size,
+            "accumulate": accumulate,
+            "step_seconds": watch.seconds,
+            "weight_bytes": weights + _bytes(states),
+            "step_bytes": kept,
+            "updates": length.updates,
+            "epochs": length.epochs,
+            "seconds": seconds,
+        }
+
+    def _time(self) -> tuple[ConfiguredCore, TrialWatch]:
+        """Train a few updates of one full batch each."""
+        engine = self._build()
+        engine.config.num_workers = 0
+        engine.accumulate = 1
+        batch_size = engine.config.batch_size
+        num_samples = self.num_samples or batch_size
+        batch_size = min(batch_size, num_samples)
+        is_host = engine.runtime.device.type == "cpu"
+        watch = TrialWatch(batch_size, num_samples // batch_size, counts=is_host)
+        engine.callbacks = [watch]
+        engine.run.bind(engine.callbacks)
+        data = engine.training_data()
+        engine.train(data, num_updates=NUM_UPDATES, batch_size=batch_size, resume=False)
+        return engine, watch
+
+
+def callback_keys(config: Config, count: int) -> dict[int, str]:
+    """The keys of the callbacks in a config, by their positions among all those of the trainer."""
+    keys = [f"trainer.callbacks.{at}" for at in range(len(config.get("trainer.callbacks") or []))]
+    if config.get("trainer.initializer") is not None:
+        keys.insert(0, "trainer.initializer")
+    found = dict(enumerate(keys))
+    if config.get("initializer") is not None:
+        found[count - 1] = "initializer"
+    return found
+
+
+def _identity(error: Exception) -> object:
+    """What is equal for two errors of the same cause."""
+    return error.code if isinstance(error, LoopwrightError) else described(error)
+
+
+class Tiny(Callback):
+    """Leaves a trainer the first few samples of the first few batches of every epoch."""
+
+    precedence = -2
+
+    def __init__(self, num_batches: int, num_samples: int) -> None:
+        self._num_batches = num_batches
+        self._num_samples = num_samples
+
+    def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
+        num_batches = self._num_batches if is_training else EVAL_BATCHES
+        return LimitedStream(FewSamples(stream, self._num_samples), num_batches)
+
+
+class Probe(Callback):
+    """Records metrics, gradients and weights of a tiny run."""
+
+    precedence = 1
+
+    def __init__(self) -> None:
+        self.names = {"loss"}  # of the metrics that steps return
+        self.without_gradient: list[str] = []
+        self.has_learned = False
+        self.is_finite = True
+        self._before: dict[str, Tensor] = {}
+        self._reached: set[str] = set()
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self._before = {name: param.detach().clone() for name, param in _trained(trainer)}
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+        self.names |= set(result.metrics)
+
+    def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
+        self._reached |= {name for name, param in _trained(trainer) if param.grad is not None}
+
+    def on_loop_end(self, trainer: Trainer) -> None:
+        now = {name: param.detach() for name, param in _trained(trainer)}
+        self.without_gradient = [name for name in now if name not in self._reached]
+        self.has_learned = any(
+            name not in self._before or not is_same(self._before[name], param)
+            for name, param in now.items()
+        )
+        self.is_finite = all(bool(torch.isfinite(param).all()) for param in now.values())
+
+
+def _trained(trainer: Trainer) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that require a gradient."""
+    models = trainer.models.values()
+    return [item for model in models for item in model.named_parameters() if item[1].requires_grad]
+
+
+def is_same(first: Tensor, second: Tensor) -> bool:
+    """Whether tensors are equal bit for bit, with NaN equal to NaN."""
+    return first.dtype == second.dtype and torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
 def check_dataset(report: CheckReport, key: str, dataset: Any) -> None:
     """Check that samples can be read, collated, and read again the same."""
-    place = f"datasets.{key}"
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return
-    with report.collecting(place, "its length cannot be read") as succeeded:
+    length = 0
+    with report.collecting(key, "its length cannot be read") as succeeded:
         length = len(dataset)
-    if not succeeded:
-        return
+    if succeeded and length == 0:
+        report.mistake(key, f"{type(dataset).__name__} has no samples (its length is 0).")
     if length == 0:
-        report.mistake(place, f"{type(dataset).__name__} has no samples (its length is 0).")
         return
-    indices = sorted({number * (length - 1) // (MAX_READ - 1) for number in range(MAX_READ)})
-    samples = [_read(report, place, dataset, index, length) for index in indices]
-    if all(sample is not None for sample in samples):
-        with report.collecting(place, "its samples cannot be put into one batch"):
-            getattr(dataset, "collate_fn", default_collate)(samples)
-        _check_again(report, place, dataset, samples[0])
-
-
-def _read(report: CheckReport, place: str, dataset: Any, index: int, length: int) -> Any:
-    found: Any = None
-    with report.collecting(place, f"sample {index} (of {length}) cannot be read"), preserved_rng():
-        seed_sample(index)
-        found = dataset[index]
-        if found is None:
-            report.mistake(place, f"sample {index} is None: return the sample from __getitem__.")
-    return found
-
-
-def _check_again(report: CheckReport, place: str, dataset: Any, first: Any) -> None:
-    """Check that the first sample is the same when it is read again with the same seed."""
-    before = [tensor.clone() for tensor in tensors_in(first)]
-    again = _read(report, place, dataset, 0, len(dataset))
-    if again is not None and not same(before, list(tensors_in(again))):
+    samples = []
+    for index in sorted({number * (length - 1) // (MAX_READ - 1) for number in range(MAX_READ)}):
+        with report.collecting(key, f"sample {index} (of {length}) cannot be read") as read:
+            samples.append(_read(dataset, index))
+        if not read:
+            return
+        if samples[-1] is None:
+            report.mistake(key, f"sample {index} is None: return the sample from __getitem__.")
+            return
+    with report.collecting(key, "its samples cannot be put into one batch"):
+        getattr(dataset, "collate_fn", default_collate)(samples)
+    before = [tensor.clone() for tensor in tensors_in(samples[0])]
+    again = list(tensors_in(_read(dataset, 0)))
+    if len(before) != len(again) or not all(map(is_same, before, again)):
         report.mistake(
-            place,
+            key,
             "sample 0 differs when it is read twice with the same seed, so a resumed run would "
             "differ from an uninterrupted one.\n-> Look for in-place operations (x -= mean changes "
             "the data set itself), and draw random numbers from torch, numpy or random, which are "
@@ -281,21 +561,16 @@ def _check_again(report: CheckReport, place: str, dataset: Any, first: Any) -> N
         )
 
 
-# Schedules and intervals, against the length of the run
+def _read(dataset: Any, index: int) -> Any:
+    with preserved_rng():
+        seed_sample(index)
+        return dataset[index]
 
 
-def length_in(length: Extent, unit: str) -> float | None:
-    """The number of epochs, updates or samples of a run; None where it is not known."""
-    found: float | None = getattr(length, f"{unit}s")
-    return found
-
-
-def length_of(engine: ConfiguredCore) -> Extent:
+def length_of(engine: ConfiguredCore, stream: Stream) -> Extent:
     """The length of a run, from the limit in the config and the length of the data."""
-    stream = engine._open(engine.training_data(), None, shuffle=True)
     updates = -(-(stream.num_batches or 0) // engine.accumulate)
     per_epoch = {"epochs": 1, "updates": updates, "samples": stream.num_samples or 0}
-    stream.close()
     unit = next(unit for unit in per_epoch if getattr(engine.config, f"max_{unit}") is not None)
     limit = getattr(engine.config, f"max_{unit}")
     amounts: dict[str, float | None] = dict.fromkeys(per_epoch)
@@ -308,46 +583,16 @@ def length_of(engine: ConfiguredCore) -> Extent:
     return Extent(**amounts)
 
 
-def check_intervals(report: CheckReport, callbacks: Sequence[Callback], length: Extent) -> None:
-    """Check for callbacks whose interval is longer than the run."""
-    for number, callback in enumerate(callbacks):
-        if not isinstance(callback, Periodic | Watching):
-            continue
-        interval = callback.interval
-        whole = length_in(length, interval.unit)
-        if whole is None or interval.n <= whole:
-            continue
-        key = report.key_of_callback(callbacks, number)
-        often = f"every {interval.n} {interval.unit}s, but the run has only {whole:.4g}"
-        message = f"{type(callback).__name__} acts {often}: it would never act."
-        (report.note if key == "trainer" else report.mistake)(key, message)
-
-
-def check_curves(report: CheckReport, engine: ConfiguredCore, length: Extent) -> None:
-    """Check the values of all curves from the beginning of the run to its end."""
-    callbacks = engine.run.callbacks
-    curves: list[tuple[str, Any]] = [
-        (report.key_of_callback(callbacks, number), callback.schedule)
-        for number, callback in enumerate(callbacks)
-        if isinstance(callback, Scheduled)
-    ]
-    for name, schedule in engine.schedules.items():
-        if isinstance(schedule.scheduler, CurveSchedule):
-            curves.append((_schedule_key(report, name), schedule.scheduler.curve))
-    for key, curve in curves:
-        with report.collecting(key, "the schedule fails"):
-            _check_curve(report, key, curve, length)
-
-
-def _check_curve(report: CheckReport, key: str, curve: Curve, length: Extent) -> None:
+def check_curve(report: CheckReport, key: str, curve: Curve, length: Extent) -> None:
+    """Check the values of a curve from the beginning of the run to its end."""
     for unit in ("epoch", "update", "sample"):
-        whole = length_in(length, unit)
-        warmup = getattr(curve, f"warmup_{unit}s") if isinstance(curve, WarmupCosine) else None
-        points = getattr(curve, f"at_{unit}s", ()) if isinstance(curve, MultiStep) else ()
-        late = [] if whole is None else [point for point in points if point > whole]
-        if warmup is not None and whole is not None and warmup >= whole:
-            amount = f"takes {warmup} {unit}s, but the run has only {whole:.4g}"
-            report.mistake(key, f"the warm-up {amount}: it never ends.")
+        whole = getattr(length, f"{unit}s")
+        if whole is None:
+            continue
+        late = [point for point in getattr(curve, f"at_{unit}s", None) or () if point > whole]
+        warmup = getattr(curve, f"warmup_{unit}s", None)
+        if warmup is not None and warmup >= whole:
+            late.append(warmup)
         if late:
             moments = f"{unit} {', '.join(map(str, late))}, but the run has only {whole:.4g}"
             report.mistake(key, f"the schedule changes at {moments}.")
@@ -360,56 +605,63 @@ def _check_curve(report: CheckReport, key: str, curve: Curve, length: Extent) ->
     report.checked.append("schedule to the end")
 
 
-def _schedule_key(report: CheckReport, name: str) -> str:
-    """The key of a schedule in the config; of several models it is below the model's name."""
-    assert report.config is not None
-    keys = (f"model.{name}.scheduler", "model.scheduler")
-    return next((key for key in keys if report.config.get(key) is not None), "scheduler")
-
-
-def check_schedulers(report: CheckReport, engine: ConfiguredCore, length: Extent) -> None:
-    """Check torch's schedulers: their lengths, and each of their steps to the end of the run."""
-    for name, schedule in engine.schedules.items():
-        if isinstance(schedule.scheduler, CurveSchedule):
-            continue
-        key = _schedule_key(report, name)
-        unit = schedule.interval
-        whole = length_in(length, unit)
-        if whole is None:
-            report.note(key, f"the number of {unit}s is not known: the schedule was not followed.")
-        elif whole < 1:
-            amount = f"it is stepped after every {unit}, and the run has only {whole:.3g} of one"
-            report.mistake(key, f"{amount}: it would never be stepped.")
-        else:
-            steps = math.floor(whole)
-            for option in LENGTHS:
-                length_given: Any = getattr(schedule.scheduler, option, None)
-                if isinstance(length_given, int | float) and length_given > steps:
-                    own = f"{type(schedule.scheduler).__name__}({option}={length_given})"
-                    message = f"{own} counts {unit}s, but the run has only {steps}."
-                    report.mistake(key, message)
-            _follow(report, key, schedule, steps)
-
-
-def _follow(report: CheckReport, key: str, schedule: Schedule, steps: int) -> None:
-    """Step a scheduler to the end of the run, for at most MAX_SECONDS."""
+def check_scheduler(report: CheckReport, key: str, schedule: Schedule, length: Extent) -> None:
+    """Check a scheduler of torch: its length, and each of its steps to the end of the run."""
     scheduler = schedule.scheduler
-    optimizer = scheduler.optimizer
-    mark_stepped(optimizer)
+    unit = schedule.interval
+    whole = getattr(length, f"{unit}s")
+    if whole is None:
+        return
+    if whole < 1:
+        amount = f"it is stepped after every {unit}, and the run has only {whole:.3g} of one"
+        report.mistake(key, f"{amount}: it would never be stepped.")
+        return
+    steps = math.floor(whole)
+    for option in LENGTHS:
+        given = getattr(scheduler, option, None)
+        if isinstance(given, int | float) and given > steps:
+            own = f"{type(scheduler).__name__}({option}={given})"
+            report.mistake(key, f"{own} counts {unit}s, but the run has only {steps}.")
+    mark_stepped(scheduler.optimizer)
+    values = [1.0] if isinstance(scheduler, ReduceLROnPlateau) else []
     end = monotonic() + MAX_SECONDS
     for step in range(1, steps + 1):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                scheduler.step(*([1.0] if isinstance(scheduler, ReduceLROnPlateau) else []))
-        except Exception as error:
-            report.failed(key, f"the schedule fails in step {step} of {steps}", error)
-            return
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        with (
+            report.collecting(key, f"the schedule fails in step {step} of {steps}") as stepped,
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            scheduler.step(*values)
+        rates = [float(group["lr"]) for group in scheduler.optimizer.param_groups]
         if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
             report.mistake(key, f"the learning rate is {rates} after step {step} of {steps}.")
             return
-        if monotonic() > end:
-            report.note(key, f"the schedule was followed for {step} of {steps} steps only.")
+        if not stepped or monotonic() > end:
             return
     report.checked.append("schedule to the end")
+
+
+def measures_text(found: dict[str, Any]) -> dict[str, str]:
+    """The measures in words, by title."""
+    frozen = found["parameters"] - found["trained"]
+    parameters = f"{found['parameters']:,}" + (f", of which {frozen:,} frozen" if frozen else "")
+    memory = f"{size(found['weight_bytes'])} for weights, gradients and the optimizer"
+    if found["step_bytes"] is not None:
+        memory += f", and {size(found['step_bytes'])} for a batch"
+    step = "not measured"
+    if found["step_seconds"] is not None:
+        step = f"{duration(found['step_seconds'])} for a batch of {found['batch_size']}"
+    run = "of a length that is not known"
+    if found["updates"] is not None:
+        run = counted(round(found["updates"]), "update")
+    if found["accumulate"] > 1:
+        run += f" of {found['accumulate']} batches"
+    if found["epochs"] is not None:
+        run += f", {counted(found['epochs'], 'epoch')}"
+    if found["seconds"] is not None:
+        run += f": about {duration(found['seconds'])} without evaluations"
+    return {"parameters": parameters, "memory": memory, "step": step, "run": run}
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ...callback import Callback
 from ...config import Config, Problem
+from ...data.stream import Batch, Stream, StreamWrapper
 from ...text import counted
-from ..exits import described
-from ..output import RED, print_json, printable, styled
+from ..output import FOUND, OK, RED, described, print_json, printable, say, styled
 
 BUILT = re.compile(r"raised while (\S+) \(kind: .*\) was built")
 
@@ -32,42 +31,22 @@ class CheckReport:
     _errors: set[str] = field(default_factory=set)
 
     def mistake(self, key: str, message: str) -> None:
-        """CheckReport something that keeps the run from being trained as intended."""
+        """Report something that keeps the run from being trained as intended."""
         self._add(self.mistakes, key, message)
 
     def note(self, key: str, message: str) -> None:
-        """CheckReport something that may be intended."""
+        """Report something that may be intended."""
         self._add(self.notes, key, message)
 
     def _add(self, problems: list[Problem], key: str, message: str) -> None:
-        problem = (
-            Problem(self.path, None, key, message)
-            if self.config is None
-            else self.config.problem(key, message)
-        )
+        problem = Problem(self.path, None, key, message)
+        if self.config is not None:
+            problem = self.config.problem(key, message)
         if problem not in problems:
             problems.append(problem)
 
-    def key_of_callback(self, callbacks: Sequence[Callback], number: int) -> str:
-        """The key of a callback in the config, by its position among all those of the trainer."""
-        config = self.config
-        assert config is not None
-        first = 0 if config.get("trainer.initializer") is None else 1
-        listed = len(config.get("trainer.callbacks") or [])
-        if number < first:
-            return "trainer.initializer"
-        if number < first + listed:
-            return f"trainer.callbacks.{number - first}"
-        is_last = number == len(callbacks) - 1
-        return "initializer" if is_last and config.get("initializer") is not None else "trainer"
-
-    def fact(self, name: str, value: Any, *lines: str) -> None:
-        """Add a fact, to be shown after the ones before it."""
-        self.facts[name] = value
-        self.text += lines
-
     def failed(self, key: str, doing: str, error: BaseException) -> None:
-        """CheckReport an error that the user's code raised, or that was raised about it."""
+        """Report an error that the user's code raised, or that was raised about it."""
         head, *details = described(error)
         if head in self._errors:
             return
@@ -89,26 +68,48 @@ class CheckReport:
         else:
             succeeded.append(True)
 
-    def print(self, *, as_json: bool) -> None:
-        """Print the report; in text, mistakes come last, where they are seen."""
+    def print(self, *, as_json: bool) -> int:
+        """Print the report and return the exit code; in text, mistakes come last, where they are
+        seen."""
         if as_json:
-            mistakes = list(map(asdict, self.mistakes))
-            notes = list(map(asdict, self.notes))
-            head = {self.kind: self.path, "ok": not mistakes}
-            print_json({**head, "mistakes": mistakes, "notes": notes, **self.facts})
-            return
+            problems = {"mistakes": self.mistakes, "notes": self.notes}
+            tables = {name: list(map(asdict, some)) for name, some in problems.items()}
+            print_json({self.kind: self.path, "ok": not self.mistakes, **tables, **self.facts})
+        else:
+            self._print_text()
+        return FOUND if self.mistakes else OK
+
+    def _print_text(self) -> None:
         for line in self.text:
             print(line)
         for note in self.notes:
             print(self._line(note, "note: "))
-        if self.kind == "config":
+        if self.kind == "config" and not self.mistakes:
+            say(f"No mistakes found in {self.path}: it is ready to train.")
+        elif self.kind == "config":
             how_many = counted(len(self.mistakes), "mistake")
-            well = f"No mistakes found in {self.path}: it is ready to train."
-            bad = styled(printable(f"{how_many} in {self.path}:"), RED)
-            print(f"\n{bad}" if self.mistakes else printable(well))
+            print("\n" + styled(printable(f"{how_many} in {self.path}:"), RED))
         for mistake in self.mistakes:
             print(styled(self._line(mistake, "" if self.kind == "config" else "mistake: "), RED))
 
     def _line(self, problem: Problem, head: str) -> str:
         text = problem.message if self.kind == "program" else str(problem)
         return printable(f"{head}{text}", keep="\n")
+
+
+class FewSamples(StreamWrapper):
+    """A stream with at most `max_samples` in a batch; order and sharding stay the same."""
+
+    def __init__(self, stream: Stream, max_samples: int) -> None:
+        self._max_samples = max_samples
+        super().__init__(stream)
+
+    def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
+        few = self._max_samples if max_samples is None else min(max_samples, self._max_samples)
+        # a window keeps all its steps
+        return [batch for _ in range(count) for batch in self._stream.take(1, few)]
+
+    def _update_sizes(self) -> None:
+        super()._update_sizes()
+        if self.num_samples is not None and self.num_batches is not None:
+            self.num_batches = -(-self.num_samples // self._max_samples)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+import time
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from ...checkpoint.manifest import local_path
 from ...config import (
@@ -22,28 +33,72 @@ from ...config import (
     read_sweep,
 )
 from ...errors import ConfigurationError, MissingExtraError, check_number
+from ...interfaces.configured import Experiment
 from ...interfaces.configured.experiment import schema
-from ...metrics.best import Mode, direction_of, ranked
+from ...metrics.best import Mode, direction_of, first_best, ranked
 from ...run.changes import short_keys
 from ...run.reading import RunView
 from ...text import counted
-from ..exits import FOUND, INTERRUPTED, OK
 from ..output import (
+    FOUND,
+    INTERRUPTED,
+    OK,
     RED,
     number_text,
     print_fitted,
     print_json,
     printable,
-    styled,
+    say,
     time_text,
 )
 from ..selection import check_run_file
-from .runs import Pool, Result, Search, Task, is_finished, place_for, read_result
+from .child import PRUNED
 
-DEFAULT_NUM = 20
 __all__ = ["sweep_command"]
 
-MODES: dict[str, Mode] = {"minimize": "min", "maximize": "max"}
+DEFAULT_NUM = 20
+DIRECTIONS: dict[Mode, Literal["minimize", "maximize"]] = {"min": "minimize", "max": "maximize"}
+JOURNAL = "optuna.journal"
+POLL_SECONDS = 0.1
+PATIENCE_SECONDS = 60.0  # for a process to save and end after SIGTERM
+LIMITS = ("max_epochs", "max_updates", "max_samples")
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """One run: the values chosen for it, and its directory."""
+
+    name: str
+    chosen: dict[str, Any]
+    path: Path
+    key: Any = None  # of the search: Optuna's trial
+
+    def __str__(self) -> str:
+        titles = short_keys(self.chosen)
+        return " ".join(f"{titles[key]}={number_text(value)}" for key, value in self.chosen.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The state, value and error of a run."""
+
+    task: Task
+    state: str
+    value: float | None = None
+    error: str | None = None
+    seconds: float | None = None
+    progress: Any = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.task.name,
+            "chosen": self.task.chosen,
+            "path": str(self.task.path),
+            "state": self.state,
+            "value": self.value,
+            "error": self.error,
+            "seconds": self.seconds,
+        }
 
 
 def sweep_command(options: argparse.Namespace) -> int:
@@ -59,9 +114,16 @@ def sweep_command(options: argparse.Namespace) -> int:
     fixed = [
         text for text in options.overrides if text.lstrip("+").partition("=")[0] not in sweep.space
     ]
-    config = load_config(options.config, fixed)
-    job = SweepJob(options, sweep, config)
-    return job.list() if options.list else job.run()
+    job = SweepJob(options, sweep, load_config(options.config, fixed))
+    if not options.list:
+        return job.run()
+    if job.method == "optuna":
+        raise ConfigurationError(
+            "no-list-of-runs",
+            "Optuna chooses values while the sweep runs, so there is no list of runs beforehand.",
+        )
+    print_tasks(list(job.tasks()), as_json=options.json)
+    return OK
 
 
 class SweepJob:
@@ -70,7 +132,6 @@ class SweepJob:
     def __init__(self, options: argparse.Namespace, sweep: Sweep, config: Config) -> None:
         self.options = options
         self.sweep = sweep
-        self.config = config
         self.method = "optuna" if options.optuna else sweep.method
         self.metric: str = options.metric or sweep.metric or default_metric(config)
         self.direction: str | None = options.direction or sweep.direction
@@ -78,103 +139,94 @@ class SweepJob:
         self.folder = folder_of(config, options.output)
         self.results: list[Result] = []
 
-    def list(self) -> int:
-        if self.method == "optuna":
-            raise ConfigurationError(
-                "no-list-of-runs",
-                "Optuna chooses values while the sweep runs, so there is no list of runs "
-                "beforehand.",
-            )
-        print_tasks([task for task, _ in self._tasks()], as_json=self.options.json)
-        return OK
-
     def run(self) -> int:
         search, total = self._search()
-        for result in self.results:
-            self._check_direction(result)
         better = "smaller is better" if self.mode == "min" else "larger is better"
-        if total:
-            self._print_line(
-                f"{counted(total, 'run')} in {self.folder}, compared by {self.metric} ({better})"
-            )
+        what = f"compared by {self.metric} ({better})"
+        self._print_line(f"{counted(total, 'run')} in {self.folder}, {what}")
         is_interrupted = self._train(search, total)
         print_results(self.results, self.metric, self.mode, self.folder, as_json=self.options.json)
         if is_interrupted:
             self._print_line("Interrupted. The same command continues the sweep.")
             return INTERRUPTED
-        return OK if all(result.is_done for result in self.results) else FOUND
+        done = ("finished", "stopped", "pruned")
+        return OK if all(result.state in done for result in self.results) else FOUND
 
     def _train(self, search: Search, total: int) -> bool:
         """Train all runs; return whether the sweep was interrupted."""
         options = self.options
-        config = str(Path(options.config).absolute())
-        pool = Pool(
-            config, options.overrides, self.metric, self.mode, options.jobs, self.folder / "output"
-        )
+        spec = {
+            "config": str(Path(options.config).absolute()),
+            "overrides": options.overrides,
+            "metric": self.metric,
+        }
+        pool = Pool(spec, options.jobs, self.folder / "output")
         try:
-            with closing(pool.run(search)) as results:
-                for result in results:
-                    self._check_direction(result)
-                    self.results.append(result)
-                    self._print_line(self._line(result, total))
+            with closing(pool.run(search)) as ended:
+                for task, error in ended:
+                    result = self._take(task, error)
+                    search.done(result)
+                    outcome = f"{self.metric} {number_text(result.value)}"
+                    if result.error is not None:
+                        outcome = result.error.splitlines()[0]
+                    self._print_line(
+                        f"[{len(self.results)}/{total}] {task}: {result.state}, {outcome}, "
+                        f"{time_text(result.seconds)}"
+                    )
         except KeyboardInterrupt:
-            self.results += [read_result(task, self.metric, self.mode) for task in pool.ended]
+            for task in pool.stopped:
+                self._take(task)
             return True
         return any(result.state == "interrupted" for result in self.results)
 
-    def _check_direction(self, result: Result) -> None:
-        """Raise an error where a run recorded the opposite direction, as for a loss that is called
-        `score`."""
-        if self.direction is not None or not (result.task.path / "run.json").is_file():
-            return
-        noted = RunView(result.task.path).metric_modes.get(self.metric, self.mode)
-        if noted != self.mode:
-            better = "smaller" if noted == "min" else "larger"
-            raise ConfigurationError(
-                "opposite-direction",
-                f"{result.task.path} records that {better} values of {self.metric!r} are better, "
-                "but the name of the metric says the opposite: add --direction minimize or "
-                "--direction maximize. Finished runs are not trained again.",
-            )
+    def _take(self, task: Task, error: str | None = None) -> Result:
+        """Add the result of a run; an error where it recorded the opposite direction, as for a loss
+        that is called `score`."""
+        result = read_result(task, self.metric, self.mode, error)
+        self.results.append(result)
+        if self.direction is None and (task.path / "run.json").is_file():
+            noted = RunView(task.path).metric_modes.get(self.metric, self.mode)
+            if noted != self.mode:
+                better = "smaller" if noted == "min" else "larger"
+                raise ConfigurationError(
+                    "opposite-direction",
+                    f"{task.path} records that {better} values of {self.metric!r} are better, but "
+                    "the name of the metric says the opposite: add --direction minimize or "
+                    "--direction maximize. Finished runs are not trained again.",
+                )
+        return result
 
     def _search(self) -> tuple[Search, int]:
         """The runs to train and their total number; finished runs are added to the results."""
         if self.method == "optuna":
             num = self.options.num or self.sweep.num or DEFAULT_NUM
-            found = Optuna(
-                self.sweep, self.folder, self.mode, num=num, prunes=not self.options.no_pruning
-            )
-            self.results += [
-                read_result(task, self.metric, self.mode) for task in found.tasks_before()
-            ]
+            prunes = not self.options.no_pruning
+            found = Optuna(self.sweep, self.folder, self.mode, num=num, prunes=prunes)
+            for task in found.tasks_before():
+                self._take(task)
             return found, num
-        tasks = self._tasks()
-        finished = [task for task, config in tasks if is_finished(task.path, config)]
-        self.results += [read_result(task, self.metric, self.mode) for task in finished]
-        if finished:
-            self._print_line(f"{len(finished)} of {len(tasks)} runs are finished already.")
-        return Listed([task for task, _ in tasks if task not in finished]), len(tasks)
+        waiting = []
+        tasks = self.tasks()
+        for task, config in tasks.items():
+            if is_finished(task.path, config):
+                self._take(task)
+            else:
+                waiting.append(task)
+        if self.results:
+            self._print_line(f"{len(self.results)} of {len(tasks)} runs are finished already.")
+        return Search(waiting), len(tasks)
 
-    def _tasks(self) -> Sequence[tuple[Task, Config]]:
+    def tasks(self) -> dict[Task, Config]:
         """All runs of a grid or random sweep; all configs are checked before the first run is
         trained."""
         variants = expand_sweep(self.options.config, self.options.overrides)
         problems = [problem for variant in variants for problem in check(variant.config, schema())]
         if problems:
             raise ConfigError(problems)
-        return [
-            (Task(v.name, dict(v.chosen), place_for(self.folder, v.name, v.config)), v.config)
+        return {
+            Task(v.name, dict(v.chosen), place_for(self.folder, v.name, v.config)): v.config
             for v in {variant.name: variant for variant in variants}.values()
-        ]
-
-    def _line(self, result: Result, total: int) -> str:
-        outcome = (
-            f"{self.metric} {number_text(result.value)}"
-            if result.error is None
-            else result.error.splitlines()[0]
-        )
-        head = f"[{len(self.results)}/{total}] {chosen_text(result.task.chosen)}"
-        return f"{head}: {result.state}, {outcome}, {time_text(result.seconds)}"
+        }
 
     def _print_line(self, line: str) -> None:
         print(printable(line), file=sys.stderr if self.options.json else sys.stdout, flush=True)
@@ -184,14 +236,11 @@ def mode_of(metric: str, direction: str | None, config: Config) -> Mode:
     """The direction of a metric: from the sweep, from a callback of the config, or from the
     metric's name."""
     if direction is not None:
-        return MODES[direction]
-    callbacks = [
-        entry for entry in config.get("trainer.callbacks") or [] if isinstance(entry, dict)
-    ]
-    said = (entry.get("mode") for entry in callbacks if entry.get("metric") == metric)
-    mode: Mode | None = next(
-        (mode for mode in said if mode in ("min", "max")), None
-    ) or direction_of(metric)
+        return "min" if direction == "minimize" else "max"
+    mode = direction_of(metric)
+    for entry in config.get("trainer.callbacks") or []:
+        if isinstance(entry, dict) and entry.get("metric") == metric:
+            mode = entry["mode"] if entry.get("mode") in DIRECTIONS else mode
     if mode is None:
         raise ConfigurationError(
             "sweep-direction",
@@ -204,12 +253,9 @@ def mode_of(metric: str, direction: str | None, config: Config) -> Mode:
 
 def default_metric(config: Config) -> str:
     """The loss on the first data set that a callback evaluates, or the training loss."""
-    for callback in config.get("trainer.callbacks") or []:
-        if (
-            isinstance(callback, dict)
-            and str(callback.get("kind")).rpartition(".")[2] == "OfflineLoss"
-        ):
-            return f"{callback.get('prefix') or callback.get('dataset_key', 'eval')}_loss"
+    for entry in config.get("trainer.callbacks") or []:
+        if isinstance(entry, dict) and str(entry.get("kind")).rpartition(".")[2] == "OfflineLoss":
+            return f"{entry.get('prefix') or entry.get('dataset_key', 'eval')}_loss"
     return "loss"
 
 
@@ -221,27 +267,69 @@ def folder_of(config: Config, given: str | None) -> Path:
     return Path("runs") / name / "sweep"
 
 
+def place_for(folder: Path, name: str, config: Config) -> Path:
+    """The directory for a config: the one of an earlier run of it, or the first that is free."""
+    number = 1
+    path = folder / name
+    while (path / "run.json").is_file():
+        run = RunView(path)
+        if not Experiment.changes_since(run.config or {}, config, run.name):
+            break
+        number += 1
+        path = folder / f"{name}-{number}"
+    return path
+
+
+def is_finished(path: Path, config: Config) -> bool:
+    """Whether the run in this directory has finished this config."""
+    if not (path / "run.json").is_file():
+        return False
+    run = RunView(path)
+    earlier = (run.config or {}).get("trainer") or {}
+    is_longer = any(earlier.get(name) != config.get(f"trainer.{name}") for name in LIMITS)
+    return run.state in ("finished", "stopped") and not is_longer
+
+
+# Results
+
+
+def read_result(task: Task, metric: str, mode: Mode, error: str | None = None) -> Result:
+    """Read the result of a run from its directory."""
+    if not (task.path / "run.json").is_file():
+        return Result(task, "failed" if error else "not started", error=error)
+    run = RunView(task.path)
+    state: str = run.state
+    if state == "stopped" and run.reason is not None and PRUNED in run.reason:
+        state = "pruned"
+    if error is not None and state not in ("interrupted", "finished"):
+        state = "failed"
+    reason = error or (run.reason if state == "failed" else None)
+    return Result(task, state, best_value(run, metric, mode), reason, run.seconds, run.progress)
+
+
+def best_value(run: RunView, metric: str, mode: Mode) -> float | None:
+    """The best value of a metric at any epoch or step."""
+    points = [*run.metrics.epochs(metric), *run.metrics.steps(metric)]
+    best = first_best(points, lambda point: point.value, mode)
+    return None if best is None else best.value
+
+
 def print_results(
     results: Sequence[Result], metric: str, mode: Mode, folder: Path, *, as_json: bool
 ) -> None:
     """Print all runs, best first, runs without a value last; then the errors of failed runs."""
     ordered = ranked(results, lambda result: result.value, mode)
     if as_json:
-        print_json(_as_dict(ordered, metric, mode, folder))
+        runs = [result.as_json() for result in ordered]
+        best = next((run for run in runs if run["value"] is not None), None)
+        named = {"folder": str(folder), "metric": metric, "mode": mode}
+        print_json({**named, "best": best, "runs": runs})
         return
     if not ordered:
         print("No run has ended yet.")
         return
-
     titles = short_keys(ordered[0].task.chosen)
-    header = [
-        *(title.upper() for title in titles.values()),
-        metric.upper(),
-        "STATE",
-        "PROGRESS",
-        "TIME",
-        "RUN",
-    ]
+    values = [metric.upper(), "STATE", "PROGRESS", "TIME", "RUN"]
     rows = [
         [
             *(number_text(result.task.chosen.get(key)) for key in titles),
@@ -253,78 +341,50 @@ def print_results(
         ]
         for result in ordered
     ]
+    header = [*(title.upper() for title in titles.values()), *values]
     print()
     print_fitted(header, rows, right=str(len(titles)), fold=str(len(titles) + 4))
     for result in ordered:
         if result.error is not None:
-            more = f"\n  (its output: {folder / 'output' / result.task.path.name}.txt)"
-            print(
-                styled(
-                    printable(
-                        f"{chosen_text(result.task.chosen)}: {result.error}{more}", keep="\n"
-                    ),
-                    RED,
-                )
-            )
+            output = folder / "output" / f"{result.task.path.name}.txt"
+            text = f"{result.task}: {result.error}\n  (its output: {output})"
+            say(text, RED, keep="\n")
 
 
 def print_tasks(tasks: Sequence[Task], *, as_json: bool) -> None:
     """Print the runs that would be trained."""
     if as_json:
-        print_json(
-            [{"name": task.name, "chosen": task.chosen, "path": str(task.path)} for task in tasks]
-        )
+        fields = ("name", "chosen", "path")
+        print_json([{name: getattr(task, name) for name in fields} for task in tasks])
         return
-
     titles = short_keys(tasks[0].chosen)
     rows = [[*(number_text(task.chosen[key]) for key in titles), str(task.path)] for task in tasks]
-    print_fitted(
-        [*(title.upper() for title in titles.values()), "RUN"], rows, fold=str(len(titles))
-    )
+    header = [*(title.upper() for title in titles.values()), "RUN"]
+    print_fitted(header, rows, fold=str(len(titles)))
 
 
-def chosen_text(chosen: Mapping[str, Any]) -> str:
-    titles = short_keys(chosen)
-    return " ".join(f"{titles[key]}={number_text(value)}" for key, value in chosen.items())
+# The choice of runs
 
 
-def _as_dict(ordered: Sequence[Result], metric: str, mode: Mode, folder: Path) -> dict[str, Any]:
-    runs = [
-        {
-            "name": result.task.name,
-            "chosen": result.task.chosen,
-            "path": str(result.task.path),
-            "state": result.state,
-            "value": result.value,
-            "error": result.error,
-            "seconds": result.seconds,
-        }
-        for result in ordered
-    ]
-    best = next((run for run in runs if run["value"] is not None), None)
-    return {"folder": str(folder), "metric": metric, "mode": mode, "best": best, "runs": runs}
+class Search:
+    """Chooses the runs of a sweep: those of a list, in order."""
 
-
-JOURNAL = "optuna.journal"
-
-
-class Listed:
-    """Runs from a list, in order."""
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task] = ()) -> None:
         self._waiting = list(tasks)
 
     def next(self) -> Task | None:
+        """The next run to train; None if there is none for now."""
         return self._waiting.pop(0) if self._waiting else None
 
     def report(self, task: Task, update: int, value: float) -> bool:
+        """Take the metric at an update of a run; return whether the run is to continue."""
         return True
 
     def done(self, result: Result) -> None:
-        """Ignore the result."""
+        """Take the result of a run that has ended."""
 
 
-class Optuna:
+class Optuna(Search):
     """Runs whose values Optuna chooses by the results so far; it also ends runs that do worse than
     others.
 
@@ -333,6 +393,7 @@ class Optuna:
     """
 
     def __init__(self, sweep: Sweep, folder: Path, mode: Mode, *, num: int, prunes: bool) -> None:
+        super().__init__()
         try:
             import optuna
             from optuna.storages.journal import JournalFileBackend
@@ -342,105 +403,200 @@ class Optuna:
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         folder.mkdir(parents=True, exist_ok=True)
-        backend = JournalFileBackend(str(folder / JOURNAL))
-        pruner = (
-            optuna.pruners.MedianPruner(n_startup_trials=3)
-            if prunes
-            else optuna.pruners.NopPruner()
-        )
+        pruners = optuna.pruners
         study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(backend),
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL))),
             study_name="sweep",
-            direction="minimize" if mode == "min" else "maximize",
-            pruner=pruner,
+            direction=DIRECTIONS[mode],
+            pruner=pruners.MedianPruner(n_startup_trials=3) if prunes else pruners.NopPruner(),
             load_if_exists=True,
         )
-        if study.direction.name.lower() != ("minimize" if mode == "min" else "maximize"):
+        direction = study.direction.name.lower()
+        if direction != DIRECTIONS[mode]:
             raise ConfigurationError(
                 "other-direction",
-                f"{folder} contains a sweep that should {study.direction.name.lower()} its "
-                "metric, but this sweep does the opposite: name another folder with --output, or "
-                f"add --direction {study.direction.name.lower()}.",
+                f"{folder} contains a sweep that should {direction} its metric, but this sweep "
+                f"does the opposite: name another folder with --output, or add --direction "
+                f"{direction}.",
             )
         known = study.get_trials(deepcopy=False)
         study.sampler = optuna.samplers.TPESampler(seed=sweep.seed + len(known))
         self._study = study
-        self._sweep = sweep
+        self._space = sweep.space
         self._folder = folder
-        self._num = num
-        states = optuna.trial.TrialState
-        self._states = states
-        left = [trial for trial in known if trial.state == states.RUNNING]
-        self._left = [optuna.trial.Trial(study, trial._trial_id) for trial in left]
-        self._num_asked = len(known)
-        self.ended = [trial for trial in known if trial.state != states.RUNNING]
-
-    def task_of(self, number: int, chosen: Mapping[str, Any]) -> Task:
-        name = f"trial-{number:04d}"
-        return Task(name, dict(chosen), self._folder / name)
+        self._num_left = num - len(known)
+        self._states = optuna.trial.TrialState
+        self.ended = [trial for trial in known if trial.state != self._states.RUNNING]
+        for trial in known:
+            if trial.state == self._states.RUNNING:
+                self._waiting.append(self._task(optuna.trial.Trial(study, trial._trial_id)))
 
     def tasks_before(self) -> list[Task]:
         """Runs of earlier calls that have ended."""
-        return [self.task_of(trial.number, self._chosen(trial)) for trial in self.ended]
+        return [self._task(trial) for trial in self.ended]
 
     def next(self) -> Task | None:
-        if self._left:
-            trial = self._left.pop(0)
-        elif self._num_asked < self._num:
-            trial = self._study.ask()
-            self._num_asked += 1
-        else:
-            return None
-        task = self.task_of(trial.number, self._chosen(trial))
-        task.key = trial
-        return task
+        if not self._waiting and self._num_left > 0:
+            self._num_left -= 1
+            return self._task(self._study.ask())
+        return super().next()
 
     def report(self, task: Task, update: int, value: float) -> bool:
-        trial = task.key
-        if update not in self._reported(trial):
-            trial.report(value, update)
-        return not trial.should_prune()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a resumed run repeats updates, which Optuna ignores
+            task.key.report(value, update)
+        return not task.key.should_prune()
 
     def done(self, result: Result) -> None:
         trial = result.task.key
+        is_finished = result.state in ("finished", "stopped")
         if result.state == "pruned":
             self._study.tell(trial, state=self._states.PRUNED)
-        elif (
-            result.state in ("finished", "stopped")
-            and result.value is not None
-            and math.isfinite(result.value)
-        ):
+        elif is_finished and result.value is not None and math.isfinite(result.value):
             self._study.tell(trial, result.value)
         elif result.state != "interrupted":  # an interrupted run continues in the next call
             self._study.tell(trial, state=self._states.FAIL)
 
-    def _reported(self, trial: Any) -> Mapping[int, float]:
-        found: Mapping[int, float] = self._study._storage.get_trial(
-            trial._trial_id
-        ).intermediate_values
-        return found
-
-    def _chosen(self, trial: Any) -> dict[str, Any]:
-        return {key: _suggest(trial, key, values) for key, values in self._sweep.space.items()}
+    def _task(self, trial: Any) -> Task:
+        name = f"trial-{trial.number:04d}"
+        chosen = {key: _suggest(trial, key, values) for key, values in self._space.items()}
+        return Task(name, chosen, self._folder / name, trial)
 
 
 def _suggest(trial: Any, key: str, values: Sequence[Any] | Interval) -> Any:
-    """The value of a key: suggested by Optuna, or read from a trial that has ended."""
+    """The value of a key that Optuna suggests, or has suggested."""
     if not isinstance(values, Interval):
-        index = (
-            trial.params[key]
-            if _is_over(trial)
-            else trial.suggest_categorical(key, list(range(len(values))))
-        )
-        return values[index]
-    if _is_over(trial):
-        return values.snapped(trial.params[key])
-    suggest: Callable[..., Any] = trial.suggest_int if values.is_whole else trial.suggest_float
+        return values[trial.suggest_categorical(key, list(range(len(values))))]
+    suggest = trial.suggest_int if values.is_whole else trial.suggest_float
     if values.step is None or values.log:  # Optuna has no steps on a logarithmic scale
         return values.snapped(suggest(key, values.low, values.high, log=values.log))
     return suggest(key, values.low, values.snapped(values.high), step=values.step)
 
 
-def _is_over(trial: Any) -> bool:
-    """Whether it is the record of a trial that has ended, which suggests no values."""
-    return not hasattr(trial, "suggest_categorical")
+# Processes
+
+
+class Child:
+    """A process that trains one run."""
+
+    def __init__(
+        self, task: Task, spec: Mapping[str, Any], output: Path, environment: Mapping[str, str]
+    ) -> None:
+        self.task = task
+        self.connection, other = Pipe()
+        self._error: str | None = None
+        self._output = output
+        output.parent.mkdir(parents=True, exist_ok=True)
+        own = {"chosen": task.chosen, "path": str(task.path), "connection": other.fileno()}
+        module = "loopwright.cli.sweep.child"
+        with output.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, json.dumps({**spec, **own})],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                pass_fds=(other.fileno(),),
+                env=dict(environment),
+                start_new_session=True,  # Ctrl-C reaches the sweep only, which sends one SIGTERM
+            )
+        other.close()
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Messages since the last call; errors are stored, not yielded."""
+        try:
+            while self.connection.poll():
+                message = self.connection.recv()
+                if "error" in message:
+                    self._error = message["error"]
+                else:
+                    yield message
+        except (EOFError, OSError):  # it closes the connection by ending
+            self.process.wait()
+
+    def answer(self, is_to_go_on: bool) -> None:
+        with suppress(OSError):  # it may have ended meanwhile
+            self.connection.send(is_to_go_on)
+
+    def close(self) -> str | None:
+        """Close the connection to a process that has ended; return its error, None if there was
+        none."""
+        for _ in self.messages():
+            pass
+        self.connection.close()
+        code = self.process.returncode
+        if self._error is not None or code in (0, 130, 143, -signal.SIGTERM):
+            return self._error
+        ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        lines = self._output.read_text(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "no output")
+        return f"its process ended with {ending}: {last}"
+
+
+@dataclass(slots=True)
+class Pool:
+    """Trains the runs of a search, at most `jobs` at a time; `spec` is what they share."""
+
+    spec: Mapping[str, Any]
+    jobs: int
+    output: Path
+    children: dict[int, Child] = field(default_factory=dict)
+    # runs that were in progress when the pool was stopped
+    stopped: list[Task] = field(default_factory=list)
+
+    def run(self, search: Search) -> Generator[tuple[Task, str | None], None, None]:
+        """Yield runs as they end, with their errors. Leaving the loop early ends all processes,
+        which save first."""
+        try:
+            while self._fill(search):
+                wait([child.connection for child in self.children.values()], POLL_SECONDS)
+                for slot, child in list(self.children.items()):
+                    for message in child.messages():
+                        child.answer(search.report(child.task, message["update"], message["value"]))
+                    if child.process.poll() is not None:
+                        del self.children[slot]
+                        yield child.task, child.close()
+        finally:
+            self.stop()
+
+    def _fill(self, search: Search) -> bool:
+        """Start runs up to the limit; return whether any is running."""
+        for slot in range(self.jobs):
+            task = None if slot in self.children else search.next()
+            if task is not None:
+                output = self.output / f"{task.path.name}.txt"
+                self.children[slot] = Child(task, self.spec, output, self._environment(slot))
+        return bool(self.children)
+
+    def _environment(self, slot: int) -> dict[str, str]:
+        """The environment of a process: processors and accelerators are divided among parallel
+        runs."""
+        variables = dict(os.environ)
+        if self.jobs > 1:
+            variables.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // self.jobs, 1)))
+            given = os.environ.get("CUDA_VISIBLE_DEVICES")
+            devices = [str(number) for number in range(torch.cuda.device_count())]
+            if given is not None:
+                devices = [device for device in given.split(",") if device.strip()]
+            if len(devices) > 1:
+                variables["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
+        return variables
+
+    def stop(self) -> None:
+        """Send SIGTERM to running processes, which save and end; kill them after
+        PATIENCE_SECONDS."""
+        for child in self.children.values():
+            if child.process.poll() is None:
+                child.process.terminate()
+        end = time.monotonic() + PATIENCE_SECONDS
+        for child in self.children.values():
+            try:
+                while child.process.poll() is None and time.monotonic() < end:
+                    for _ in child.messages():
+                        child.answer(False)
+                    time.sleep(POLL_SECONDS / 2)
+            finally:
+                child.process.kill()
+                child.process.wait()
+                child.close()
+                self.stopped.append(child.task)
+        self.children.clear()

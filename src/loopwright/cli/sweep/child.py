@@ -1,12 +1,13 @@
 """One run of a sweep, in a process of its own: `python -m loopwright.cli.sweep.child SPEC`.
 
-It reports the metric over a pipe and reads from stdin whether to continue; when the sweep's process
-is gone, it saves and ends.
+It reports the metric to the sweep, which answers whether to continue; when the sweep's process is
+gone, it saves and ends.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import signal
@@ -14,10 +15,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ...callback import Callback
 from ...callbacks.interval import logged_metrics
@@ -27,52 +29,32 @@ from ...errors import ConfigurationError, Interrupted, LoopwrightError
 from ...interfaces.configured.experiment import Experiment
 from ...run.reading import RunView
 from ...trainer import Trainer
-from ..exits import FAILED, OK, explained
+from ..output import FAILED, OK, explained
 
-STOP = "stop"
-GO_ON = "go on"
-GONE = "gone"  # the sweep's process has ended: no answer, and SIGTERM ends this one
 PRUNED = "pruned by the sweep"
 PATIENCE_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """The arguments of the process: its run, its directory, its metric and its pipe."""
-
-    config: str
-    overrides: list[str]
-    chosen: dict[str, Any]
-    path: str
-    metric: str
-    pipe: int
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+def main(spec: Mapping[str, Any]) -> int:
+    """Train the run that a spec describes; return the same exit codes as `train`."""
+    parent = Parent(Connection(spec["connection"]))
+    try:
+        return _train(spec, parent)
+    except LoopwrightError as error:
+        lines = [line for line in str(error).splitlines() if not line.startswith("(--debug")]
+        parent.send({"error": "\n".join(lines)})
+        traceback.print_exc()
+        return FAILED
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Train the run; return the same exit codes as `train`."""
-    spec = Spec(**json.loads(arguments[0]))
-    with os.fdopen(spec.pipe, "w") as pipe:
-        parent = Parent(pipe)
-        try:
-            return _train(spec, parent)
-        except LoopwrightError as error:
-            lines = [line for line in str(error).splitlines() if not line.startswith("(--debug")]
-            parent.send({"error": "\n".join(lines)})
-            traceback.print_exc()
-            return FAILED
-
-
-def _train(spec: Spec, parent: Parent) -> int:
-    _await_other(Path(spec.path))
-    config = load_variant(spec.config, spec.overrides, spec.chosen).config
-    experiment = Experiment.from_config(placed(config, spec.path), progress="lines")
+def _train(spec: Mapping[str, Any], parent: Parent) -> int:
+    _await_other(Path(spec["path"]))
+    config = load_variant(spec["config"], spec["overrides"], spec["chosen"]).config
+    experiment = Experiment.from_config(placed(config, spec["path"]), progress="lines")
     with explained(lambda: experiment.run):
         experiment.build()
         assert experiment.trainer is not None
-        experiment.trainer.engine.add_callback(Reporter(spec.metric, parent))
+        experiment.trainer.engine.add_callback(Reporter(spec["metric"], parent))
         try:
             experiment.train()
         except Interrupted as left:
@@ -101,28 +83,28 @@ def placed(config: Config, path: str | Path) -> Config:
 
 
 class Parent:
-    """The connection to the sweep's process: messages go over the pipe, answers come from stdin."""
+    """The connection to the sweep's process. When that process is gone, SIGTERM ends this one."""
 
-    def __init__(self, pipe: IO[str]) -> None:
-        self._pipe = pipe
-        self._answers: queue.Queue[str] = queue.Queue()
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._answers: queue.Queue[bool] = queue.Queue()
         threading.Thread(target=self._read_answers, daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        try:
-            print(json.dumps(message), file=self._pipe, flush=True)
-        except BrokenPipeError:
-            self._answers.put(GONE)
+        with suppress(OSError):  # it is gone
+            self._connection.send(message)
 
-    def ask(self, message: Mapping[str, Any]) -> str:
+    def ask(self, message: Mapping[str, Any]) -> bool:
+        """Send a message, and return whether the run is to continue."""
         self.send(message)
         return self._answers.get()
 
     def _read_answers(self) -> None:
-        for line in sys.stdin:
-            self._answers.put(line.strip())
+        with suppress(EOFError, OSError):
+            while True:
+                self._answers.put(self._connection.recv())
         os.kill(os.getpid(), signal.SIGTERM)  # first, so that nothing is trained between the two
-        self._answers.put(GONE)
+        self._answers.put(True)
 
 
 class Reporter(Callback):
@@ -133,7 +115,8 @@ class Reporter(Callback):
     def __init__(self, metric: str, parent: Parent) -> None:
         self._metric = metric
         self._parent = parent
-        self._last: tuple[int, float] | None = None
+        self._update = -1
+        self._value: float | None = None
 
     def on_update_end(self, trainer: Trainer) -> None:
         self._report(trainer, logged_metrics(trainer))
@@ -144,19 +127,18 @@ class Reporter(Callback):
     def _report(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         value = metrics.get(self._metric)
         update = trainer.progress.update
-        if value is None or (
-            self._last is not None and (update == self._last[0] or _is_same(value, self._last[1]))
-        ):
+        if value is None or update == self._update or self._is_known(value):
             return
-        self._last = update, value
-        if self._parent.ask({"update": update, "value": value}) == STOP:
+        self._update = update
+        self._value = value
+        if not self._parent.ask({"update": update, "value": value}):
             trainer.stop(PRUNED)
 
-
-def _is_same(value: float, other: float) -> bool:
-    """Whether two values of a metric are equal, with NaN equal to NaN."""
-    return value == other or (value != value and other != other)
+    def _is_known(self, value: float) -> bool:
+        """Whether the value is that of the last report, with NaN equal to NaN."""
+        last = self._value
+        return last is not None and (value == last or (math.isnan(value) and math.isnan(last)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(json.loads(sys.argv[1])))
