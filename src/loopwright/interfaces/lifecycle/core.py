@@ -718,7 +718,7 @@ class LifecycleCore(InterfaceCore):
             run.emit("on_train_start")
             for tracker in self._trackers:  # a second run is a new one to it, and begins at epoch 0
                 tracker.begin(self, 0 if self.waiting_state is None else self.progress.epoch)
-            run.media.begin(run)
+            run.media.begin()
             try:
                 yield
                 self._check_trained()

@@ -505,10 +505,9 @@ class StepChecks(StepWatch):
     optimizer.step()."""
 
     def _check_first(self, result: StepResult) -> None:
-        has_gradients = any(gradients(update) for update in self.updates)
-        if not has_gradients or self.optimization.calls != self._calls:
+        has_gradients = any(gradients(update) for update in self._updates.by_name.values())
+        if not has_gradients or self._updates.calls != self._num_calls:
             super()._check_first(result)
-        self._is_first = False
 
 
 def as_result(returned: Any, method: str, prefix: str) -> Any:

@@ -306,8 +306,7 @@ class Trainer(LoggingTrainer):
         """
         from ...checkpoint.migrations import complete_state
         from ...checkpoint.weights import read_parts
-        from ...training.restore import compare_run, continue_position, load_parts
-        from ...training.state_mismatch import refuse, wrong_fields
+        from ...training.restore import compare_run, continue_position, load_parts, refuse
 
         core = self._core
         parts = read_parts(path)
@@ -316,8 +315,7 @@ class Trainer(LoggingTrainer):
         noted = dict(parts.rest.get("simple", {}) if is_ours else parts.rest)
         run = (noted.pop("run", None) if is_ours else None) or {}  # of the epochs so far
         state = complete_state(parts.tree, str(path)) if goes_on else {}
-        problems = wrong_fields("simple: run", run, ("rows", "stopping", "best")) if run else []
-        refuse(str(path), problems + (compare_run(core.run, state) if goes_on else []))
+        refuse(str(path), compare_run(core.run, state) if goes_on else [])
         try:
             load_parts(
                 core.run,
