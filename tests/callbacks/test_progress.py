@@ -22,7 +22,6 @@ from loopwright.callbacks import (
     Rewind,
 )
 
-from ..mistakes import raises
 from ..terminals import ESCAPES, Screen, terminal
 from .runs import Clock, Crash, Timed, build_net, build_timed, build_trainer, train
 
