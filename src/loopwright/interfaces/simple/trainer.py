@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -177,9 +178,12 @@ class Trainer(LoggingTrainer):
     def eval_step(self, batch: Any) -> dict[str, float]:
         """Measure one batch in eval mode without gradients. Returns the loss and other metrics as
         numbers."""
-        self._core.run.window.size = batch_size_of(batch)
-        with self._core.single_eval_mode(), torch.no_grad():
-            return _numbers(CoreTrainer.eval_step(self._core, batch))
+        core = self._core
+        core.run.window.size = batch_size_of(batch)
+        # an evaluation of the loop has eval mode already
+        mode = nullcontext() if core.run.metrics.phases else core._eval_mode()
+        with mode, torch.no_grad():
+            return _numbers(CoreTrainer.eval_step(core, batch))
 
     # Epochs
 
@@ -478,15 +482,8 @@ def pretrained_files(model: nn.Module) -> dict[str, bytes]:
     if not callable(getattr(model, "save_pretrained", None)):
         return {}
     with TemporaryDirectory() as folder:
-        try:
-            for part in _transformers_parts(model) or [model]:
-                part.save_pretrained(folder)
-        except Exception as error:
-            error.add_note(
-                f"raised in save_pretrained of {type(model).__name__}, for the files that "
-                "from_pretrained reads"
-            )
-            raise
+        for part in _transformers_parts(model) or [model]:
+            part.save_pretrained(folder)
         files = [path for path in Path(folder).iterdir() if path.is_file()]
         return {
             path.name: path.read_bytes()
