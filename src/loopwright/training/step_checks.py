@@ -91,10 +91,13 @@ class StepWatch:
 
     def _check_first(self, result: StepResult) -> None:
         self._is_first = False
+        is_repeated = any(
+            now - self._before.get(update, 0) > 1 for update, now in self._calls_of_each().items()
+        )
         self._schedules.check(
             f"`{self.trainer._message_names.step}`",
             in_step=True,
-            may_move=bool(self._own_steps.num_steps),
+            may_move=is_repeated or bool(self._own_steps.num_steps),
         )
         if self.optimization.calls != self._calls:
             return

@@ -14,7 +14,6 @@ from loopwright.data.random import seed_everything
 from loopwright.interfaces.configured import BaseTrainer, TrainerResult
 
 from ...loops import assert_same_model, assert_same_optimizer
-from ...mistakes import raises
 from .parts import CustomTrainer, Points, build_net, build_trainer
 
 DATA = Points(61)
@@ -221,20 +220,27 @@ def stepping_after_own_step(self, batch, model):
 
 
 @pytest.mark.parametrize("every", ["update", "epoch"])
-def test_a_scheduler_of_updates_is_left_to_a_step_that_steps_it_and_one_of_epochs_is_not(every):
+def test_a_scheduler_is_left_to_a_step_that_steps_it_after_the_optimizer(every):
     def scheduler(optimizer):
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 
     own = {"train_step": stepping_after_own_step, "eval_step": OwnStep.train_step}
-    trainer = build_trainer(
-        type("Mine", (OwnStep,), own),
-        max_epochs=2,
-        optimizer=sgd,
-        scheduler=Schedule(scheduler, every=every),
-    )
-    if every == "epoch":
-        with raises("scheduler-stepped-twice", "ExponentialLR"):
-            trainer.train()
-    else:
-        trainer.train()
-        assert trainer.scheduler.last_epoch == 16
+    kind = type("Mine", (OwnStep,), own)
+    trainer = train(kind, scheduler=Schedule(scheduler, every=every))
+    assert trainer.scheduler.last_epoch == 16
+
+
+def test_a_scheduler_of_updates_counts_each_of_two_updates_in_a_step():
+    class Twice(OwnStep):
+        def train_step(self, batch, model):
+            for _ in range(2):
+                result = super().train_step(batch, model)
+                self.update(result.total_loss)
+            return result
+
+    def scheduler(optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+
+    trainer = build_trainer(Twice, scheduler=Schedule(scheduler, every="update"))
+    trainer.train()
+    assert trainer.scheduler.last_epoch == 16
