@@ -91,7 +91,10 @@ class StepWatch:
 
     def _check_first(self, result: StepResult) -> None:
         step = self._names.step
-        may_move = bool(self._own_steps.num_steps)
+        is_repeated = any(
+            now - self._calls.get(update, 0) > 1 for update, now in self._calls_of_each().items()
+        )
+        may_move = is_repeated or bool(self._own_steps.num_steps)
         self._schedules.check(f"`{step}`", in_step=True, may_move=may_move)
         if self._updates.calls != self._num_calls:
             return

@@ -44,17 +44,6 @@ def killed_at(config: dict[str, Any], epoch: int, batch: int) -> None:
         trainer.train_paired(epoch, train_step=step)
 
 
-def test_an_epoch_that_was_saved_is_gone_on_from_exactly(data: Path, tmp_path: Path):
-    whole = train(Pix2pixTrainer(tiny(data, tmp_path / "a")), 3)
-    first = train(Pix2pixTrainer(tiny(data, tmp_path / "b")), 2)
-    first.save_checkpoint()
-    second = Pix2pixTrainer(continued(tiny(data, tmp_path / "b"), 2))
-    assert (second.loaded_epoch, second.remaining_epochs(3)) == (2, 1)
-    second.train_paired(0)
-    assert second.current_epoch == 3
-    assert_same_training(whole, second)
-
-
 @pytest.mark.parametrize(("precision", "epoch", "batch"), [("fp32", 0, 1), ("fp16", 1, 2)])
 def test_a_run_killed_inside_an_epoch_goes_on_exactly(
     data: Path, tmp_path: Path, precision: str, epoch: int, batch: int

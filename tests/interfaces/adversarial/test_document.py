@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright.interfaces.adversarial import Pix2pixTrainer, Trainer
 
@@ -117,29 +116,6 @@ def test_a_step_may_do_its_own_backward(data: Path, tmp_path: Path):
         trainer.train_paired(0)
     assert torch.equal(ours.net.weight, theirs.net.weight)
     assert len(theirs._core.history["loss"]) == 1
-
-
-def test_a_trainer_without_a_directory_trains_on_any_pairs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    seen = []
-
-    class Counting(Trainer):
-        def on_epoch_start(self) -> None: ...
-
-        def train_step(self, x, y, idx):
-            seen.append((tuple(x.shape), tuple(y.shape), idx))
-
-        def on_epoch_end(self) -> None: ...
-
-    trainer = Counting({"common": {"device": "cpu"}}, quicksetup=False)
-    trainer.train_loader = DataLoader(
-        TensorDataset(torch.zeros(3, 2), torch.zeros(3, 1)), batch_size=2
-    )
-    trainer.train_paired(0)
-    assert seen == [((2, 2), (2, 1), 0), ((1, 2), (1, 1), 1)]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_epoch_that_failed_starts_over(data: Path, tmp_path: Path):

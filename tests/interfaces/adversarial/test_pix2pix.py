@@ -141,19 +141,6 @@ def test_the_learning_rate_is_constant_then_falls_and_is_never_zero_in_an_epoch(
         assert gen == disc == pytest.approx(rate)
 
 
-def test_separate_schedules_are_separate(data: Path, tmp_path: Path):
-    config = tiny(data, tmp_path)
-    config["train"] |= {"separate_lr_schedules": True}
-    config["train"]["discriminator"]["learning_rate"] = {
-        "epochs": 0,
-        "epochs_decay": 1,
-        "initial": 0.01,
-    }
-    trainer = train(Pix2pixTrainer(config), 1)
-    assert trainer.opt_gen.param_groups[0]["lr"] == 2e-4
-    assert trainer.opt_disc.param_groups[0]["lr"] == 0.0
-
-
 def test_extended_losses_are_added_to_the_generators(data: Path, tmp_path: Path):
     config = tiny(data, tmp_path)
     config["train"]["loss"] = {

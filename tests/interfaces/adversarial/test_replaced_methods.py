@@ -24,9 +24,8 @@ from loopwright.interfaces.adversarial import (
     read_loss_log,
 )
 from loopwright.losses import GANLoss
-from loopwright.run import MetricsStore
 
-from .runs import SIZE, continued, tiny, train
+from .runs import SIZE, tiny, train
 from .test_pix2pix import plain, train_by_hand
 
 NUM_EPOCHS = 3  # of which the last has a smaller learning rate
@@ -341,32 +340,6 @@ def test_a_generator_without_a_schedule_gets_the_one_of_the_config(data: Path, t
         trainer.train_paired(epoch)
     assert rates == pytest.approx([0.3, 0.3, 0.2, 0.1])
     assert trainer.gen_lr_scheduler.get_lr() == pytest.approx((0.1, 0.0))
-
-
-def test_checkpoints_written_by_hand_are_gone_on_from_and_nothing_recorded_is_lost(
-    data: Path, tmp_path: Path
-):
-    config = tiny(data, tmp_path)
-    first = run(replacing(save_checkpoint), config)
-    first.finish()
-    before = read_loss_log(first.experiment_dir)
-    second = replacing(save_checkpoint)(continued(config, 3))
-    assert second.loaded_epoch == 3
-    assert (
-        second.opt_gen.param_groups[0]["lr"]
-        == second.opt_disc.param_groups[0]["lr"]
-        == pytest.approx(2e-4 / 3)
-    )
-    second.train_paired(0)
-    second.finish()
-    after = read_loss_log(second.experiment_dir)
-    for name, entry in before.items():
-        assert after[name]["losses"][:9] == entry["losses"]
-        assert len(after[name]["losses"]) == 12
-    store = MetricsStore(second.experiment_dir / "metrics.sqlite")
-    assert [row[1] for row in store.steps("G_L1")] == list(range(1, 13))
-    assert [row[0] for row in store.epochs("G_L1")] == [1, 2, 3, 4]
-    store.close()
 
 
 def test_a_loss_that_is_added_to_in_place_is_reported_as_it_was(data: Path, tmp_path: Path):

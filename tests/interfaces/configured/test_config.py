@@ -12,7 +12,6 @@ from loopwright import Callback, NonFiniteLossError
 from loopwright.errors import Interrupted
 from loopwright.interfaces.configured import BaseTrainer, BaseTrainerConfig
 
-from ...loops import assert_same_model
 from .parts import PROPERTIES, CustomTrainer, Net, Points, Seen, build_trainer
 
 
@@ -120,37 +119,19 @@ def test_a_run_that_starts_at_an_epoch_reads_that_epochs_data_and_counts_from_th
 
 
 @pytest.mark.parametrize(
-    ("setting", "count"),
-    [("log_every_n_updates", 4), ("log_every_n_epochs", 1), ("log_every_n_samples", 4)],
-)
-def test_progress_is_reported_at_intervals(setting, count, capsys):
-    n = {"log_every_n_updates": 4, "log_every_n_epochs": 2, "log_every_n_samples": 32}[setting]
-    trainer = build_trainer(max_epochs=2, **{setting: n})
-    trainer.engine.run.progress_style = "lines"
-    trainer.train()
-    lines = [line for line in capsys.readouterr().out.splitlines() if "to go" in line]
-    assert len(lines) == count
-
-
-@pytest.mark.parametrize(
     ("setting", "n", "count"),
     [("track_every_n_updates", 3, 5), ("track_every_n_samples", 64, 2)],
 )
-def test_mean_losses_are_tracked_at_intervals(setting, n, count):
-    trainer = build_trainer(max_epochs=2, **{setting: n})
+def test_mean_losses_are_tracked_and_progress_is_reported_at_intervals(setting, n, count, capsys):
+    trainer = build_trainer(max_epochs=2, log_every_n_updates=4, num_workers=1, **{setting: n})
+    trainer.engine.run.progress_style = "lines"
     history = trainer.train()
+    assert capsys.readouterr().out.count("to go") == 4
     assert len(history.steps["online_loss"]) == count
     size = n // 8 if "samples" in setting else n
     assert history.steps["online_loss"].values[0] == pytest.approx(
         sum(list(history.steps["loss"])[:size]) / size
     )
-
-
-def test_workers_read_the_same_data():
-    trainers = [build_trainer(num_workers=number) for number in (0, 1)]
-    for trainer in trainers:
-        trainer.train()
-    assert_same_model(trainers[0].model, trainers[1].model)
 
 
 def test_a_data_set_may_collate_its_samples_itself():

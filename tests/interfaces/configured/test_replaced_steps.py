@@ -220,16 +220,27 @@ def stepping_after_own_step(self, batch, model):
 
 
 @pytest.mark.parametrize("every", ["update", "epoch"])
-def test_a_scheduler_is_left_to_a_step_that_steps_it(every):
+def test_a_scheduler_is_left_to_a_step_that_steps_it_after_the_optimizer(every):
     def scheduler(optimizer):
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 
     own = {"train_step": stepping_after_own_step, "eval_step": OwnStep.train_step}
-    trainer = build_trainer(
-        type("Mine", (OwnStep,), own),
-        max_epochs=2,
-        optimizer=sgd,
-        scheduler=Schedule(scheduler, every=every),
-    )
+    kind = type("Mine", (OwnStep,), own)
+    trainer = train(kind, scheduler=Schedule(scheduler, every=every))
+    assert trainer.scheduler.last_epoch == 16
+
+
+def test_a_scheduler_of_updates_counts_each_of_two_updates_in_a_step():
+    class Twice(OwnStep):
+        def train_step(self, batch, model):
+            for _ in range(2):
+                result = super().train_step(batch, model)
+                self.update(result.total_loss)
+            return result
+
+    def scheduler(optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+
+    trainer = build_trainer(Twice, scheduler=Schedule(scheduler, every="update"))
     trainer.train()
     assert trainer.scheduler.last_epoch == 16

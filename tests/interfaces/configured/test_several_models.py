@@ -110,7 +110,7 @@ def test_check_says_what_is_not_evaluated_and_predicted(project, capsys):
     assert main(["check", "run.yaml"]) == 0
     out = capsys.readouterr().out
     assert "No mistakes found" in out
-    assert "override `eval_step(self, batch, model)`" in " ".join(out.split())
+    assert "update-in-evaluation" in out
     assert "prediction on" not in out
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Mapping
+from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -22,7 +23,6 @@ ConfigSource: TypeAlias = (
 )
 AnyConfig = TypeVar("AnyConfig", bound="AdversarialConfig")
 
-COPY_NAME = re.compile(r"train(\d+)_config\.json")
 WITHOUT_EFFECT = (
     "common.cudnn",
     "dataloader.masking",
@@ -428,8 +428,7 @@ class ConfigManager:
         """Write a copy as `train1_config.json`, or the next number that is free, and return its
         path."""
         folder = Path(output_directory)
-        number = max((number for number, _ in config_copies(folder)), default=0) + 1
-        path = folder / f"train{number}_config.json"
+        path = folder / f"train{num_copies(folder) + 1}_config.json"
         path.write_text(json.dumps({"config": self.raw}, indent=2) + "\n")
         return path
 
@@ -456,20 +455,13 @@ def load_config(
     return load_model({} if source is None else source, kind, under="config")
 
 
-def config_copies(directory: Path) -> list[tuple[int, Path]]:
-    """The copies in a directory with their numbers, sorted by number."""
-    found = [(COPY_NAME.fullmatch(path.name), path) for path in directory.glob("*")]
-    return sorted((int(match[1]), path) for match, path in found if match)
+def num_copies(directory: Path) -> int:
+    """The number of copies in a directory, which is also that of the newest one."""
+    return next(n for n in count() if not (directory / f"train{n + 1}_config.json").exists())
 
 
 def warn_without_effect(config: AdversarialConfig) -> None:
     """Say which of the settings that were given change nothing here."""
-    given = []
-    for key in WITHOUT_EFFECT:
-        value: Any = config
-        for name in key.split("."):
-            value = getattr(value, name)
-        if value is not None:
-            given.append(key)
+    given = [key for key in WITHOUT_EFFECT if attrgetter(key)(config) is not None]
     if given:
         logger.warning("Settings without an effect: %s.", ", ".join(given))

@@ -8,9 +8,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from torch import nn
 from torch.optim import Optimizer
@@ -152,7 +152,7 @@ def load_network(
     if whole is not None and name is not None:
         number = epochs_behind(whole)
         weights = models[name]
-        state = _optimizer_of(whole.tree, name)
+        state = whole.tree["optimizers"].get(f"opt_{name}")
     elif is_exported:
         parts = read_parts(exported)
         weights = parts.models[kind if exported.is_dir() else "model"]
@@ -163,13 +163,6 @@ def load_network(
     if optimizer is not None and state is not None:
         load_optimizer(optimizer, state)
     return number or 0
-
-
-def _optimizer_of(tree: Mapping[str, Any], name: str) -> Any:
-    """The state of the optimizer that is named after a network, as opt_gen is after gen."""
-    optimizers = tree.get("optimizers", {})
-    found = [key for key in optimizers if name in key.split("_")]
-    return optimizers[found[0]] if len(found) == 1 else None
 
 
 def _newest(directory: Path, kind: str) -> int | None:

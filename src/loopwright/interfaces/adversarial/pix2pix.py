@@ -499,10 +499,9 @@ class Pix2pixTrainer(Trainer):
         epoch = self.current_epoch or 0
         self.print_losses(epoch, idx)
         self.vis.update_images(x, y_fake, y)
-        losses_g = self.loss_manager.get_loss_values(query=["G"], precision=None)
-        losses_d = self.loss_manager.get_loss_values(query=["D"], precision=None)
-        length = self._core.run.epoch_length() or 1
-        self.vis.update_loss_graphs(epoch - 1 + (idx + 1) / length, losses_g, losses_d)
+        values = self.loss_manager.get_loss_values
+        step = epoch - 1 + (idx + 1) / (self._core.run.epoch_length() or 1)
+        self.vis.update_loss_graphs(step, values(["G"], None), values(["D"], None))
 
     def print_losses(
         self,

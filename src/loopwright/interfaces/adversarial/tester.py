@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,7 +21,7 @@ from ...errors import ConfigurationError
 from ...losses import Laplacian, Sobel
 from ...runtime.modes import evaluating
 from .._shared import on_first_process
-from .config import AdversarialConfig, ConfigSource, config_copies, load_config
+from .config import AdversarialConfig, ConfigSource, load_config, num_copies
 from .experiment import directory_of
 from .images import PARTS, PairedDataset, write_image
 from .pix2pix import build_generator
@@ -96,7 +96,8 @@ class Tester(Trainer):
                 self._test_one(dataset.list_files[index], dataset[index], folder)
                 for index in sorted(order[:image_count])
             ]
-        self._write_log(folder, results)
+        log = {"epoch": self.loaded_epoch, "images": [asdict(result) for result in results]}
+        (folder / "log.json").write_text(json.dumps(log, indent=2, default=str) + "\n")
         return results
 
     def _test_one(self, source: Path, pair: tuple[Tensor, Tensor], folder: Path) -> TestResult:
@@ -108,26 +109,17 @@ class Tester(Trainer):
             write_image(pictures[part], image[0])
         return TestResult(source, losses, pictures)
 
-    def _write_log(self, folder: Path, results: list[TestResult]) -> None:
-        images = []
-        for result in results:
-            names = {part: path.name for part, path in result.pictures.items()}
-            entry = {"source": str(result.source), "losses": result.losses, "pictures": names}
-            images.append(entry)
-        log = {"epoch": self.loaded_epoch, "images": images}
-        (folder / "log.json").write_text(json.dumps(log, indent=2) + "\n")
-
 
 def config_in(directory: str | os.PathLike[str]) -> Path:
     """The newest copy of the config of an experiment."""
-    copies = config_copies(Path(directory))
-    if not copies:
+    number = num_copies(Path(directory))
+    if number == 0:
         raise ConfigurationError(
             "no-config-copy",
             f"{directory} has no train1_config.json, so its generator cannot be built: pass "
             "`config=`.",
         )
-    return copies[-1][1]
+    return Path(directory) / f"train{number}_config.json"
 
 
 def export_onnx(
@@ -203,7 +195,7 @@ class ONNXConverter(Tester):
         generator = torch.Generator().manual_seed(0)
         size = (1, self.in_channels, self.crop_size, self.crop_size)
         example = (torch.rand(size, generator=generator) * 2 - 1).to(self.device)
-        export = partial(
+        convert = partial(
             export_onnx,
             self.gen,
             path,
@@ -212,5 +204,5 @@ class ONNXConverter(Tester):
             input_names=input_names,
             output_names=output_names,
         )
-        on_first_process(self._core.runtime, export)
+        on_first_process(self._core.runtime, convert)
         return path
