@@ -170,7 +170,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
                 nothing is read from it.
         """
         components.check_class(self, Trainer)
-        check_given(model, optimizer, loss_fn, run_dir=run_dir, seed=seed)
+        check_given(model, optimizer, loss_fn, seed=seed)
         components.check_settings(accumulate, clip_norm, clip_value)
         self._given: dict[str, Any] = {
             "model": model,

@@ -129,10 +129,8 @@ def test_mistakes_in_media_are_answered_with_what_to_write():
         trainer.log_image("fake", torch.rand(3, 4, 4), captions="x")
     with raises("media-type", "log_table"):
         trainer.log_text("fake", {"a": 1})
-    with pytest.raises(ConfigurationError, match=r"log_image\('img', ...\)"):
+    with raises("logged-value", "'img'", "log_image"):
         trainer.log({"img": torch.rand(3, 4, 4)})
-    with pytest.raises(ConfigurationError, match=r"log_text\('note', ...\)"):
-        trainer.log({"note": "better"})
 
 
 def test_training_with_a_record_of_everything_is_bit_for_bit_training_by_hand(points, tmp_path):

@@ -357,13 +357,6 @@ def dump_memory_snapshot(path: str) -> None:
 # Nested containers
 
 
-def tree_flatten_with_path(tree: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """The leaves of nested containers with their paths, and the structure. Since 2.2."""
-    from torch.utils import _pytree
-
-    return _pytree.tree_flatten_with_path(tree)
-
-
 def tree_leaves(tree: Any) -> list[Any]:
     """The leaves of nested containers. Since 2.2."""
     from torch.utils import _pytree

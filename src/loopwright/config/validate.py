@@ -34,7 +34,6 @@ from .hints import (
     choices_of,
     class_of,
     describe,
-    dtypes,
     is_unknown,
     options_of,
     schema_of,
@@ -254,11 +253,7 @@ class ConfigValidation:
         try:
             return SCALARS[class_of(hint)][0](node.plain())
         except (TypeError, ValueError, OverflowError, RuntimeError, LookupError, AttributeError):
-            is_dtype = class_of(hint) is not None and describe(hint).startswith("a dtype")
-            names = (
-                near_names(node.value, dtypes()) if is_dtype and isinstance(node.value, str) else ()
-            )
-            self.wrong(node, key, hint, names)
+            return self.wrong(node, key, hint)
 
     def choice(self, node: Node, hint: Any, key: str) -> Any:
         """One of several values; a member of an enum by its name or its value."""
@@ -276,16 +271,11 @@ class ConfigValidation:
     def union(self, node: Node, hint: Any, key: str, name: str) -> Any:
         """The first alternative that fits, those that keep the value's type before others; where
         none does, the mistakes inside of the one that fits best."""
-        exact = type(node.value)
-        order = [str, bool, int, float, type(None), dict, list]
+        kinds = [type(node.value), str, bool, int, float, type(None), dict, list]
+        options = list(options_of(hint))
+        options.sort(key=lambda each: [*kinds, class_of(each)].index(class_of(each)))
         tries = []
-        for option in sorted(
-            options_of(hint),
-            key=lambda option: (
-                class_of(option) is not exact,
-                order.index(class_of(option)) if class_of(option) in order else len(order),
-            ),
-        ):
+        for option in options:
             trial = ConfigValidation(self.folder, outer=self.outer)
             value = trial.read(node, option, key, name)
             if not trial.problems:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # `step` or `check` acts on.
 
 
-class Guard(Protocol):
+class UpdateGuard(Protocol):
     """Decides what a loss, gradient or learning rate that is not finite means; may raise."""
 
     @property
@@ -126,7 +126,7 @@ class OptimizerUpdate:
         scaler: torch.amp.GradScaler | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
-        guard: Guard | None = None,
+        guard: UpdateGuard | None = None,
         reads_are_free: bool = True,
         peers: Runtime | None = None,
     ) -> None:

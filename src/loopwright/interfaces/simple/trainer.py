@@ -96,7 +96,7 @@ class Trainer(LoggingTrainer):
 
     @model.setter
     def model(self, model: nn.Module) -> None:
-        check_given(model, None, None, run_dir=None, seed=None)
+        check_given(model, None, None, seed=None)
         self._core.model = model
         self._core.runtime.place(model)
 
@@ -108,7 +108,7 @@ class Trainer(LoggingTrainer):
 
     @optimizer.setter
     def optimizer(self, optimizer: Optimizer) -> None:
-        check_given(None, optimizer, None, run_dir=None, seed=None)
+        check_given(None, optimizer, None, seed=None)
         self._core.set_optimizer(optimizer)
 
     @property
@@ -139,7 +139,7 @@ class Trainer(LoggingTrainer):
 
     @loss_fn.setter
     def loss_fn(self, loss_fn: Callable[..., Any] | None) -> None:
-        check_given(None, None, loss_fn, run_dir=None, seed=None)
+        check_given(None, None, loss_fn, seed=None)
         self._core.loss_fn = loss_fn
         if isinstance(loss_fn, nn.Module):
             self._core.runtime.place(loss_fn)
