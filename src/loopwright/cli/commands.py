@@ -175,7 +175,8 @@ def _check(parser: ArgumentParser) -> None:
     A program (.py): runs it on the CPU as the first of several processes, with the others
     simulated, up to the second update of its first `train` call. Callbacks are not called, and
     the run directory is not written. It prints the device mesh, which process holds which
-    parameters, bytes per process, how a batch is divided, and the collectives of an update.
+    parameters, bytes per process, how a batch is divided, and the collectives of an update beside
+    the estimate of `loopwright scale`.
 
     Exit code 1: a mistake was found, or the program failed before the end of its second update.
 

@@ -153,13 +153,14 @@ def test_nothing_is_written_and_no_callback_is_called(check, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py"]
 
 
-def test_the_collectives_of_an_update_are_counted(check):
+def test_the_collectives_of_an_update_stand_beside_their_estimate(check):
     _, printed = check(
         "build(clip_norm=1.0).train(data, batch_size=10, eval_data=data)", "--runtime", "fsdp"
     )
     assert "accumulation" not in printed
     counted = "1 all-gather of 848 B, 3 all-reduces of 44 B, 1 reduce-scatter of 848 B; 892 B sent"
     assert f"Counted in an update, on each process: {counted}\n" in printed
+    assert "Estimated by loopwright.scaling: the same collectives, to the byte\n" in printed
 
 
 def test_a_collective_that_the_program_adds_is_seen_in_the_count(check):

@@ -1,6 +1,7 @@
 """`loopwright check PROGRAM`: two updates of a program among simulated processes.
 
-The report says what each process holds, how a batch is divided, and which collectives an update has.
+The report says what each process holds, how a batch is divided, and which collectives an update has,
+beside those that `loopwright.scaling` estimates for it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from ...errors import ConfigurationError, LoopwrightError
 from ...runtime.dry_run import AXES, DryRun, DryRunDone, local_bytes, local_shape, placement_text
 from ...runtime.dtensor import Mesh
 from ...scaling.counting import Collective, Counted, counted_collectives, table_of
+from ...scaling.layout import Sizes, UpdateSettings, collectives_of
+from ...scaling.model import shape_of
 from ...text import counted, listed, size
 from ...trainer import Trainer
 from ...training.assembly import with_defaults
@@ -225,7 +228,7 @@ class DryRunProbe(Callback):
         if self._has_stepped:
             assert self._counted is not None
             self._counting.close()
-            self._note_traffic(self._counted.collectives)
+            self._note_traffic(self._counted.collectives, estimated_traffic(trainer))
             raise DryRunDone
         self._has_stepped = True
         assert self._mesh is not None
@@ -268,22 +271,21 @@ class DryRunProbe(Callback):
                 row |= dict.fromkeys(("gradients", "optimizer", "total"))
             self.facts["memory"].append(row)
 
-    def _note_traffic(self, collectives: Sequence[Collective]) -> None:
-        """Note how many collectives an update has of each kind, and their bytes."""
-        counts: dict[str, int] = {}
-        payloads: dict[str, int] = {}
-        for each in collectives:
-            counts[each.kind] = counts.get(each.kind, 0) + each.count
-            payloads[each.kind] = payloads.get(each.kind, 0) + each.count * each.payload
-        parts = [f"{counted(counts[kind], kind)} of {size(payloads[kind])}" for kind in counts]
-        sent = f"{size(round(sum(each.wire for each in collectives)))} sent"
-        text = f"{', '.join(parts)}; {sent}" if parts else "no collective"
-        self._traffic = [f"Counted in an update, on each process: {text}", ""]
-        rows = [
-            {"kind": kind, "bytes": payload, "processes": processes, "count": count}
-            for (kind, payload, processes), count in table_of(collectives).items()
-        ]
-        self.facts["collectives"] = {"counted": rows}
+    def _note_traffic(
+        self, collectives: Sequence[Collective], estimated: Sequence[Collective] | str
+    ) -> None:
+        """Note what was counted in an update beside the estimate, or why there is none."""
+        self._traffic.append(f"Counted in an update, on each process: {_traffic_text(collectives)}")
+        rows = None
+        if isinstance(estimated, str):
+            self._traffic.append(f"Not estimated by loopwright.scaling: {estimated}")
+        else:
+            rows = _traffic_rows(estimated)
+            is_same = table_of(collectives) == table_of(estimated)
+            what = "the same collectives, to the byte" if is_same else _traffic_text(estimated)
+            self._traffic.append(f"Estimated by loopwright.scaling: {what}")
+        self._traffic.append("")
+        self.facts["collectives"] = {"counted": _traffic_rows(collectives), "estimated": rows}
 
     # The facts as lines
 
@@ -328,6 +330,34 @@ def _named(models: dict[str, nn.Module]) -> Iterable[tuple[str, nn.Parameter]]:
     for model_name, model in models.items():
         for name, param in model.named_parameters():
             yield (name if len(models) == 1 else f"{model_name}.{name}"), param
+
+
+def estimated_traffic(trainer: Trainer) -> Sequence[Collective] | str:
+    """The estimate for models that have taken their first update; without one, the reason."""
+    runtime: Any = trainer.runtime
+    mesh = runtime.mesh
+    updates = list(trainer.run.updates.by_name.values())
+    if mesh.tensor > 1:
+        return "activations travel too, which `measure(module, batch, plan=...)` has to see"
+    if len(trainer.models) != 1 or len(updates) != 1:
+        return "it is for one model with one optimizer"
+    (model,) = trainer.models.values()
+    (update,) = updates
+    params = [param for param in model.parameters() if param.requires_grad]
+    if set(map(id, params)) != {id(param) for param in update.params if param.requires_grad}:
+        return "the optimizer does not have the parameters of the model that are trained"
+    training = UpdateSettings(
+        batch=trainer.accumulate,  # samples make no difference to what is sent here
+        accumulate=trainer.accumulate,
+        param_dtype=runtime.sharding.param_dtype,
+        reduce_dtype=runtime.sharding.reduce_dtype,
+        reshard_after_forward=runtime.sharding.reshard_after_forward,
+        clips=update.clip_norm is not None,
+        is_host=runtime.is_host,
+        bucket_bytes=runtime.averaging.max_bytes,
+    )
+    shape = shape_of(model, runtime.gradient_order(params))
+    return collectives_of(shape, Sizes(mesh.replicate, mesh.shard), training)
 
 
 def _batch_lines(batch: dict[str, Any], mesh: Mesh, accumulate: int) -> Iterator[str]:
@@ -384,3 +414,22 @@ def _ranks_text(ranks: Sequence[int]) -> str:
         run = [rank for _, rank in group]
         texts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
     return ", ".join(texts[:MAX_RANGES]) + (", ..." if len(texts) > MAX_RANGES else "")
+
+
+def _traffic_rows(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
+    return [
+        {"kind": kind, "bytes": payload, "processes": processes, "count": count}
+        for (kind, payload, processes), count in table_of(collectives).items()
+    ]
+
+
+def _traffic_text(collectives: Sequence[Collective]) -> str:
+    """How many there are of each kind, their bytes, and the bytes that the process sends."""
+    counts: dict[str, int] = {}
+    payloads: dict[str, int] = {}
+    for each in collectives:
+        counts[each.kind] = counts.get(each.kind, 0) + each.count
+        payloads[each.kind] = payloads.get(each.kind, 0) + each.count * each.payload
+    parts = [f"{counted(counts[kind], kind)} of {size(payloads[kind])}" for kind in counts]
+    sent = sum(each.wire for each in collectives)
+    return f"{', '.join(parts)}; {size(round(sent))} sent" if parts else "no collective"
