@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -68,7 +67,7 @@ def reported_once(*, is_debugging: bool) -> Iterator[None]:
     try:
         yield
     except LoopwrightError:
-        if is_debugging or os.environ.get("RANK", "0") == "0":
+        if is_debugging or is_first_process():
             raise
         raise SystemExit(FAILED) from None
 
