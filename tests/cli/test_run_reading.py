@@ -141,7 +141,7 @@ def test_a_view_in_place_of_a_table_is_not_asked(tmp_path):
     connection.execute(f"CREATE VIEW step_metrics AS {endless}")
     connection.execute("CREATE TABLE epoch_metrics (epoch)")
     connection.close()
-    assert MetricsView(tmp_path / "metrics.sqlite").step_names() == []
+    assert MetricsView(tmp_path / "metrics.sqlite").names_of("step") == []
 
 
 def test_runs_are_found_in_all_folders_but_not_in_runs(gallery, tmp_path):

@@ -12,8 +12,8 @@ from torch import nn
 from loopwright.cli import main
 from loopwright.cli.tuning import lines_for, overrides_for
 from loopwright.config import load_config
-from loopwright.interfaces.configured.config import BaseTrainerConfig
 from loopwright.interfaces.configured.experiment import Experiment
+from loopwright.interfaces.configured.trainer import BaseTrainerConfig
 from loopwright.tuning import tune
 from loopwright.tuning.tune import Tuner
 from tests.cli.sweep.projects import write_project

@@ -100,8 +100,8 @@ def test_another_host_has_a_token_in_its_address(tmp_path: Path):
 @pytest.mark.parametrize(
     ("host", "port", "advice"),
     [
-        ("127.0.0.1", -1, "use 1 to 65535"),
-        ("127.0.0.1", 70_000, "use 1 to 65535"),
+        ("127.0.0.1", -1, "Use 1 to 65535"),
+        ("127.0.0.1", 70_000, "Use 1 to 65535"),
         ("no such host", 0, "an address of this machine"),
         ("192.0.2.1", 0, "an address of this machine"),
     ],

@@ -13,9 +13,9 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..config import beside
-from ..interfaces.configured.config import BaseTrainerConfig
 from ..interfaces.configured.core import ConfiguredCore
 from ..interfaces.configured.experiment import Experiment
+from ..interfaces.configured.trainer import BaseTrainerConfig
 from ..text import counted, size
 from ..tuning import BatchSizeScan, LearningRateScan, find_batch_size, find_learning_rate
 from ..tuning.tune import Tuner

@@ -110,7 +110,7 @@ def _charts(
     run: Run, options: argparse.Namespace, width: int, height: int, *, is_plain: bool
 ) -> list[Text]:
     """The charts that fit; a line names the metrics that have none."""
-    names = dict.fromkeys((*run.epoch_names, *run.metrics.step_names()))
+    names = dict.fromkeys((*run.epoch_names, *run.step_names))
     if not names:
         later = " yet: they appear with the first steps." if run.state == "running" else "."
         return [Text(f"No metrics{later}")]
@@ -132,7 +132,7 @@ def _chart(
 ) -> list[Text]:
     title: Line = []
     curves = []
-    of_steps = run.metrics.step_names()
+    of_steps = run.step_names
     for number, name in enumerate(names):
         level: Level = "step" if name in of_steps else "epoch"
         curve = run.metrics.curve(name, level=level, x="update", points=2 * width)

@@ -287,7 +287,7 @@ def hold(rank: int) -> list[int]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from loopwright.checkpoint.tree import box_of
+    from loopwright.checkpoint.sharded import box_of
 
     dist.init_process_group("gloo")
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
