@@ -82,13 +82,6 @@ def test_a_checkpoint_equals_the_file_its_weights_were_exported_to(finished, tmp
     assert difference.what == "float32 [3]: 1 of 3 values differ, max abs difference 0.5"
 
 
-def test_a_resume_point_and_a_kept_model_are_compared_by_model(finished):
-    run = finished / "first"
-    whole = diff_checkpoints(run, run / "kept/update-00000015")
-    assert "only in the first: a dict of 1" in {d.path: d.what for d in whole.state}["optimizers"]
-    assert diff_checkpoints(run, run / "kept/update-00000015", model="model").is_equal
-
-
 ZEROS = torch.zeros(4)
 CASES = {
     "numbers": (1.0, 1.5, "1.0 / 1.5"),

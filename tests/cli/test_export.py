@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import onnxruntime
@@ -65,16 +64,6 @@ def test_what_cannot_be_exported_is_refused(
     assert main(["export", str(gallery / "runs/finished"), *options]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_is_replaced_only_when_told_to(gallery, tmp_path, capsys):
-    out = tmp_path / "x.safetensors"
-    out.write_text("mine")
-    command = ["export", str(gallery / "runs/finished"), "--output", str(out)]
-    assert (main(command), out.read_text()) == (2, "mine")
-    assert "--force" in capsys.readouterr().err
-    assert main([*command, "--force"]) == 0
-    assert load_file(out)
 
 
 def test_onnx_of_a_run_computes_what_its_model_does(configured, tmp_path, capsys):
@@ -141,14 +130,3 @@ def test_a_model_that_cannot_be_exported_says_so_and_leaves_nothing(tmp_path):
     with pytest.raises(ConfigurationError, match=r"cannot be exported to ONNX: .*not like this"):
         export_module(Stubborn(), torch.randn(4, 4), tmp_path / "x.onnx")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_the_onnx_packages_the_pip_command_is_named(
-    configured, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    path = find_runs(configured / "runs")[0]
-    assert (
-        main(["export", str(path), "--format", "onnx", "--output", str(tmp_path / "x.onnx")]) == 2
-    )
-    assert "pip install 'loopwright[onnx]'" in capsys.readouterr().err

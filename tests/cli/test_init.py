@@ -7,7 +7,6 @@ import re
 import runpy
 import shlex
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -100,19 +99,3 @@ def test_a_readme_and_a_gitignore_that_are_there_stay(folder: Path, shell: Shell
     assert shell("init", "--interface", "native") == 0
     assert (folder / "README.md").read_text() == (folder / ".gitignore").read_text() == "mine"
     assert (folder / "train.py").is_file()
-
-
-def test_an_interface_that_needs_an_extra_says_how_to_get_it(
-    folder: Path, shell: Shell, monkeypatch
-):
-    def find(name: str) -> object:
-        return None if name == "PIL" else find_spec(name)
-
-    monkeypatch.setattr("loopwright.cli.init.find_spec", find)
-    assert shell("init", "gan", "--interface", "adversarial") == 0
-    assert shell.out.splitlines()[-2:] == [
-        "    pip install 'loopwright[images]'",
-        "    cd gan && python train.py",
-    ]
-    assert shell("init", "plain", "--interface", "native") == 0
-    assert "pip install" not in shell.out

@@ -44,14 +44,6 @@ def test_every_format_holds_the_outputs_of_all_samples(
     assert f"output 10 x 1, written to {file}" in shell.out
 
 
-@pytest.mark.parametrize("name", ["out.txt", "out", "nowhere/out.npy"])
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_computed(
-    trained: Project, shell: Shell, tmp_path: Path, name: str
-):
-    assert shell("predict", "no-such-run", "--data", "test", "-o", tmp_path / name) == 2
-    assert "output" in shell.err
-
-
 def test_several_outputs_go_by_their_names(project: Project, shell: Shell):
     project.write("run.yaml", CONFIG.replace("cli_project.Net", "cli_project.TwoHeads"))
     assert shell("train", "run.yaml", "--progress", "silent") == 0

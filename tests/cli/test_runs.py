@@ -129,15 +129,6 @@ def test_text_of_a_run_cannot_control_the_terminal(tmp_path, capsys):
         assert "\x1b" not in capsys.readouterr().out
 
 
-def test_an_empty_folder_is_none(tmp_path, capsys):
-    assert main(["runs", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == (
-        f"There are no runs in {tmp_path}/ yet. Runs are recorded by Trainer(..., "
-        "run_dir='runs/first') and by `loopwright train run.yaml`. To look in another folder, "
-        "use `loopwright runs DIR`.\n"
-    )
-
-
 MISTAKES = {
     "an unknown state": (["--state", "done"], "--state done: a run is one of running, crashed"),
     "a condition without a number": (

@@ -87,15 +87,6 @@ def test_a_port_in_use_is_said_and_the_next_is_taken(tmp_path: Path):
             assert lines[-1] == f"http://127.0.0.1:{found[1]}/"
 
 
-def test_a_folder_without_runs_says_what_to_do(tmp_path: Path):
-    with ui(tmp_path, "--port", "0") as lines:
-        assert lines[0].startswith("There is no folder runs yet. ")
-        assert "run_dir=" in lines[0]
-    (tmp_path / "runs").mkdir()
-    with ui(tmp_path, "runs", "--port", "0") as lines:
-        assert lines[0].startswith("No runs in runs yet. ")
-
-
 def test_another_host_has_a_token_in_its_address(tmp_path: Path):
     with ui(tmp_path, "--port", "0", "--host", "0.0.0.0") as lines:
         assert lines[1] == "Everyone who has this address can see the runs:"
@@ -104,17 +95,6 @@ def test_another_host_has_a_token_in_its_address(tmp_path: Path):
         address = f"http://127.0.0.1:{token[1]}/"
         assert get(address, "/api/runs") == 401
         assert get(address, f"/?token={token[2]}") == 303
-
-
-def test_a_file_is_no_folder_of_runs(tmp_path: Path):
-    (tmp_path / "run.yaml").write_text("")
-    with raises("not-a-folder", "run.yaml"):
-        from loopwright.cli.ui import ui_command
-
-        class Options:
-            root, host, port, open = str(tmp_path / "run.yaml"), "127.0.0.1", 0, False
-
-        ui_command(Options())
 
 
 @pytest.mark.parametrize(

@@ -121,20 +121,6 @@ def test_a_loader_is_built_anew_with_all_its_other_settings():
     assert tuning.present["batch_size"] == 8
 
 
-def test_a_batch_sampler_of_its_own_stays():
-    sampler = torch.utils.data.BatchSampler(
-        torch.utils.data.SequentialSampler(range(40)), 8, drop_last=False
-    )
-
-    class Own(torch.utils.data.BatchSampler):
-        pass
-
-    loader = DataLoader(Samples(40), batch_sampler=Own(sampler.sampler, 8, False))
-    tuning = build().tune(loader, only=["workers", "batch_size"])
-    assert tried(tuning) == ["1 worker", "2 workers"]
-    assert tuning.not_tried == {"batch_size": "the loader has its own batch sampler"}
-
-
 class Endless(IterableDataset[tuple[Tensor, Tensor]]):
     def __iter__(self) -> Any:
         while True:

@@ -16,6 +16,7 @@ from .output import (
     RED,
     age_text,
     check_output,
+    metric_text,
     number_text,
     print_json,
     print_table,
@@ -92,10 +93,6 @@ def _age(info: checkpoints.CheckpointInfo) -> float | None:
     return None if info.created is None else (datetime.now(UTC) - info.created).total_seconds()
 
 
-def _metric_text(info: checkpoints.CheckpointInfo) -> str:
-    return "-" if info.metric is None else f"{info.metric[0]} {number_text(info.metric[1])}"
-
-
 def _print_list(found: list[checkpoints.CheckpointInfo]) -> None:
     header = ["TYPE", "NAME", "EPOCH", "STEP", "UPDATE", "METRIC", "AGE", "SIZE", "STATE"]
     rows = []
@@ -105,7 +102,7 @@ def _print_list(found: list[checkpoints.CheckpointInfo]) -> None:
         if info.problems:
             verdict = "damaged"
         size_and_age = [age_text(_age(info)), size(info.size)]
-        rows.append([info.kind, info.name, *counts, _metric_text(info), *size_and_age, verdict])
+        rows.append([info.kind, info.name, *counts, metric_text(info), *size_and_age, verdict])
     print_table(header, rows, right="23467")
     for info in found:
         for problem in info.problems:

@@ -91,7 +91,8 @@ def completion_command(options: argparse.Namespace) -> int:
         "file": shtab.FILE,
     }
     for _, action in actions_of(parser):
-        if kind := kind_of(action):
+        kind = KINDS.get(str(action.metavar))
+        if kind is not None and not action.choices:
             # where shtab looks for it
             action.complete = completers[kind]  # type: ignore[attr-defined]
     print(shtab.complete(parser, options.shell))
@@ -109,8 +110,3 @@ def actions_of(
         if isinstance(action, argparse._SubParsersAction):
             for name, command in action.choices.items():
                 yield from actions_of(command, (*path, name))
-
-
-def kind_of(action: argparse.Action) -> str | None:
-    """What completes an argument: a key of KINDS; None where its choices do, or nothing does."""
-    return None if action.choices else KINDS.get(str(action.metavar))

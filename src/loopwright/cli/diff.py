@@ -82,26 +82,19 @@ def _distance(change: Change) -> str:
     return f"  (difference {abs(change.second - change.first):.3g})"
 
 
-def _change(change: Change) -> dict[str, Any]:
-    return {"key": change.key, "first": change.first, "second": change.second}
-
-
 def _as_json(diff: RunDiff) -> dict[str, Any]:
-    return {
-        **{
-            name: None if part is None else [_change(change) for change in part]
-            for name, part in diff.parts.items()
-        },
-        "metrics": {
-            divergence.level: {
-                "part_at": divergence.at,
-                "same": divergence.num_same,
-                "changes": [_change(change) for change in divergence.changes],
-                "ends": divergence.ends,
-                "only_first": divergence.only_first,
-                "only_second": divergence.only_second,
-            }
-            for divergence in diff.metrics
-        },
-        "not_compared": diff.ignored,
+    found: dict[str, Any] = {
+        name: part and [change._asdict() for change in part] for name, part in diff.parts.items()
     }
+    found["metrics"] = {
+        divergence.level: {
+            "part_at": divergence.at,
+            "same": divergence.num_same,
+            "changes": [change._asdict() for change in divergence.changes],
+            "ends": divergence.ends,
+            "only_first": divergence.only_first,
+            "only_second": divergence.only_second,
+        }
+        for divergence in diff.metrics
+    }
+    return found | {"not_compared": diff.ignored}

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.inspect import CheckpointInfo
 from ..errors import ConfigurationError, LoopwrightError
 from ..metrics.best import Mode
 from ..run.reading import Run
@@ -113,6 +114,11 @@ def number_text(value: object) -> str:
     return "-" if value is None else f"{value!s:.40}"
 
 
+def metric_text(info: CheckpointInfo) -> str:
+    """The metric that a model was kept by, with its value; "-" for a resume point."""
+    return "-" if info.metric is None else f"{info.metric[0]} {number_text(info.metric[1])}"
+
+
 def print_fitted(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", fold: str = "0"
 ) -> None:
@@ -190,9 +196,9 @@ def explained(run: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
     except BrokenPipeError:  # the reader of the output closed it: no error
         raise
     except LoopwrightError as error:
-        if notes_of(error):
-            text = "\n".join([str(error), *notes_of(error)])
-            raise ProgramError("program-error", text) from error
+        notes = getattr(error, "__notes__", ())
+        if notes:
+            raise ProgramError("program-error", "\n".join([str(error), *notes])) from error
         raise
     except Exception as error:
         log = None if (directory := run()) is None else directory / LOG
@@ -205,26 +211,17 @@ def described(error: BaseException) -> list[str]:
     """The error in a line, the place in the user's code, and the notes added to it."""
     place = own_place(error)
     head = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return [head, *([] if place is None else [f"  {place}"]), *notes_of(error)]
-
-
-def notes_of(error: BaseException) -> list[str]:
-    return list(getattr(error, "__notes__", ()))
+    return [head, *([] if place is None else [f"  {place}"]), *getattr(error, "__notes__", ())]
 
 
 def own_place(error: BaseException) -> str | None:
     """The innermost line of code that is neither ours nor an installed package's."""
+    library = Path(sys.base_prefix, "lib").resolve()
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_own(Path(frame.filename)):
+        path = Path(frame.filename).resolve()
+        is_installed = {"site-packages", "dist-packages"} & set(path.parts)
+        is_foreign = path.is_relative_to(PACKAGE) or path.is_relative_to(library)
+        if path.is_file() and not is_installed and not is_foreign:
             line = f": {frame.line}" if frame.line else ""
             return f"{frame.filename}:{frame.lineno}, in {frame.name}{line}"
     return None
-
-
-def _is_own(path: Path) -> bool:
-    if not path.is_file() or path.resolve().is_relative_to(PACKAGE):
-        return False
-    is_installed = "site-packages" in path.parts or "dist-packages" in path.parts
-    return not is_installed and not path.resolve().is_relative_to(
-        Path(sys.base_prefix, "lib").resolve()
-    )

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigurationError
 from ..metrics.best import Mode, ranked
@@ -31,7 +32,11 @@ def runs_command(options: argparse.Namespace) -> int:
             "`loopwright runs DIR`.",
         )
     found = newest_first(root) if root.is_dir() else []
-    chosen = ORDERS[options.sort](_choose(found, options), options)
+    chosen = _choose(found, options)
+    if options.sort == "metric":
+        chosen = _by_metric(chosen, options)
+    elif options.sort in KEYS:
+        chosen = sorted(chosen, key=KEYS[options.sort])
     chosen = (chosen[::-1] if options.reverse else chosen)[: options.limit]
     if options.json:
         print_json([run.as_json(options.metric, options.best) for run in chosen])
@@ -113,17 +118,11 @@ def _by_metric(runs: list[Run], options: argparse.Namespace) -> list[Run]:
     return [*known, *(run for run in runs if run not in found)]
 
 
-def _far_first(run: Run) -> tuple[float, int]:
-    return -(run.progress.fraction or 0.0), -(run.progress.update or 0)
-
-
-ORDERS: dict[str, Callable[[list[Run], argparse.Namespace], list[Run]]] = {
-    "age": lambda runs, options: runs,
-    "name": lambda runs, options: sorted(runs, key=lambda run: (run.name, str(run.path))),
-    "state": lambda runs, options: sorted(runs, key=lambda run: STATES.index(run.state)),
-    "progress": lambda runs, options: sorted(runs, key=_far_first),
-    "metric": _by_metric,
-    "time": lambda runs, options: sorted(runs, key=lambda run: run.seconds or 0.0, reverse=True),
+KEYS: dict[str, Callable[[Run], Any]] = {  # of --sort; by age, as runs are found
+    "name": lambda run: (run.name, str(run.path)),
+    "state": lambda run: STATES.index(run.state),
+    "progress": lambda run: (-(run.progress.fraction or 0.0), -(run.progress.update or 0)),
+    "time": lambda run: -(run.seconds or 0.0),
 }
 
 

@@ -13,7 +13,7 @@ from ..run.directory import CONFIG, MANIFEST
 from ..run.reading import Run, newest_first
 from ..text import counted, near_names
 from .commands import LAST, PROGRAMS, ROOT
-from .output import number_text
+from .output import metric_text
 
 MAX_LISTED = 6
 RECORDED = (
@@ -202,8 +202,7 @@ def checkpoint_name(run: Run, info: CheckpointInfo) -> str:
     it was kept by."""
     is_inside = info.path.is_relative_to(run.path)
     name = info.path.relative_to(run.path) if is_inside else info.path
-    metric = "" if info.metric is None else f" ({info.metric[0]} {number_text(info.metric[1])})"
-    return f"{name}{metric}"
+    return str(name) if info.metric is None else f"{name} ({metric_text(info)})"
 
 
 def find_source(text: str, root: str, which: str | None = None) -> Path:

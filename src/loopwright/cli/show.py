@@ -20,6 +20,7 @@ from .output import (
     OK,
     RED,
     age_text,
+    metric_text,
     number_text,
     print_fitted,
     print_json,
@@ -151,9 +152,9 @@ def _print_metrics(run: Run) -> None:
 def _print_checkpoints(run: Run) -> None:
     rows = []
     for info in run.checkpoints():
-        metric = "-" if info.metric is None else f"{info.metric[0]} {number_text(info.metric[1])}"
         verdict = "ok" if info.is_sound else "damaged"
-        rows.append([f"{info.path.parent.name}/{info.name}", metric, size(info.size), verdict])
+        name = f"{info.path.parent.name}/{info.name}"
+        rows.append([name, metric_text(info), size(info.size), verdict])
     if rows:
         print()
         print_fitted(["SAVED", "METRIC", "SIZE", "STATE"], rows, right="2")

@@ -310,9 +310,8 @@ class ConfigCheck:
                 if error.code != "update-in-evaluation":
                     raise
                 missing = []
-                report.note(
-                    place, f"this data set cannot be evaluated, if anything should. {error}"
-                )
+                told = " ".join([str(error), *getattr(error, "__notes__", ())])
+                report.note(place, f"this data set cannot be evaluated, if anything should. {told}")
             if missing:
                 what = "Return the same outputs and losses in eval mode as in train mode."
                 lacks = f"evaluation does not measure {', '.join(missing)} as training does"
