@@ -188,10 +188,6 @@ class MetricsStore:
         last = self._view().last_step()
         return 0 if last is None else last[0]
 
-    def names(self) -> list[str]:
-        """The names of all metrics, sorted."""
-        return self._view().names()
-
     def _view(self) -> MetricsView:
         from .metrics_view import MetricsView
 
