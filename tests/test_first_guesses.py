@@ -11,7 +11,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -153,7 +152,6 @@ VALUES: list[tuple[Callable[[Trainer, Any], Any], str]] = [
     (lambda t, d: t.train(d, max_time=-1), "max_time=-1"),
     (lambda t, d: t.train(DataModule()), "pass a Dataset, a DataLoader"),
     (lambda t, d: t.log({"image": torch.zeros(3, 4, 4)}), "(3, 4, 4)"),
-    (lambda t, d: Trainer.load_from_checkpoint("last.ckpt"), "`trainer.load(path)`"),
     (lambda t, d: t.export("model"), "'model.safetensors'"),
     (lambda t, d: t.export("model.onnx"), "export_module"),
     (lambda t, d: t.load("missing"), "missing"),
@@ -313,28 +311,10 @@ def test_a_dict_whose_names_the_model_does_not_have_is_told_the_rule(points):
     )
 
 
-def test_arrays_of_whole_numbers_are_told_the_conversion_of_arrays(points):
-    with pytest.raises(RuntimeError) as caught:
-        build().train((np.ones((8, 6), np.uint8), np.zeros(8, np.int64)), 1)
-    assert "arrays with `.astype('float32')`" in caught.value.__notes__[0]
-
-
 def test_a_loss_of_swapped_arguments_shows_what_it_was_called_with(points):
     with pytest.raises(RuntimeError) as caught:
         build(loss_fn=lambda targets, outputs: cross_entropy(outputs, targets)).train(points, 1)
     assert "as outputs and an int64 tensor of shape" in caught.value.__notes__[0]
-
-
-def test_outputs_with_the_classes_last_are_told_to_be_transposed():
-    data = torch.randn(4, 7, 6), torch.zeros(4, 7, dtype=torch.long)
-    with pytest.raises(RuntimeError) as caught:
-        build(nn.Linear(6, 5)).train(data, 1)
-    assert "`outputs.transpose(1, 2)`" in caught.value.__notes__[0]
-    build(
-        nn.Linear(6, 5),
-        sgd,
-        lambda outputs, targets: cross_entropy(outputs.transpose(1, 2), targets),
-    ).train(data, 1)
 
 
 def test_accuracy_of_one_hot_targets_takes_a_function(points):
@@ -398,11 +378,6 @@ class CallsModel(Trainer):
 def test_a_step_of_ones_own_may_call_methods_of_the_model(points, capsys):
     build(Lit(6, 3), cls=CallsModel, progress="lines").train(points, 1)
     assert "is not called" not in capsys.readouterr().out
-
-
-def test_the_optimizers_of_a_model_are_said_not_to_be_called(points):
-    with pytest.raises(ConfigurationError, match="a method of the model, which is not called"):
-        Trainer(Lit(6, 3), loss_fn=cross_entropy, progress="silent").train(points, 1)
 
 
 class BackwardFirst(CallsModel):

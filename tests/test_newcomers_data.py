@@ -241,50 +241,7 @@ def test_targets_that_do_not_fit_are_shown_beside_the_outputs(points):
 
 # Targets, samples and metrics that do not fit
 
-BINARY = nn.Linear(6, 1)
 NOTED: dict[str, tuple[Callable[[TensorDataset], Any], Any, Any, str]] = {
-    "class labels as floats": (
-        lambda d: (d.tensors[0], d.tensors[1].float()),
-        None,
-        cross_entropy,
-        "with `.long()`",
-    ),
-    "class labels of shape (n, 1)": (
-        lambda d: (d.tensors[0], d.tensors[1][:, None]),
-        None,
-        cross_entropy,
-        "`targets.squeeze(1)`",
-    ),
-    "class labels that begin with 1": (
-        lambda d: (d.tensors[0], d.tensors[1].clamp(max=0) + 3),
-        None,
-        cross_entropy,
-        "class labels are 0 to 2",
-    ),
-    "one-hot labels as whole numbers": (
-        lambda d: (d.tensors[0], nn.functional.one_hot(d.tensors[1], 3)),
-        None,
-        cross_entropy,
-        "with `.float()`",
-    ),
-    "`BCEWithLogitsLoss` with targets of shape (n,)": (
-        lambda d: (d.tensors[0], (d.tensors[1] > 0).float()),
-        BINARY,
-        nn.BCEWithLogitsLoss(),
-        "`targets.unsqueeze(1).float()`",
-    ),
-    "class labels as texts": (
-        lambda d: [(d.tensors[0][:2], ("cat", "dog"))],
-        None,
-        cross_entropy,
-        "number the classes 0, 1, 2",
-    ),
-    "inputs of whole numbers": (
-        lambda d: (d.tensors[0].long(), d.tensors[1]),
-        None,
-        cross_entropy,
-        "The inputs are whole numbers",
-    ),
     "a data set of pictures without a transform": (
         lambda d: ListDataset([(Picture(), 1)]),
         None,
@@ -391,21 +348,6 @@ def test_the_first_line_names_an_activation_that_the_loss_applies_too(mistake, p
     )
     build(build_linear(), loss_fn=nn.CrossEntropyLoss(), progress="lines").train(points, 1)
     assert "Softmax" not in capsys.readouterr().out
-
-
-def test_class_weights_are_named_in_the_first_line(mistake, points, capsys):
-    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
-    build(loss_fn=loss, progress="lines").train(points, 1)
-    line = capsys.readouterr().out.splitlines()[0]
-    assert (
-        "its mean over batches depends on the batch size: return (sum, sum of the weights)" in line
-    )
-    build(loss_fn=loss, progress="lines", accumulate=2).train(points, 1)
-    line = capsys.readouterr().out.splitlines()[0]
-    assert "2 batches per update are not exactly one large batch" in line
-    mistake.said(
-        "Steps that train nothing, or the wrong thing", "class weights with `accumulate=2`", line
-    )
 
 
 def test_a_one_cycle_schedule_that_is_too_short_is_refused_before_the_first_step(mistake, points):

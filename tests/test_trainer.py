@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import Callback, StepResult, Trainer
+from loopwright import StepResult, Trainer
 from loopwright.data.order import permutation
 
 from .loops import (
@@ -56,34 +56,11 @@ def test_supervised_training_is_the_hand_written_loop(points, build, settings):
     assert_same_optimizer(optimizer, other)
 
 
-def test_the_losses_reported_are_those_of_the_steps_and_never_scaled(points):
-    ours, theirs = build_net(), build_net()
-    history = trainer_for(ours, torch.optim.SGD(ours.parameters(), 0.1), accumulate=3).train(
-        points, 2, batch_size=8
-    )
-    losses = train_by_hand(
-        theirs, torch.optim.SGD(theirs.parameters(), 0.1), points, epochs=2, accumulate=3
-    )
-    assert list(history.steps["loss"]) == losses
-
-
 def test_the_seed_decides_order_and_dropout(points):
     first, second = build_net(), build_net()
     trainer_for(first, partial(torch.optim.SGD, lr=0.1), seed=1).train(points, batch_size=8)
     trainer_for(second, partial(torch.optim.SGD, lr=0.1), seed=2).train(points, batch_size=8)
     assert not torch.equal(first[0].weight, second[0].weight)
-
-
-def test_without_a_seed_the_run_follows_torch_manual_seed(points):
-    nets = []
-    for seed in (3, 3, 4):
-        nets.append(build_net())
-        torch.manual_seed(seed)
-        trainer_for(nets[-1], partial(torch.optim.SGD, lr=0.1), seed=None).train(
-            points, batch_size=8
-        )
-    assert_same_model(nets[0], nets[1])
-    assert not torch.equal(nets[0][0].weight, nets[2][0].weight)
 
 
 def test_a_shuffling_loader_gives_the_same_run_as_its_data_set(points):
@@ -119,33 +96,6 @@ def test_fp16_training_is_the_hand_written_loop_with_a_scaler(points):
     )
     assert_same_model(ours, theirs)
     assert trainer.run.updates.by_name["optimizer"].scaler.state_dict() == scaler.state_dict()
-
-
-def test_autocast_is_off_again_after_training_and_evaluating(points):
-    net = build_net()
-    trainer = trainer_for(net, partial(torch.optim.SGD, lr=0.1), precision="bf16")
-    trainer.train(points, eval_data=points, batch_size=8)
-    assert not torch.is_autocast_enabled("cpu")
-
-
-def test_evaluating_inside_a_step_leaves_autocast_as_it_was(points):
-    seen = []
-
-    class Peeking(Trainer):
-        def train_step(self, batch):
-            self.evaluate(points, batch_size=37)
-            seen.append(torch.is_autocast_enabled("cpu"))
-            return super().train_step(batch)
-
-    Peeking(
-        build_net(),
-        partial(torch.optim.SGD, lr=0.1),
-        cross_entropy,
-        precision="bf16",
-        progress="silent",
-    ).train(points, num_updates=2, batch_size=8)
-    assert seen == [True, True]
-    assert not torch.is_autocast_enabled("cpu")
 
 
 # Accumulation is the big batch
@@ -226,29 +176,7 @@ def test_every_window_of_sums_is_divided_by_what_it_counted_itself(points):
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-12, atol=1e-14)
 
 
-def test_a_window_without_any_token_changes_nothing_and_counts_for_nothing(points):
-    data = TensorDataset(*points.tensors, torch.tensor([0] * 8 + [2] * 29))
-    net = build_linear()
-    before = net.weight.clone()
-    trainer = ragged(points, "tensor")(
-        net, torch.optim.SGD(net.parameters(), 0.5), progress="silent"
-    )
-    loader = DataLoader(data, batch_size=8)  # the first batch has no tokens
-    trainer.train(loader, num_updates=1)
-    assert torch.equal(net.weight, before)
-    trainer.train(loader, num_updates=1)
-    assert not torch.equal(net.weight, before)
-
-
 # What the last step leaves behind
-
-
-def test_no_gradients_are_left_after_training(points):
-    net = build_net()
-    trainer_for(net, partial(torch.optim.SGD, lr=0.1), accumulate=3).train(
-        points, num_updates=4, batch_size=8
-    )
-    assert all(p.grad is None for p in net.parameters())
 
 
 def test_gradients_from_before_training_do_not_count(points):
@@ -259,21 +187,6 @@ def test_gradients_from_before_training_do_not_count(points):
     trainer_for(ours, optimizer).train(points, batch_size=8)
     train_by_hand(theirs, torch.optim.SGD(theirs.parameters(), 0.1), points)
     assert_same_model(ours, theirs)
-
-
-def test_freezing_a_layer_between_epochs_keeps_it_as_it_is(points):
-    class Freeze(Callback):
-        def on_epoch_end(self, trainer, metrics):
-            trainer.model[0].requires_grad_(False)
-            self.weight = trainer.model[0].weight.clone()
-
-    net, freeze = build_net(), Freeze()
-    trainer = trainer_for(net, torch.optim.SGD(net.parameters(), 0.1), callbacks=[freeze])
-    trainer.train(points, num_epochs=1, batch_size=8)
-    last = net[4].weight.clone()
-    trainer.train(points, num_epochs=1, batch_size=8)
-    assert torch.equal(net[0].weight, freeze.weight)
-    assert not torch.equal(net[4].weight, last)
 
 
 # Batches of every form
@@ -385,32 +298,6 @@ def test_named_losses_are_optimised_as_their_sum_and_reported_by_name(points):
     assert history.epochs[0]["fit"] == named["fit"].item()
     assert history.epochs[0]["size"] == named["size"].item()
     assert history.epochs[0]["loss"] == (named["fit"] + named["size"]).item()
-
-
-def test_a_dict_with_a_loss_is_optimised_as_that_loss_alone():
-    ours, theirs = build_linear(), build_linear()
-
-    def losses(outputs, targets):
-        return {"loss": cross_entropy(outputs, targets), "size": outputs.square().mean()}
-
-    history = Trainer(
-        ours, torch.optim.SGD(ours.parameters(), 0.1), losses, progress="silent"
-    ).train([(x, y)])
-    cross_entropy(theirs(x), y).backward()
-    torch.optim.SGD(theirs.parameters(), 0.1).step()
-    assert_same_model(ours, theirs)
-    assert set(history.names) == {"loss", "size"}
-
-
-def test_iterable_data_without_a_length_trains_all_of_it():
-    class Endless(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return (((torch.full((6,), float(i))), i % 3) for i in range(11))
-
-    net = build_linear()
-    trainer = trainer_for(net, torch.optim.SGD(net.parameters(), 0.1))
-    trainer.train(Endless(), num_epochs=2, batch_size=4)
-    assert (trainer.progress.epoch, trainer.progress.step, trainer.progress.sample) == (2, 6, 22)
 
 
 def test_the_order_of_samples_is_the_permutation_of_seed_and_epoch(points):

@@ -17,7 +17,7 @@ from .callback import Callback, Hook, TrainerHooks, as_callbacks
 from .data.open import as_dataset, open_stream, refuse_shuffled
 from .data.random import Seed, resolve_seed
 from .data.stream import Stream
-from .errors import ConfigurationError, MissingAttributeError, public
+from .errors import ConfigurationError, public
 from .metrics.progress import Limits
 from .metrics.result import StepResult
 from .optim.build import build_optimizer, build_schedule, check_given, named
@@ -32,7 +32,6 @@ from .training.program import (
     Compile,
     Data,
     Display,
-    EpochChecks,
     MessageNames,
     Metrics,
     OwnState,
@@ -78,26 +77,6 @@ class NotAssigned:
         explain_attribute(owner, self.name)
 
 
-class NotOfClass:
-    """A method that other frameworks call on the class, where it raises with advice."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, owner: object, cls: type) -> Any:
-        if owner is not None:
-            raise AttributeError(self.name)  # as above
-        raise MissingAttributeError(
-            "no-class-method",
-            f"{cls.__name__} has no {self.name!r}: make the trainer as before, `trainer = "
-            f"{cls.__name__}(model, ...)`, then write `trainer.load(path)`, or "
-            "`trainer.load_weights(path)` for the weights alone. A run with `run_dir=` continues "
-            "by itself.",
-            name=self.name,
-            obj=cls,
-        )
-
-
 class Trainer(MediaMethods, OwnState, TrainerHooks):
     """Train one or several models. Constructor arguments are the default `configure_*`; override
     what differs.
@@ -125,7 +104,6 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
     _leaves_schedules = False
     should_stop = NotAssigned()
     stop_training = NotAssigned()
-    load_from_checkpoint = NotOfClass()
 
     @public
     def __init__(
@@ -219,7 +197,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
         self.run = TrainingRun(self, self.runtime, self._components, progress_style=progress)
         self.run.files.label = components.check_label(name, tags, config)
         if compile == "step":
-            from .training.compiled.choice import CompiledStep
+            from .training.compiled import CompiledStep
 
             self.run.compiled = CompiledStep()
         self.run_dir = run_dir
@@ -249,7 +227,9 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
 
     @run_dir.setter
     def run_dir(self, path: str | Path | None) -> None:
-        self.run.files.run_dir = components.checked_directory(path)
+        from .checkpoint.manifest import local_path
+
+        self.run.files.run_dir = None if path is None else local_path(path, "run_dir")
 
     @property
     def seed(self) -> int | None:
@@ -283,12 +263,6 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
     @property
     def _logged_run(self) -> TrainingRun:
         return self.run
-
-    def _repr_html_(self) -> str:
-        """The trainer as a notebook shows it."""
-        from .training.facts import trainer_html
-
-        return trainer_html(self, self.run)
 
     # Components
 
@@ -743,7 +717,7 @@ class Trainer(MediaMethods, OwnState, TrainerHooks):
     def _load_users_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
         return users_trainer(self)._restore_own_state(saved, source)
 
-    def _watch_steps(self) -> EpochChecks | None:
+    def _watch_steps(self) -> Any:
         if self._has_default_step:
             return None
         from .training.step_checks import StepWatch

@@ -11,13 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
-from loopwright import Trainer
 from loopwright.metrics.history import History
 from loopwright.metrics.html import bar_html, table_html
-
-from .runs import build_net, build_trainer, train
 
 PROGRAM = """
 import threading, time
@@ -123,14 +119,10 @@ def test_a_cell_that_trains_shows_a_table_that_grows(kernel: Kernel):
     assert cell.error == []
 
 
-def test_history_trainer_and_plot_are_shown_as_they_are(kernel: Kernel):
+def test_history_and_plot_are_shown_as_they_are(kernel: Kernel):
     history = kernel.run("history").result
     assert history["text/html"].count("<tr") == 4
     assert history["text/plain"].startswith("History(3 epochs; loss ")
-    trainer = kernel.run("trainer").result["text/html"]
-    assert "<td>Linear (15 parameters)</td>" in trainer
-    assert "&lt;i&gt;first&lt;/i&gt;" in trainer
-    assert "<i>" not in trainer
     assert kernel.run("history.plot()").result.keys() == {"text/plain", "image/png"}
 
 
@@ -188,20 +180,5 @@ def test_of_many_epochs_the_last_are_shown_and_the_others_counted():
     assert text.rindex("font-weight:bold") > text.rindex("<td>99</td>")
 
 
-def test_an_empty_history_and_a_trainer_that_was_not_built_can_be_shown(points):
+def test_an_empty_history_can_be_shown():
     assert "no epochs" in History()._repr_html_()
-    trainer = build_trainer(model=build_net())
-    assert "0 epochs, 0 updates" in trainer._repr_html_()
-    assert "Adam (lr 0.01)" in train(trainer, points, 1)._repr_html_()
-    assert isinstance(trainer, Trainer)
-
-
-def test_a_trainer_of_an_interface_is_shown_under_its_own_name():
-    from loopwright.interfaces.simple import Trainer as SimpleTrainer
-
-    class Mine(SimpleTrainer):
-        pass
-
-    text = Mine(build_net(), None, nn.functional.cross_entropy)._repr_html_()
-    assert "<td>Mine</td>" in text
-    assert "parameters)" in text

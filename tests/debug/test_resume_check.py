@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import EMA
@@ -36,20 +35,6 @@ def test_a_run_that_saves_everything_is_exact(points):
     report = check_resume(build, points, points, batch_size=8)
     assert report.ok
     assert str(report) == "Resuming after 2 updates is exact: nothing differs 2 updates later."
-
-
-@pytest.mark.parametrize("num_updates", [1, 4, 5, 7])
-def test_it_may_be_saved_anywhere_in_an_epoch(points, num_updates):
-    assert check_resume(build, points, batch_size=8, num_updates=num_updates).ok
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"accumulate": 2}, {"precision": "bf16"}, {"clip_norm": 0.1}, {"seed": 5}],
-    ids=lambda o: next(iter(o)),
-)
-def test_settings_of_the_trainer_are_exact_too(points, options):
-    assert check_resume(partial(build, **options), points, batch_size=8).ok
 
 
 class OwnGenerator(Dataset):
@@ -87,20 +72,6 @@ def test_a_data_set_with_a_generator_of_its_own_is_found(points, make):
     assert "models/model/0.weight" in paths(report.differing)
     assert "data.rng: 'generator in state" in str(report)
     assert "draw from torch, numpy or random's global generators" in str(report)
-
-
-def test_a_generator_inside_the_data_set_of_a_loader_is_found(points):
-    loader = DataLoader(OwnGenerator(points, np.random.default_rng(0)), batch_size=8, shuffle=True)
-    assert paths(check_resume(build, loader).unsaved) == ["data/dataset/rng"]
-
-
-def test_randomness_from_the_global_generators_is_exact(points):
-    class Noisy(OwnGenerator):
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            inputs, target = self.points[index]
-            return inputs + torch.randn(6) + np.random.rand() + random.random(), target
-
-    assert check_resume(build, Noisy(points, None), batch_size=8).ok
 
 
 class Counter(Callback):
@@ -158,27 +129,6 @@ def test_a_buffer_that_is_not_persistent_is_found(points):
     assert paths(report.unsaved) == ["models/model/mean"]
     assert report.unsaved[0].max_abs > 0
     assert "without persistent=False" in str(report)
-
-
-def test_a_persistent_buffer_is_exact(points):
-    assert check_resume(lambda: build(lambda: Running(True)), points, batch_size=8).ok
-
-
-def test_a_cache_that_is_made_again_is_no_difference(points):
-    class Cached(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(1)
-            self.net = nn.Linear(6, 3)
-            self.cache: Tensor | None = None
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            if self.cache is None:
-                self.cache = torch.arange(6.0)
-            result: Tensor = self.net(inputs * self.cache)
-            return result
-
-    assert check_resume(lambda: build(Cached), points, batch_size=8).ok
 
 
 class Warming(Trainer):
@@ -239,17 +189,6 @@ def test_global_generators_and_the_current_folder_are_left_alone(points, tmp_pat
     assert list(Path(tmp_path).iterdir()) == []
 
 
-def test_data_may_be_made_by_a_function(points):
-    assert check_resume(
-        build, lambda: [tuple(t[i : i + 4] for t in points.tensors) for i in range(0, 36, 4)]
-    ).ok
-
-
 def test_data_that_cannot_be_copied_is_refused_with_what_to_do(points):
     with pytest.raises(ConfigurationError, match="pass a function that returns it"):
         check_resume(build, (batch for batch in [points.tensors]))
-
-
-def test_what_is_no_trainer_is_refused(points):
-    with pytest.raises(ConfigurationError, match="returned a Sequential"):
-        check_resume(build_net, points)  # type: ignore[arg-type]

@@ -83,15 +83,3 @@ def test_a_trainer_that_has_trained_has_no_attributes_of_its_own(
     trainer = build(callbacks=[EMA(0.9)], run_dir=tmp_path, progress="silent")
     trainer.train(points, 1, eval_data=points, batch_size=8)
     assert unsaved_state(trainer, points)["trainer"] == {"loss_fn": None, "optimizer": None}
-
-
-class Remembering(Trainer):
-    def compute_loss(self, outputs: Any, targets: Any) -> Any:
-        self._last_size = len(outputs)
-        return super().compute_loss(outputs, targets)
-
-
-def test_a_private_attribute_of_the_users_trainer_is_read(points: TensorDataset) -> None:
-    trainer = build(Remembering, progress="silent")
-    trainer.train(points, num_updates=1, batch_size=8)
-    assert unsaved_state(trainer, points)["trainer"]["_last_size"] == 8

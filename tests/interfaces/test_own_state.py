@@ -213,15 +213,6 @@ def trained(kind=Native, num_epochs=1, **options):
     return trainer
 
 
-def test_save_and_load_have_the_state_of_the_trainer(tmp_path):
-    first = trained()
-    first.save(tmp_path / "saved")
-    second = build(Native)
-    second.load(tmp_path / "saved")
-    assert (second.number, second.newest) == (5, first.newest)
-    assert second.newest is not first.newest
-
-
 @pytest.mark.parametrize(("saving", "loading", "line"), [
     (Native, NativeTrainer, "has state of the trainer's class, but Trainer has no `load_state_dict`"),
     (NativeTrainer, Native, "was saved before Native had `state_dict`: the state of Native begins anew."),

@@ -109,7 +109,7 @@ def test_optimizer_that_the_trainer_neither_feeds_nor_saves_is_refused() -> None
     trainer = OwnOptimizer(
         build_configured().config, model=build_model(), datasets={"train": Points()}
     )
-    with raises("optimizer-beside-others", "optimizer={'optimizer': ..., 'second': ...}"):
+    with raises("optimizer-beside-others", "'second'"):
         trainer.train()
 
 

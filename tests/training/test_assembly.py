@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
 from loopwright import Trainer
-from loopwright.interfaces.simple import Trainer as SimpleTrainer
 from tests.loops import assert_same_model, build_net, evaluate_by_hand, train_by_hand
 from tests.mistakes import raises
 
@@ -31,18 +30,6 @@ def test_a_model_and_its_optimizer_assigned_between_two_calls_are_trained_as_by_
     torch.testing.assert_close(dict(second.state_dict()), dict(theirs.state_dict()))
     assert all(torch.equal(value, before[name]) for name, value in first.state_dict().items())
     assert trainer.models["model"] is second
-
-
-def test_a_model_replaced_by_its_entry_is_the_one_evaluated_and_in_eval_mode(points):
-    trainer = Trainer(build_net(1), sgd, cross_entropy, progress="silent")
-    trainer.train(points, 1, batch_size=8)
-    other = build_net(2)
-    trainer.models["model"] = other
-    assert trainer.evaluate(points, batch_size=8)["loss"] == pytest.approx(
-        evaluate_by_hand(other, points), rel=1e-6
-    )
-    assert trainer.model is other
-    assert other.training
 
 
 def test_a_model_and_optimizer_replaced_as_training_starts_are_trained_and_evaluated(points):
@@ -90,29 +77,6 @@ def test_an_optimizer_left_with_the_old_models_parameters_is_refused(points):
         trainer.train(points, 1, batch_size=8)
 
 
-def test_an_optimizer_left_with_the_old_models_parameters_is_refused_inside_a_hook_too(points):
-    class Replacing(Trainer):
-        def on_epoch_start(self):
-            self.model = build_net(2)
-
-    with raises("foreign-parameters", "6 of 6"):
-        Replacing(build_net(1), sgd, cross_entropy, progress="silent").train(
-            points, 1, batch_size=8
-        )
-
-
-def test_a_model_replaced_in_the_middle_of_an_epoch_is_noticed_by_its_end(points):
-    class Replacing(Trainer):
-        def on_update_end(self):
-            if self.progress.update == 2:
-                self.model = build_net(2)
-
-    with raises("foreign-parameters", "6 of 6"):
-        Replacing(build_net(1), sgd, cross_entropy, progress="silent").train(
-            points, 3, batch_size=8
-        )
-
-
 def test_a_scheduler_left_with_the_old_optimizer_is_refused(points):
     net = build_net()
     trainer = Trainer(
@@ -138,37 +102,6 @@ def test_replacing_a_model_while_a_run_directory_is_written_is_refused(points, t
     )
     with raises("replaced-in-training", "model 'model'"):
         trainer.train(points, 1, batch_size=8)
-
-
-def test_a_loss_replaced_in_a_hook_is_used_from_there_on(points, tmp_path):
-    class Replacing(Trainer):
-        def on_epoch_start(self):
-            if self.progress.epoch == 1:
-                self.loss_fn = nn.CrossEntropyLoss(reduction="sum")
-
-    net = build_net()
-    trainer = Replacing(
-        net, sgd, nn.CrossEntropyLoss(), progress="silent", run_dir=tmp_path / "run"
-    )
-    history = trainer.train(points, 2, batch_size=8)
-    assert history.epochs[1]["loss"] > 2 * history.epochs[0]["loss"]
-
-
-def test_the_simple_interface_evaluates_and_trains_the_model_assigned(points):
-    loader = torch.utils.data.DataLoader(points, 8)
-    trainer = SimpleTrainer(build_net(1), None, cross_entropy)
-    trainer.train(loader, 1)
-    other = build_net(2)
-    trainer.model = other
-    assert trainer.evaluate(loader)["loss"] == pytest.approx(
-        evaluate_by_hand(other, points), rel=1e-6
-    )
-    with raises("foreign-parameters"):
-        trainer.train(loader, 1)
-    trainer.optimizer = sgd(other.parameters())
-    before = other[0].weight.detach().clone()
-    trainer.train(loader, 1)
-    assert not torch.equal(other[0].weight, before)
 
 
 # What the seed covers

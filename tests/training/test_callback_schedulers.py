@@ -93,43 +93,6 @@ def test_a_scheduler_made_in_the_constructor_continues(
     assert_same_run(train(tmp_path / "cut", points, given=True), whole)
 
 
-def test_a_new_call_of_train_has_the_scheduler_that_the_callback_makes_for_it(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    def twice(run_dir: Path, *callbacks: Callback) -> tuple[Trainer, int]:
-        at_start = AtStart()
-        trainer = train(run_dir, points, at_start, *callbacks, epochs=2)
-        trainer.train(points, 1, batch_size=8)
-        return trainer, at_start.scheduler.last_epoch
-
-    whole, position = twice(tmp_path / "whole")
-    with pytest.raises(Killed):
-        twice(tmp_path / "cut", KillAt(10))  # the first update of the second call
-    resumed, position_of_resumed = twice(tmp_path / "cut")
-    assert position_of_resumed == position == 1
-    assert_same_run(resumed, whole)
-
-
-def test_a_callback_with_its_own_state_is_left_to_itself(
-    points: TensorDataset, tmp_path: Path
-) -> None:
-    class Own(AtStart):
-        loaded: Any = None
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"mine": 1}
-
-        def load_state_dict(self, state: Any) -> None:
-            self.loaded = dict(state)
-
-    with pytest.raises(Killed):
-        train(tmp_path, points, Own(), KillAt(7))
-    own = Own()
-    train(tmp_path, points, own)
-    assert own.loaded == {"mine": 1}
-    assert own.scheduler.last_epoch == 2  # of epochs 2 and 3
-
-
 def test_a_scheduler_that_is_made_too_late_is_named(
     points: TensorDataset, tmp_path: Path, capsys: Any
 ) -> None:

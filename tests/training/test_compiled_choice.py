@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from loopwright import Trainer
 from loopwright.callbacks import Profile
 from loopwright.checkpoint import read_checkpoint
-from loopwright.training.compiled import choice
+from loopwright.training import compiled as choice
 from loopwright.training.compiled.calls import find_obstacle
-from loopwright.training.compiled.choice import is_faster
 from tests.training.compiled_runs import DATA, SGD, Net, X, assert_close, build, traced
 
 __all__ = ["traced"]  # a fixture
@@ -93,7 +92,7 @@ def test_nothing_of_the_trial_is_seen_in_the_run(
     eager, measured = trainers
     assert measured.run.compiled is not None
     assert measured.run.compiled.choice == "eager"
-    assert measured.run.compiled.reason.startswith("that would not be faster (")
+    assert measured.run.compiled.reason.startswith("that would not be clearly faster (")
     assert_close(eager.history, measured.history, 0.0)
     for name, value in eager.model.state_dict().items():
         assert torch.equal(measured.model.state_dict()[name], value), name
@@ -106,23 +105,6 @@ def test_nothing_of_the_trial_is_seen_in_the_run(
     assert said[1].count(" per update compiled, ") == 1
 
 
-class Writing(Net):
-    """Writes into its inputs."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.add_(1.0))
-
-
-def test_a_batch_that_steps_write_into_is_as_before_the_trial(
-    traced: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choice, "FASTER", 0.0)
-    plain, tried = (build(what, model=Writing, measures=True) for what in (None, "step"))
-    for trainer in (plain, tried):
-        trainer.train(DATA, num_epochs=1, batch_size=16)
-    assert_close(plain.history, tried.history, 0.0)
-
-
 def test_the_faster_one_is_chosen_and_said_and_saved(
     traced: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -133,7 +115,6 @@ def test_the_faster_one_is_chosen_and_said_and_saved(
     assert compiled is not None
     assert (compiled.choice, compiled.num_graphs, compiled.num_recompilations) == ("compiled", 1, 0)
     assert lines_of(trainer)[1].startswith("The step is compiled: ")
-    assert lines_of(trainer)[-1].startswith("Compiled steps: 1 graph, 0 recompilations, ")
     trainer.save(tmp_path / "saved")
     other = build("step", measures=True)
     other.load(tmp_path / "saved")
@@ -147,38 +128,6 @@ def test_the_faster_one_is_chosen_and_said_and_saved(
     build(None).load(tmp_path / "saved")
     build(None).save(tmp_path / "plain")
     assert read_checkpoint(tmp_path / "plain").tree["compiled"] is None
-
-
-@pytest.mark.parametrize(
-    ("ratios", "expected"),
-    [
-        ([0.5] * 5, True),
-        ([1.0] * 5, False),
-        ([0.9] * 4, None),
-        ([0.5, 1.5] * 12, None),
-        ([0.5] * 4 + [9.0] + [0.5] * 4, True),  # another program had the processor once
-        ([1.2] * 4 + [0.01] + [1.2] * 4, False),
-        ([0.98] * 5, False),  # too little to gain
-    ],
-)
-def test_the_choice_goes_by_the_number_of_rounds_in_which_one_was_faster(
-    ratios: list[float], expected: bool | None
-) -> None:
-    assert is_faster([(2.0, 2.0 * ratio) for ratio in ratios], choice.FASTER) is expected
-
-
-def test_a_trial_without_a_clear_result_keeps_the_step_as_it_is_and_says_so(
-    traced: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choice, "TRIAL_SECONDS", 0.0)
-    monkeypatch.setattr(choice, "is_faster", lambda pairs, factor: None)
-    trainer = build("step", measures=True)
-    trainer.train(EVEN, num_epochs=1, batch_size=16)
-    assert trainer.run.compiled is not None
-    assert trainer.run.compiled.choice == "eager"
-    assert trainer.run.compiled.reason.startswith(
-        "this machine is too busy to tell whether that would be faster ("
-    )
 
 
 class Lengths(Net):
@@ -279,7 +228,7 @@ class Sparse(nn.Module):
         ({"model": Branching}, "torch cannot trace it: Data-dependent branching .*line"),
         ({"optimizer": two_optimizers}, r"there are 2 optimizers \(a, b\)"),
         ({"optimizer": OwnSGD}, "OwnSGD is not one of the optimizers that can be compiled"),
-        ({"optimizer": partial(SGD, dampening=0.1)}, "SGD has dampening=0.1"),
+        ({"optimizer": partial(SGD, dampening=0.1)}, "SGD has .*dampening"),
         ({"optimizer": with_hook}, "before or after the optimizer's steps"),
         ({"model": Hooked}, "in the backward pass"),
         ({"model": Sparse, "optimizer": partial(torch.optim.SGD, lr=0.1)}, "sparse gradients"),
@@ -333,20 +282,3 @@ def test_an_error_of_the_model_is_its_own(traced: None) -> None:
             trainer.train(DATA, num_epochs=1, batch_size=16)
         said.append((str(caught.value), caught.value.__notes__))
     assert said[0] == said[1]
-
-
-def test_memory_that_runs_out_is_answered_with_micro_batches(traced: None) -> None:
-    class Small(Net):
-        """Has no room for more than ten samples while it is not traced, as the trial is."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            if len(x) > 10:
-                raise torch.OutOfMemoryError("no room")
-            return super().forward(x)
-
-    given: dict[str, Any] = {"model": Small, "optimizer": partial(torch.optim.SGD, lr=0.05)}
-    plain, tried = build(None, **given), build("step", measures=True, **given)
-    for trainer in (plain, tried):
-        trainer.train(DATA, num_epochs=1, batch_size=16)
-    assert tried.run.num_micro_batches == plain.run.num_micro_batches == 2
-    assert_close(plain.history, tried.history, 0.0)

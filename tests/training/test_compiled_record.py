@@ -13,13 +13,12 @@ import torch
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks.progress import TimeLeft
-from loopwright.checkpoint import read_checkpoint, write_checkpoint
 from loopwright.cli import main
 from loopwright.run import RunView
+from loopwright.training import compiled as choice
 from loopwright.training import steps
-from loopwright.training.compiled import choice
 from tests.mistakes import Mistakes
-from tests.training.compiled_runs import DATA, Net, X, build, default_backend, traced
+from tests.training.compiled_runs import DATA, X, build, default_backend, traced
 
 __all__ = ["traced"]  # a fixture
 pytestmark = pytest.mark.usefixtures("traced")
@@ -62,7 +61,9 @@ def test_the_manifest_names_the_choice_and_so_do_show_and_diff(
     line = shown(tmp_path / "fast", capsys)
     assert line.startswith("step: compiled (")
     assert "without compiling); graphs 2, recompilations 1, seconds of compiling" in line
-    assert shown(tmp_path / "slow", capsys).startswith("step: eager (that would not be faster (")
+    assert shown(tmp_path / "slow", capsys).startswith(
+        "step: eager (that would not be clearly faster ("
+    )
     main(["show", str(tmp_path / "fast"), "--json"])
     assert json.loads(capsys.readouterr().out)["manifest"]["compiled"] == notes[0]
     main(["diff", str(tmp_path / "fast"), str(tmp_path / "slow")])
@@ -82,15 +83,6 @@ def test_a_resumed_run_keeps_what_its_manifest_says_and_adds_to_it(tmp_path: Pat
     assert trainer.run.compiled.seconds > 0
 
 
-def test_a_run_without_the_argument_has_no_such_entry(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build(None, run_dir=tmp_path / "run").train(EVEN, num_epochs=1, batch_size=16)
-    assert RunView(tmp_path / "run").manifest["compiled"] == {}
-    main(["show", str(tmp_path / "run")])
-    assert "\n  compile " not in capsys.readouterr().out
-
-
 # Resuming
 
 
@@ -106,29 +98,6 @@ def test_a_run_that_goes_on_without_graphs_says_so(
     assert line.endswith("Pass compile='step' to go on as before.")
     what = "A run of `compile='step'` that is resumed without it"
     mistake.said("Checkpoints and resuming", what, line.replace(str(tmp_path), "..."))
-
-
-def saved_tree(folder: Path) -> dict[str, Any]:
-    """The state of a run with a compiled step, as it is in a checkpoint."""
-    trainer = build("step")
-    assert trainer.run.compiled is not None
-    trainer.run.compiled.load_state_dict(
-        {"choice": "compiled", "reason": "", "graphs": ["whole 0a"], "seconds": 2.0}
-    )
-    trainer.save(folder / "saved")
-    return dict(read_checkpoint(folder / "saved").tree)
-
-
-def test_a_checkpoint_without_seconds_is_of_an_earlier_edition_and_loads(tmp_path: Path) -> None:
-    tree = saved_tree(tmp_path)
-    tree["compiled"] = {
-        name: value for name, value in tree["compiled"].items() if name != "seconds"
-    }
-    write_checkpoint(tmp_path / "earlier", tree, {})
-    other = build("step", measures=True)
-    other.load(tmp_path / "earlier")
-    assert other.run.compiled is not None
-    assert (other.run.compiled.choice, other.run.compiled.seconds) == ("compiled", 0.0)
 
 
 # The time that is left
@@ -178,17 +147,3 @@ def test_the_time_of_compiling_is_no_part_of_the_time_that_is_left(
     assert trainer.run.metrics.compile_seconds == pytest.approx(1000.0)
     assert trainer.progress.seconds == pytest.approx(12.0)
     assert trainer.callbacks[0].seen == pytest.approx([*range(11, -1, -1)], abs=1)
-
-
-def test_a_slow_first_update_is_no_part_of_it_either(clock: Clock) -> None:
-    class Slow(Net):
-        def forward(self, x: Any) -> Any:
-            if clock.now < 1000:
-                clock.now += 1000.0
-            return super().forward(x)
-
-    trainer = build(None, model=Slow, callbacks=lambda: [Estimates()])
-    trainer.train(EVEN, num_updates=12, batch_size=16)
-    assert trainer.progress.seconds > 1000
-    assert trainer.callbacks[0].seen[0] > 1000, "there is nothing else to go by"
-    assert trainer.callbacks[0].seen[1:] == pytest.approx([*range(10, -1, -1)], abs=1)

@@ -3,19 +3,17 @@ error."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from loopwright import Callback, Runtime, Trainer
 from loopwright.callbacks import NonFiniteGuard
 from loopwright.errors import NonFiniteLossError
-from loopwright.training.compiled import choice
 from tests.training.compiled_runs import (
     DATA,
     SGD,
@@ -23,7 +21,6 @@ from tests.training.compiled_runs import (
     Net,
     X,
     assert_close,
-    assert_same,
     build,
     traced,
 )
@@ -82,19 +79,6 @@ def test_a_window_that_graphs_began_is_completed_without_them(kind: type[Trainer
     assert_equal_results(eager, tried)
 
 
-def test_a_run_that_keeps_recompiling_stops_in_the_middle_of_a_window(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(choice, "MOST_RECOMPILATIONS", 1)
-    eager, tried = trained(batches(8, 7, 6, 5), accumulate=4)
-    assert tried.run.compiled is not None
-    names = [graph.split()[0] for graph in tried.run.compiled.graphs]
-    assert (tried.run.compiled.choice, names) == ("eager", ["gradients"] * 3), (
-        "before the end of the first window"
-    )
-    assert_equal_results(eager, tried)
-
-
 class MakesSparse(Callback):
     """Gives the optimizer gradients that torch cannot compile for."""
 
@@ -126,26 +110,6 @@ def test_an_update_that_cannot_be_compiled_is_taken_with_the_gradients_of_graphs
     assert tried.run.updates.by_name["optimizer"].num_updates == 4
 
 
-class Fails(Callback):
-    """Raises an error after the first step of the second window, once."""
-
-    has_failed = False
-
-    def on_train_step_end(self, trainer: Any, batch: Any, result: Any) -> None:
-        if trainer.progress.step == 3 and not self.has_failed:
-            self.has_failed = True
-            raise KeyError("mine")
-
-
-def test_gradients_of_a_window_that_an_error_ended_are_dropped() -> None:
-    trainers = [build(what, accumulate=2, callbacks=lambda: [Fails()]) for what in (None, "step")]
-    for trainer in trainers:
-        with pytest.raises(KeyError, match="mine"):
-            trainer.train(DATA, num_epochs=1, batch_size=8)
-        trainer.train(DATA, num_epochs=1, batch_size=8)
-    assert_same(*trainers)
-
-
 @torch.library.custom_op("loopwright_tests::room_for_ten", mutates_args=())
 def room_for_ten(x: Tensor) -> Tensor:
     """Runs out of memory with more than ten samples, while a graph runs and not while it is
@@ -170,44 +134,6 @@ def test_memory_that_runs_out_in_a_graph_in_the_middle_of_a_window_is_answered_w
     eager, tried = trained(batches(8, 12, 8), model=Small, accumulate=3)
     assert tried.run.num_micro_batches == eager.run.num_micro_batches == 2
     assert_equal_results(eager, tried)
-
-
-def test_a_graph_that_may_have_changed_weights_is_not_repeated() -> None:
-    trainer = build("step", model=Small)
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        trainer.train(batches(8, 12), num_epochs=1)
-    assert "cannot be repeated in micro-batches" in caught.value.__notes__[0]
-
-
-class Table(nn.Module):
-    """Looks up rows of a table, of which there are four."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.table(x)
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_an_error_while_a_graph_runs_is_raised_from_the_users_line(accumulate: int) -> None:
-    rows = torch.tensor([[0, 1, 2], [3, 1, 2], [0, 9, 2]])
-    said = []
-    for what in (None, "step"):
-        trainer = build(what, model=Table, accumulate=accumulate)
-        with pytest.raises(IndexError) as caught:
-            trainer.train([(row, torch.ones(3, 1)) for row in rows], num_epochs=1)
-        frames = [
-            frame.name
-            for frame in traceback.extract_tb(caught.value.__traceback__)
-            if frame.filename == __file__
-        ]
-        said.append((str(caught.value), caught.value.__notes__, frames, trainer.progress.step))
-        assert caught.value.__cause__ is None
-        assert caught.value.__suppress_context__ or caught.value.__context__ is None
-    assert said[0] == said[1]
-    assert said[1][2][-1] == "forward"
 
 
 # A device that is not waited for: what is not finite is found, and acted on, in the graph

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
 import torch
 from torch import nn
 
 from loopwright import Trainer
-from loopwright.training.components import found_on
 from tests.loops import build_linear, build_net
 from tests.mistakes import raises
 
@@ -17,34 +15,10 @@ cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)
 
 
-def test_the_same_object_under_two_names_is_found_once():
-    class Owner:
-        pass
-
-    owner = Owner()
-    owner.a = owner.b = build_linear()
-    owner.c = "not a module"
-    assert list(found_on(owner, nn.Module, {})) == ["a"]
-    assert list(found_on(owner, nn.Module, {"known": owner.a})) == ["known"]
-
-
 def test_a_model_without_trainable_parameters_is_refused():
     net = build_linear().requires_grad_(False)
     with raises("no-trainable-model", "model"):
         Trainer(net, torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1), cross_entropy).train([])
-
-
-@pytest.mark.parametrize(
-    "net", [nn.ReLU(), build_linear().requires_grad_(False)], ids=["no parameters", "all frozen"]
-)
-def test_a_factory_for_a_model_without_trainable_parameters_is_refused_with_the_same_words(net):
-    with raises("no-trainable-model"):
-        Trainer(net, sgd, cross_entropy).train([])
-
-
-def test_no_model_at_all_is_refused():
-    with raises("no-model"):
-        Trainer(None, sgd, cross_entropy).train([])
 
 
 def test_an_optimizer_of_another_model_is_refused_with_a_remedy():

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopwright import Callback, StepResult, Trainer
+from loopwright import StepResult, Trainer
 from loopwright.data.random import rng_state
 from tests.loops import assert_same_model, build_linear, build_net, evaluate_by_hand, train_by_hand
-from tests.mistakes import raises
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -47,21 +46,6 @@ def test_evaluation_keeps_the_order_and_sees_every_sample_once(points):
         TensorDataset(points.tensors[0], torch.arange(37)), batch_size=5
     )
     assert seen == list(range(37))
-
-
-def test_evaluation_needs_no_optimizer_and_no_trainable_parameter(points):
-    net = build_net().requires_grad_(False)
-    assert "loss" in Trainer(net, None, cross_entropy, progress="silent").evaluate(points)
-    assert "loss" in Trainer(net, sgd, cross_entropy, progress="silent").evaluate(points)
-
-
-def test_evaluation_records_no_graph(points):
-    class Looking(Callback):
-        def on_eval_step_end(self, trainer, batch, result):
-            assert not result.loss.requires_grad
-            assert not result.outputs.requires_grad
-
-    build_trainer(callbacks=[Looking()]).evaluate(points)
 
 
 class Drawing(Trainer):
@@ -106,30 +90,6 @@ def test_an_evaluation_nested_in_a_step_leaves_the_steps_size_alone(points):
     assert_same_model(ours.model, theirs.model)
 
 
-def test_a_nested_evaluation_logs_to_itself(points):
-    class Nesting(Callback):
-        def on_eval_end(self, trainer, data):
-            if len(trainer.run.metrics.phases) == 1:
-                inner = trainer.evaluate(points)
-                trainer.log({"inner": inner["loss"]})
-
-    metrics = build_trainer(callbacks=[Nesting()]).evaluate(points)
-    assert metrics["inner"] == metrics["loss"]
-
-
-def test_the_history_has_the_evaluation_of_each_epoch(points):
-    class Weights(Callback):
-        def __init__(self):
-            self.losses = []
-
-        def on_epoch_end(self, trainer, metrics):
-            self.losses.append(trainer.evaluate(points)["loss"])
-
-    weights = Weights()
-    history = build_trainer(callbacks=[weights]).train(points, 3, eval_data=points, batch_size=8)
-    assert [pytest.approx(loss, rel=1e-6) for loss in history["eval_loss"]] == weights.losses
-
-
 def test_an_evaluation_step_may_return_anything_a_step_may(points):
     class Sums(Trainer):
         def eval_step(self, batch):
@@ -157,21 +117,6 @@ def test_predictions_are_the_models_outputs_in_order(points):
     assert outputs.shape == (37, 3)
     torch.testing.assert_close(outputs, trainer.model(points.tensors[0]).detach())
     assert not outputs.requires_grad
-
-
-def test_predicting_from_inputs_alone(points):
-    trainer = build_trainer()
-    assert torch.equal(trainer.predict(TensorDataset(points.tensors[0])), trainer.predict(points))
-
-
-def test_predicting_leaves_modes_and_generators_alone(points):
-    trainer = build_trainer()
-    trainer.setup()
-    trainer.model[1].eval()
-    before, modes = rng_state()["torch"], [m.training for m in trainer.model.modules()]
-    trainer.predict(points)
-    assert torch.equal(rng_state()["torch"], before)
-    assert [m.training for m in trainer.model.modules()] == modes
 
 
 class Many(nn.Module):
@@ -209,37 +154,4 @@ def test_a_loss_beside_the_outputs_is_a_value_per_batch(points):
     assert torch.equal(outputs["loss"], torch.stack([part.mean() for part in expected.split(8)]))
 
 
-@pytest.mark.parametrize("form", ["scalar", "text", "ragged"])
-def test_outputs_that_cannot_be_joined_come_as_a_list_of_batches(points, form):
-    outputs = build_trainer(Many(form)).predict(points, batch_size=8)
-    assert isinstance(outputs, list)
-    assert len(outputs) == 5
-
-
-def test_predicting_nothing_gives_nothing():
-    assert build_trainer().predict([]) == []
-
-
-def test_predictions_in_bf16_are_made_under_autocast(points):
-    assert build_trainer(precision="bf16").predict(points).dtype == torch.bfloat16
-
-
 # One model, whatever its output is called
-
-
-def test_a_loss_without_a_graph_is_no_update(points):
-    class Constant(Trainer):
-        def compute_loss(self, outputs, targets):
-            return torch.tensor(1.0)
-
-    with raises("not-a-loss", "has no graph, so there is nothing to train"):
-        Constant(build_net(), sgd, progress="silent").train(points)
-
-
-def test_a_loss_of_many_numbers_says_to_reduce_it(points):
-    class Many(Trainer):
-        def compute_loss(self, outputs, targets):
-            return cross_entropy(outputs, targets, reduction="none")
-
-    with raises("not-a-loss"):
-        Many(build_net(), sgd, progress="silent").train(points, batch_size=8)

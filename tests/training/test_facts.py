@@ -3,11 +3,8 @@ readers use that."""
 
 import argparse
 import json
-import math
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -79,29 +76,6 @@ def test_planned_totals_are_what_the_run_reaches(count, batch_size, accumulate, 
         assert planned["update"] == reached.update
         assert planned["step"] == reached.step
         assert planned["epoch"] == reached.epoch + reached.in_epoch
-
-
-def test_the_limit_that_comes_first_is_the_planned_one():
-    seen = AtStart()
-    build(None, callbacks=seen).train(data(32), num_epochs=10, num_updates=7, batch_size=8)
-    assert seen.planned == [
-        {"limit": ["update", 7], "update": 7, "step": 7, "epoch": 2, "sample": 56}
-    ]
-
-
-def test_of_data_without_a_length_only_the_limit_is_planned():
-    batches = [tuple(tensor[at : at + 4] for tensor in data(16).tensors) for at in range(0, 16, 4)]
-    seen = AtStart()
-    trainer = build(None, callbacks=seen)
-    trainer.train((batch for batch in batches), num_updates=3)
-    assert seen.planned == [{"limit": ["update", 3], "update": 3}]
-
-
-def test_a_limit_of_time_is_planned_in_seconds():
-    seen = AtStart()
-    build(None, callbacks=seen).train(data(8), max_time="1h", num_updates=1, batch_size=8)
-    assert seen.planned[0]["seconds"] == 3600.0
-    assert seen.planned[0]["limit"] == ["update", 1]
 
 
 def test_a_run_that_goes_on_with_another_limit_plans_anew():
@@ -178,41 +152,6 @@ def test_settings_are_one_flat_mapping_of_arguments_optimizer_schedule_and_confi
     assert json.loads(json.dumps(run.settings)) == run.settings
 
 
-def test_the_label_of_a_run_can_change_and_does_not_hinder_its_resume():
-    build(name="first", config={"lr": 1}).train(data(16), num_epochs=1, batch_size=8)
-    build(name="second", config={"lr": 2}, tags="again").train(data(16), num_epochs=2, batch_size=8)
-    run = RunView("run")
-    assert (run.name, run.tags, run.settings["lr"], run.progress.epoch) == (
-        "second",
-        ("again",),
-        2,
-        2,
-    )
-
-
-def test_a_config_keeps_plain_values_and_the_text_of_others():
-    given = {
-        "path": Path("data/x"),
-        "array": np.float32(0.5),
-        "tensor": torch.tensor(3),
-        "kind": torch.float16,
-        "class": nn.Linear,
-        "list": [1, (2, 3)],
-        "nan": math.nan,
-        7: None,
-    }
-    assert build(None, config=given).run.files.label["config"] == {
-        "path": "data/x",
-        "array": 0.5,
-        "tensor": 3,
-        "kind": "torch.float16",
-        "class": "Linear",
-        "list": [1, [2, 3]],
-        "nan": "nan",
-        "7": None,
-    }
-
-
 @dataclass
 class Settings:
     lr: float = 0.1
@@ -222,26 +161,3 @@ def test_a_wrong_label_is_refused():
     for value in (argparse.Namespace(lr=1), Settings()):
         with raises("run-config", type(value).__name__):
             build(None, config=value)
-
-
-def test_the_time_to_go_is_known_while_a_run_trains():
-    class Looks(Callback):
-        etas = []
-
-        def on_update_end(self, trainer):
-            if trainer.progress.update in (4, 8):
-                trainer.run.flush()
-                recorder = next(
-                    c for c in trainer.run.callbacks if type(c).__name__ == "RunRecorder"
-                )
-                recorder._metrics.flush()
-                view = RunView("run")
-                self.etas.append((view.state, view.progress.fraction, view.eta))
-
-    build(callbacks=Looks()).train(data(32), num_epochs=3, batch_size=8)
-    assert [(state, fraction) for state, fraction, _ in Looks.etas] == [
-        ("running", 4 / 12),
-        ("running", 8 / 12),
-    ]
-    assert all(eta > 0 for _, _, eta in Looks.etas)
-    assert RunView("run").eta is None

@@ -10,12 +10,12 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from loopwright import Callback, ConfigurationError, Schedule, Trainer
-from loopwright.callbacks import BestCheckpoint, OnlineLoss
+from loopwright.callbacks import BestCheckpoint
 from loopwright.callbacks.stopping import EarlyStopping
 from loopwright.data.random import rng_state
 from loopwright.training.first_batch import peek
 from tests.data.sources import SIZE, Drawing, Opening
-from tests.loops import assert_same_model, build_linear, build_net
+from tests.loops import assert_same_model, build_net
 from tests.mistakes import raises
 
 cross_entropy = nn.functional.cross_entropy
@@ -74,12 +74,6 @@ def test_watching_an_evaluation_without_data_says_to_pass_some(points):
         train(points, Watch("eval_loss"))
 
 
-@pytest.mark.parametrize("name", ["loss", "eval_loss", "eval_accuracy"])
-def test_what_will_be_measured_may_be_watched(points, name):
-    trainer = train(points, Watch(name), eval_data=points)
-    assert name in trainer.history
-
-
 def test_a_schedule_watches_too(points):
     schedule = Schedule(ReduceLROnPlateau, metric="eval_acc")
     with raises("metric-not-measured"):
@@ -94,24 +88,6 @@ def test_looking_changes_nothing(points):
     assert_same_model(first.model, second.model)
     assert first.history.epochs == second.history.epochs
     assert torch.equal(rng_state()["torch"], generators)
-
-
-def test_looking_does_not_change_a_batch_that_the_loss_writes_into():
-    def loss_fn(outputs, targets):
-        return nn.functional.mse_loss(outputs, targets.add_(1.0))
-
-    batches, evaluated = ([(torch.zeros(2, 3), torch.zeros(2, 1))] for _ in range(2))
-    watch = Watch("loss", "eval_loss")
-    trainer = Trainer(nn.Linear(3, 1), sgd, loss_fn, callbacks=[watch], progress="silent")
-    trainer.train(batches, 1, eval_data=evaluated)
-    assert batches[0][1].tolist() == evaluated[0][1].tolist() == [[1.0], [1.0]], (
-        "written into once, by its own step"
-    )
-
-
-def test_a_named_loss_may_be_watched_without_an_evaluation(points):
-    trainer = train(points, Watch("fit"), Trainer, named_losses)
-    assert "fit" in trainer.history
 
 
 def test_a_misspelt_named_loss_is_found_without_an_evaluation(points):
@@ -142,35 +118,6 @@ def test_what_a_callback_promises_to_log_may_be_watched(points):
     assert train(points, Adding("eval_loss_twice"), eval_data=points).history[
         "eval_loss_twice"
     ] == [2.0, 2.0]
-
-
-def test_a_metric_that_a_callback_may_log_is_refused_with_the_method_that_names_it(points):
-    class Scoring(Callback):
-        def on_eval_end(self, trainer, data):
-            trainer.log({"score": 1.0})
-
-    callbacks = [Scoring(), EarlyStopping("eval_score")]
-    trainer = Measuring(build_net(), sgd, cross_entropy, callbacks=callbacks, progress="silent")
-    with raises("metric-not-measured", "`metric_names(self, known)` that returns {'eval_score'}"):
-        trainer.train(points, eval_data=points)
-
-
-def test_a_step_of_ones_own_may_return_what_nobody_can_know_before(points):
-    class Own(Measuring):
-        def train_step(self, batch):
-            loss = cross_entropy(self.model(batch[0]), batch[1])
-            self.update(loss)
-            return {"loss": loss, "special": 1.0}
-
-    assert train(points, Watch("special"), Own).history["special"] == [1.0, 1.0]
-
-
-def test_data_that_can_be_read_once_is_not_used_up_by_looking(points):
-    data = (batch for batch in [points.tensors, points.tensors])
-    net = build_linear()
-    trainer = Trainer(net, sgd, named_losses, callbacks=[Watch("fit")], progress="silent")
-    trainer.train(data)
-    assert trainer.progress.step == 2
 
 
 def test_looking_at_a_batch_leaves_the_generators_and_the_data_as_they_were():
@@ -218,15 +165,3 @@ def test_a_metric_of_epochs_that_is_watched_by_updates_is_refused(points, tmp_pa
             eval_data=points,
             run_dir=tmp_path,
         )
-
-
-def test_a_metric_that_a_callback_logs_during_epochs_may_be_watched_by_updates(points, tmp_path):
-    best = BestCheckpoint("online_loss", every_n_updates=2)
-    trainer = Trainer(
-        *(build_net(), sgd, cross_entropy),
-        callbacks=[best, OnlineLoss(every_n_updates=2)],
-        progress="silent",
-        run_dir=tmp_path,
-    )
-    trainer.train(points, 2, batch_size=8)
-    assert best.best == min(trainer.history.steps["online_loss"])

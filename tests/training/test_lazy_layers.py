@@ -15,7 +15,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import Callback, Trainer
-from loopwright.callbacks import EMA
 from loopwright.errors import ConfigurationError, Interrupted
 from tests.distributed.ranks import run_ranks
 
@@ -81,18 +80,6 @@ def test_a_lazy_model_is_trained_as_by_hand() -> None:
     assert_same(trainer.model, net)
 
 
-def test_the_batch_that_gives_sizes_is_not_changed() -> None:
-    class Writing(nn.LazyLinear):
-        cls_to_become = None  # type: ignore[assignment]
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x.add_(1.0))
-
-    batches = [(torch.zeros(2, 3), torch.zeros(2, 1))]
-    Trainer(Writing(1), adam, nn.MSELoss(), progress="silent").train(batches, 1)
-    assert batches[0][0].unique().tolist() == [1.0], "written into once, by the training step"
-
-
 @pytest.mark.parametrize("makes_optimizer", [True, False])
 @pytest.mark.parametrize("update", [0, 1, 3, 4])
 def test_a_lazy_model_can_be_resumed(update: int, makes_optimizer: bool, tmp_path: Path) -> None:
@@ -107,12 +94,6 @@ def test_a_lazy_model_can_be_resumed(update: int, makes_optimizer: bool, tmp_pat
     whole.save(tmp_path / "saved")
     fresh.load(tmp_path / "saved")
     assert_same(fresh.model, whole.model)
-
-
-def test_callbacks_find_parameters_that_have_their_sizes() -> None:
-    trainer = build(None, EMA(0.9))
-    trainer.train(loader(), 1)
-    assert not any(nn.parameter.is_lazy(p) for p in trainer.model.parameters())
 
 
 def batches() -> Iterator[Any]:

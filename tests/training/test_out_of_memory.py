@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loopwright import Callback, NonFiniteLossError, StepResult, Trainer
+from loopwright import Callback, StepResult, Trainer
 from loopwright.callbacks import Checkpoints
 from loopwright.training.out_of_memory import join, split, split_obstacle
 from tests.mistakes import raises
@@ -129,24 +129,6 @@ def test_steps_in_micro_batches_are_the_same_mathematics(settings, capacity, kin
     assert heard.events == heard_whole.events
 
 
-def test_it_is_remembered_so_that_memory_runs_out_only_while_micro_batches_get_smaller():
-    trainer, _ = run(2, build_batches(8, 8, 8, 8))
-    assert trainer.run.num_micro_batches == 4
-    assert trainer.model.num_failures == 2
-
-
-def test_a_larger_batch_later_halves_the_micro_batches_again():
-    trainer, _ = run(4, build_batches(4, 8, 16, 8))
-    assert trainer.run.num_micro_batches == 4
-    assert trainer.model.num_failures == 2
-
-
-def test_nothing_is_said_or_changed_where_memory_is_enough(capsys):
-    trainer, _ = run(8, build_batches(8, 8), progress="lines")
-    assert trainer.run.num_micro_batches == 1
-    assert "memory" not in capsys.readouterr().out
-
-
 def test_what_the_failed_attempt_held_is_freed_before_the_next():
     class Holding(Trainer):
         held: weakref.ref[Tensor] | None = None
@@ -160,15 +142,6 @@ def test_what_the_failed_attempt_held_is_freed_before_the_next():
 
     trainer, _ = run(2, build_batches(8), Holding)
     assert trainer.held is not None
-
-
-def test_it_is_announced_once(capsys):
-    run(2, build_batches(8, 8, 8), progress="lines")
-    said = [line for line in capsys.readouterr().out.splitlines() if "memory" in line]
-    assert said == [
-        "Out of memory in update 1: each batch is now split into up to 4 micro-batches (of 2 "
-        "instead of 8 samples). The gradients stay the same."
-    ]
 
 
 def test_callbacks_see_the_outputs_of_the_whole_batch():
@@ -225,19 +198,6 @@ def test_one_sample_that_does_not_fit_is_an_error_with_advice():
     assert "a single sample at a time" in "".join(caught.value.__notes__)
 
 
-def test_memory_that_runs_out_after_the_optimizer_step_is_not_a_step_to_take_again():
-    class Late(Trainer):
-        def train_step(self, batch: Any) -> Any:
-            result = super().train_step(batch)
-            if self.progress.step == 2:
-                raise torch.OutOfMemoryError("after the update")
-            return result
-
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        run(8, build_batches(4, 4, 4, 4), Late)
-    assert "optimizer step had already begun" in "".join(caught.value.__notes__)
-
-
 def test_memory_that_runs_out_inside_the_optimizer_step_is_not_a_step_to_take_again():
     class Greedy(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
@@ -274,23 +234,6 @@ def test_several_optimizers_that_are_updated_together_are_taken_in_micro_batches
     assert [update.num_updates for update in trainers[0].run.updates.by_name.values()] == [4, 4]
 
 
-def test_several_optimizers_are_not_taken_in_micro_batches():
-    class Two(Trainer):
-        def configure_optimizers(self) -> None:
-            self.first = torch.optim.SGD(self.model.net[0].parameters(), 0.1)
-            self.second = torch.optim.SGD(self.model.net[2].parameters(), 0.1)
-
-        def train_step(self, batch: Any) -> Any:
-            loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
-            self.update(loss, self.first, retain_graph=True)
-            self.update(loss, self.second)
-            return loss
-
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        Two(Small(2), progress="silent").train(build_batches(4), num_epochs=1)
-    assert "several optimizers" in "".join(caught.value.__notes__)
-
-
 def test_a_step_that_updates_twice_cannot_be_taken_in_micro_batches():
     class Twice(Trainer):
         def train_step(self, batch: Any) -> Any:
@@ -312,13 +255,6 @@ def test_a_batch_that_is_not_one_row_a_sample_stays_whole():
     with pytest.raises(torch.OutOfMemoryError) as caught:
         run(2, [(inputs, targets, torch.zeros(2, 9))], Graph)
     assert "does not have one row per sample (4 samples)" in "".join(caught.value.__notes__)
-
-
-def test_a_loss_that_is_not_finite_in_one_micro_batch_is_refused_for_the_step():
-    inputs, targets = build_batches(8)[0]
-    inputs[6, 0] = float("nan")
-    with pytest.raises(NonFiniteLossError):
-        run(4, [(inputs, targets)])
 
 
 class Pair(NamedTuple):
@@ -354,17 +290,6 @@ def rows_in(part: Any) -> list[int]:
     if isinstance(part, dict) and "text" in part:
         assert part["text"] == ["abcdefg"[i] for i in first.tolist()]
     return first.tolist()
-
-
-def test_more_micro_batches_than_samples_are_single_samples():
-    assert [size for _, size in split(torch.arange(3), 3, 8)] == [1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    "batch", [object(), (torch.ones(4), object()), ["a", "b"], (torch.ones(4), torch.ones(3))]
-)
-def test_what_cannot_be_cut_says_why(batch):
-    assert split_obstacle(batch, 4) is not None
 
 
 def test_outputs_of_micro_batches_are_joined_in_their_containers():

@@ -3,7 +3,6 @@ trained."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -18,7 +17,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer, seed_everything
-from loopwright.cli.app import main
 from loopwright.data.order import permutation
 from loopwright.debug import check_resume
 from loopwright.tuning import find_batch_size, find_learning_rate
@@ -169,37 +167,6 @@ def test_generators_are_as_before_after_an_exception_or_a_signal(
     assert generators() == before
 
 
-def test_federated_rounds_draw_the_clients_that_they_would_draw_without_training() -> None:
-    def choose(trains: bool) -> list[Any]:
-        seed_everything(0)
-        chosen = []
-        for _ in range(4):
-            chosen.append(
-                [
-                    random.sample(range(100), 3),
-                    np.random.choice(100, 3).tolist(),
-                    torch.randperm(9).tolist(),
-                ]
-            )
-            if trains:
-                Drawing().train(num_updates=1, batch_size=4)
-        return chosen
-
-    rounds = choose(trains=True)
-    assert rounds == choose(trains=False)
-    assert all(one != other for at, one in enumerate(rounds) for other in rounds[:at])
-
-
-def test_folds_with_a_seed_of_their_own_draw_their_own_numbers() -> None:
-    folds = []
-    for fold in range(3):
-        folds.append(Drawing(seed=fold))
-        folds[-1].train(num_epochs=1, batch_size=4)
-    assert all(
-        one.steps[0] != other.steps[0] for at, one in enumerate(folds) for other in folds[:at]
-    )
-
-
 def test_two_calls_are_one_long_call_whatever_the_program_draws_between_them() -> None:
     whole, cut = Drawing(), Drawing()
     whole.train(num_epochs=2, batch_size=4)
@@ -209,21 +176,6 @@ def test_two_calls_are_one_long_call_whatever_the_program_draws_between_them() -
     cut.train(num_updates=5, batch_size=4)
     assert cut.steps == whole.steps
     assert_same_model(cut.model, whole.model)
-
-
-def test_training_inside_of_another_run_leaves_the_outer_run_as_it_would_be() -> None:
-    class Inner(Callback):
-        def on_update_end(self, trainer: Trainer) -> None:
-            inner = Drawing(seed=5)
-            inner.train(num_updates=1, batch_size=4)
-            inner.evaluate(DATA)
-            find_learning_rate(trainer, DATA, num_updates=3, batch_size=4)
-
-    plain, nested = Drawing(), Drawing(Inner())
-    for trainer in (plain, nested):
-        trainer.train(num_epochs=1, batch_size=4)
-    assert [step for step in nested.steps if step in plain.steps] == plain.steps
-    assert_same_model(nested.model, plain.model)
 
 
 def test_numbers_in_steps_are_those_of_a_loop_by_hand(tmp_path: Path) -> None:
@@ -261,14 +213,6 @@ def test_an_evaluation_draws_the_same_numbers_in_every_call() -> None:
     assert trainer.evaluated[0] == trainer.evaluated[1]
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
     assert trainer.evaluated[0] == draw()
-
-
-def test_calls_of_evaluate_and_predict_draw_alike() -> None:
-    trainer = Drawing()
-    trainer.evaluate(DATA)
-    trainer.predict(DATA)
-    half = len(trainer.evaluated) // 2
-    assert trainer.evaluated[:half] == trainer.evaluated[half:]
 
 
 # Killed and resumed
@@ -324,16 +268,6 @@ def test_seed_everything_decides_about_order_and_numbers_of_a_trainer_without_a_
     assert first == steps_with(2, seed=1)
 
 
-def test_a_seed_after_the_constructor_counts_and_one_after_the_first_call_does_not() -> None:
-    trainer = Drawing()
-    seed_everything(1)
-    trainer.train(num_updates=2, batch_size=4)
-    seed_everything(2)
-    trainer.train(num_updates=2, batch_size=4)
-    assert trainer.seed == 1
-    assert trainer.steps == steps_with(1)
-
-
 def test_torch_manual_seed_counts_for_a_trainer_with_none() -> None:
     trainers = [Drawing(seed=None), Drawing(seed=None)]
     for trainer in trainers:
@@ -350,47 +284,6 @@ def test_another_seed_everything_is_another_program(tmp_path: Path) -> None:
     seed_everything(2)
     with pytest.raises(ConfigurationError, match=r"The program differs.*\n  - seed: 1 -> 2"):
         Drawing(run_dir=tmp_path).train(num_epochs=2, batch_size=4)
-
-
-def test_a_run_of_an_earlier_version_continues_with_the_seed_that_it_has(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def train(folder: Path, num_epochs: int) -> Trainer:
-        trainer = Drawing(run_dir=folder)
-        trainer.run.progress_style = "lines"
-        trainer.train(num_epochs=num_epochs, batch_size=4)
-        return trainer
-
-    # of an earlier version: whatever `seed_everything` says, its seed is 0
-    whole = train(tmp_path / "whole", 2)
-    train(tmp_path / "cut", 1)
-    manifest = tmp_path / "cut" / "run.json"
-    content = json.loads(manifest.read_text())
-    del content["seed_source"]
-    manifest.write_text(json.dumps(content))
-    seed_everything(5)
-    assert_same_run(train(tmp_path / "cut", 2), whole)
-    assert "began with seed 0" in capsys.readouterr().out
-    assert_same_run(train(tmp_path / "cut", 2), whole)  # and again, when it is finished
-
-
-@pytest.mark.parametrize(
-    ("program", "text"),
-    [
-        (dict, "0, the default"),
-        (lambda: {"seed": 7}, "7, given as `seed`"),
-        (lambda: seed_everything(3) and {}, "3, from seed_everything"),
-    ],
-)
-def test_show_says_which_seed_and_from_where(
-    program: Callable[[], dict[str, Any]],
-    text: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    Drawing(run_dir=tmp_path, **program()).train(num_updates=1, batch_size=4)
-    assert main(["show", str(tmp_path)]) == 0
-    assert f"seed         {text}\n" in capsys.readouterr().out
 
 
 # Several processes

@@ -325,6 +325,21 @@ def test_lbfgs_is_that_of_the_loop_by_hand(points, kind, search):
     assert trainer.run.updates.by_name["optimizer"].num_updates == trainer.progress.update == 6
 
 
+def test_a_second_forward_pass_in_bf16_sees_the_weights_after_the_step(points):
+    """Autocast keeps casts of weights as long as its context lasts, which is the whole step."""
+
+    class Looking(Own):
+        def train_step(self, batch):
+            before = self.loss(batch)
+            before.backward()
+            self.optimizer.step()
+            after = self.loss(batch)
+            assert not torch.equal(before, after)
+            return after
+
+    own(Looking, build_linear(), precision="bf16").train(points, 1, batch_size=8)
+
+
 def test_a_closure_in_bf16_is_computed_in_bf16_with_the_weights_of_the_moment(points):
     class Noting(Own):
         def train_step(self, batch):

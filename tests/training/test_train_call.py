@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from loopwright import Callback, Schedule, Trainer
 from tests.loops import (
@@ -20,7 +20,6 @@ from tests.loops import (
     build_net,
     train_by_hand,
 )
-from tests.mistakes import raises
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -36,12 +35,6 @@ def where(trainer: Trainer) -> tuple[int, int, int, int]:
 
 
 # Limits
-
-
-def test_without_any_limit_one_epoch_is_trained(points):
-    trainer = build_trainer()
-    trainer.train(points, batch_size=8)
-    assert where(trainer) == (1, 5, 5, 37)
 
 
 LIMITS = {
@@ -64,12 +57,6 @@ def test_a_limit_stops_exactly_there(points, limit, expected):
     trainer = build_trainer()
     trainer.train(points, batch_size=8, **limit)
     assert where(trainer) == expected
-
-
-def test_updates_are_windows_and_not_batches(points):
-    trainer = build_trainer(accumulate=2)
-    trainer.train(points, batch_size=8, num_updates=4)
-    assert where(trainer) == (1, 7, 4, 53)
 
 
 def test_a_limit_in_samples_cuts_a_window_short(points):
@@ -104,33 +91,6 @@ def test_stop_ends_training_after_the_update_it_was_called_in(points):
     assert trainer.stop_reason == "enough"
 
 
-def test_stopping_is_forgotten_by_the_next_call(points):
-    trainer = build_trainer(
-        callbacks=[lambda trainer, metrics: trainer.stop() if trainer.progress.epoch == 1 else None]
-    )
-    trainer.train(points, 5, batch_size=8)
-    assert trainer.progress.epoch == 1
-    trainer.train(points, 2, batch_size=8)
-    assert trainer.progress.epoch == 3
-    assert trainer.stop_reason is None
-
-
-@pytest.mark.parametrize(
-    "limit",
-    [
-        {"num_epochs": -1},
-        {"num_updates": 2.5},
-        {"num_samples": "many"},
-        {"max_time": -0.1},
-        {"num_epochs": 1.0},
-    ],
-)
-def test_a_limit_that_is_no_number_of_things_is_refused(points, limit):
-    (name,) = limit
-    with raises("number", f"{name}="):
-        build_trainer().train(points, **limit)
-
-
 @given(
     batch_size=st.integers(1, 40),
     accumulate=st.integers(1, 4),
@@ -161,19 +121,6 @@ def test_every_sample_is_seen_once_an_epoch_however_the_run_is_cut(batch_size, a
     for start in range(0, done - 36, 37):
         assert sorted(seen[start : start + 37]) == list(range(37))
     assert len(trainer.history) == -(-done // 37)
-
-
-def test_data_that_is_longer_than_it_says_does_not_carry_training_past_a_limit():
-    class Modest(IterableDataset):
-        def __iter__(self):
-            return ((torch.ones(6), 1) for _ in range(40))
-
-        def __len__(self):
-            return 16
-
-    trainer = build_trainer()
-    trainer.train(Modest(), num_updates=2, batch_size=8)
-    assert trainer.progress.update == 2
 
 
 # Two calls and one
@@ -217,16 +164,6 @@ def test_epoch_calls_are_one_long_call_and_the_hand_written_loop(points):
     assert cut.history.epochs == whole.history.epochs
 
 
-def test_the_row_of_an_epoch_that_was_cut_is_replaced_when_it_ends(points):
-    trainer = build_trainer()
-    trainer.train(points, num_updates=2, batch_size=8)
-    assert len(trainer.history) == 1
-    partial_loss = trainer.history.last("loss")
-    trainer.train(points, num_updates=3, batch_size=8)
-    assert len(trainer.history) == 1
-    assert trainer.history.last("loss") != partial_loss
-
-
 def test_other_data_in_the_next_call_ends_the_epoch_that_was_cut(points):
     other = TensorDataset(*(tensor[:16] for tensor in points.tensors))
     trainer = build_trainer()
@@ -234,36 +171,6 @@ def test_other_data_in_the_next_call_ends_the_epoch_that_was_cut(points):
     trainer.train(other, num_epochs=1, batch_size=8)
     assert where(trainer) == (2, 4, 4, 32)
     assert len(trainer.history) == 2
-
-
-def test_a_second_call_on_an_iterable_that_cannot_seek_begins_an_epoch():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return ((torch.full((6,), float(i)), i % 3) for i in range(40))
-
-    seen = []
-
-    class Looking(Trainer):
-        def on_train_step_end(self, batch, result):
-            seen.extend(batch[0][:, 0].long().tolist())
-
-    data = Stream()
-    trainer = Looking(build_linear(), sgd, cross_entropy, progress="silent")
-    trainer.train(data, num_updates=2, batch_size=8)
-    trainer.train(data, num_updates=2, batch_size=8)
-    assert seen == [*range(16), *range(16)]
-    assert trainer.progress.epoch == 1
-
-
-def test_a_generator_of_batches_is_used_up_by_one_call_after_the_other(points):
-    def generate():
-        for _ in range(5):
-            yield points.tensors
-
-    data, trainer = generate(), build_trainer()
-    trainer.train(data, num_updates=2)
-    trainer.train(data, num_updates=2)
-    assert trainer.progress.update == 4
 
 
 def test_a_call_after_an_exception_goes_on_from_there(points):
@@ -279,22 +186,3 @@ def test_a_call_after_an_exception_goes_on_from_there(points):
     whole.train(points, num_epochs=2, batch_size=8)
     assert_same_model(cut.model, whole.model)
     assert cut.history.epochs == whole.history.epochs
-
-
-def test_another_loader_is_other_data_even_over_the_same_data_set(points):
-    trainer = build_trainer()
-    trainer.train(DataLoader(points, batch_size=8, shuffle=True), num_updates=2)
-    trainer.train(DataLoader(points, batch_size=8, shuffle=True), num_epochs=1)
-    assert where(trainer)[:2] == (2, 7)
-
-
-def test_an_attribute_of_the_users_in_the_place_of_the_run_is_refused_with_what_to_do(points):
-    class Named(Trainer):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments)
-            self.run = "first try"
-
-    model = build_net()
-    trainer = Named(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
-    with raises("run-replaced", "str"):
-        trainer.train(points)

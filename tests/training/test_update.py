@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import TensorDataset
 
-from loopwright import Callback, ConfigurationError, Schedule, StepResult, Trainer
+from loopwright import Callback, Schedule, Trainer
 from loopwright.data.random import seed_everything
 from tests.loops import (
     assert_same_model,
@@ -21,7 +21,6 @@ from tests.loops import (
     evaluate_by_hand,
     train_by_hand,
 )
-from tests.mistakes import raises
 
 cross_entropy = nn.functional.cross_entropy
 bce = nn.functional.binary_cross_entropy_with_logits
@@ -106,18 +105,6 @@ def test_a_gan_in_bf16_sees_the_discriminator_that_was_just_updated(reals):
     assert_same_model(trainer.discriminator, discriminator)
 
 
-def test_the_generators_loss_leaves_no_gradient_in_the_discriminator(reals):
-    seen = []
-
-    class Watching(Gan):
-        def on_optimizer_start(self, optimizer):
-            if optimizer == "generator_optimizer":
-                seen.append([p.grad for p in self.discriminator.parameters()])
-
-    Watching(progress="silent").train(reals, num_updates=2, batch_size=8)
-    assert seen == [[None] * 4] * 2
-
-
 def test_accumulation_never_mixes_the_gradients_of_two_optimizers(reals):
     """Over a window, the discriminator's gradient is what its own losses alone give."""
 
@@ -147,44 +134,6 @@ def test_accumulation_never_mixes_the_gradients_of_two_optimizers(reals):
     alone.train(reals, num_updates=1, batch_size=8)
     for grad, other in zip(both.grads, alone.grads, strict=True):
         assert torch.equal(grad, other)
-
-
-def test_each_optimizer_counts_its_own_updates(reals):
-    class Twice(Gan):
-        def train_step(self, batch):
-            for _ in range(2):
-                judged = self.discriminator(batch[0])
-                self.update(bce(judged, torch.ones_like(judged)), "discriminator_optimizer")
-            fooled = self.discriminator(self.generator(torch.randn(8, 4)))
-            self.update(bce(fooled, torch.ones_like(fooled)), "generator_optimizer")
-
-    trainer = Twice(progress="silent")
-    trainer.train(reals, num_updates=3, batch_size=8)
-    updates = trainer.run.updates.by_name
-    assert trainer.progress.update == 3
-    assert (
-        updates["generator_optimizer"].num_updates,
-        updates["discriminator_optimizer"].num_updates,
-    ) == (3, 6)
-
-
-def test_update_without_a_name_is_refused_when_there_are_several_optimizers(reals):
-    class Vague(Gan):
-        def train_step(self, batch):
-            self.update(self.discriminator(batch[0]).mean())
-
-    with raises("which-optimizer"):
-        Vague(progress="silent").train(reals)
-
-
-def test_update_with_a_stranger_names_the_optimizers_there_are(reals):
-    class Strange(Gan):
-        def train_step(self, batch):
-            loss = self.discriminator(batch[0]).mean()
-            self.update(loss, torch.optim.SGD(self.discriminator.parameters(), 0.1))
-
-    with raises("unknown-optimizer", "not one of this trainer's optimizers (generator_optimizer"):
-        Strange(progress="silent").train(reals)
 
 
 def test_one_graph_can_serve_two_optimizers(reals):
@@ -277,28 +226,6 @@ def test_a_plateau_schedule_watches_the_evaluation(points):
     assert optimizer.param_groups[0]["lr"] == other.param_groups[0]["lr"] < 0.1
 
 
-def test_a_plateau_schedule_watches_the_loss_where_nothing_is_evaluated(points):
-    net = build_net()
-    optimizer = sgd(net)
-    seen = []
-
-    class Spy(ReduceLROnPlateau):
-        def step(self, metrics):
-            seen.append(metrics)
-            super().step(metrics)
-
-    trainer = Trainer(net, optimizer, cross_entropy, scheduler=Spy(optimizer), progress="silent")
-    history = trainer.train(points, 2, batch_size=8)
-    assert seen == history["loss"]
-
-
-def test_a_plateau_schedule_cannot_step_per_update():
-    net = build_net()
-    schedule = Schedule(ReduceLROnPlateau, every="update")
-    with pytest.raises(ConfigurationError, match=r"ReduceLROnPlateau.*epoch"):
-        Trainer(net, sgd(net), cross_entropy, scheduler=schedule, progress="silent").setup()
-
-
 def test_each_optimizer_has_its_own_schedule(reals):
     class Scheduled(Gan):
         def configure_optimizers(self):
@@ -313,35 +240,6 @@ def test_each_optimizer_has_its_own_schedule(reals):
 
 
 # Optimizers that want to evaluate the loss themselves
-
-
-def test_lbfgs_trains_with_a_step_of_ones_own(points):
-    class Closure(Trainer):
-        def train_step(self, batch):
-            def closure():
-                self.optimizer.zero_grad()
-                loss = cross_entropy(self.model(batch[0]), batch[1])
-                loss.backward()
-                return loss
-
-            return self.optimizer.step(closure)
-
-        def configure_optimizers(self):
-            self.optimizer = torch.optim.LBFGS(self.model.parameters(), lr=0.5)
-
-    history = Closure(build_linear(), progress="silent").train([tuple(points.tensors)] * 3)
-    assert history.steps["loss"].values[-1] < history.steps["loss"].values[0]
-
-
-def test_a_step_result_can_say_how_many_samples_it_stands_for(points):
-    class Weighted(Trainer):
-        def train_step(self, batch):
-            super().train_step(batch)
-            return StepResult(loss=float(len(batch[0])), size=1)
-
-    net = build_linear()
-    history = Weighted(net, sgd(net), cross_entropy, progress="silent").train(points, batch_size=8)
-    assert history["loss"] == [(8 * 4 + 5) / 5]
 
 
 # Parameters that an optimizer gets later

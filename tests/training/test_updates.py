@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
-from loopwright import Callback, NonFiniteLossError, Schedule, Trainer
-from loopwright.callbacks import GradientNormLog, NonFiniteGuard, TrainTime
+from loopwright import Schedule, Trainer
+from loopwright.callbacks import NonFiniteGuard
 from loopwright.training.update import OptimizerUpdate, Window
 from loopwright.training.updates import Updates
 from tests.loops import (
@@ -90,22 +90,6 @@ def test_muon_and_adamw_on_one_model_are_the_hand_written_loop(points, options, 
         assert_same_optimizer(optimizer, other[name])
     if scaler is not None:
         assert trainer.run.updates.by_name["muon"].scaler.state_dict() == scaler.state_dict()
-
-
-WAYS = {
-    "objects": lambda self: [self.muon, self.adamw],
-    "a tuple of a name and an object": lambda self: ("muon", self.adamw),
-    "the dict of all": lambda self: self.optimizers,
-    "the values of the dict": lambda self: self.optimizers.values(),
-}
-
-
-@pytest.mark.parametrize("which", WAYS.values(), ids=WAYS.keys())
-def test_optimizers_can_be_named_in_several_ways(points, which):
-    ours, theirs = build_net(), build_net()
-    train(ours, muon_and_adamw(ours), points, type("Own", (Named,), {"which": staticmethod(which)}))
-    train(theirs, muon_and_adamw(theirs), points)
-    assert_same_model(ours, theirs)
 
 
 class Sums(Trainer):
@@ -198,18 +182,6 @@ def test_gradients_go_to_the_parameters_of_the_optimizers_named_and_to_no_others
     assert [param.tolist() for param in model] == [[0.5] * 3, [0.5] * 3, [0.0] * 3]
 
 
-def test_a_frozen_part_takes_part_again_when_it_is_not_frozen_any_more(points):
-    class Thawing(Callback):
-        def on_epoch_start(self, trainer):
-            trainer.model[0].weight.requires_grad_(trainer.progress.epoch > 0)
-
-    nets = build_net(), build_net()
-    train(nets[0], two_sgd(nets[0]), points, clip_norm=0.1, callbacks=[Thawing()])
-    train(nets[1], one_sgd(nets[1].parameters()), points, clip_norm=0.1, callbacks=[Thawing()])
-    assert_same_model(*nets)
-    assert not torch.equal(nets[0][0].weight, build_net()[0].weight)
-
-
 def test_a_resumed_run_goes_on_as_if_it_had_not_ended(points, tmp_path):
     def build(net, **options):
         own = muon_and_adamw(net)
@@ -227,20 +199,6 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_ended(points, tmp_path):
     for name, update in resumed.run.updates.by_name.items():
         assert_same_optimizer(update.optimizer, whole.optimizers[name])
         assert update.state_dict() == whole.run.updates.by_name[name].state_dict()
-
-
-def test_an_optimizer_that_is_replaced_between_two_calls_is_updated_with_the_others(points):
-    ours, theirs = build_net(dropout=0.0), build_net(dropout=0.0)
-    trainer = Trainer(ours, two_sgd(ours), cross_entropy, progress="silent")
-    trainer.train(points, 1, batch_size=8)
-    trainer.vectors = torch.optim.SGD(trainer.vectors.param_groups[0]["params"], 0.01)
-    trainer.train(points, 2, batch_size=8)
-    other = Trainer(theirs, two_sgd(theirs), cross_entropy, progress="silent")
-    other.train(points, 1, batch_size=8)
-    other.optimizers["vectors"].param_groups[0].update(lr=0.01, momentum=0.0)
-    other.optimizers["vectors"].state.clear()
-    other.train(points, 2, batch_size=8)
-    assert_same_model(ours, theirs)
 
 
 # Values that are not finite
@@ -285,16 +243,6 @@ def test_if_the_gradients_of_one_optimizer_are_not_finite_none_of_them_is_steppe
     assert guard.num_skipped == ("precision" not in options)
 
 
-def test_a_loss_that_is_not_finite_names_the_optimizers_and_changes_none_of_them(points):
-    net = build_linear()
-    data = [(points.tensors[0] * math.nan, points.tensors[1])]
-    with pytest.raises(
-        NonFiniteLossError, match="loss of the optimizers 'vectors', 'matrices' is nan"
-    ):
-        Trainer(net, two_sgd(net), cross_entropy, progress="silent").train(data)
-    assert_same_model(net, build_linear())
-
-
 def test_fused_optimizers_leave_out_a_bad_update_together_without_reading_the_device():
     params = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     guard, seen = NonFiniteGuard("skip"), []
@@ -320,37 +268,6 @@ def test_fused_optimizers_leave_out_a_bad_update_together_without_reading_the_de
 
 
 # Callbacks
-
-
-def test_the_norm_of_each_optimizers_gradients_is_logged_whether_they_are_clipped_or_not(points):
-    logged = []
-    for clip_norm in (None, 1e-3):
-        net = build_linear()
-        trainer = Trainer(
-            net,
-            two_sgd(net),
-            cross_entropy,
-            callbacks=[GradientNormLog()],
-            clip_norm=clip_norm,
-            progress="silent",
-        )
-        history = trainer.train(points, num_updates=1, batch_size=8)
-        logged.append(
-            [history.steps[f"grad_norm/{name}"].values[0] for name in ("vectors", "matrices")]
-        )
-    assert logged[0] == logged[1]
-    assert logged[0][0] != logged[0][1]
-
-
-def test_the_time_of_backward_passes_and_updates_is_measured(points):
-    net = build_net()
-    trainer = Trainer(
-        net, two_sgd(net), cross_entropy, callbacks=[TrainTime(every_n_epochs=1)], progress="silent"
-    )
-    history = trainer.train(points, 1, batch_size=8)
-    assert history.last("backward_seconds") > 0
-    assert history.last("update_seconds") > 0
-    assert not trainer.run.updates.on_joint
 
 
 def test_the_default_step_trains_two_models_that_one_loss_goes_through(points):

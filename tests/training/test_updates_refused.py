@@ -48,7 +48,6 @@ WRONG = {
         [["vectors", "matrices"]],
         r"\['vectors', 'matrices'\] is not one of this",
     ),
-    "a set of optimizers": ({"vectors", "matrices"}, r"a set has no order.*pass a list"),
 }
 
 
@@ -94,14 +93,6 @@ def test_optimizers_that_hold_the_same_parameters_are_refused(points):
     with raises("shared-parameters", "2 of their 2 parameters"):
         Trainer(net, {"a": factory, "b": factory}, cross_entropy, progress="silent").train(points)
     assert_same_model(net, build_linear())
-
-
-def test_optimizers_that_are_together_in_some_steps_of_a_window_only_are_refused(points):
-    both = ["vectors", "matrices"]
-    with raises("partial-window", "'vectors', 'matrices' were together updated in the steps"):
-        step_with([both], both)(points, accumulate=2)
-    with raises("partial-window", "together updated in step 2, but not in the steps before"):
-        step_with(both, [both])(points, accumulate=2)
 
 
 def test_the_default_step_refuses_an_optimizer_of_another_model(points):

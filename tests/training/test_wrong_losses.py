@@ -62,17 +62,6 @@ def test_a_count_that_is_no_number_of_items_is_refused(points, count, accumulate
         own(Counting, accumulate=accumulate).train(points, 1, batch_size=8)
 
 
-def test_a_negative_count_is_refused(points):
-    class Counting(Own):
-        def compute_loss(self, outputs, targets):
-            return cross_entropy(outputs, targets, reduction="sum"), -len(targets)
-
-    with raises("not-a-loss", "has the count -8"):
-        own(Counting).train(points, 1, batch_size=8)
-    with pytest.raises(ConfigurationError, match="The loss of a step has the count -8"):
-        own(Counting).evaluate(points, batch_size=8)
-
-
 def test_an_error_of_a_hook_in_an_update_stays_what_it_is(points):
     class Failing(Own):
         def on_optimizer_start(self, optimizer):
@@ -82,11 +71,6 @@ def test_an_error_of_a_hook_in_an_update_stays_what_it_is(points):
     with pytest.raises(RuntimeError, match="mine") as caught:
         trainer.train(points, 1, batch_size=8)
     assert isinstance(caught.value.__cause__, KeyError)
-
-
-def test_an_update_before_training_says_that_none_is_under_way():
-    with raises("update-outside-training", "outside of training"):
-        Trainer(build_net(), sgd, cross_entropy).update(torch.zeros((), requires_grad=True))
 
 
 # Accumulation with several optimizers
@@ -121,15 +105,6 @@ def test_an_optimizer_updated_in_every_second_step_of_a_window_is_refused(points
 
     with raises("partial-window"):
         EverySecond(accumulate=2, progress="silent").train(points, 1, batch_size=4)
-
-
-def test_an_optimizer_updated_in_the_last_step_of_a_window_alone_is_refused(points):
-    class EveryOdd(Pair):
-        def is_due(self):
-            return self.progress.step % 2 == 1
-
-    with raises("partial-window", "updated in step 2, but not in the steps before it"):
-        EveryOdd(accumulate=2, progress="silent").train(points, 1, batch_size=4)
 
 
 def test_an_optimizer_updated_twice_in_a_step_of_a_window_is_refused(points):

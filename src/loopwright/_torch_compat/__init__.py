@@ -191,17 +191,6 @@ def mark_stepped(optimizer: Any) -> None:
     optimizer._opt_called = True
 
 
-def closed_form_of(scheduler: object) -> Callable[[], list[Any]] | None:
-    """The learning rates at a scheduler's position, where they do not depend on the steps before.
-    Since 1.4."""
-    return getattr(scheduler, "_get_closed_form_lr", None)
-
-
-def set_last_lr(scheduler: Any, rates: list[Any]) -> None:
-    """Set the learning rates that `get_last_lr` returns. Since 1.4."""
-    scheduler._last_lr = rates
-
-
 INNER_SCHEDULERS = "_schedulers"
 """The attribute in which chained and sequential schedulers keep those inside. Since 1.4."""
 

@@ -236,7 +236,7 @@ class RunRecorder(Callback):
         if self._metrics is not None and self._is_open:
             self._add_notes(trainer)
             progress = trainer.progress
-            counts = trainer.run.media.counts_at(progress)
+            counts = trainer.run.media.counts_at()
             detail = {"finished": progress.call_finished, "media": counts}
             self._add_event(trainer, "checkpoint", detail=detail)
             self._write(self._metrics.flush)

@@ -126,71 +126,56 @@ def check_resume(
         all_preserved() as start,
         tempfile.TemporaryDirectory(prefix="loopwright-resume-") as folder,
     ):
-        check = _Check(build, data, eval_data, num_updates, batch_size, Path(folder), start)
-        straight = check.run("straight")
-        saved = check.run("saved", is_saved=True)
-        resumed = check.run("resumed", is_resumed=True)
-    if irreproducible := _without(compare_trees(straight.middle, saved.middle), ignore):
+        checkpoint = Path(folder) / "checkpoint"
+
+        def run(name: str, *, is_saved: bool = False, is_resumed: bool = False) -> _Probe:
+            set_rng_state(start)
+            own_data = _fresh(data)
+            own_eval_data = _fresh(eval_data)
+            if is_resumed:  # a new process may have other states of its generators
+                torch.rand(7)
+                np.random.rand(7)
+                random.random()
+            trainer = build()
+            if not isinstance(trainer, Trainer):
+                raise ConfigurationError(
+                    "build-returns-trainer",
+                    f"build() returned a {type(trainer).__name__}: return a loopwright.Trainer.",
+                )
+            trainer.run.progress_style = "silent"
+            trainer.run_dir = Path(folder) / name if trainer.run_dir is not None else None
+            probe = _Probe(own_data, num_updates, checkpoint if is_saved else None)
+            trainer.callbacks.append(probe)
+            trainer.run.callbacks.append(probe)
+            with _without_warnings() if is_resumed else nullcontext():
+                trainer.train(
+                    own_data,
+                    eval_data=own_eval_data,
+                    num_updates=2 * num_updates,  # the same for all: schedules depend on it
+                    batch_size=batch_size,
+                    resume=checkpoint if is_resumed else False,
+                )
+            return probe
+
+        straight = run("straight")
+        saved = run("saved", is_saved=True)
+        resumed = run("resumed", is_resumed=True)
+
+    def differences(first: Any, second: Any) -> tuple[Difference, ...]:
+        return tuple(
+            found
+            for found in compare_trees(first, second)
+            if not any(fnmatchcase(found.path.replace("/", "."), pattern) for pattern in ignore)
+        )
+
+    if irreproducible := differences(straight.middle, saved.middle):
         return ResumeReport(num_updates, irreproducible)
     differing = compare_trees(straight.end, resumed.end)
-    unsaved = compare_trees(saved.unsaved_middle, resumed.unsaved_middle)
     at_end = {found.path for found in compare_trees(straight.unsaved_end, resumed.unsaved_end)}
+    unsaved = differences(saved.unsaved_middle, resumed.unsaved_middle)
     # the rest is computed again
     unsaved = tuple(found for found in unsaved if differing or found.path in at_end)
-    return ResumeReport(num_updates, (), _without(unsaved, ignore), _without(differing, ignore))
-
-
-@dataclass(slots=True)
-class _Run:
-    """The state of a run in its middle and at its end: the saved state, and the unsaved state in
-    attributes."""
-
-    middle: Any = None
-    unsaved_middle: Any = None
-    end: Any = None
-    unsaved_end: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Check:
-    build: Callable[[], Trainer]
-    data: Any
-    eval_data: Any
-    num_updates: int
-    batch_size: int | None
-    folder: Path
-    generators: dict[str, Any]
-
-    def run(self, name: str, *, is_saved: bool = False, is_resumed: bool = False) -> _Run:
-        run = _Run()
-        path = self.folder / "checkpoint"
-        set_rng_state(self.generators)
-        data = _fresh(self.data)
-        eval_data = _fresh(self.eval_data)
-        if is_resumed:  # a new process may have other states of its generators
-            torch.rand(7)
-            np.random.rand(7)
-            random.random()
-        trainer = self.build()
-        if not isinstance(trainer, Trainer):
-            raise ConfigurationError(
-                "build-returns-trainer",
-                f"build() returned a {type(trainer).__name__}: return a loopwright.Trainer.",
-            )
-        trainer.run.progress_style = "silent"
-        trainer.run_dir = self.folder / name if trainer.run_dir is not None else None
-        probe = _Probe(run, data, self.num_updates, path if is_saved else None)
-        trainer.callbacks.append(probe)
-        trainer.run.callbacks.append(probe)
-        with _without_warnings() if is_resumed else nullcontext():
-            trainer.train(
-                data,
-                eval_data=eval_data,
-                num_updates=2 * self.num_updates,  # the same for all: schedules depend on it
-                batch_size=self.batch_size,
-                resume=path if is_resumed else False,
-            )
-        return run
+    return ResumeReport(num_updates, (), unsaved, differences(straight.end, resumed.end))
 
 
 @contextmanager
@@ -206,40 +191,37 @@ def _without_warnings() -> Iterator[None]:
 
 
 class _Probe(Callback):
-    """Records the state of a run in its middle and at its end."""
+    """Records the state of a run in its middle and at its end: the saved state, and the unsaved
+    state in attributes."""
 
     precedence = 2  # that of checkpoints: after all other callbacks
 
-    def __init__(self, run: _Run, data: Any, num_updates: int, save_to: Path | None) -> None:
-        self._run = run
+    def __init__(self, data: Any, num_updates: int, save_to: Path | None) -> None:
+        self.middle: Any = None
+        self.unsaved_middle: Any = None
+        self.end: Any = None
+        self.unsaved_end: Any = None
         self._data = data
         self._num_updates = num_updates
         self._save_to = save_to
 
     def on_train_start(self, trainer: Trainer) -> None:
         if trainer.progress.update == self._num_updates:
-            self._record(trainer)
+            self.middle, self.unsaved_middle = self._states(trainer)
 
     def on_update_end(self, trainer: Trainer) -> None:
-        if trainer.progress.update == self._num_updates:
-            self._record(trainer)
-            if self._save_to is not None:
-                save_trainer(trainer.run, self._save_to)
-                trainer.stop("saved")
+        self.on_train_start(trainer)
+        if trainer.progress.update == self._num_updates and self._save_to is not None:
+            save_trainer(trainer.run, self._save_to)
+            trainer.stop("saved")
 
     def on_loop_end(self, trainer: Trainer) -> None:
-        self._run.end = _state_of(trainer)
-        self._run.unsaved_end = unsaved_state(trainer, self._data)
+        self.end, self.unsaved_end = self._states(trainer)
 
-    def _record(self, trainer: Trainer) -> None:
-        self._run.middle = _state_of(trainer)
-        self._run.unsaved_middle = unsaved_state(trainer, self._data)
-
-
-def _state_of(trainer: Trainer) -> Any:
-    state = snapshot(capture(trainer.run))
-    state["callbacks"].pop(_Probe.__name__, None)
-    return state
+    def _states(self, trainer: Trainer) -> tuple[Any, Any]:
+        state = snapshot(capture(trainer.run))
+        state["callbacks"].pop(_Probe.__name__, None)
+        return state, unsaved_state(trainer, self._data)
 
 
 def _fresh(data: Any) -> Any:
@@ -253,16 +235,6 @@ def _fresh(data: Any) -> Any:
             f"The data ({type(data).__name__}) cannot be copied ({error}): pass a function that "
             "returns it.",
         ) from error
-
-
-def _without(
-    differences: tuple[Difference, ...], patterns: Sequence[str]
-) -> tuple[Difference, ...]:
-    return tuple(
-        found
-        for found in differences
-        if not any(fnmatchcase(found.path.replace("/", "."), pattern) for pattern in patterns)
-    )
 
 
 def _lines(differences: Sequence[Difference], sides: str) -> list[str]:

@@ -190,12 +190,6 @@ class LoggingTrainer(MediaMethods, OwnState):
                 "it first.",
             )
 
-    def _repr_html_(self) -> str:
-        """The trainer as a notebook shows it."""
-        from ..training.facts import trainer_html
-
-        return trainer_html(self, self._logged_run)
-
 
 class InterfaceCore(CoreTrainer):
     """The core trainer behind an interface; the one adapter of an interface is a subclass.

@@ -34,14 +34,6 @@ def table_html(
     return f'<table cellpadding="4" style="{TABLE}">{"".join(lines)}</table>'
 
 
-def facts_html(facts: Mapping[str, str]) -> str:
-    """Names and values, one pair under the other."""
-    rows = (
-        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts.items()
-    )
-    return f'<table cellpadding="4" style="{TABLE};text-align:left">{"".join(rows)}</table>'
-
-
 def bar_html(label: str, fraction: float | None, text: str) -> str:
     """A bar with a label before and a text behind it; without a fraction, the texts alone."""
     shown = (

@@ -21,10 +21,8 @@ from ..optim.build import CurveSchedule, Schedule, build_schedule
 from ..runtime import dry_run
 from ..runtime.modes import start_training_mode
 from .components import (
-    check_options,
-    check_owners,
+    check_optimizers,
     check_settings,
-    check_shared,
     check_trainable,
     found_on,
     is_trained,
@@ -142,34 +140,34 @@ def reassemble(trainer: Program) -> None:
 
 def adopt_replaced(trainer: Program) -> None:
     """Use models, optimizers and schedulers that were assigned in place of earlier ones."""
-    models = replaced_in(trainer, trainer.modules, trainer.models, nn.Module)
-    optimizers = replaced_in(
-        trainer, trainer._components.known_optimizers, trainer.optimizers, Optimizer
-    )
+    held = trainer._components
+    models = replaced_in(trainer, held.modules, held.models, nn.Module)
     for name, module in models.items():
-        trainer._components.replaced |= prepare_model(trainer, module)
+        held.replaced |= prepare_model(trainer, module)
         if trainer.run.metrics.is_evaluating:
             module.eval()
-        if vars(trainer).get(name) is trainer.modules[name]:
-            setattr(trainer, name, module)
-        trainer.modules[name] = module
+        _assign(trainer, name, held.modules[name], module)
+        held.modules[name] = module
     if models:
-        trainer._components.models = {
-            name: module for name, module in trainer.modules.items() if module.state_dict()
-        }
+        held.models = {name: module for name, module in held.modules.items() if module.state_dict()}
+    optimizers = replaced_in(trainer, held.known_optimizers, held.optimizers, Optimizer)
     for name, optimizer in optimizers.items():
-        swap_parameters(optimizer, trainer._components.replaced)
+        swap_parameters(optimizer, held.replaced)
         trainer.runtime.adapt_optimizer(optimizer)
-        if vars(trainer).get(name) is trainer._components.known_optimizers[name]:
-            setattr(trainer, name, optimizer)
-        trainer.optimizers[name] = trainer._components.known_optimizers[name] = optimizer
-    for name, schedule in trainer.schedules.items():
+        _assign(trainer, name, held.known_optimizers[name], optimizer)
+        held.optimizers[name] = optimizer
+        held.known_optimizers[name] = optimizer
+    for name, schedule in held.schedules.items():
         given = vars(trainer).get(name)
-        if isinstance(given, (LRScheduler, Schedule)) and given not in (
-            schedule,
-            schedule.scheduler,
-        ):
-            trainer.schedules[name] = build_schedule(given, trainer.optimizers.get(name))
+        is_known = given in (schedule, schedule.scheduler)
+        if isinstance(given, (LRScheduler, Schedule)) and not is_known:
+            held.schedules[name] = build_schedule(given, held.optimizers.get(name))
+
+
+def _assign(trainer: Program, name: str, old: object, new: object) -> None:
+    """Replace an attribute of a trainer, where it is the old object."""
+    if vars(trainer).get(name) is old:
+        setattr(trainer, name, new)
 
 
 def adopt_in_training(trainer: Program) -> None:
@@ -200,10 +198,7 @@ def adopt_in_training(trainer: Program) -> None:
 def check_components(trainer: Program) -> None:
     """Refuse optimizers and settings that would train the wrong thing, or the wrong way."""
     check_settings(trainer.accumulate, trainer.clip_norm, trainer.clip_value)
-    check_owners(trainer.modules, trainer.optimizers)
-    check_options(trainer.optimizers)
-    if trainer.accumulate > 1:
-        check_shared(trainer.modules, trainer.optimizers)
+    check_optimizers(trainer._components, accumulates=trainer.accumulate > 1)
 
 
 def _trained_by(trainer: Program) -> dict[str, Any]:
@@ -236,56 +231,43 @@ def _renew_updates(trainer: Program) -> None:
 
 def assemble_training(trainer: Program) -> None:
     """Prepare callbacks, updates and modes, once per `train` call."""
-    check_trainable(trainer.modules, trainer.optimizers)
+    run = trainer.run
+    components = trainer._components
+    check_trainable(components)
     if not trainer.optimizers:
-        own = next(
-            (
-                type(m).__name__
-                for m in trainer.modules.values()
-                if hasattr(m, "configure_optimizers")
-            ),
-            None,
-        )
         raise ConfigurationError(
             "no-optimizer",
-            "Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers`."
-            + (
-                f" {own}.configure_optimizers is a method of the model, which is not called."
-                if own
-                else ""
-            ),
+            "Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers` of "
+            "the trainer.",
         )
     check_components(trainer)
     callbacks = (
         with_defaults(trainer) if dry_run.current is None else dry_run.current.watch(trainer)
     )
-    trainer.run.bind(callbacks)
-    guard = next(
-        (c for c in callbacks if isinstance(c, NonFiniteGuard) and c.action != "off"), None
-    )
-    if not trainer.run.updates.by_name:
+    run.bind(callbacks)
+    guards = (c for c in callbacks if isinstance(c, NonFiniteGuard) and c.action != "off")
+    guard = next(guards, None)
+    if not run.updates.by_name:
         updates = {
             name: build_update(trainer, name, optimizer, guard)
             for name, optimizer in trainer.optimizers.items()
         }
-        trainer.run.updates = Updates(updates, trainer.run.window, trainer.runtime.no_autocast)
+        run.updates = Updates(updates, run.window, trainer.runtime.no_autocast)
     _renew_updates(trainer)
-    trainer.run.skips_nonfinite = guard is not None and not guard.is_final
+    run.skips_nonfinite = guard is not None and not guard.is_final
     # a resumed run continues with this meter inside an epoch
-    trainer.run.metrics.meter.ignores_nonfinite = trainer.run.skips_nonfinite
-    trainer.run.metrics.meter.check = (
-        None if trainer.run_dir is None else partial(_check_saved, trainer)
-    )
-    for update in trainer.run.updates.by_name.values():
-        update.listeners = trainer.run.hooks["on_optimizer_start"]
+    run.metrics.meter.ignores_nonfinite = run.skips_nonfinite
+    run.metrics.meter.check = None if trainer.run_dir is None else partial(_check_saved, run)
+    for update in run.updates.by_name.values():
+        update.listeners = run.hooks["on_optimizer_start"]
         update.guard = guard
         update.clip_norm = trainer.clip_norm
         update.clip_value = trainer.clip_value
-    trainer._components.trained = _trained_by(trainer)
-    if trainer.run_dir is not None and trainer._components.finite is None:
+    components.trained = _trained_by(trainer)
+    if trainer.run_dir is not None and components.finite is None:
         from ..checkpoint.policy import FiniteCheck  # imported only for runs that are saved
 
-        trainer._components.finite = FiniteCheck.of(trainer.models)
+        components.finite = FiniteCheck.of(trainer.models)
     start_training_mode(trainer.modules.values(), trainer.optimizers.values())
 
 
@@ -303,11 +285,11 @@ def build_update(trainer: Program, name: str, optimizer: Optimizer, guard: Any) 
     )
 
 
-def _check_saved(trainer: Program, name: str, metric: Any) -> None:
+def _check_saved(run: TrainingRun, name: str, metric: Any) -> None:
     from ..metrics.metric_objects import check_saved
     from .restore import metric_owners
 
-    check_saved(metric_owners(trainer.run), name, metric)
+    check_saved(metric_owners(run), name, metric)
 
 
 def _attach_schedules(trainer: Program) -> None:
@@ -342,16 +324,24 @@ def with_defaults(trainer: Program) -> list[Callback]:
 
     Default callbacks that write files treat a failing write as the user's `Checkpoints` does.
     """
-    callbacks = list(trainer.run.callbacks or trainer.callbacks)
+    run = trainer.run
+    callbacks = list(run.callbacks or trainer.callbacks)
     on_error: Literal["raise", "warn"] = "raise"
     for callback in callbacks:
         on_error = callback.on_error if isinstance(callback, Checkpoints) else on_error
     defaults: list[Callback] = [NonFiniteGuard()]
-    if trainer.runtime.is_main:
-        defaults.append(ProgressDisplay(trainer.run.progress_style))
-    defaults += _recorders(trainer.run, on_error)
+    if run.runtime.is_main:
+        defaults.append(ProgressDisplay(run.progress_style))
+        path = os.environ.get(RECORDING, "").strip()
+        if trainer.run_dir is not None or (path and not run.call.is_trial):
+            from ..callbacks.recorder import RunRecorder  # imported only for runs that are recorded
+
+            is_own = trainer.run_dir is not None
+            defaults.append(
+                RunRecorder(on_error) if is_own else RunRecorder("warn", directory=path)
+            )
     if trainer.run_dir is not None:
-        if trainer.run.data.eval_stream is not None:
+        if run.data.eval_stream is not None:
             from ..callbacks.best import BestModel, ModelKeeper  # only for runs with evaluation
 
             if not any(isinstance(callback, ModelKeeper) for callback in callbacks):
@@ -365,27 +355,11 @@ def with_defaults(trainer: Program) -> list[Callback]:
     return sorted(callbacks, key=lambda callback: callback.precedence)
 
 
-def _recorders(run: TrainingRun, on_error: Literal["raise", "warn"]) -> list[Callback]:
-    """Return what records the run: in its directory, or where the environment says so, without
-    resume points."""
-    path = os.environ.get(RECORDING, "").strip()
-    if not run.runtime.is_main or (run.files.run_dir is None and (not path or run.call.is_trial)):
-        return []
-    from ..callbacks.recorder import RunRecorder  # imported only for runs that are recorded
-
-    return [
-        RunRecorder(on_error)
-        if run.files.run_dir is not None
-        else RunRecorder("warn", directory=path)
-    ]
-
-
 def _for_curves(trainer: Program, callbacks: list[Callback]) -> list[Callback]:
     """Return callbacks that set the learning rates of curves, for curves that no callback sets
     yet."""
-    curves = [
-        s.scheduler for s in trainer.schedules.values() if isinstance(s.scheduler, CurveSchedule)
-    ]
+    schedulers = [schedule.scheduler for schedule in trainer.schedules.values()]
+    curves = [scheduler for scheduler in schedulers if isinstance(scheduler, CurveSchedule)]
     if not curves:
         return []
     from ..callbacks.scheduling import ScheduleLearningRate

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
@@ -19,6 +19,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..metrics.meter import ComputedMetric
 from ..metrics.metric_objects import attributes_of
+from .components import is_trained
+
+if TYPE_CHECKING:
+    from .components import Components
 
 KEY = "held schedulers"  # the only entry of a state that is not the callback's own
 
@@ -42,14 +46,10 @@ def state_of(callback: SavedCallback) -> dict[str, Any]:
     """Return the state of a callback for a checkpoint: its own, or that of the schedulers it
     holds."""
     state = callback.state_dict()
-    held = (
-        {}
-        if state or type(callback).__module__.startswith("loopwright.")
-        else schedulers_of(callback)
-    )
-    return (
-        {KEY: {path: scheduler.state_dict() for path, scheduler in held.items()}} if held else state
-    )
+    if state or type(callback).__module__.startswith("loopwright."):
+        return state
+    held = schedulers_of(callback)
+    return {KEY: {path: held[path].state_dict() for path in held}} if held else state
 
 
 class CallbackSchedulers:
@@ -101,27 +101,21 @@ def set_hyperparameters(optimizer: Optimizer, groups: Iterable[Mapping[str, Any]
         group.update({name: value for name, value in values.items() if name != "params"})
 
 
-def unsaved_texts(callback: object, known: Iterable[nn.Module | Optimizer]) -> list[str]:
+def unsaved_texts(callback: object, components: Components) -> list[str]:
     """Return a line for each model or optimizer of a callback that changes in training and that no
-    checkpoint holds."""
-    saved = {
-        id(part)
-        for one in known
-        for part in (one.modules() if isinstance(one, nn.Module) else [one])
-    }
+    checkpoint holds; metrics are saved by themselves."""
+    saved: set[object] = set(components.optimizers.values())
+    for module in components.modules.values():
+        saved.update(module.modules())
     name = type(callback).__name__
-    return [
-        f"Checkpoints do not contain {name}.{path} ({type(value).__name__}), so a resumed run "
-        f"would begin with another one: give {name} the methods `state_dict` and "
-        "`load_state_dict`, if it changes in training."
-        for path, value in attributes_of(callback)
-        if _changes(value) and id(value) not in saved
-    ]
-
-
-def _changes(value: Any) -> bool:
-    """Whether an object is an optimizer, or a model that is not frozen; metrics are saved by
-    themselves."""
-    if isinstance(value, nn.Module) and not isinstance(value, ComputedMetric):
-        return any(param.requires_grad for param in value.parameters())
-    return isinstance(value, Optimizer)
+    texts = []
+    for path, value in attributes_of(callback):
+        is_model = isinstance(value, nn.Module) and not isinstance(value, ComputedMetric)
+        changes = is_trained(value) if is_model else isinstance(value, Optimizer)
+        if changes and value not in saved:
+            texts.append(
+                f"Checkpoints do not contain {name}.{path} ({type(value).__name__}), so a resumed "
+                f"run would begin with another one: give {name} the methods `state_dict` and "
+                "`load_state_dict`, if it changes in training."
+            )
+    return texts

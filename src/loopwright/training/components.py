@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from math import inf, isnan
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
@@ -46,7 +45,8 @@ class Components:
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of all modules that require gradients, each once."""
-        return trainable_parameters(self.modules.values())
+        params = (param for module in self.modules.values() for param in module.parameters())
+        yield from {param: None for param in params if param.requires_grad}
 
     def parameter_orders(self) -> dict[str, list[int]]:
         """Return the places of each optimizer's parameters among those of all models, -1 where they
@@ -54,25 +54,17 @@ class Components:
         params = [param for module in self.modules.values() for param in module.parameters()]
         places = {id(param): place for place, param in enumerate(params)}
         return {
-            name: [
-                places.get(id(param), -1)
-                for group in optimizer.param_groups
-                for param in group["params"]
-            ]
+            name: [places.get(id(param), -1) for param in params_of(optimizer)]
             for name, optimizer in self.optimizers.items()
         }
 
     def count_parameters(self) -> dict[str, int]:
         """Count the parameters of all modules, each once, and the trainable ones; lazy ones are
         left out."""
-        params = {
-            id(p): p
-            for module in self.modules.values()
-            for p in module.parameters()
-            if not is_lazy(p)
-        }
-        trainable = sum(p.numel() for p in params.values() if p.requires_grad)
-        return {"total": sum(p.numel() for p in params.values()), "trainable": trainable}
+        every = {param for module in self.modules.values() for param in module.parameters()}
+        params = [param for param in every if not is_lazy(param)]
+        trainable = sum(param.numel() for param in params if param.requires_grad)
+        return {"total": sum(param.numel() for param in params), "trainable": trainable}
 
     def without_schedules(self) -> Components:
         """Return the same components without schedules, for a fresh run."""
@@ -127,22 +119,24 @@ def swap_parameters(optimizer: Optimizer, replaced: Mapping[int, nn.Parameter]) 
         group["params"] = [replaced.get(id(param), param) for param in group["params"]]
 
 
-def check_trainable(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
+def params_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of an optimizer, group by group."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def check_trainable(components: Components) -> None:
     """Refuse to train models or optimizers without a parameter that requires gradients."""
-    if not any(p.requires_grad for module in modules.values() for p in module.parameters()):
+    modules = components.modules
+    if not any(map(is_trained, modules.values())):
         raise ConfigurationError(
             "no-trainable-model",
             f"Nothing to train: none of the models ({', '.join(modules) or 'there is none'}) has "
             "a parameter with requires_grad=True. Unfreeze some, pass a model that has some, or "
             "use `evaluate`.",
         )
-    held = [
-        p
-        for optimizer in optimizers.values()
-        for group in optimizer.param_groups
-        for p in group["params"]
-    ]
-    if held and not any(p.requires_grad for p in held):
+    optimizers = components.optimizers
+    held = [param for optimizer in optimizers.values() for param in params_of(optimizer)]
+    if held and not any(param.requires_grad for param in held):
         raise ConfigurationError(
             "all-parameters-frozen",
             f"Nothing to train: all {len(held)} parameters of the optimizers "
@@ -177,55 +171,55 @@ def check_clipping(name: str, value: Any) -> None:
         check_number(name, value, above=0, is_whole=False, otherwise="None for no clipping")
 
 
-def check_options(optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse learning rates that are negative or not finite, and options that are NaN; torch
-    accepts some of them."""
-    for name, optimizer in optimizers.items():
-        for group in optimizer.param_groups:
-            wrong = [
-                key for key, value in group.items() if isinstance(value, float) and isnan(value)
-            ]
-            rate = float(group.get("lr") or 0.0)
-            if wrong or not 0 <= rate < inf:
-                key = wrong[0] if wrong else "lr"
-                raise ConfigurationError(
-                    "optimizer-option",
-                    f"Optimizer {name!r} has {key}={float(group[key])}: use a finite number"
-                    f"{', 0 or more' if key == 'lr' else ''}.",
-                )
+def check_optimizers(components: Components, *, accumulates: bool) -> None:
+    """Refuse optimizers that would train the wrong thing, or the wrong way.
 
-
-def check_shared(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse a parameter of two optimizers with accumulation: its `grad` holds one sum only."""
-    named = [
-        (p, f"{name}.{key}")
-        for name, module in modules.items()
-        for key, p in module.named_parameters()
-    ]
-    names = {id(p): name for p, name in reversed(named)}
+    Learning rates that are negative or not finite, and options that are NaN, some of which torch
+    accepts; parameters of none of the models; and, with accumulation, a parameter of two
+    optimizers, since its `grad` holds one sum only.
+    """
     owners: dict[int, str] = {}
-    for name, optimizer in optimizers.items():
-        for param in {
-            id(p): p for group in optimizer.param_groups for p in group["params"]
-        }.values():
+    for name, optimizer in components.optimizers.items():
+        _check_options(name, optimizer)
+        check_owners(components.modules, {name: optimizer})
+        for param in set(params_of(optimizer)) if accumulates else ():
             other = owners.setdefault(id(param), name)
             if other != name:
                 raise ConfigurationError(
                     "shared-parameter",
-                    f"The parameter {names.get(id(param))!r} belongs to two optimizers, {other!r} "
-                    f"and {name!r}. With gradient accumulation, gradients of one loss would be "
-                    "added to those of the other. Give the parameter to only one of them, or do "
-                    "not accumulate.",
+                    f"The parameter {_name_of(param, components.modules)!r} belongs to two "
+                    f"optimizers, {other!r} and {name!r}. With gradient accumulation, gradients of "
+                    "one loss would be added to those of the other. Give the parameter to only one "
+                    "of them, or do not accumulate.",
+                )
+
+
+def _name_of(param: nn.Parameter, modules: Mapping[str, nn.Module]) -> str:
+    for name, module in modules.items():
+        for key, own in module.named_parameters():
+            if own is param:
+                return f"{name}.{key}"
+    return "?"
+
+
+def _check_options(name: str, optimizer: Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            is_nan = isinstance(value, float) and isnan(value)
+            if is_nan or (key == "lr" and not 0 <= float(value) < inf):
+                raise ConfigurationError(
+                    "optimizer-option",
+                    f"Optimizer {name!r} has {key}={float(value)}: use a finite number"
+                    f"{', 0 or more' if key == 'lr' else ''}.",
                 )
 
 
 def check_owners(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
     """Refuse an optimizer whose parameters belong to none of the models."""
-    owned = {id(p) for module in modules.values() for p in module.parameters()}
+    owned = {param for module in modules.values() for param in module.parameters()}
     for name, optimizer in optimizers.items():
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        strangers = sum(id(p) not in owned for p in params)
-        if strangers:
+        params = params_of(optimizer)
+        if strangers := sum(param not in owned for param in params):
             raise ConfigurationError(
                 "foreign-parameters",
                 f"Optimizer {name!r} holds {strangers} of {len(params)} parameters that belong to "
@@ -267,10 +261,11 @@ def check_default_optimizers(
 ) -> None:
     """Refuse optimizers that the loss of the default step cannot train, since it is computed by
     other models."""
-    used = [model, *([loss_fn] if isinstance(loss_fn, nn.Module) else [])]
-    reached = {id(p) for module in used for p in module.parameters()}
+    reached = set(model.parameters())
+    if isinstance(loss_fn, nn.Module):
+        reached.update(loss_fn.parameters())
     for name, optimizer in optimizers.items():
-        if not any(id(p) in reached for group in optimizer.param_groups for p in group["params"]):
+        if reached.isdisjoint(params_of(optimizer)):
             raise ConfigurationError(
                 "optimizer-not-reached",
                 "The default `train_step` updates all optimizers with the loss of `self.model`, "
@@ -279,23 +274,6 @@ def check_default_optimizers(
                 f"loss `self.update(loss, {list(optimizers)})`). Or override `forward` if the "
                 "loss depends on the other models too.",
             )
-
-
-def checked_directory(run_dir: str | Path | None) -> Path | None:
-    """Return the run directory, if there is one, as a path; refuse a URL."""
-    from ..checkpoint.manifest import local_path
-
-    return None if run_dir is None else local_path(run_dir, "run_dir")
-
-
-def trainable_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    """Yield the parameters of modules that require gradients, each once."""
-    seen: set[int] = set()
-    for module in modules:
-        for param in module.parameters():
-            if param.requires_grad and id(param) not in seen:
-                seen.add(id(param))
-                yield param
 
 
 def check_reduction(loss_fn: Any, accumulate: int, num_processes: int) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,26 +116,30 @@ def describe_program(run: TrainingRun, stream: Stream, *, looks_at_samples: bool
     flat = describe_components(run) | _describe_data("data", stream, looks_at_samples)
     if run.data.eval_stream is not None:
         eval_data = _describe_data("eval_data", run.data.eval_stream, looks_at_samples)
-        flat |= {
-            key: eval_data[key]
-            for key in ("eval_data.length", "eval_data.samples")
-            if key in eval_data
-        }
+        for key in ("eval_data.length", "eval_data.samples"):
+            if key in eval_data:
+                flat[key] = eval_data[key]
     return flat
 
 
 def describe_components(run: TrainingRun) -> dict[str, Any]:
     """Describe what a trainer trains, without the data."""
-    flat: dict[str, Any] = run.program._describe_more() | run.components.structure
+    program = run.program
+    flat: dict[str, Any] = program._describe_more() | run.components.structure
     for name, optimizer in run.components.optimizers.items():
-        flat |= describe_optimizer(key_of("optimizer", name), optimizer)
+        flat |= _describe_optimizer(key_of("optimizer", name), optimizer)
     for name, schedule in run.components.schedules.items():
         flat |= _describe_schedule(key_of("scheduler", name), schedule)
-    flat |= describe_object("loss", run.program.loss_fn)
-    flat |= _describe_steps(run)
+    flat |= describe_object("loss", program.loss_fn)
+    owner = users_trainer(program)
+    for name in program._step_methods:  # those that the user wrote
+        function = inspect.unwrap(getattr(getattr(owner, name, None), "__func__", len))
+        if isinstance(function, FunctionType) and not _is_ours(function):
+            flat |= _describe_function(name, name, function)
     for name in ("accumulate", "clip_norm", "clip_value", "seed"):
-        flat[name] = plain(getattr(run.program, name))
-    flat["precision"], flat["torch"] = run.runtime.precision, torch.__version__.partition("+")[0]
+        flat[name] = plain(getattr(program, name))
+    flat["precision"] = run.runtime.precision
+    flat["torch"] = torch.__version__.partition("+")[0]
     return flat
 
 
@@ -144,16 +148,13 @@ def check_ranks(run: TrainingRun, description: Mapping[str, Any]) -> None:
     runtime = run.runtime
     if runtime.world == 1:
         return
-    orders = run.components.parameter_orders()
-    description = {
-        **description,
-        **{f"{key_of('optimizer', name)}.order": order for name, order in orders.items()},
-    }
-    own = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-    if len(set(runtime.gather_objects(own))) == 1:
+    own = dict(description)
+    for name, order in run.components.parameter_orders().items():
+        own[f"{key_of('optimizer', name)}.order"] = order
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    if len(set(runtime.gather_objects(digest))) == 1:
         return
-    differing = differing_by_rank(runtime.gather_objects(dict(description)))
-    if differing:
+    if differing := differing_by_rank(runtime.gather_objects(own)):
         raise ConfigurationError("ranks-differ", rank_refusal(differing))
 
 
@@ -172,8 +173,9 @@ def describe_models(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
     for name, module in modules.items():
         params = list(module.parameters())
         if params:
-            flat |= _describe_layers(key_of("model", name), module)
-            flat[f"{key_of('model', name)}.num_trainable"] = sum(p.requires_grad for p in params)
+            prefix = key_of("model", name)
+            flat |= _describe_layers(prefix, module)
+            flat[f"{prefix}.num_trainable"] = sum(p.requires_grad for p in params)
     return flat
 
 
@@ -181,44 +183,30 @@ def _describe_layers(prefix: str, module: nn.Module) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, part in module.named_modules():
         key = f"{prefix}.{name}" if name else prefix
-        options = _options_text(part)
-        flat[key] = f"{_layer_name(part)}({options})"
-        if not options:
-            flat |= {
-                f"{key}.{own}": _shape(param) for own, param in part.named_parameters(recurse=False)
-            }
+        kinds = type(part).__mro__
+        is_sharded = len(kinds) > 2 and kinds[1].__name__ == "FSDPModule"  # by an earlier trainer
+        # options of layers that are not torch's are unknown
+        is_torch = type(part).extra_repr.__module__.startswith("torch.nn.")
+        options = part.extra_repr() if is_torch else ""
+        flat[key] = f"{kinds[2 if is_sharded else 0].__qualname__}({options})"
+        for own, param in part.named_parameters(recurse=False) if not options else ():
+            is_known = not nn.parameter.is_lazy(param)
+            flat[f"{key}.{own}"] = list(param.shape) if is_known else UNKNOWN
     if len(flat) > MAX_PARTS:
         return {prefix: f"{flat[prefix]} of {len(flat)} parts, {fingerprint(flat)}"}
     return flat
 
 
-def _layer_name(part: nn.Module) -> str:
-    kinds = type(part).__mro__
-    is_sharded = len(kinds) > 2 and kinds[1].__name__ == "FSDPModule"  # by an earlier trainer
-    return (kinds[2] if is_sharded else kinds[0]).__qualname__
-
-
-def _options_text(part: nn.Module) -> str:
-    """Return the options of a torch layer, as its `extra_repr`; options of other layers are
-    unknown."""
-    return part.extra_repr() if type(part).extra_repr.__module__.startswith("torch.nn.") else ""
-
-
-def _shape(param: Any) -> Any:
-    return UNKNOWN if nn.parameter.is_lazy(param) else list(param.shape)
-
-
-def describe_optimizer(prefix: str, optimizer: Optimizer) -> dict[str, Any]:
+def _describe_optimizer(prefix: str, optimizer: Optimizer) -> dict[str, Any]:
     """The class and the options of an optimizer, group by group where there are several."""
+    groups = optimizer.param_groups
     flat: dict[str, Any] = {prefix: name_of(type(optimizer))}
-    flat[f"{prefix}.num_params"] = [len(group["params"]) for group in optimizer.param_groups]
-    for number, group in enumerate(optimizer.param_groups):
-        start = group_key(prefix, number, len(optimizer.param_groups))
-        for option, value in group.items():
-            if option == "lr":
-                value = group.get("initial_lr", value)  # which a scheduler has changed already
-            if option not in IMPLEMENTATION:
-                _add_plain(flat, f"{start}.{option}", value)
+    flat[f"{prefix}.num_params"] = [len(group["params"]) for group in groups]
+    for number, group in enumerate(groups):
+        options = {name: group[name] for name in group if name not in IMPLEMENTATION}
+        if "initial_lr" in group:
+            options["lr"] = group["initial_lr"]  # a scheduler has changed the other already
+        flat |= _entries(group_key(prefix, number, len(groups)), options)
     return flat
 
 
@@ -228,10 +216,10 @@ def group_key(prefix: str, number: int, count: int) -> str:
 
 def _describe_schedule(prefix: str, schedule: Schedule) -> dict[str, Any]:
     scheduler = schedule.scheduler
-    flat = {f"{prefix}.every": schedule.interval, f"{prefix}.metric": schedule.metric}
     if isinstance(scheduler, CurveSchedule):
         return _describe_curve(prefix, scheduler.curve)
-    return describe_scheduler(prefix, scheduler) | flat
+    flat = _describe_scheduler(prefix, scheduler)
+    return flat | {f"{prefix}.every": schedule.interval, f"{prefix}.metric": schedule.metric}
 
 
 def _describe_curve(prefix: str, curve: Any) -> dict[str, Any]:
@@ -247,30 +235,16 @@ def _describe_curve(prefix: str, curve: Any) -> dict[str, Any]:
     return flat
 
 
-def describe_scheduler(prefix: str, scheduler: Any) -> dict[str, Any]:
+def _describe_scheduler(prefix: str, scheduler: Any) -> dict[str, Any]:
     """The class and the options of a scheduler, without where it is."""
     flat: dict[str, Any] = {prefix: name_of(type(scheduler))}
-    for option, value in vars(scheduler).items():
-        if option == INNER_SCHEDULERS:
-            for number, inner in enumerate(value):
-                flat |= describe_scheduler(f"{prefix}.{number}", inner)
-        elif option == "lr_lambdas":
-            for number, function in enumerate(value):
-                flat |= describe_object(f"{prefix}.lr_lambda.{number}", function)
-        elif option not in POSITION and not option.startswith("_"):
-            _add_plain(flat, f"{prefix}.{option}", value)
-    return flat
-
-
-def _describe_steps(run: TrainingRun) -> dict[str, Any]:
-    """The steps that the user wrote, where those are not the default."""
-    flat: dict[str, Any] = {}
-    owner = users_trainer(run.program)
-    for name in run.program._step_methods:
-        function = inspect.unwrap(getattr(getattr(owner, name, None), "__func__", len))
-        if isinstance(function, FunctionType) and not _is_ours(function):
-            flat |= _describe_function(name, name, function)
-    return flat
+    options = dict(vars(scheduler))
+    for number, inner in enumerate(options.get(INNER_SCHEDULERS, ())):
+        flat |= _describe_scheduler(f"{prefix}.{number}", inner)
+    for number, function in enumerate(options.pop("lr_lambdas", ())):
+        flat |= describe_object(f"{prefix}.lr_lambda.{number}", function)
+    public = {name for name in options if not name.startswith("_")} - POSITION
+    return flat | _entries(prefix, {name: options[name] for name in options if name in public})
 
 
 def _describe_data(prefix: str, stream: Stream, looks_at_samples: bool) -> dict[str, Any]:
@@ -306,9 +280,7 @@ def describe_object(prefix: str, value: Any) -> dict[str, Any]:
     if isinstance(value, partial):
         flat = describe_object(prefix, value.func)
         flat[prefix] = f"partial of {flat[prefix]}"
-        for name, option in [*enumerate(value.args), *value.keywords.items()]:
-            _add_plain(flat, f"{prefix}.{name}", option)
-        return flat
+        return flat | _entries(prefix, dict(enumerate(value.args)) | value.keywords)
     function = inspect.unwrap(value.__func__ if isinstance(value, MethodType) else value)
     if isinstance(function, FunctionType):
         return {prefix: name_of(function)} | _describe_function(f"{prefix}.code", prefix, function)
@@ -323,10 +295,11 @@ def _describe_instance(prefix: str, value: Any) -> dict[str, Any]:
     for name, option in _attributes(value).items():
         if not name.startswith("_") and name not in PLACES:
             describe = _setting if isinstance(option, SETTINGS) else plain
-            _add_plain(flat, f"{prefix}.{name}", option, describe)
-    if isinstance(value, nn.Module) and _is_torch(kind):
+            flat |= _entries(prefix, {name: option}, describe)
+    is_module = isinstance(value, nn.Module)
+    if is_module and _is_torch(kind):
         flat |= {f"{prefix}.{name}": fingerprint(buffer) for name, buffer in value.named_buffers()}
-    compute = kind.forward if isinstance(value, nn.Module) else getattr(kind, "__call__", None)  # noqa: B004
+    compute = getattr(kind, "forward" if is_module else "__call__", None)
     if isinstance(compute, FunctionType) and not _is_torch(kind):
         flat |= _describe_function(f"{prefix}.code", prefix, compute)
     return flat
@@ -335,12 +308,8 @@ def _describe_instance(prefix: str, value: Any) -> dict[str, Any]:
 def _attributes(value: Any) -> dict[str, Any]:
     """The attributes of an object, with the fields of a dataclass, which has no `__dict__` where it
     has slots."""
-    own = (
-        {field.name: getattr(value, field.name) for field in fields(value)}
-        if is_dataclass(value)
-        else {}
-    )
-    return own | getattr(value, "__dict__", {})
+    names = [field.name for field in fields(value)] if is_dataclass(value) else []
+    return {name: getattr(value, name) for name in names} | getattr(value, "__dict__", {})
 
 
 def name_of(value: Any) -> str:
@@ -362,14 +331,6 @@ def _is_ours(function: FunctionType) -> bool:
     return str(function.__module__).partition(".")[0] == "loopwright"
 
 
-def _add_plain(
-    flat: dict[str, Any], key: str, value: Any, describe: Callable[[Any], Any] | None = None
-) -> None:
-    """Add an entry for a value, where it has a description."""
-    with suppress(NotPlainError):
-        flat[key] = (describe or plain)(value)
-
-
 def plain(value: Any) -> Any:
     """A value as JSON has it; one that JSON does not have raises `NotPlainError`."""
     if isinstance(value, Tensor):
@@ -385,39 +346,43 @@ def plain(value: Any) -> Any:
     raise NotPlainError
 
 
-def _describe_function(key: str, prefix: str, function: FunctionType) -> dict[str, Any]:
-    """Return a hash of a function's code under `key`, and the plain values that it uses under their
-    own names."""
-    flat: dict[str, Any] = {key: UNKNOWN if _is_ours(function) else _hash_code(function)}
-    for name, value in _surroundings(function).items():
-        if name.lower() not in PLACES:
-            _add_plain(flat, f"{prefix}.{name}", value, _setting)  # a list may be a counter
+def _entries(
+    prefix: str, values: Mapping[Any, Any], describe: Callable[[Any], Any] = plain
+) -> dict[str, Any]:
+    """Return an entry for each value that has a description."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        with suppress(NotPlainError):
+            flat[f"{prefix}.{name}"] = describe(value)
     return flat
 
 
-def _hash_code(function: FunctionType) -> str:
-    """Return a hash of code. Not for this library's functions: the next version may compute the
-    same in another way."""
-    digest = hashlib.sha256()
-    _add_code(digest, function.__code__, function.__doc__)
-    version = ".".join(platform.python_version_tuple()[:2])
-    return f"{digest.hexdigest()[:LENGTH]} (Python {version})"
+def _describe_function(key: str, prefix: str, function: FunctionType) -> dict[str, Any]:
+    """Return a hash of a function's code under `key`, and the plain values that it uses under their
+    own names: globals, closure variables and defaults of arguments.
 
-
-def _surroundings(function: FunctionType) -> dict[str, Any]:
-    """Return the values that a function uses by name: globals, closure variables and defaults of
-    arguments."""
+    Code of this library has no hash: the next version may compute the same in another way.
+    """
     code = function.__code__
     names = function.__globals__
-    own = {
+    used = {
         name: names[name]
         for name in code.co_names
         if isinstance(names.get(name), (*SETTINGS, tuple)) and not name.startswith("__")
     }
-    cells = dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True))
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # it is not filled yet
+            used[name] = cell.cell_contents
     defaults = function.__defaults__ or ()
     given = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    return own | cells | dict(zip(given, defaults, strict=True)) | (function.__kwdefaults__ or {})
+    used |= dict(zip(given, defaults, strict=True)) | (function.__kwdefaults__ or {})
+    digest = hashlib.sha256()
+    _add_code(digest, code, function.__doc__)
+    version = ".".join(platform.python_version_tuple()[:2])
+    hashed = f"{digest.hexdigest()[:LENGTH]} (Python {version})"
+    settings = {name: value for name, value in used.items() if name.lower() not in PLACES}
+    # a list may be a counter
+    return {key: UNKNOWN if _is_ours(function) else hashed} | _entries(prefix, settings, _setting)
 
 
 def _setting(value: Any) -> Any:
@@ -438,26 +403,19 @@ def _setting(value: Any) -> Any:
 
 def _kind_of_this_start(value: float | str) -> str | None:
     """Return "time", "process number" or "temporary path" for a value of this process."""
-    numbers: list[float] = []
-    if not isinstance(value, str):
-        numbers = [value]
-    else:
+    numbers = [value] if not isinstance(value, str) else map(float, re.findall(r"\d+", value))
+    if isinstance(value, str):
         if tempfile.gettempdir() in value:
             return "temporary path"
         if any(time.strftime(form) in value for form in ("%Y-%m-%d", "%Y%m%d", "%Y_%m_%d")):
             return "time"
-        numbers = [float(digits) for digits in re.findall(r"\d+", value)]
     now = time.time()
-    if any(0 <= now - number / unit < DAY for number in numbers for unit in (1, 1e3, 1e9)):
-        return "time"
-    return "process number" if os.getpid() in numbers else None
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return cell
+    for number in numbers:
+        if number == os.getpid():
+            return "process number"
+        if any(0 <= now - number / unit < DAY for unit in (1, 1e3, 1e9)):
+            return "time"
+    return None
 
 
 def _add_code(digest: Any, code: CodeType, doc: str | None = None) -> None:

@@ -17,7 +17,7 @@ from ..callbacks.interval import Watching
 from ..data.containers import map_tensors
 from ..data.random import preserved_rng
 from ..errors import ConfigurationError, DataError
-from ..metrics.best import Directions, WatchedMetric, settle_all
+from ..metrics.best import WatchedMetric, settle_all
 from ..metrics.meter import Meter
 from ..metrics.result import StepResult
 from ..text import listed, near_names
@@ -41,36 +41,29 @@ TRAIN_HOOKS = (
 def check_required_metrics(run: TrainingRun) -> None:
     """Refuse a run that watches a metric which is not measured, or whose mode (min or max) is
     unknown."""
-    wanted = {
-        name: type(callback).__name__
-        for callback in run.callbacks
-        for name in callback.required_metrics()
-    }
-    wanted |= {
-        s.metric: "Schedule"
-        for s in run.components.schedules.values()
-        if s.watches and s.metric is not None
-    }
+    plateaus = [schedule for schedule in run.components.schedules.values() if schedule.watches]
+    wanted: dict[str, str] = {}
+    watched: list[WatchedMetric] = []
+    for callback in run.callbacks:
+        wanted |= dict.fromkeys(callback.required_metrics(), type(callback).__name__)
+        watched += callback.watched_metrics()
+    for schedule in plateaus:
+        if schedule.metric is not None:
+            wanted[schedule.metric] = "Schedule"
+            if schedule.mode:
+                watched.append(WatchedMetric(schedule.metric, schedule.mode, "Schedule"))
     if wanted:
         _check_measured(run, wanted)
-    watched = [metric for callback in run.callbacks for metric in callback.watched_metrics()]
-    plateaus = [s for s in run.components.schedules.values() if s.watches]
-    watched += [
-        WatchedMetric(s.metric, s.mode, "Schedule")
-        for s in plateaus
-        if s.metric is not None and s.mode
-    ]
     settle_all(watched, run.metrics.directions)
     for schedule in plateaus:
-        _check_plateau(
-            schedule, schedule.metric or run.program._plateau_metric, run.metrics.directions
-        )
+        _check_plateau(run, schedule)
 
 
-def _check_plateau(schedule: Schedule, metric: str | None, directions: Directions) -> None:
+def _check_plateau(run: TrainingRun, schedule: Schedule) -> None:
     """Refuse a scheduler whose mode (min or max) is the opposite of its metric's."""
     own = schedule.scheduler.mode
-    if metric is None or directions.of(metric) in (None, own):
+    metric = schedule.metric or run.program._plateau_metric
+    if metric is None or run.metrics.directions.of(metric) in (None, own):
         return
     better, other = ("larger", "max") if own == "min" else ("smaller", "min")
     raise ConfigurationError(
@@ -83,33 +76,38 @@ def _check_plateau(schedule: Schedule, metric: str | None, directions: Direction
 
 
 def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
-    evaluated = set() if run.data.eval_stream is None else measured_on(run, run.data.eval_stream)
+    eval_stream = run.data.eval_stream
+    evaluated = set() if eval_stream is None else measured_on(run, eval_stream)
     after_epochs = {"loss", *(f"eval_{name}" for name in evaluated)}
     by_callbacks = _measured_by_callbacks(run)
     _check_moments(run, after_epochs, _with_promised(by_callbacks, run))
-    measured = after_epochs | by_callbacks
-    known = _with_promised(measured, run)
-    if missing := _missing(wanted, known, run):
+    known = _with_promised(after_epochs | by_callbacks, run)
+    missing = _missing(wanted, known, run)
+    if missing:
         in_training = _measured_in_training(run)
-        known = _with_promised(measured | (in_training or set()), run)
+        known = _with_promised(known | in_training, run)
         missing = [
-            name for name in _missing(wanted, known, run) if name.startswith("eval_") or in_training
+            name
+            for name in _missing(wanted, known, run)
+            if name.startswith("eval_") or in_training  # metrics of an own step are not known
         ]
-    for name in missing:
-        near = near_names(name, known)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        if name.startswith("eval_") and run.data.eval_stream is None:
-            hint = " Pass `eval_data=` to evaluate."
-        else:
-            hint += (
-                " A callback of yours that logs it needs a method `metric_names(self, known)` that "
-                f"returns {{{name!r}}}."
-            )
-        raise ConfigurationError(
-            "metric-not-measured",
-            f"{wanted[name]} watches {name!r}, which this run will not measure; it will measure: "
-            f"{', '.join(sorted(known))}.{hint}",
-        )
+    if not missing:
+        return
+    name = missing[0]
+    near = near_names(name, known)
+    hint = (
+        " A callback of yours that logs it needs a method `metric_names(self, known)` that "
+        f"returns {{{name!r}}}."
+    )
+    if name.startswith("eval_") and eval_stream is None:
+        hint = " Pass `eval_data=` to evaluate."
+    elif near:
+        hint = f" Did you mean {near[0]!r}?{hint}"
+    raise ConfigurationError(
+        "metric-not-measured",
+        f"{wanted[name]} watches {name!r}, which this run will not measure; it will measure: "
+        f"{', '.join(sorted(known))}.{hint}",
+    )
 
 
 def _check_moments(run: TrainingRun, after_epochs: set[str], logged: set[str]) -> None:
@@ -119,23 +117,21 @@ def _check_moments(run: TrainingRun, after_epochs: set[str], logged: set[str]) -
         if not isinstance(callback, Watching) or callback.interval.unit == "epoch":
             continue
         name = callback.metric
-        every = f"{callback.interval.n} {callback.interval.unit}s"
         if name in after_epochs and _missing([name], logged, run):
-            option = f"every_n_{callback.interval.unit}s={callback.interval.n}"
+            every = f"{callback.interval.n} {callback.interval.unit}s"
             raise ConfigurationError(
                 "metric-of-epochs",
                 f"{type(callback).__name__} watches {name!r} every {every}, but this run measures "
                 "it only after epochs: use `every_n_epochs=`, or watch a metric that a callback "
-                f"logs during epochs, such as 'online_loss' of OnlineLoss({option}).",
+                "logs during epochs, such as 'online_loss' of OnlineLoss.",
             )
 
 
 def _with_promised(known: set[str], run: TrainingRun) -> set[str]:
     """Return the names of all metrics of an epoch, with those that callbacks add."""
-    for callback in run.callbacks:
-        if not callback.evaluates_again:
-            known = known | callback.metric_names(known)
-    return known.union(*(c.metric_names(known) for c in run.callbacks if c.evaluates_again))
+    for callback in sorted(run.callbacks, key=lambda callback: callback.evaluates_again):
+        known = known | callback.metric_names(known)
+    return known
 
 
 def _missing(wanted: Iterable[str], known: set[str], run: TrainingRun) -> list[str]:
@@ -154,9 +150,8 @@ def _measured_by_callbacks(run: TrainingRun) -> set[str]:
     every evaluation."""
     found: set[str] = set()
     for callback in run.callbacks:
-        for prefix, stream in callback.eval_streams(
-            run.program._trainer_given_to(callback)
-        ).items():
+        streams = callback.eval_streams(run.program._trainer_given_to(callback))
+        for prefix, stream in streams.items():
             names = _with_promised({f"eval_{name}" for name in measured_on(run, stream)}, run)
             found |= {f"{prefix}_{n.removeprefix('eval_')}" for n in names if n.startswith("eval_")}
     return found
@@ -172,12 +167,12 @@ def measured_on(run: TrainingRun, stream: Stream) -> set[str]:
     return names
 
 
-def _measured_in_training(run: TrainingRun) -> set[str] | None:
-    """Return the names of the default `train_step`'s metrics; None for an own step, or if data
+def _measured_in_training(run: TrainingRun) -> set[str]:
+    """Return the names of the default `train_step`'s metrics; none for an own step, or if data
     cannot be read twice."""
     if not run.program._has_default_step:
-        return None
-    return _names(run, peek(run), partial(measure_supervised, run.program)) or None
+        return set()
+    return _names(run, peek(run), partial(measure_supervised, run.program))
 
 
 def peek(run: TrainingRun) -> list[Batch]:

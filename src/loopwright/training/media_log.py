@@ -4,41 +4,15 @@ to callbacks."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, public
 
 if TYPE_CHECKING:
-    from ..callback import Hook
-    from ..metrics.media import Histogram, Images, Media, Table
-    from ..metrics.progress import Progress
-    from ..metrics.rows import Place
-    from ..runtime import Runtime
-
-    # what is logged, the number of its images, and a remark on its values
-    Read = tuple[Images | Histogram | Table | str, int, str]
-
-
-MAX_WAITING = 1000  # items that are logged before training
-
-
-class LoggedRun(Protocol):
-    """The part of a run that logging needs."""
-
-    @property
-    def runtime(self) -> Runtime: ...
-    @property
-    def hooks(self) -> Mapping[str, list[Hook]]: ...
-    @property
-    def media(self) -> MediaLog: ...
-    @property
-    def message_names(self) -> Any: ...
-    def emit(self, event: str, *args: Any) -> None: ...
-    def place(self) -> Place: ...
-    def say(self, line: str) -> None: ...
+    from ..metrics.media import Media
 
 
 class MediaLog:
@@ -49,8 +23,9 @@ class MediaLog:
     each by itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: Any) -> None:
         self.waiting: list[Media] | None = []  # logged before training; None once it has begun
+        self._run = run  # a `TrainingRun`, which imports this module
         self._is_muted = False
         self._step = -1  # of the items that were numbered last
         self._counts: dict[str, int] = {}  # of the items of that step, by name
@@ -58,41 +33,59 @@ class MediaLog:
         self._before_end: tuple[int, dict[str, int]] = (-1, {})
         self._said: set[str] = set()
 
-    def add(self, run: LoggedRun, name: str, content: Any, count: int) -> None:
-        """Give an item to the callbacks, now or when training begins; `count` is the number of its
-        images."""
+    def open(self, method: str, name: Any) -> str | None:
+        """Return the call of a method as errors name it; None where nothing records what it
+        logs."""
+        if not isinstance(name, str) or not name.strip():
+            given = repr(name) if isinstance(name, str) else f"of type {type(name).__name__}"
+            raise ConfigurationError(
+                "media-name",
+                f"{method}: the first argument is {given}: give a name first, such as 'samples', "
+                "and then the value.",
+            )
+        call = f"{method}({name!r})"
+        return call if self._is_needed and self._has_listener(call) else None
+
+    def add(self, name: str, content: Any, count: int = 1, remark: str = "") -> None:
+        """Give an item to the callbacks, now or when training begins.
+
+        `count` is the number of its images, and `remark` a line on its values, which is said once.
+        """
+        if remark:
+            self._say_once(f"values of {name}", f"{name!r}: {remark}")
         from ..metrics.media import Media
 
-        update, step, epoch, samples, seconds = run.place()
+        update, step, epoch, samples, seconds = self._run.place()
         if step != self._step:
             self.renumber(step)
         position = self._counts.get(name, 0)
         self._counts[name] = position + count
         media = Media(name, content, update, step, epoch, samples, seconds, time.time(), position)
         if self.waiting is None:
-            run.emit("on_media", media)
-        elif len(self.waiting) < MAX_WAITING:
-            self.waiting.append(media)
-            self.say_once(
-                run,
-                "before",
-                f"{name!r} was logged before training: it will be recorded when training starts.",
-            )
-        else:
-            self.say_once(
-                run,
-                "full",
-                f"{name!r} is dropped: {MAX_WAITING} logged items are already waiting for "
-                "training to start.",
-            )
+            self._run.emit("on_media", media)
+            return
+        self.waiting.append(media)
+        self._say_once(
+            "before",
+            f"{name!r} was logged before training: it will be recorded when training starts.",
+        )
 
-    def begin(self, run: LoggedRun) -> None:
+    def add_files(self, name: str, paths: Sequence[Path]) -> None:
+        """Log PNG files that an interface has written, with their names as captions, where
+        something records them."""
+        if paths and self._is_needed and self._run.hooks["on_media"]:
+            from ..metrics.media import Images
+
+            images = tuple(path.read_bytes() for path in paths)
+            self.add(name, Images(images, tuple(path.stem for path in paths)), len(paths))
+
+    def begin(self) -> None:
         """Training begins: give the callbacks what was logged before it."""
         waiting = self.waiting or ()
         self.waiting = None
-        if waiting and self.has_listener(run, f"{waiting[0].name!r}"):
+        if waiting and self._has_listener(f"{waiting[0].name!r}"):
             for media in waiting:
-                run.emit("on_media", media)
+                self._run.emit("on_media", media)
 
     def take_over(self, earlier: MediaLog) -> None:
         """Go on with what was logged before training, in a run that another one began."""
@@ -101,17 +94,20 @@ class MediaLog:
     def count_on(self, step: int, counts: Mapping[str, int]) -> None:
         """Number the items of a step from these numbers on, which were logged before a resume point
         was saved in it."""
-        self._step, self._counts = step, dict(counts)
+        self._step = step
+        self._counts = dict(counts)
 
-    def end_steps(self, step: int) -> None:
+    def end_steps(self) -> None:
         """Note that an epoch's steps are over; a run resumed in its evaluation logs again what
         comes from here on."""
+        step = self._run.progress.step
         self._before_end = step, dict(self._counts) if self._step == step else {}
 
-    def counts_at(self, progress: Progress) -> dict[str, int]:
+    def counts_at(self) -> dict[str, int]:
         """How many items of the current step a resumed run will not log again, by name: those
         before an evaluation, once the steps of an epoch are over."""
         step, counts = self._before_end
+        progress = self._run.progress
         if progress.in_epoch and progress.step == step:
             return counts
         return dict(self._counts) if progress.step == self._step else {}
@@ -132,56 +128,24 @@ class MediaLog:
         finally:
             self._is_muted = before
 
-    def is_needed(self, run: LoggedRun) -> bool:
+    @property
+    def _is_needed(self) -> bool:
         """Whether this process logs what a user's step is logging now."""
-        return run.runtime.is_main and not self._is_muted
+        return self._run.runtime.is_main and not self._is_muted
 
-    def has_listener(self, run: LoggedRun, call: str) -> bool:
+    def _has_listener(self, call: str) -> bool:
         """Whether a callback gets the item, or may get it once training begins; if none does, a
         line says so once."""
-        if self.waiting is not None or run.hooks["on_media"]:
+        if self.waiting is not None or self._run.hooks["on_media"]:
             return True
-        self.say_once(
-            run,
-            "nobody",
-            f"{call}: this value is not recorded anywhere. {run.message_names.record_media}",
-        )
+        advice = self._run.message_names.record_media
+        self._say_once("nobody", f"{call}: this value is not recorded anywhere. {advice}")
         return False
 
-    def say_once(self, run: LoggedRun, key: str, line: str) -> None:
-        """Print a line unless one with this key was printed before."""
+    def _say_once(self, key: str, line: str) -> None:
         if key not in self._said:
             self._said.add(key)
-            run.say(line)
-
-
-def _log(run: LoggedRun, call: str, name: Any, read: Callable[[str], Read]) -> None:
-    """Log a value that `read` returns, where something records it."""
-    if not isinstance(name, str) or not name.strip():
-        given = repr(name) if isinstance(name, str) else f"of type {type(name).__name__}"
-        raise ConfigurationError(
-            "media-name",
-            f"{call}: the first argument is {given}: give a name first, such as 'samples', and "
-            "then the value.",
-        )
-    full = f"{call}({name!r})"
-    if run.media.is_needed(run) and run.media.has_listener(run, full):
-        content, count, remark = read(full)
-        if remark:
-            run.media.say_once(run, f"values of {name}", f"{full}: {remark}")
-        run.media.add(run, name, content, count)
-
-
-def log_files(run: LoggedRun, name: str, paths: Sequence[Path]) -> None:
-    """Log PNG files that an interface has written, with their names as captions, where something
-    records them."""
-    if paths and run.media.is_needed(run) and run.hooks["on_media"]:
-        from ..metrics.media import Images
-
-        content = Images(
-            tuple(path.read_bytes() for path in paths), tuple(path.stem for path in paths)
-        )
-        run.media.add(run, name, content, len(paths))
+            self._run.say(line)
 
 
 class MediaMethods:
@@ -193,7 +157,7 @@ class MediaMethods:
     """
 
     @property
-    def _logged_run(self) -> LoggedRun:
+    def _logged_run(self) -> Any:
         raise NotImplementedError
 
     @public
@@ -223,13 +187,12 @@ class MediaMethods:
             ...         trainer.log_image("noise", torch.rand(3, 8, 8), caption="uniform")
         """
 
-        def read(call: str) -> Read:
+        media = self._logged_run.media
+        if call := media.open("log_image", name):
             from ..metrics.media import as_images, check_range, read_image
 
             pixels, bad = read_image(call, image, check_range(call, value_range))
-            return as_images([pixels], [str(caption)]), 1, _bad_pixels(bad)
-
-        _log(self._logged_run, "log_image", name, read)
+            media.add(name, as_images([pixels], [str(caption)]), remark=_bad_pixels(bad))
 
     @public
     def log_images(
@@ -258,16 +221,14 @@ class MediaMethods:
             ...         trainer.log_images("pairs", {"input": x, "output": 1 - x, "target": x})
         """
 
-        def read(call: str) -> Read:
+        media = self._logged_run.media
+        if call := media.open("log_images", name):
             from ..metrics.media import as_images, check_captions, check_range, read_images
 
-            pixels, keys, bad = read_images(call, images, check_range(call, value_range))
-            texts = (
-                keys if captions is None and keys else check_captions(call, captions, len(pixels))
-            )
-            return as_images(pixels, texts), len(pixels), _bad_pixels(bad)
-
-        _log(self._logged_run, "log_images", name, read)
+            pixels, texts, bad = read_images(call, images, check_range(call, value_range))
+            if captions is not None or not texts:
+                texts = check_captions(call, captions, len(pixels))
+            media.add(name, as_images(pixels, texts), len(pixels), _bad_pixels(bad))
 
     @public
     def log_histogram(
@@ -296,21 +257,23 @@ class MediaMethods:
             ...         trainer.log_histogram("weight", trainer.model.weight)
         """
 
-        def read(call: str) -> Read:
-            from ..metrics.media import count_values, read_counts
+        media = self._logged_run.media
+        call = media.open("log_histogram", name)
+        if call is None:
+            return
+        from ..metrics.media import count_values, read_counts
 
-            if edges is not None or counts is not None or values is None:
-                if values is not None:
-                    raise ConfigurationError(
-                        "histogram-values",
-                        f"{call}: pass the values, or edges= and counts=, but not both.",
-                    )
-                return read_counts(call, edges, counts), 1, ""
-            histogram, total, bad = count_values(call, values, bins)
-            remark = f"{bad} of {total} values are NaN or infinite and not counted." if bad else ""
-            return histogram, 1, remark
-
-        _log(self._logged_run, "log_histogram", name, read)
+        if values is None:
+            media.add(name, read_counts(call, edges, counts))
+            return
+        if edges is not None or counts is not None:
+            raise ConfigurationError(
+                "histogram-values",
+                f"{call}: pass the values, or edges= and counts=, but not both.",
+            )
+        histogram, total, bad = count_values(call, values, bins)
+        remark = f"{bad} of {total} values are NaN or infinite and not counted." if bad else ""
+        media.add(name, histogram, remark=remark)
 
     @public
     def log_text(self, name: str, text: str) -> None:
@@ -327,16 +290,15 @@ class MediaMethods:
             ...         trainer.log_text("sample", "once upon a time")
         """
 
-        def read(call: str) -> Read:
+        media = self._logged_run.media
+        if call := media.open("log_text", name):
             if not isinstance(text, str):
                 raise ConfigurationError(
                     "media-type",
                     f"{call}: the value is of type {type(text).__name__}: pass a str, as "
                     "str(value), or use log_table for rows and columns.",
                 )
-            return text, 1, ""
-
-        _log(self._logged_run, "log_text", name, read)
+            media.add(name, text)
 
     @public
     def log_table(self, name: str, rows: Any, columns: Sequence[str] | None = None) -> None:
@@ -356,12 +318,11 @@ class MediaMethods:
             ...         trainer.log_table("errors", [["cat", 3], ["dog", 1]], columns=["class", "count"])
         """
 
-        def read(call: str) -> Read:
+        media = self._logged_run.media
+        if call := media.open("log_table", name):
             from ..metrics.media import read_table
 
-            return read_table(call, rows, columns), 1, ""
-
-        _log(self._logged_run, "log_table", name, read)
+            media.add(name, read_table(call, rows, columns))
 
     @public
     def log_figure(self, name: str, figure: Any, *, caption: str = "") -> None:
@@ -380,12 +341,11 @@ class MediaMethods:
             ...         trainer.log_figure("losses", trainer.history.plot())
         """
 
-        def read(call: str) -> Read:
+        media = self._logged_run.media
+        if call := media.open("log_figure", name):
             from ..metrics.media import Images, draw_figure
 
-            return Images((draw_figure(call, figure),), (str(caption),)), 1, ""
-
-        _log(self._logged_run, "log_figure", name, read)
+            media.add(name, Images((draw_figure(call, figure),), (str(caption),)))
 
 
 def _bad_pixels(count: int) -> str:

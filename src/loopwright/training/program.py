@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..metrics.history import History
     from ..metrics.progress import Limits, Progress
-    from ..metrics.result import StepResult
     from ..optim.build import Schedule
     from ..runtime import Runtime
     from ..runtime.base import DeviceFeed
@@ -74,20 +73,6 @@ class MessageNames:
     takes_count: bool = True  # whether a loss may be a sum, trained with the number of its items
 
 
-class EpochChecks(Protocol):
-    """Checks around and after the steps of an epoch."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def after_step(self, result: StepResult, position: int) -> None:
-        """Check a step that has ended, at this position of its window."""
-
-    def end_epoch(self) -> None:
-        """Check the epoch."""
-
-
 class OwnState:
     """The state that a subclass of a trainer adds to checkpoints, as their part "trainer"."""
 
@@ -114,14 +99,7 @@ class OwnState:
     def _capture_own_state(self) -> dict[str, Any] | None:
         if not has_users_state(self):
             return None
-        state = self.state_dict()
-        if not isinstance(state, Mapping):
-            raise ConfigurationError(
-                "wrong-trainer-state",
-                f"{type(self).__name__}.state_dict() returned {state!r:.60} "
-                f"({type(state).__name__}): return a dict.",
-            )
-        return dict(state)
+        return dict(self.state_dict())
 
     def _restore_own_state(self, saved: Mapping[str, Any] | None, source: str) -> list[str]:
         """Load a captured state; return a line if only the checkpoint or the class has one."""
@@ -266,8 +244,9 @@ class Program(Protocol):
 
     # What it checks
 
-    def _watch_steps(self) -> EpochChecks | None:
-        """Return the object that checks the steps of an epoch; None for the default steps."""
+    def _watch_steps(self) -> Any:
+        """Return the context that checks the steps of an epoch, with the methods of `StepWatch`; None
+        for the default steps."""
 
     def _check_trained(self) -> None:
         """Check after the first epoch that every optimizer has trained something."""

@@ -1,16 +1,18 @@
-"""Put a run where a saved state was: all of it is compared first, and loaded whole or not at all."""
+"""Put a run where a saved state was: models and optimizers are compared first, since torch would
+load some states of others without a word; then everything is loaded, or nothing is changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy, deepcopy
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from .._torch_compat import LOADING_METHODS, has_load_hooks, mark_stepped
 from ..callback import has_users_state, named_by_class
@@ -28,18 +30,45 @@ from ..metrics.metric_objects import (
     metrics_at,
     run_states,
 )
-from ..metrics.progress import Progress
 from .callback_schedulers import CallbackSchedulers, state_of
-from .keeper import Keeper
 from .program import users_trainer
 from .run import SavedPosition
-from .state_mismatch import NOTHING_KEPT, Kept, compare_components, refuse, wrong_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ..callback import Callback
+    from .components import Components
     from .run import TrainingRun
+
+LISTED = 20  # problems, at most
+CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
+# what torch's optimizers keep for a parameter in the shape of that parameter
+LIKE_PARAMETER = frozenset(
+    (
+        *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
+        *("grad_avg", "acc_delta", "sum", "prev", "step_size", "ax"),
+    )
+)
+# options that optimizers add to groups of earlier versions of torch, or do without
+OPTIONAL = frozenset(
+    (
+        *("param_names", "foreach", "fused", "capturable", "differentiable", "maximize"),
+        *("amsgrad", "decoupled_weight_decay", "nesterov"),
+    )
+)
+
+Part = tuple[str, Callable[[], object]]  # its name in errors, and what loads it
+
+
+class Kept(NamedTuple):
+    """The names of optimizers and schedules that a restore does not change."""
+
+    optimizers: Collection[str] = ()
+    schedules: Collection[str] = ()
+
+
+NOTHING_KEPT = Kept()
 
 
 class Restore:
@@ -62,63 +91,67 @@ class Restore:
             {part: value for part, value in tree.items() if part not in ("models", "optimizers")}
         )
         small["callbacks"] = migrate_callbacks(callbacks, small, self.source)
-        components = run.components
         problems = compare_components(
-            components, tree["models"], tree["optimizers"], small["schedules"], kept=kept
+            run.components, tree["models"], tree["optimizers"], small["schedules"], kept=kept
         )
-        problems += compare_run(run, small)
         refuse(
             f"Checkpoint {self.source}",
-            problems,
+            problems + compare_run(run, small),
             "\nBuild the same models, optimizers and callbacks as the run that wrote it, or start "
             f"a new run ({run.message_names.start_over}).",
         )
         owners = metric_owners(run)
         run.files.callback_schedulers.forget()
-        with undone_on_error(run, f"Checkpoint {self.source}", callbacks.values()) as at:
-            _load_optimizers(run, at, tree["optimizers"], small["schedules"], kept)
-            for name, callback in callbacks.items():
-                at.part = f"callbacks: {name}"
-                if (state := small["callbacks"].get(name)) is not None:
-                    run.files.callback_schedulers.load(callback, state)
-            at.part = "trainer"
-            remarks = run.program._load_users_state(small["trainer"], self.source)
-            at.part = "metrics"
-            self._load_metrics(owners, small)
-            at.part = "updates"
-            restore_counters(run, small)
-            at.part = "models"  # last: their weights are not copied, unless they may refuse some
-            for name, model in components.models.items():
-                load_model(model, tree["models"][name])
+        remarks: list[str] = []
+
+        def load_users_state() -> None:
+            remarks.extend(run.program._load_users_state(small["trainer"], self.source))
+
+        parts: list[Part] = [
+            *_optimizer_parts(run, tree["optimizers"], small["schedules"], kept),
+            *self._callback_parts(callbacks, small["callbacks"]),
+            ("trainer", load_users_state),
+            ("metrics", partial(self._load_metrics, owners, small)),
+            ("updates", partial(restore_counters, run, small)),
+            # last: their weights are not copied, unless they may refuse some
+            *_model_parts(run.components.models, tree["models"], load_model),
+        ]
+        load_all(run, f"Checkpoint {self.source}", parts, callbacks.values())
         run.call.was_finished = run.progress.call_finished
         run.metrics.meter.computed = metrics_at(small["computed"], owners)
-        unused = unused_states(callbacks, small, self.source)
-        for line in (*unused, *self._unused_choice(small["compiled"]), *remarks):
+        for line in (*unused_states(callbacks, small, self.source), *remarks):
             run.say(line)
-
-    def _load_metrics(self, owners: MetricOwners, small: Mapping[str, Any]) -> None:
-        measured = own_process(self.run, small["metrics"])
-        progress = Progress()
-        progress.load_state_dict(small["progress"])
-        load_run_states(
-            owners,
-            measured,
-            is_in_epoch=progress.in_epoch,
-            num_processes=self.run.runtime.num_shares,
-        )
-
-    def _unused_choice(self, saved: Any) -> Iterator[str]:
-        """Yield the line that says that steps were compiled and are not any more."""
-        if self.run.compiled is None and saved is not None and saved["choice"] == "compiled":
-            yield (
+        compiled = small["compiled"]
+        if run.compiled is None and compiled is not None and compiled["choice"] == "compiled":
+            run.say(
                 f"The steps before {self.source} were compiled (compile='step'), and those of this "
                 "trainer are not: results may differ in the last bits. Pass compile='step' to go "
                 "on as before."
             )
 
+    def _callback_parts(
+        self, callbacks: Mapping[str, Callback], saved: Mapping[str, Any]
+    ) -> Iterator[Part]:
+        load = self.run.files.callback_schedulers.load
+        for name, callback in callbacks.items():
+            if saved.get(name) is not None:
+                yield f"callbacks: {name}", partial(load, callback, saved[name])
+
+    def _load_metrics(self, owners: MetricOwners, small: Mapping[str, Any]) -> None:
+        measured = own_process(self.run, small["metrics"])
+        load_run_states(
+            owners,
+            measured,
+            is_in_epoch=small["progress"]["epoch_step"] > 0,
+            num_processes=self.run.runtime.num_shares,
+        )
+
 
 def restore_counters(run: TrainingRun, saved: Mapping[str, Any]) -> None:
-    """Restore the counters of a run and its updates; what needs data waits in `run.files.pending`."""
+    """Restore the counters of a run and its updates; what needs data waits in `run.files.pending`.
+
+    "lanes" (the updates) and "num_pieces" (micro-batches) are names in files, which stay.
+    """
     if run.compiled is not None and saved["compiled"] is not None:
         run.compiled.load_state_dict(saved["compiled"])
     run.files.pending = SavedPosition(
@@ -169,9 +202,8 @@ def continue_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
     restore_counters(run, saved)
     assert run.files.pending is not None
     run.call.number = run.progress.call
-    run.files.fingerprint = (
-        run.files.pending.fingerprint
-    )  # the run that continues is the one that was saved
+    # the run that continues is the one that was saved
+    run.files.fingerprint = run.files.pending.fingerprint
     run.files.pending.restore_rng(run)
 
 
@@ -192,71 +224,73 @@ def load_parts(
     states = parts.optimizers if optimizers else {}
     schedulers = parts.schedules if schedules else {}
     source = str(parts.path)
-    problems = [
-        f"the trainer has no model {name!r}"
-        for name in parts.models
-        if name not in run.components.models
-    ]
+    models = run.components.models
+    problems = [f"the trainer has no model {name!r}" for name in parts.models if name not in models]
     problems += compare_components(run.components, parts.models, states, schedulers, partly=True)
     refuse(source, problems)
-    with undone_on_error(run, source) as at:
-        _load_optimizers(run, at, states, schedulers)
-        at.part = "trainer"
-        saved = parts.rest.get("trainer")
-        remarks = run.program._load_users_state(saved, source) if own_state else []
-        at.part = "models"
-        for name, state in parts.models.items():
-            run.components.models[name].load_state_dict(state)
+    remarks: list[str] = []
+
+    def load_users_state() -> None:
+        if own_state:
+            remarks.extend(run.program._load_users_state(parts.rest.get("trainer"), source))
+
+    loading = [
+        *_optimizer_parts(run, states, schedulers),
+        ("trainer", load_users_state),
+        *_model_parts(models, parts.models, nn.Module.load_state_dict),
+    ]
+    load_all(run, source, loading)
     for line in remarks:
         run.say(line)
 
 
-def _load_optimizers(
+def _optimizer_parts(
     run: TrainingRun,
-    at: Loading,
     optimizers: Mapping[str, Any],
     schedules: Mapping[str, Any],
     kept: Kept = NOTHING_KEPT,
-) -> None:
+) -> Iterator[Part]:
     for name, optimizer in run.components.optimizers.items():
-        at.part = f"optimizers: {name}"
         if name in optimizers and name not in kept.optimizers:
-            load_optimizer(optimizer, optimizers[name])
+            yield f"optimizers: {name}", partial(load_optimizer, optimizer, optimizers[name])
     for name, schedule in run.components.schedules.items():
-        at.part = f"schedules: {name}"
         if name in schedules and name not in kept.schedules:
-            schedule.scheduler.load_state_dict(schedules[name])
+            load = schedule.scheduler.load_state_dict
+            yield f"schedules: {name}", partial(load, schedules[name])
+
+
+def _model_parts(
+    models: Mapping[str, nn.Module], saved: Mapping[str, Any], load: Callable[..., object]
+) -> Iterator[Part]:
+    for name, state in saved.items():
+        if name in models:
+            yield "models", partial(load, models[name], state)
 
 
 # What of a state is this process's
 
 
 def compare_run(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
-    """Return the problems of the counters and positions of a saved run.
-
-    "lanes" (the updates) is a name in files, which stays.
-    """
-    return [
-        *wrong_fields("progress", small["progress"], Progress().state_dict()),
-        *(
-            f"updates: those of optimizer {name!r} are not in the checkpoint"
-            for name in run.components.optimizers
-            if small["lanes"] and name not in small["lanes"]
-        ),
-        *_wrong_positions(run, small),
+    """Return the problems of the counters and positions of a saved run."""
+    problems = [
+        f"updates: those of optimizer {name!r} are not in the checkpoint"
+        for name in run.components.optimizers
+        if small["lanes"] and name not in small["lanes"]
     ]
-
-
-def _wrong_positions(run: TrainingRun, small: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with positions that each process had of its own."""
-    found = [_positions(small.get(part)) or () for part in ("data", "eval_data")]
-    world = max(map(len, found))
+    differing = run.progress.state_dict().keys() ^ small["progress"].keys()
+    problems += [
+        f"progress: {name!r} is not in this version and the checkpoint alike"
+        for name in sorted(differing)
+    ]
     now = run.runtime.num_shares
-    if any(states and len(states) != now for states in found):
-        yield (
-            f"data: {world} processes each had a position in their own data, but now there are "
-            f"{now} processes: start {world}"
-        )
+    for part in ("data", "eval_data"):
+        states = _positions(small[part])
+        if states is not None and len(states) != now:
+            problems.append(
+                f"{part}: {len(states)} processes each had a position in their own data, but now "
+                f"there are {now} processes: start {len(states)}"
+            )
+    return problems
 
 
 def own_position(run: TrainingRun, saved: Any) -> Any:
@@ -292,90 +326,71 @@ def own_rng(states: Sequence[dict[str, Any]], run: TrainingRun) -> dict[str, Any
         return rng_state()
 
 
-# All or nothing
-
-
-@dataclass(slots=True)
-class Loading:
-    """The part that is being loaded, for the error message."""
-
-    part: str = ""
-
-
-@contextmanager
-def undone_on_error(
-    run: TrainingRun, source: str, callbacks: Iterable[Callback] = ()
-) -> Iterator[Loading]:
-    """Restore the previous state of all components if loading fails, and name the part that
-    failed."""
-    at = Loading()
-    owner = users_trainer(run.program)
-    components = run.components
-    undo = [
-        _attributes_undone([owner] if has_users_state(owner) else []),
-        *map(_replacing_undone, components.optimizers.values()),
-        *map(_replacing_undone, (run.history, run.metrics.meter)),
-        _state_undone(run.progress, dict),
-        *(_state_undone(s.scheduler, deepcopy) for s in components.schedules.values()),
-        *map(_callback_undone, callbacks),
-        *(_state_undone(update, deepcopy) for update in run.updates.by_name.values()),
-        *(_state_undone(m, snapshot) for m in components.models.values() if _may_refuse(m)),
-    ]
-    if run.compiled is not None:
-        undo.append(_state_undone(run.compiled, deepcopy))
-    owners = metric_owners(run)
-    metrics = snapshot(run_states(owners))
-    pending = run.files.pending
-    try:
-        yield at
-    except Exception as error:  # any error of a user's own load_state_dict
-        for action in undo:
-            action()
-        load_run_states(owners, [metrics], is_in_epoch=False, num_processes=1)
-        run.files.pending = pending
-        raise CheckpointError(
-            "state-not-loaded",
-            f"{source} does not match this trainer; nothing was loaded: {at.part} failed with "
-            f"{type(error).__name__}: {error}",
-        ) from error
-
-
 def metric_owners(run: TrainingRun) -> MetricOwners:
     """The objects whose metrics a checkpoint of this run saves."""
     return MetricOwners.of(run.components.modules, run.program, run.callbacks)
 
 
-def _replacing_undone(owner: object) -> Callable[[], None]:
-    """Return a function that gives an object its present attributes again, which loading replaces
-    and does not change, as an optimizer's groups and state."""
-    before = dict(vars(owner))
-
-    def undo() -> None:
-        vars(owner).clear()
-        vars(owner).update(before)
-
-    return undo
+# All or nothing
 
 
-def _state_undone(owner: Any, copied: Callable[[Any], Any]) -> Callable[[], None]:
-    state = copied(owner.state_dict())
-    return lambda: owner.load_state_dict(state)
+def load_all(
+    run: TrainingRun, source: str, parts: Iterable[Part], callbacks: Iterable[Callback] = ()
+) -> None:
+    """Load the parts of a state; if one of them fails, restore everything and name that part."""
+    put_back = _undo(run, callbacks)
+    at = ""
+    try:
+        for at, load in parts:  # noqa: B007  (the error names it)
+            load()
+    except Exception as error:  # any error of a user's own load_state_dict
+        put_back()
+        raise CheckpointError(
+            "state-not-loaded",
+            f"{source} does not match this trainer; nothing was loaded: {at} failed with "
+            f"{type(error).__name__}: {error}",
+        ) from error
 
 
-def _callback_undone(callback: Callback) -> Callable[[], None]:
-    if owners := callback._users_objects:
-        return _attributes_undone(owners)
-    state = snapshot(state_of(callback))
-    return lambda: CallbackSchedulers().load(callback, state)
-
-
-def _attributes_undone(owners: Iterable[object]) -> Callable[[], None]:
-    """Return a function that puts back the attributes of users' objects, whose `state_dict` may not
-    work yet."""
-    keeper = Keeper()
-    for owner in owners:
+def _undo(run: TrainingRun, callbacks: Iterable[Callback]) -> Callable[[], None]:
+    """Return a function that puts back the present state of everything that a state is loaded
+    into."""
+    components = run.components
+    owner = users_trainer(run.program)
+    keeper = Keeper()  # of objects whose loading replaces attributes, and of users' objects
+    for replaced in (*components.optimizers.values(), run.history, run.metrics.meter):
+        keeper.keep(replaced)
+    if has_users_state(owner):
         keeper.keep(owner)
-    return keeper.restore
+    loaders: list[tuple[Callable[[Any], object], Any]] = []
+    for callback in callbacks:
+        if callback._users_objects:  # their `state_dict` may not work yet
+            for users in callback._users_objects:
+                keeper.keep(users)
+        else:
+            load = partial(CallbackSchedulers().load, callback)
+            loaders.append((load, snapshot(state_of(callback))))
+    stateful: list[Any] = [
+        run.progress,
+        *(schedule.scheduler for schedule in components.schedules.values()),
+        *run.updates.by_name.values(),
+        *(model for model in components.models.values() if _may_refuse(model)),
+    ]
+    if run.compiled is not None:
+        stateful.append(run.compiled)
+    loaders += [(one.load_state_dict, deepcopy(one.state_dict())) for one in stateful]
+    owners = metric_owners(run)
+    metrics = snapshot(run_states(owners))
+    pending = run.files.pending
+
+    def put_back() -> None:
+        keeper.restore()
+        for load, state in loaders:
+            load(state)
+        load_run_states(owners, [metrics], is_in_epoch=False, num_processes=1)
+        run.files.pending = pending
+
+    return put_back
 
 
 def _may_refuse(model: nn.Module) -> bool:
@@ -395,3 +410,193 @@ def _may_refuse(model: nn.Module) -> bool:
 def _loads_its_own_way(kind: type[nn.Module]) -> bool:
     is_own = any(getattr(kind, name) is not getattr(nn.Module, name) for name in LOADING_METHODS)
     return is_own and not kind.__module__.startswith("torch.")
+
+
+class Keeper:
+    """Records the state of objects; `restore` puts it back."""
+
+    def __init__(self) -> None:
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._contents: list[tuple[Any, Any]] = []
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._params: list[tuple[nn.Parameter, bool, Tensor | None]] = []
+        self._seen: set[int] = set()
+
+    def keep(self, owner: object, *, is_deep: bool = False) -> None:
+        """Record the attributes of an object; tensors in its containers only with `is_deep`, since
+        they may be data."""
+        attributes = vars(owner)
+        self._attributes.append((attributes, dict(attributes)))
+        for value in attributes.values():
+            self._keep_value(value, is_deep=is_deep)
+
+    def keep_model(self, model: nn.Module) -> None:
+        """Record the weights, buffers, modes, plain attributes and gradients of a model."""
+        for module in model.modules():
+            self.keep(module, is_deep=True)
+        for param in model.parameters():
+            self._params.append((param, param.requires_grad, param.grad))
+
+    def keep_optimizer(self, optimizer: Optimizer) -> None:
+        """Record the options of an optimizer. Its `state` is not copied: replace it before the
+        optimizer steps."""
+        self._attributes.append((vars(optimizer), dict(vars(optimizer))))
+        self._keep_value(optimizer.param_groups)
+        for group in optimizer.param_groups:
+            self._keep_value(group)
+            self._keep_all(value for name, value in group.items() if name != "params")
+
+    def restore_tensors(self) -> None:
+        """Restore the values of all recorded tensors."""
+        with torch.no_grad():
+            for tensor, value in self._tensors:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+
+    def restore(self) -> None:
+        """Restore all recorded states."""
+        for container, content in self._contents:
+            container.clear()
+            container.extend(content) if isinstance(container, list | deque) else container.update(
+                content
+            )
+        for attributes, before in self._attributes:
+            attributes.clear()
+            attributes.update(before)
+        self.restore_tensors()
+        for param, requires_grad, grad in self._params:
+            param.requires_grad_(requires_grad)
+            param.grad = grad
+
+    def _keep_value(self, value: Any, *, is_deep: bool = False) -> None:
+        if id(value) in self._seen:
+            return
+        if isinstance(value, Tensor):
+            self._seen.add(id(value))
+            self._tensors.append((value, value.detach().clone()))
+        elif type(value) in CONTAINERS:
+            self._seen.add(id(value))
+            self._contents.append((value, copy(value)))
+            if is_deep:
+                self._keep_all(value.values() if isinstance(value, dict) else value)
+
+    def _keep_all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            self._keep_value(value, is_deep=True)
+
+
+# A state and the components that it is for
+
+
+def listed(problems: Sequence[str]) -> str:
+    """Return the problems as lines; of many, only the first ones."""
+    more = f"\n  - and {len(problems) - LISTED} more" if len(problems) > LISTED else ""
+    return "".join(f"\n  - {problem}" for problem in problems[:LISTED]) + more
+
+
+def refuse(source: str, problems: Sequence[str], advice: str = "") -> None:
+    """Raise if there are problems with a state."""
+    if problems:
+        raise CheckpointError(
+            "state-mismatch",
+            f"{source} does not match this trainer; nothing was loaded:{listed(problems)}{advice}",
+        )
+
+
+def compare_components(
+    own: Components,
+    models: Mapping[str, Any],
+    optimizers: Mapping[str, Any],
+    schedules: Mapping[str, Any],
+    *,
+    partly: bool = False,
+    kept: Kept = NOTHING_KEPT,
+) -> list[str]:
+    """Return the differences of models, optimizers and schedules from their saved states.
+
+    Components in `kept` are left out; with `partly` not all of the others need be saved.
+    """
+    compared: list[tuple[str, Mapping[str, Any], Mapping[str, Any], Any, Collection[str]]] = [
+        ("models", own.models, models, compare_model, ()),
+        ("optimizers", own.optimizers, optimizers, compare_groups, kept.optimizers),
+        ("schedules", own.schedules, schedules, _compare_schedule, kept.schedules),
+    ]
+    problems = []
+    for part, present, saved, compare, left_out in compared:
+        for name in dict.fromkeys((*present, *saved)):
+            if name in left_out:
+                continue
+            if name in present and name in saved:
+                found = compare(present[name], saved[name])
+                problems += [f"{part}: {name}: {problem}" for problem in found]
+            elif not partly and name in present:
+                problems.append(f"{part}: {name!r} is not in the checkpoint")
+            elif not partly:
+                problems.append(f"{part}: the checkpoint has {name!r}, but the trainer does not")
+    return problems
+
+
+def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
+    """Return the names, shapes and types in which a saved state dict differs from a model."""
+    own = model.state_dict()
+    problems = [f"{key} is missing from the checkpoint" for key in own if key not in saved]
+    problems += [f"{key} is only in the checkpoint" for key in saved if key not in own]
+    for key, value in own.items():
+        # not a tensor: the extra state of a module, which only the module can judge
+        if key in saved and isinstance(value, Tensor):
+            problems += [f"{key} {problem}" for problem in _misfits(value, saved[key])]
+    return problems
+
+
+def _misfits(own: Tensor, saved: Any) -> Iterator[str]:
+    if is_lazy(own):  # gets its size from the checkpoint
+        return
+    shape = getattr(saved, "shape", None)
+    if shape != own.shape:
+        found = type(saved).__name__ if shape is None else tuple(shape)
+        yield f"has shape {tuple(own.shape)}, the checkpoint's {found}"
+    elif _family(own.dtype) != _family(saved.dtype):
+        yield f"is {own.dtype}, the checkpoint's {saved.dtype}"
+
+
+def _family(dtype: torch.dtype) -> str:
+    """Return the class of types that a type may be cast to when it is loaded."""
+    return "complex" if dtype.is_complex else "float" if dtype.is_floating_point else "integer"
+
+
+def compare_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
+    """Return the groups, options and entries in which a saved state differs from an optimizer."""
+    groups = saved["param_groups"]
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    other = [len(group["params"]) for group in groups]
+    if sizes != other:
+        return [f"parameter groups of sizes {sizes}, the checkpoint's {other}"]
+    problems = []
+    for own, group in zip(optimizer.param_groups, groups, strict=True):
+        if missing := [name for name in own if name not in group and name not in OPTIONAL]:
+            problems.append(
+                f"{', '.join(missing)} of a group: not in the checkpoint, which may be from "
+                "another optimizer class"
+            )
+        if not type(optimizer).__module__.startswith("torch.optim"):
+            continue
+        for number, param in zip(group["params"], own["params"], strict=True):
+            for name, value in saved["state"].get(number, {}).items():
+                if name in LIKE_PARAMETER and value is not None:
+                    problems += [
+                        f"{name} of parameter {number}: the parameter {problem}"
+                        for problem in _misfits(param, value)
+                    ]
+    return problems
+
+
+def _compare_schedule(schedule: Any, saved: Mapping[str, Any]) -> list[str]:
+    """Return the options of a scheduler that its saved state lacks, as that of another class does."""
+    scheduler = schedule.scheduler
+    if not type(scheduler).__module__.startswith(("torch.", "loopwright.")):
+        return []
+    return [
+        f"{key} is not in the checkpoint"
+        for key in scheduler.state_dict()
+        if key not in saved and not str(key).startswith("_")
+    ]

@@ -3,7 +3,6 @@ from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +29,10 @@ class Origin(NamedTuple):
     @classmethod
     def checked(cls, resume: bool | str | Path, changes: str) -> Origin:
         """The arguments of `train`."""
+        if changes not in ("refuse", "accept"):
+            raise ConfigurationError(
+                "unknown-changes", f"changes={changes!r}: use 'refuse' or 'accept'."
+            )
         path = None if isinstance(resume, bool) or resume == "auto" else Path(resume)
         return cls(path, resume is False, changes == "accept")
 
@@ -66,9 +69,8 @@ def _identify(run: TrainingRun, stream: Stream, *, is_later: bool) -> None:
     """Compute the fingerprint of the run; ranks compare theirs in every call, before any collective
     could deadlock."""
     is_shared = run.runtime.world > 1
-    if dry_run.current is not None or (
-        is_later and not is_shared and run.files.fingerprint is not None
-    ):
+    is_known = is_later and run.files.fingerprint is not None
+    if dry_run.current is not None or (is_known and not is_shared):
         return
     from .fingerprint import check_ranks, describe_program
 
@@ -76,45 +78,53 @@ def _identify(run: TrainingRun, stream: Stream, *, is_later: bool) -> None:
         run, stream, looks_at_samples=run.files.run_dir is not None or is_shared
     )
     check_ranks(run, description)
-    if not is_later or run.files.fingerprint is None:
+    if not is_known:
         run.files.fingerprint = description
 
 
 def _open_directory(run: TrainingRun, *, is_fresh: bool) -> None:
     from ..run import RunDirectory
 
-    assert run.files.run_dir is not None
+    files = run.files
+    assert files.run_dir is not None
     if not run.runtime.is_main:
-        run.files.directory = RunDirectory(run.runtime.broadcast_object(None))
-        run.files.run_dir = run.files.directory.path
-        return
-    run.files.directory = (
-        RunDirectory.fresh(run.files.run_dir)
-        if is_fresh
-        else RunDirectory(run.files.run_dir).lock()
-    )
-    run.runtime.broadcast_object(run.files.directory.path)
-    if is_fresh and run.files.directory.path != run.files.run_dir.absolute():
-        run.say(
-            f"{run.files.run_dir} already contains a run; the new run is in {run.files.directory.path}."
-        )
-        run.files.run_dir = run.files.directory.path
+        files.directory = RunDirectory(run.runtime.broadcast_object(None))
+    elif is_fresh:
+        files.directory = RunDirectory.fresh(files.run_dir)
+    else:
+        files.directory = RunDirectory(files.run_dir).lock()
+    path = files.directory.path
+    if run.runtime.is_main:
+        run.runtime.broadcast_object(path)
+    if path != files.run_dir.absolute():
+        run.say(f"{files.run_dir} already contains a run; the new run is in {path}.")
+        files.run_dir = path
 
 
 def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
     """Restore a given checkpoint, or the newest of the run; discard checkpoints of later updates,
     and damaged ones."""
-    if origin.path is None and not _finds_any(run):
-        return None
-    from ..checkpoint import CheckpointStore
+    directory = run.files.directory
+    if origin.path is None:
+        # a new run does not import the modules that read checkpoints
+        assert directory is not None
+        has_any = run.runtime.is_main and any(directory.checkpoints.iterdir())
+        if not run.runtime.broadcast_object(has_any):
+            return None
+    from ..checkpoint import CheckpointStore, read_checkpoint
     from ..checkpoint.manifest import read_manifest
 
-    store = (
-        CheckpointStore(run.files.directory.checkpoints)
-        if run.files.directory is not None
-        else None
-    )
-    checkpoint = _find_newest(run, store) if origin.path is None else _read_named(run, origin.path)
+    store = None if directory is None else CheckpointStore(directory.checkpoints)
+    if origin.path is None:
+        checkpoint = _find_newest(run, store)
+    elif origin.path.exists():
+        checkpoint = read_checkpoint(origin.path, lazy=run.runtime.world > 1)
+    else:
+        raise ConfigurationError(
+            "no-checkpoint-there",
+            f"resume={str(origin.path)!r} does not exist: pass a checkpoint directory, 'auto' to "
+            "continue the run in `run_dir`, or False to start over.",
+        )
     if checkpoint is None:
         return None
     is_changed = restore_checkpoint(run, checkpoint, origin)
@@ -124,6 +134,17 @@ def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
         store.discard_damaged()
     created = datetime.fromisoformat(read_manifest(checkpoint.path).created)
     return Resumed(checkpoint.path, created, is_changed)
+
+
+def _find_newest(run: TrainingRun, store: CheckpointStore | None) -> Checkpoint | None:
+    """Return the newest valid checkpoint of the run, as rank 0 finds it."""
+    from ..checkpoint import read_checkpoint
+
+    assert store is not None
+    check = run.components.finite
+    newest = store.newest(lazy=run.runtime.world > 1, check=check) if run.runtime.is_main else None
+    found = run.runtime.broadcast_object(None if newest is None else newest.path)
+    return None if found is None else newest or read_checkpoint(found, verify=False, lazy=True)
 
 
 def restore_checkpoint(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
@@ -140,7 +161,7 @@ def restore_checkpoint(run: TrainingRun, checkpoint: Checkpoint, origin: Origin)
 
     values = NewValues(run, found.tree, changed)
     found.load(values.kept)
-    values.apply(run)
+    values.apply()
     return True
 
 
@@ -155,40 +176,6 @@ def continue_from(run: TrainingRun, checkpoint: Checkpoint, *, accepts_changes: 
     run.call.number = progress.call - 1 if is_inside_call else progress.call
 
 
-def _find_newest(run: TrainingRun, store: CheckpointStore | None) -> Checkpoint | None:
-    """Return the newest valid checkpoint of the run, as rank 0 finds it."""
-    from ..checkpoint import read_checkpoint
-
-    assert store is not None
-    check = run.components.finite
-    newest = store.newest(lazy=run.runtime.world > 1, check=check) if run.runtime.is_main else None
-    found = run.runtime.broadcast_object(None if newest is None else newest.path)
-    return None if found is None else newest or read_checkpoint(found, verify=False, lazy=True)
-
-
-def _read_named(run: TrainingRun, path: Path) -> Checkpoint:
-    from ..checkpoint import read_checkpoint
-
-    if not path.exists():
-        raise ConfigurationError(
-            "no-checkpoint-there",
-            f"resume={str(path)!r} does not exist: pass a checkpoint directory, 'auto' to "
-            "continue the run in `run_dir`, or False to start over.",
-        )
-    return read_checkpoint(path, lazy=run.runtime.world > 1)
-
-
-def _finds_any(run: TrainingRun) -> bool:
-    """Whether there is a checkpoint to resume from; a new run does not import the modules that read
-    checkpoints."""
-    assert run.files.directory is not None
-    found = run.runtime.is_main and any(run.files.directory.checkpoints.iterdir())
-    return bool(run.runtime.broadcast_object(found))
-
-
-# Changes of the program
-
-
 def _compare(run: TrainingRun, found: Restore, origin: Origin) -> dict[str, Change]:
     """Return the changes of the program since a checkpoint was written, by key; raise unless they
     are accepted.
@@ -199,10 +186,8 @@ def _compare(run: TrainingRun, found: Restore, origin: Origin) -> dict[str, Chan
 
     now = run.files.fingerprint
     saved = found.tree["fingerprint"]
-    saved = saved if isinstance(saved, dict) else None
-    (recorded,) = (_recorded(run, "fingerprint") if origin.path is None else None) or [None]
-    recorded = recorded or saved
-    if now is None or recorded is None:
+    recorded = (_recorded_program(run) if origin.path is None else None) or saved
+    if now is None or not isinstance(recorded, dict):
         run.say(
             f"{found.source} does not record the program that wrote it, so it was not checked "
             "whether model, optimizer, loss and data are the same."
@@ -211,54 +196,31 @@ def _compare(run: TrainingRun, found: Restore, origin: Origin) -> dict[str, Chan
     run.files.accepted = program_changes(recorded, now)
     if run.files.accepted and not origin.accepts_changes:
         what = found.source if origin.path is not None else f"the run in {run.files.run_dir}"
-        accept = (
-            run.message_names.accept_changes if _weights_fit(run, found.tree["models"]) else None
-        )
+        words = run.message_names
+        accept = words.accept_changes if _weights_fit(run, found.tree["models"]) else None
         raise ConfigurationError(
             "program-changed",
-            refusal(
-                what, run.files.accepted, start_over=run.message_names.start_over, accept=accept
-            ),
+            refusal(what, run.files.accepted, start_over=words.start_over, accept=accept),
         )
     if run.files.accepted:
         run.say(f"Continuing with changes:{listed(run.files.accepted)}")
     return {change.key: change for change in program_changes(saved or recorded, now)}
 
 
-def _recorded(run: TrainingRun, *names: str) -> list[Any] | None:
-    """Return entries of the manifest in the run directory, as rank 0 reads them."""
+def _recorded_program(run: TrainingRun) -> Any:
+    """Return the fingerprint in the manifest of the run directory, as rank 0 reads it."""
     from ..run import RunManifest
     from ..run.directory import MANIFEST
 
     path = Path(run.files.run_dir or "") / MANIFEST
-    found = None
-    if run.runtime.is_main and path.is_file():
-        manifest = RunManifest.read(path)
-        found = [getattr(manifest, name) for name in names]
-    recorded: list[Any] | None = run.runtime.broadcast_object(found)
-    return recorded
+    is_there = run.runtime.is_main and path.is_file()
+    return run.runtime.broadcast_object(RunManifest.read(path).fingerprint if is_there else None)
 
 
-def _weights_fit(run: TrainingRun, saved: Mapping[str, Any]) -> bool:
-    from .state_mismatch import compare_model
+def _weights_fit(run: TrainingRun, saved: dict[str, Any]) -> bool:
+    from .restore import compare_model
 
-    return set(saved) == set(run.components.models) and not any(
-        compare_model(model, saved[name]) for name, model in run.components.models.items()
+    models = run.components.models
+    return set(saved) == set(models) and not any(
+        compare_model(model, saved[name]) for name, model in models.items()
     )
-
-
-def keep_recorded_seed(run: TrainingRun, origin: Origin) -> None:
-    """Let a run of a version in which `seed_everything` did not count for a trainer continue with
-    the seed it has."""
-    seed = run.program._seed
-    is_new = origin.is_fresh or origin.path is not None or run.files.run_dir is None
-    if run.call.number or is_new or seed.source != "seed_everything":
-        return
-    recorded, source = _recorded(run, "seed", "seed_source") or (seed.value, seed.source)
-    if source is None and recorded != seed.value:
-        run.program.seed = recorded
-        run.say(
-            f"The run in {run.files.run_dir} began with seed {recorded}, in a version in which "
-            "`seed_everything` did not count for a trainer without `seed=`: it continues with "
-            f"this seed, and not with {seed.value}."
-        )

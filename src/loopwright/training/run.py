@@ -4,12 +4,13 @@ resumes."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from ..callback import Callback, Dispatch, Hook, TrainerHooks
 from ..data.order import derive_seed
@@ -24,7 +25,7 @@ from ..runtime import Runtime, Signals
 from .components import Components
 from .media_log import MediaLog
 from .update import Window
-from .updates import Updates, sum_and_compare
+from .updates import Updates
 
 if TYPE_CHECKING:
     from ..checkpoint.sharded import Group
@@ -35,24 +36,8 @@ if TYPE_CHECKING:
     from .program import MessageNames, Program
 
 
-class StepChoice(Protocol):
-    """What a run with `compile="step"` has decided (`compiled.choice.CompiledStep`)."""
-
-    choice: Literal["compiled", "eager"] | None
-    reason: str  # for the choice
-    seconds: float  # of compiling
-
-    @property
-    def num_graphs(self) -> int: ...
-    @property
-    def num_recompilations(self) -> int: ...
-    def step_function(self, run: TrainingRun) -> Callable[[Any], Any]: ...
-    def report(self, run: TrainingRun) -> None: ...
-    def facts(self) -> dict[str, Any]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
+# begins the name in a table of metrics that has a digest; those of metrics begin with a number
+SETTINGS = "settings "
 MAX_NOTES = 1000  # that wait for a recorder; without one they are forgotten
 
 
@@ -151,7 +136,7 @@ class TrainingRun:
         self.progress = Progress()
         self.history = History()
         self.metrics = Measuring()
-        self.media = MediaLog()
+        self.media = MediaLog(self)
         self.generators = OwnGenerators()
         self.call = Call(is_trial=is_trial)
         self.data = RunData()
@@ -160,7 +145,7 @@ class TrainingRun:
         # The current update
         self.window = Window()
         self.updates = Updates({}, self.window)
-        self.compiled: StepChoice | None = None  # with `compile="step"`
+        self.compiled: Any = None  # with `compile="step"`: a `compiled.CompiledStep`
         self.num_micro_batches = 1  # that a step is divided into, since memory ran out
         self.skips_nonfinite = False
         # Listeners and output
@@ -170,9 +155,7 @@ class TrainingRun:
         # lines and events that no recorder has taken yet
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
 
-    def fresh(
-        self, runtime: Runtime | None = None, compiled: StepChoice | None = None
-    ) -> TrainingRun:
+    def fresh(self, runtime: Runtime | None = None, compiled: Any = None) -> TrainingRun:
         """Return a new run of the same program, without directory, schedules and output, for an
         experiment."""
         runtime = runtime or self.runtime
@@ -303,9 +286,29 @@ class TrainingRun:
     def sum_and_compare(
         self, table: Mapping[str, tuple[float, float]]
     ) -> dict[str, tuple[float, float]]:
-        """Sum a table of metrics over all processes; raise on all of them if their settings
-        differ."""
-        return sum_and_compare(table, self.runtime, self.updates, self.components, self.progress)
+        """Sum a table of metrics over all processes; raise on all of them if their settings differ.
+
+        It is called when an epoch begins and at log points. A checkpoint is a log point, so none
+        has weights that differ between processes.
+        """
+        settings = self.updates.settings(self.components.modules)
+        key = f"{SETTINGS}{crc32(repr(list(settings.values())).encode())}"
+        total = self.runtime.sum_table({**table, key: (1.0, 1.0)})
+        digests = [name for name in total if name.startswith(SETTINGS)]
+        for name in digests:
+            del total[name]
+        if len(digests) > 1:
+            from ..run.changes import differing_by_rank, listed_by_rank
+
+            differing = differing_by_rank(self.runtime.gather_objects(settings))
+            raise ConfigurationError(
+                "different-settings",
+                "The processes train with different settings, so their weights would differ (after "
+                f"update {self.progress.update}):{listed_by_rank(differing)}\nChange settings on "
+                "every process in the same way: not under a condition on the rank, nor on a loss "
+                "or metric of one process.",
+            )
+        return total
 
     def flush(self) -> None:
         """Read the pending step metrics from the device and emit `on_log`: a log point."""

@@ -37,14 +37,13 @@ class StepWatch:
 
     def __init__(self, trainer: Program, schedules: Mapping[str, Any] | None = None) -> None:
         self.trainer = trainer
-        self.optimization = trainer.run.updates
-        self._schedules = SchedulerWatch({} if schedules is None else schedules)
-        self.updates = list(trainer.run.updates.by_name.values())
+        self._names = trainer._message_names
+        self._updates = trainer.run.updates
+        self._schedules = SchedulerWatch(schedules or {})
         self._is_whole = trainer.progress.epoch_step == 0
-        self._calls = trainer.run.updates.calls
         self._is_first = True
-        self._is_accumulating = trainer.accumulate > 1
-        self._before = self._calls_of_each()
+        self._num_calls = self._updates.calls
+        self._calls = self._calls_of_each()
         self._taking_part: set[OptimizerUpdate] = set()
         self._own_steps = OwnSteps(trainer.run)
         # attributes of optimizers, and their own `zero_grad`
@@ -52,8 +51,8 @@ class StepWatch:
 
     def __enter__(self) -> StepWatch:
         self._own_steps.__enter__()
-        if self._is_accumulating:
-            for update in self.updates:
+        if self.trainer.accumulate > 1:
+            for update in self._updates.by_name.values():
                 attributes = vars(update.optimizer)
                 self._replaced.append((attributes, attributes.get("zero_grad")))
                 attributes["zero_grad"] = partial(
@@ -70,9 +69,10 @@ class StepWatch:
 
     def after_step(self, result: StepResult, position: int) -> None:
         """Check a step that has ended, at this position of its window."""
-        if self._is_accumulating:
+        if self.trainer.accumulate > 1 and self.trainer.run.num_micro_batches == 1:
             self._check_window(position)
         if self._is_first:
+            self._is_first = False
             self._check_first(result)
         self._own_steps.end_step()
 
@@ -80,87 +80,75 @@ class StepWatch:
         """Refuse an epoch without a single update: the next one would change nothing either."""
         progress = self.trainer.progress
         is_whole = self._is_whole and progress.is_exhausted
-        if is_whole and self.updates and self.optimization.calls == self._calls:
+        names = self._updates.by_name
+        if is_whole and names and self._updates.calls == self._num_calls:
             raise ConfigurationError(
                 "epoch-without-update",
                 f"Nothing was trained: after {progress.epoch_step} steps of epoch "
-                f"{progress.epoch + 1}, `{self.trainer._message_names.step}` has not updated any of the "
-                f"optimizers ({', '.join(self.optimization.by_name)}). Call "
-                f"`{self.trainer._message_names.update}` in it.",
+                f"{progress.epoch + 1}, `{self._names.step}` has not updated any of the "
+                f"optimizers ({', '.join(names)}). Call `{self._names.update}` in it.",
             )
 
     def _check_first(self, result: StepResult) -> None:
-        self._is_first = False
-        self._schedules.check(
-            f"`{self.trainer._message_names.step}`",
-            in_step=True,
-            may_move=bool(self._own_steps.num_steps),
-        )
-        if self.optimization.calls != self._calls:
+        step = self._names.step
+        may_move = bool(self._own_steps.num_steps)
+        self._schedules.check(f"`{step}`", in_step=True, may_move=may_move)
+        if self._updates.calls != self._num_calls:
             return
-        step = self.trainer._message_names.step
-        call = self.trainer._message_names.update
-        grads = [grad for update in self.updates for grad in gradients(update)]
+        grads = [grad for update in self._updates.by_name.values() for grad in gradients(update)]
         if grads and not are_finite(self.trainer.runtime.local_parts(grads)):
             return  # a `GradScaler` may have left out the step
         if grads:
             raise ConfigurationError(
                 "backward-without-step",
                 f"`{step}` called backward(), but no optimizer was stepped, so nothing was "
-                f"trained. Call `{call}` instead: it runs backward, accumulates, clips, steps the "
-                "optimizer and zeroes the gradients. Or step the optimizer yourself.",
+                f"trained. Call `{self._names.update}` instead: it runs backward, accumulates, "
+                "clips, steps the optimizer and zeroes the gradients. Or step the optimizer "
+                "yourself.",
             )
         values = [result.loss, *result.metrics.values()]
         if any(isinstance(value, Tensor) and value.requires_grad for value in values):
             raise ConfigurationError(
                 "returned-loss-only",
                 f"`{step}` returned a loss but updated nothing: a returned loss is only logged. "
-                f"Call `{call}` before you return.",
+                f"Call `{self._names.update}` before you return.",
             )
 
     def _check_window(self, position: int) -> None:
         """Every optimizer takes part in all steps of an accumulation window, once in each, or in
         none of them."""
-        calls = self._calls_of_each()
-        counts = {update: now - self._before.get(update, 0) for update, now in calls.items()}
-        self._before = calls
+        before = self._calls
+        self._calls = self._calls_of_each()
+        counts = {update: now - before.get(update, 0) for update, now in self._calls.items()}
         if position == 1:
             self._taking_part = {update for update, count in counts.items() if count}
         for update, count in counts.items():
-            if count != (update in self._taking_part) and self.trainer.run.num_micro_batches == 1:
-                self._refuse_window(update, position, count)
+            if count != (update in self._taking_part):
+                raise ConfigurationError(
+                    "partial-window",
+                    f"{update.subject} updated {count} times in step {position} of an accumulation "
+                    f"window of {self.trainer.accumulate} batches, and not so in the steps before, "
+                    "so its gradients would not be those of the window. Update it once in every "
+                    "step of a window, or in none of them: use a condition on "
+                    "`self.progress.update`, which is the same in all steps of a window (`if "
+                    "self.progress.update % 5 == 0: self.update(...)`), or do not accumulate.",
+                )
 
     def _calls_of_each(self) -> dict[OptimizerUpdate, int]:
-        return {update: update.calls for update in self.optimization.every()}
-
-    def _refuse_window(self, update: OptimizerUpdate, position: int, count: int) -> None:
-        if count > 1:
-            what = f"updated {count} times in step {position}"
-        elif count == 1:
-            what = f"updated in step {position}, but not in the steps before it,"
-        else:
-            what = f"updated in the steps before, but not in step {position}"
-        raise ConfigurationError(
-            "partial-window",
-            f"{update.subject} {what} of an accumulation window of {self.trainer.accumulate} "
-            "batches, so its gradients would not be those of the window. Update it once in every "
-            "step of a window, or in none of them: use a condition on `self.progress.update`, "
-            "which is the same in all steps of a window (`if self.progress.update % 5 == 0: "
-            "self.update(...)`), or do not accumulate.",
-        )
+        return {update: update.calls for update in self._updates.every()}
 
     def _zero_grad(
         self, update: OptimizerUpdate, zero_grad: Callable[..., None], *args: Any, **options: Any
     ) -> None:
         """Zero the gradients for a step that asks for it, unless they are those of earlier steps of
         the window."""
-        if any(param.grad is not None for param in update.params):
+        if gradients(update):
             raise ConfigurationError(
                 "zeroed-in-window",
-                f"`{self.trainer._message_names.step}` called zero_grad() within an accumulation window "
-                f"of {self.trainer.accumulate} batches, which would drop the gradients of the "
-                f"batches before: remove it. `{self.trainer._message_names.update}` zeroes the gradients "
-                "after each window.",
+                f"`{self._names.step}` called zero_grad() within an accumulation window of "
+                f"{self.trainer.accumulate} batches, which would drop the gradients of the batches "
+                f"before: remove it. `{self._names.update}` zeroes the gradients after each "
+                "window.",
             )
         zero_grad(*args, **options)
 
@@ -227,14 +215,25 @@ def check_trained(run: TrainingRun) -> None:
     """After the first epoch: raise if no optimizer had a gradient, and print a line for each that
     had none."""
     updates = run.updates.by_name.values()
-    texts = {update.name: text for update in updates if (text := _untrained_text(update))}
-    if texts and len(texts) == len(updates) and any(update.num_updates for update in updates):
-        raise ConfigurationError(
-            "no-gradients", f"Nothing was trained in epoch 1: {'; '.join(texts.values())}."
-        )
+    texts = []
+    for update in updates:
+        if update.num_updates == 0:
+            texts.append(
+                f"optimizer {update.name!r} was never stepped, so its {len(update.params)} "
+                "parameters have not changed"
+            )
+        elif update.num_updates == update.empty_steps:
+            texts.append(
+                f"optimizer {update.name!r} was stepped {update.num_updates} times but never had a "
+                "gradient; call zero_grad() before backward(), not between backward() and step()"
+            )
     if len(texts) < len(updates):
-        for text in texts.values():
+        for text in texts:
             run.say(f"Epoch 1 did not train everything: {text}.")
+    elif any(update.num_updates for update in updates):
+        raise ConfigurationError(
+            "no-gradients", f"Nothing was trained in epoch 1: {'; '.join(texts)}."
+        )
 
 
 def check_skipped(run: TrainingRun) -> None:
@@ -244,69 +243,49 @@ def check_skipped(run: TrainingRun) -> None:
     A loss scaler begins with a scale that may be too large, so that it may skip the updates of a
     short epoch.
     """
-    updates = [
-        update
-        for update in run.updates.by_name.values()
-        if update.epoch.stepped or update.epoch.skipped
-    ]
-    idle = [update for update in updates if not update.epoch.stepped]
+    updates = run.updates.by_name.values()
+    idle = [update for update in updates if update.epoch.skipped and not update.epoch.stepped]
     is_last = run.is_done() or run.progress.epoch + 1 == run.call.limits.epochs
     if not idle or run.stopping.reason is not None or not (is_last or run.progress.is_exhausted):
         return  # a reason to stop says what was wrong
-    names = ", ".join(repr(update.name) for update in idle)
-    number = sum(update.epoch.skipped for update in idle)
+    scaler = idle[0].scaler
+    scale = 0.0 if scaler is None else scaler.get_scale()
     why = "a loss or a gradient was not finite in each of them"
-    scale = 0.0
     advice = "Lower the learning rate, or look for bad samples"
-    if (scaler := idle[0].scaler) is not None:
-        scale = scaler.get_scale()
+    if scaler is not None:
         why = f"their gradients overflowed in fp16 (the loss scale is {scale:g} now)"
         advice = "Use bf16, which needs no scaling, or look for a loss that is very large"
     text = (
-        f"all {number} updates of optimizer {names} in epoch {run.progress.epoch + 1} were "
+        f"all {sum(update.epoch.skipped for update in idle)} updates of optimizer "
+        f"{', '.join(repr(update.name) for update in idle)} in epoch {run.progress.epoch + 1} were "
         f"skipped, since {why}"
     )
-    if len(idle) == len(updates) and (is_last or scale < 1):
+    if not any(update.epoch.stepped for update in updates) and (is_last or scale < 1):
         raise NonFiniteLossError("all-updates-skipped", f"Nothing was trained: {text}. {advice}.")
-    run.say(f"{text[0].upper()}{text[1:]}.")
-
-
-def _untrained_text(update: OptimizerUpdate) -> str | None:
-    if update.num_updates == 0:
-        return (
-            f"optimizer {update.name!r} was never stepped, so its {len(update.params)} "
-            "parameters have not changed"
-        )
-    if update.num_updates == update.empty_steps:
-        return (
-            f"optimizer {update.name!r} was stepped {update.num_updates} times but never had a "
-            "gradient; call zero_grad() before backward(), not between backward() and step()"
-        )
-    return None
+    run.say(f"A{text[1:]}.")
 
 
 def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
     """Raise for an update in an evaluation, or with a value that is not a loss."""
+    names = trainer._message_names
     if trainer.run.metrics.is_evaluating:
-        raise update_in_evaluation(trainer._message_names)
-    if (mistake := mistake_in_loss(loss, count, trainer._message_names.takes_count)) is not None:
-        raise ConfigurationError(
-            "not-a-loss", f"The loss in `{trainer._message_names.step}` {mistake}."
-        ) from None
+        raise update_in_evaluation(names)
+    if (mistake := mistake_in_loss(loss, count, names.takes_count)) is not None:
+        raise ConfigurationError("not-a-loss", f"The loss in `{names.step}` {mistake}.") from None
     error = sys.exception()
-    names = list(trainer.optimizers)
-    if len(names) == 1 and error is not None and "a second time" in str(error):
-        call = trainer._message_names.update
-        error.add_note(
-            f"`{call}` runs backward itself: remove `loss.backward()` from `{trainer._message_names.step}`."
-        )
-    if len(names) > 1 and any(
+    optimizers = list(trainer.optimizers)
+    if error is None or not any(
         text in str(error) for text in ("a second time", "by an inplace operation")
     ):
-        assert error is not None
+        return
+    if len(optimizers) > 1:
         error.add_note(
             "If several optimizers share one loss, update them together: `self.update(loss, "
-            f"{names})`."
+            f"{optimizers})`."
+        )
+    else:
+        error.add_note(
+            f"`{names.update}` runs backward itself: remove `loss.backward()` from `{names.step}`."
         )
 
 

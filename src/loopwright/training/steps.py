@@ -27,7 +27,6 @@ from .step_checks import check_clipping, check_skipped
 if TYPE_CHECKING:
     from ..data.stream import Batch, Stream
     from ..metrics.progress import Limits, Progress
-    from .program import EpochChecks
     from .run import TrainingRun
 
 NOTHING = StepResult(size=0)  # the result of a process without a sample of the batch
@@ -102,7 +101,7 @@ def end_steps(run: TrainingRun) -> None:
     if run.skips_nonfinite or run.runtime.precision == "fp16":
         run.metrics.meter.log({"skipped_updates": run.updates.num_skipped})
     if run.progress.is_exhausted and not run.is_interrupted:
-        run.media.end_steps(run.progress.step)
+        run.media.end_steps()
         run.emit("on_train_epoch_end")
 
 
@@ -148,7 +147,7 @@ def train_steps(
         watch.end_epoch()
 
 
-def compute_steps(run: TrainingRun, watch: EpochChecks | None, steps: Iterable[Step]) -> None:
+def compute_steps(run: TrainingRun, watch: Any, steps: Iterable[Step]) -> None:
     """Compute each step by the trainer's `train_step`, in micro-batches once memory has run out."""
     autocast = run.runtime.autocast
     train_step = step_function(run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -19,12 +18,7 @@ if TYPE_CHECKING:
     from .program import Program
 
 TARGET_NAMES = ("labels", "label", "targets", "target", "y")
-TO_FLOAT = "convert tensors with `.float()`, arrays with `.astype('float32')`"
-ABOUT_INPUTS = re.compile(  # messages about shapes, types and indices
-    r"\b(shapes?|sizes?|dim(ension)?s?|d?types?|scalar type|channels?|inputs?|expected|arguments?|index|indices|unpack"
-    r"|broadcast(able)?|bounds|not implemented for|mat[12]|multiplied|\dd)\b",
-    re.IGNORECASE,
-)
+ERRORS = (TypeError, RuntimeError, ValueError, IndexError)
 
 
 def split_supervised(batch: Any, has_loss_fn: bool) -> tuple[Any, Any]:
@@ -77,84 +71,26 @@ def call_model(
         if isinstance(inputs, Mapping):
             return model(**inputs)
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+    except ERRORS as error:
         if "more than 1 value per channel" in str(error):
             error.add_note(
                 "This batch has a single sample, and batch norm cannot compute statistics from "
                 "one sample: use another `batch_size`, or a DataLoader with `drop_last=True`."
             )
-        elif is_about_inputs(error):
+        elif not isinstance(error, torch.OutOfMemoryError):
+            names = (
+                f" The entries of a dict are passed by their names: {', '.join(map(str, inputs))}. "
+                f"Name them as in the model's `forward`; the target is the entry named "
+                f"{', '.join(TARGET_NAMES[:-1])} or {TARGET_NAMES[-1]}."
+                if isinstance(inputs, Mapping)
+                else ""
+            )
             error.add_note(
                 f"The model was called with {describe(inputs)}. If that is not what it takes, "
                 f"override `{split}` (which part of a batch is input) or `{forward}` (how the "
-                "model is "
-                f"called).{_dtype_hint(error, inputs)}{_names_hint(error, inputs) if split == 'split_batch' else ''}"
+                f"model is called).{names}"
             )
         raise
-
-
-def is_about_inputs(error: BaseException) -> bool:
-    """Whether an error of a model's forward pass can come from its inputs.
-
-    A call that does not fit, shapes, types and indices can; memory, devices, processes and signals
-    cannot.
-    """
-    if isinstance(error, TypeError):
-        return True
-    return (
-        not isinstance(error, torch.OutOfMemoryError)
-        and ABOUT_INPUTS.search(str(error)) is not None
-    )
-
-
-def _dtype_hint(error: BaseException, inputs: Any) -> str:
-    """Advice about float64, numpy's default type, which models do not have, and about whole
-    numbers."""
-    if not any(word in str(error).lower() for word in ("dtype", "double", "scalar type")):
-        return ""
-    if "float64" in describe(inputs):
-        return f" The inputs are float64, which numpy makes by default: {TO_FLOAT}."
-    if isinstance(inputs, Tensor) and not inputs.is_floating_point() and not inputs.is_complex():
-        return f" The inputs are whole numbers: {TO_FLOAT}."
-    return ""
-
-
-def _names_hint(error: BaseException, inputs: Any) -> str:
-    """Advice about the names in a dict, which have to be those of the model's arguments."""
-    if not isinstance(error, TypeError) or not isinstance(inputs, Mapping):
-        return ""
-    return (
-        f" The entries of a dict are passed by their names: {', '.join(map(str, inputs))}. Name "
-        "them as in the model's `forward`; the target is the entry named "
-        f"{', '.join(TARGET_NAMES[:-1])} or {TARGET_NAMES[-1]}."
-    )
-
-
-def _target_hint(outputs: Any, targets: Any) -> str:
-    """Advice about targets that common losses do not take: labels of another type, or of another
-    shape."""
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
-        return (
-            ""
-            if isinstance(targets, Tensor)
-            else " Targets have to be a tensor: number the classes 0, 1, 2 and so on."
-        )
-    if targets.shape == outputs.shape:
-        return "" if targets.is_floating_point() else " Convert these targets with `.float()`."
-    if targets.numel() == outputs.numel() and targets.dim() == outputs.dim() - 1:
-        return " Give the targets the shape of the outputs: `targets.unsqueeze(1).float()`."
-    if outputs.dim() < 2 or targets.shape[:1] != outputs.shape[:1]:
-        return ""
-    if outputs.dim() > 2 and targets.shape == outputs.shape[:-1]:
-        return (
-            " Classes come second in the outputs of a loss: `outputs.transpose(1, "
-            f"{outputs.dim() - 1})`."
-        )
-    if targets.dim() == 2 and targets.shape[1] == 1:
-        return " Class labels have one dimension: `targets.squeeze(1)`."
-    if targets.is_floating_point():
-        return " Class labels are whole numbers: convert them with `.long()`."
-    return f" For {outputs.shape[1]} outputs, class labels are 0 to {outputs.shape[1] - 1}."
 
 
 def loss_of(
@@ -176,34 +112,28 @@ def loss_of(
             f"`{override}`.",
         )
     try:
-        if (
-            type(targets) is Tensor
-            and type(outputs) is Tensor
-            and targets.dim() + outputs.dim() == 3
-        ):
+        is_plain = type(targets) is Tensor and type(outputs) is Tensor
+        if is_plain and targets.dim() + outputs.dim() == 3:
             return call_loss(loss_fn, outputs, targets)
         return loss_fn(outputs) if targets is None else loss_fn(outputs, targets)
     except ConfigurationError:
         raise
-    except (TypeError, RuntimeError, ValueError, IndexError) as error:
-        if not (isinstance(error, TypeError) and _is_of_call(error)):
-            if is_about_inputs(error):
-                error.add_note(
-                    f"The loss was called with {describe(outputs)} as outputs and "
-                    f"{describe(targets)} as targets.{_target_hint(outputs, targets)}"
-                )
-            raise
-        how = (
-            "(outputs), because the batches have no targets"
-            if targets is None
-            else "(outputs, targets)"
-        )
-        raise ConfigurationError(
-            "loss-arguments",
-            f"The loss was called with {how}, but it does not take these arguments: {error}. Pass "
-            "data of inputs and targets, such as `(x, y)`, a function that takes these "
-            f"arguments, or override `{override}`.",
-        ) from error
+    except ERRORS as error:
+        if isinstance(error, TypeError) and _is_of_call(error):
+            how = "(outputs), because the batches have no targets"
+            raise ConfigurationError(
+                "loss-arguments",
+                f"The loss was called with {how if targets is None else '(outputs, targets)'}, but "
+                f"it does not take these arguments: {error}. Pass data of inputs and targets, such "
+                "as `(x, y)`, a function that takes these arguments, or override "
+                f"`{override}`.",
+            ) from error
+        if not isinstance(error, torch.OutOfMemoryError):
+            error.add_note(
+                f"The loss was called with {describe(outputs)} as outputs and {describe(targets)} "
+                "as targets."
+            )
+        raise
 
 
 _CALLED: dict[int, ref[Any]] = {}  # loss functions whose operators `call_loss` has looked at
@@ -224,9 +154,9 @@ def call_loss(loss_fn: Callable[..., Any], outputs: Any, targets: Any) -> Any:
     Broadcasting does so in `(outputs - targets) ** 2`: every output is compared with every target.
     Operators of a loss function are looked at in its first call with such shapes.
     """
-    is_column = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
     is_column = (
-        is_column
+        isinstance(outputs, Tensor)
+        and isinstance(targets, Tensor)
         and outputs.numel() == targets.numel() > 1
         and {outputs.dim(), targets.dim()} == {1, 2}
     )
@@ -258,47 +188,28 @@ def call_loss(loss_fn: Callable[..., Any], outputs: Any, targets: Any) -> Any:
     return loss
 
 
-def loss_text(
-    loss_fn: Any, model: nn.Module | None, num_parts: int, *, has_own_step: bool = False
-) -> str:
+def loss_text(loss_fn: Any, model: nn.Module | None, *, has_own_step: bool) -> str:
     """A sentence for the first line of a run about a step or loss that its user does not expect;
     mostly none.
 
     Args:
         loss_fn: The loss.
         model: The model whose outputs it gets.
-        num_parts: The number of batches of one update, on all processes.
         has_own_step: Whether the user wrote the step, which may call methods of the model.
     """
     for method in ("training_step", "train_step", "configure_optimizers"):
         if not has_own_step and callable(getattr(model, method, None)):
             return (
                 f" {type(model).__name__}.{method} is not called, because it is a method of the "
-                "model: move it into a subclass of "
-                f"Trainer{', as `train_step(self, batch)`' if 'step' in method else ''}."
+                "model: move it into a subclass of Trainer."
             )
     while isinstance(model, nn.Sequential) and len(model):
         model = model[-1]
-    name = type(loss_fn).__name__
-    last = type(model)
-    if (type(loss_fn), last) in (
-        (nn.CrossEntropyLoss, nn.Softmax),
-        (nn.BCEWithLogitsLoss, nn.Sigmoid),
-    ):
+    applied_twice = ((nn.CrossEntropyLoss, nn.Softmax), (nn.BCEWithLogitsLoss, nn.Sigmoid))
+    if (type(loss_fn), type(model)) in applied_twice:
         return (
-            f" The model ends with {last.__name__}, and {name} applies one itself: remove it "
-            "from the model."
-        )
-    if type(loss_fn) is nn.CrossEntropyLoss and loss_fn.weight is not None:
-        parts = (
-            f", and {num_parts} batches per update are not exactly one large batch"
-            if num_parts > 1
-            else ""
-        )
-        return (
-            f" {name}(weight=...) divides by the weights of each batch, so its mean over batches "
-            f"depends on the batch size{parts}: return (sum, sum of the weights) from "
-            "`compute_loss` to divide once."
+            f" The model ends with {type(model).__name__}, and {type(loss_fn).__name__} applies "
+            "one itself: remove it from the model."
         )
     return ""
 
@@ -342,19 +253,17 @@ def stack_outputs(batches: list[Any]) -> Any:
     if _can_join(batches):
         return torch.cat(batches)
     if isinstance(first, Mapping):
-        columns = {key: [batch[key] for batch in batches] for key in first}
-        if all(_can_join(column) or _are_numbers(column) for column in columns.values()):
-            return {
-                key: (torch.cat if _can_join(column) else torch.stack)(column)
-                for key, column in columns.items()
-            }
+        columns: dict[Any, Any] = {}
+        for key in first:
+            values = [batch[key] for batch in batches]
+            if _can_join(values):
+                columns[key] = torch.cat(values)
+            elif all(isinstance(value, Tensor) and value.dim() == 0 for value in values):
+                columns[key] = torch.stack(values)
+        return columns if len(columns) == len(first) else batches
     if type(first) in (list, tuple) and all(map(_can_join, zip(*batches, strict=True))):
         return type(first)(torch.cat(parts) for parts in zip(*batches, strict=True))
     return batches
-
-
-def _are_numbers(parts: Sequence[Any]) -> bool:
-    return all(isinstance(part, Tensor) and part.dim() == 0 for part in parts)
 
 
 def _can_join(parts: Sequence[Any]) -> bool:

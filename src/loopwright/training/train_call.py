@@ -4,7 +4,7 @@ events."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from types import GeneratorType
 from typing import Any
@@ -18,7 +18,7 @@ from ..data.random import seed_generators
 from ..data.workers import workers_explained
 from ..errors import ConfigurationError, DataError, check_number, interruption, is_notebook
 from ..metrics.history import History
-from ..metrics.progress import Limits, Progress
+from ..metrics.progress import Limits
 from ..runtime import dry_run
 from ..text import counted
 from . import steps as loop
@@ -26,7 +26,7 @@ from .assembly import settle_seed
 from .callback_schedulers import unsaved_texts
 from .facts import planned_totals, starting_line
 from .first_batch import check_required_metrics, materialise
-from .resume import Origin, keep_recorded_seed, restore_run
+from .resume import Origin, restore_run
 from .run import SavedPosition, TrainingRun, seek
 
 
@@ -41,7 +41,6 @@ def run_training(
     changes: str = "refuse",
 ) -> History:
     """Train until a limit is reached; without any, for one epoch."""
-    _check_run(run)
     if resume is True and run.files.run_dir is None:
         raise ConfigurationError(
             "no-run-dir",
@@ -53,16 +52,6 @@ def run_training(
         return _train(run, data, eval_data, limits, batch_size, origin)
 
 
-def _check_run(run: object) -> None:
-    """Refuse an object that a subclass has assigned in place of the trainer's run."""
-    if not isinstance(run, TrainingRun):
-        raise ConfigurationError(
-            "run-replaced",
-            f"`trainer.run` is a {type(run).__name__}, but the trainer keeps the state of its run "
-            "there: give your own attribute another name, such as `self.my_run`.",
-        )
-
-
 def _train(
     run: TrainingRun,
     data: Any,
@@ -72,7 +61,6 @@ def _train(
     origin: Origin,
 ) -> History:
     settle_seed(run.program)
-    keep_recorded_seed(run, origin)
     if data is None:
         data, configured = run.program.configure_data()
         eval_data = configured if eval_data is None else eval_data
@@ -150,12 +138,11 @@ def _check_cycles(run: TrainingRun) -> None:
 
 
 def _checked(limits: Limits) -> Limits:
-    for field in fields(limits):
-        value = getattr(limits, field.name)
-        is_time = field.name == "seconds"
-        name = "max_time" if is_time else f"num_{field.name}"
+    for unit, value in asdict(limits).items():
+        is_time = unit == "seconds"
         if value is not None:
-            check_number(name, value, least=0, is_whole=not is_time, of=field.name)
+            name = "max_time" if is_time else f"num_{unit}"
+            check_number(name, value, least=0, is_whole=not is_time, of=unit)
     return Limits(epochs=1) if limits == Limits() else limits
 
 
@@ -163,22 +150,23 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
     """Restore the state in which this call starts; return False if an earlier process finished this
     call."""
     progress = run.progress
-    run.call.number += 1
-    is_start = run.call.number == 1
+    call = run.call
+    call.number += 1
+    is_start = call.number == 1
     try:
         resumed = restore_run(run, stream, origin)
     except BaseException:
-        run.call.number -= 1  # this call did not begin; the next one looks for the run again
+        call.number -= 1  # this call did not begin; the next one looks for the run again
         raise
-    if run.files.pending is not None:
-        run.files.pending.restore_updates(run)
-    is_new = run.call.number > progress.call  # otherwise an earlier process has begun this call
-    if is_new or (origin.accepts_changes and run.call.number == progress.call):
-        run.train_on()  # an earlier reason to stop must not end the run again
-    if not is_new and (run.call.number < progress.call or _is_finished(run, limits)):
-        _leave_out(run, limits)
-        return False
     position = run.files.pending
+    if position is not None:
+        position.restore_updates(run)
+    is_new = call.number > progress.call  # otherwise an earlier process has begun this call
+    if is_new or (origin.accepts_changes and call.number == progress.call):
+        run.train_on()  # an earlier reason to stop must not end the run again
+    if call.number < progress.call or (not is_new and _is_finished(run, limits)):
+        _leave_out(run)
+        return False
     run.files.pending = None
     if is_new:
         run.files.callback_schedulers.forget()
@@ -197,9 +185,9 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
     return True
 
 
-def _leave_out(run: TrainingRun, limits: Limits) -> None:
+def _leave_out(run: TrainingRun) -> None:
     """Leave out a call that an earlier process finished; the state waits for the next one."""
-    run.say(_finished_line(run, limits))
+    run.say(_finished_line(run))
     if run.files.pending is not None:
         run.files.pending.restore_rng(run)
     if run.call.number == run.progress.call:
@@ -207,39 +195,23 @@ def _leave_out(run: TrainingRun, limits: Limits) -> None:
             callback.finish_again(run.program._trainer_given_to(callback))
 
 
-def _finished_line(run: TrainingRun, limits: Limits) -> str:
+def _finished_line(run: TrainingRun) -> str:
     """Return the line that says why a call has nothing to train, and what to do about it."""
     progress = run.progress
     if run.call.number < progress.call:
-        number = run.call.number
-        later = progress.call
         return (
-            f"Call {number} of `train` was finished by an earlier process; the run continues "
-            f"in call {later}."
+            f"Call {run.call.number} of `train` was finished by an earlier process; the run "
+            f"continues in call {progress.call}."
         )
+    words = run.message_names
     length = f"{counted(progress.epoch, 'epoch')}, {counted(progress.update, 'update')}"
     start = f"Nothing to train: the run in {run.files.run_dir} is finished ({length})"
     if run.stopping.reason is not None:
         return (
-            f"{start}; it ended because: {run.stopping.reason}. Pass {run.message_names.accept_changes} to "
-            f"continue anyway, or {run.message_names.start_over} to start over."
+            f"{start}; it ended because: {run.stopping.reason}. Pass {words.accept_changes} to "
+            f"continue anyway, or {words.start_over} to start over."
         )
-    of = " and ".join(_reached_limits(limits, progress))
-    return (
-        f"{start}. Raise the limit of {of} to continue, or pass {run.message_names.start_over} to "
-        "start over."
-    )
-
-
-def _reached_limits(limits: Limits, progress: Progress) -> list[str]:
-    """Return each limit that has been reached: "2 epochs", "90 seconds"."""
-    ends = limits.from_call(progress)
-    names = [field.name for field in fields(limits) if getattr(limits, field.name) is not None]
-    return [
-        counted(getattr(limits, name), name.removesuffix("s"))
-        for name in names
-        if Limits(**{name: getattr(ends, name)}).reached(progress)
-    ]
+    return f"{start}. Raise its limit to continue, or pass {words.start_over} to start over."
 
 
 def _place(run: TrainingRun, stream: Stream, position: SavedPosition, *, is_changed: bool) -> None:
@@ -300,11 +272,9 @@ def _run(run: TrainingRun) -> None:
             run.updates.reset()
             _start(run)
             _complete_history(run)
-            run.media.begin(run)
+            run.media.begin()
             with workers_explained():
                 loop.train(run)
-            if run.compiled is not None:
-                run.compiled.report(run)
             run.runtime.finish_exchange()
             _end(run)
         except BaseException as error:
@@ -316,7 +286,6 @@ def _run(run: TrainingRun) -> None:
 def _start(run: TrainingRun) -> None:
     """Emit `on_train_start`; then load the schedulers that callbacks made there, and name what no
     checkpoint holds."""
-    models = run.components.modules.values()
     optimizers = run.components.optimizers.values()
     with run.files.callback_schedulers.loaded_after(optimizers) as lost:
         run.emit("on_train_start")
@@ -326,14 +295,13 @@ def _start(run: TrainingRun) -> None:
             "training starts: this state is ignored. Make the scheduler in the callback's "
             "constructor or in `on_train_start`."
         )
-    own = [
-        c
-        for c in run.callbacks
-        if not c.has_own_state and not type(c).__module__.startswith("loopwright.")
-    ]
-    for callback in own if run.files.directory is not None else ():
-        for text in unsaved_texts(callback, [*models, *optimizers]):
-            run.say(text)
+    if run.files.directory is None:
+        return
+    for callback in run.callbacks:
+        is_shipped = type(callback).__module__.startswith("loopwright.")
+        if not is_shipped and not callback.has_own_state:
+            for text in unsaved_texts(callback, run.components):
+                run.say(text)
 
 
 def _end(run: TrainingRun) -> None:
@@ -387,19 +355,19 @@ def _leave_if_interrupted(run: TrainingRun) -> None:
     """After a signal, when everything is saved, end the program with the signal's exit code."""
     if not run.is_interrupted:
         return
-    update = run.progress.update
+    signals = run.stopping.signals
     is_saved = run.files.directory is not None
-    is_finished = run.progress.call_finished
-    saved = "saved; start the same program again to resume"
-    if not is_saved:
-        saved = "nothing was saved, because there is no run_dir"
+    update = f"update {run.progress.update}"
     if not is_notebook():
-        run.say(
-            f"{run.stopping.signals.name} after {'the last ' if is_finished else ''}update {update}: "
-            f"{saved}."
+        last = "the last " if run.progress.call_finished else ""
+        saved = (
+            "saved; start the same program again to resume"
+            if is_saved
+            else "nothing was saved, because there is no run_dir"
         )
+        run.say(f"{signals.name} after {last}{update}: {saved}.")
     raise interruption(
-        run.stopping.signals.exit_code,
-        f"Interrupted after update {update}{', which was saved' if is_saved else ''}. The trainer "
+        signals.exit_code,
+        f"Interrupted after {update}{', which was saved' if is_saved else ''}. The trainer "
         "keeps this state: call `train` to continue.",
     )

@@ -1,12 +1,10 @@
-"""The updates of all optimizers of a trainer, for a loss of one optimizer or of several together;
-and their settings, which must be the same on all processes."""
+"""The updates of all optimizers of a trainer, for a loss of one optimizer or of several together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, cast
-from zlib import crc32
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +15,7 @@ from .._torch_compat.fast_paths import OptimizerStep
 from ..errors import ConfigurationError
 from .update import OptimizerUpdate, Window, add_missing_momentum
 
-if TYPE_CHECKING:
-    from ..metrics.progress import Progress
-    from ..runtime import Runtime
-    from .components import Components
-
 HYPERPARAMETERS = ("lr", "weight_decay", "momentum", "betas")
-# begins the name in a table of metrics that has a digest; those of metrics begin with a number
-KEY = "settings "
 OneOptimizer = Optimizer | str  # itself, or its name
 OptimizerChoice = OneOptimizer | Iterable[OneOptimizer] | None
 
@@ -252,9 +243,19 @@ class Updates:
 
     def find(self, optimizer: OneOptimizer | Iterable[OneOptimizer]) -> OptimizerUpdate:
         """The update of an optimizer, given itself or by name; of several, their joint update."""
-        if isinstance(optimizer, Iterable) and not isinstance(optimizer, str):
-            return self._find_joint(optimizer)
-        return self._find_one(optimizer)
+        if not isinstance(optimizer, Iterable) or isinstance(optimizer, str):
+            return self._find_one(optimizer)
+        members = [self._find_one(one) for one in optimizer]
+        if len(members) == 1:
+            return members[0]
+        names = tuple([member.name for member in members])
+        if names not in self._joint:
+            joint = JointUpdate(members)
+            joint.refresh(self._trainable)
+            self._joint[names] = joint
+            for function in self.on_joint:
+                function(joint)
+        return self._joint[names]
 
     def _find_one(self, optimizer: OneOptimizer) -> OptimizerUpdate:
         if isinstance(optimizer, str) and optimizer in self.by_name:
@@ -267,28 +268,6 @@ class Updates:
             f"{optimizer!r} is not one of this trainer's optimizers ({', '.join(self.by_name)}): "
             "assign it to self in configure_optimizers, or pass it to the constructor.",
         )
-
-    def _find_joint(self, optimizers: Iterable[OneOptimizer]) -> OptimizerUpdate:
-        if isinstance(optimizers, set | frozenset):
-            shown = ", ".join(sorted(map(repr, optimizers)))
-            raise ConfigurationError(
-                "unordered-optimizers",
-                f"update(loss, {{{shown}}}): a set has no order in which to step the optimizers; "
-                "pass a list.",
-            )
-        members = [self._find_one(optimizer) for optimizer in optimizers]
-        names = tuple([member.name for member in members])
-        if names in self._joint:
-            return self._joint[names]
-        return members[0] if len(members) == 1 else self._join(names, members)
-
-    def _join(self, names: tuple[str, ...], members: Sequence[OptimizerUpdate]) -> JointUpdate:
-        joint = JointUpdate(members)
-        joint.refresh(self._trainable)
-        self._joint[names] = joint
-        for function in self.on_joint:
-            function(joint)
-        return joint
 
     def refresh(self, modules: Iterable[nn.Module]) -> None:
         """Read again which parameters require gradients; call it after freezing or unfreezing."""
@@ -336,69 +315,22 @@ class Updates:
             if name in state:
                 update.load_state_dict(state[name])
 
-
-def sum_and_compare(
-    table: Mapping[str, tuple[float, float]],
-    runtime: Runtime,
-    updates: Updates,
-    components: Components,
-    progress: Progress,
-) -> dict[str, tuple[float, float]]:
-    """Sum a table of metrics over all processes; raise on all of them if their settings differ.
-
-    It is called when an epoch begins and at log points. A checkpoint is a log point, so none has
-    weights that differ between processes.
-    """
-    total = runtime.sum_table(
-        {**table, f"{KEY}{crc32(repr(list(_values(updates))).encode())}": (1.0, 1.0)}
-    )
-    digests = [name for name in total if name.startswith(KEY)]
-    for name in digests:
-        del total[name]
-    if len(digests) > 1:
-        from ..run.changes import differing_by_rank, listed_by_rank
-
-        differing = differing_by_rank(runtime.gather_objects(_named(updates, components)))
-        raise ConfigurationError(
-            "different-settings",
-            "The processes train with different settings, so their weights would differ (after "
-            f"update {progress.update}):{listed_by_rank(differing)}\nChange settings on every process "
-            "in the same way: not under a condition on the rank, nor on a loss or metric of one "
-            "process.",
-        )
-    return total
-
-
-def _values(updates: Updates) -> Iterator[object]:
-    """Yield the settings of each optimizer, without names."""
-    for update in updates.by_name.values():
-        for group in update.optimizer.param_groups:
-            yield [_number(group[name]) for name in HYPERPARAMETERS if name in group]
-        yield bytes([param.requires_grad for param in update.params])
-
-
-def _named(updates: Updates, components: Components) -> dict[str, object]:
-    names = {
-        id(p): f"{of}.{name}"
-        for of, m in components.modules.items()
-        for name, p in m.named_parameters()
-    }
-    found: dict[str, object] = {}
-    for update in updates.by_name.values():
-        for at, group in enumerate(update.optimizer.param_groups):
-            where = f"of {update.title}" + f", group {at}" * (
-                len(update.optimizer.param_groups) > 1
-            )
-            found |= {
-                f"`{name}` {where}": _number(group[name])
-                for name in HYPERPARAMETERS
-                if name in group
-            }
-        for at, param in enumerate(update.params):
-            name = names.get(id(param), f"parameter {at} of {update.title}")
-            found[f"`requires_grad` of {name}"] = param.requires_grad
-    return found
-
-
-def _number(value: object) -> object:
-    return value.tolist() if isinstance(value, Tensor) else value
+    def settings(self, modules: Mapping[str, nn.Module]) -> dict[str, object]:
+        """The hyperparameters of all optimizers, and which of their parameters are trained."""
+        names = {
+            id(param): f"{of}.{name}"
+            for of, module in modules.items()
+            for name, param in module.named_parameters()
+        }
+        found: dict[str, object] = {}
+        for update in self.by_name.values():
+            for at, group in enumerate(update.optimizer.param_groups):
+                where = f"{update.title}, group {at}" if at else update.title
+                for name in HYPERPARAMETERS:
+                    value = group.get(name)
+                    value = value.tolist() if isinstance(value, Tensor) else value
+                    found[f"`{name}` of {where}"] = value
+            for at, param in enumerate(update.params):
+                name = names.get(id(param), f"parameter {at} of {update.title}")
+                found[f"`requires_grad` of {name}"] = param.requires_grad
+        return found

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Self
 
 from .._torch_compat import awaited_worker
 from ..data.fetch import Fetcher
@@ -15,28 +15,9 @@ from ..data.random import RngTracker
 from ..data.stream import MAY_BE_LEFT, WAITS
 from ..errors import WaitInterrupted
 
-if TYPE_CHECKING:
-    from ..metrics.meter import Meter
-    from ..metrics.progress import Progress
-    from ..runtime import Runtime
-
 REPORT_SECONDS = 60.0  # without a batch, after which that is reported
 LOOKS = 4  # within these seconds
 LIBRARIES = ("loopwright", "torch")
-
-
-class WaitingRun(Protocol):
-    """What a wait needs of its run."""
-
-    runtime: Runtime
-    progress: Progress
-    metrics: Any  # its phases: evaluations that are under way
-
-    @property
-    def is_interrupted(self) -> bool: ...
-    @property
-    def current_meter(self) -> Meter: ...
-    def say(self, line: str) -> None: ...
 
 
 class DataWait:
@@ -47,10 +28,10 @@ class DataWait:
     no position has moved. A wait for worker processes looks at `is_asked` a few times a second.
     """
 
-    def __init__(self, run: WaitingRun) -> None:
+    def __init__(self, run: Any) -> None:
         self.has_raised = False
         self.is_leaving = False
-        self._run = run
+        self._run = run  # a `TrainingRun`, which imports this module
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -71,7 +52,7 @@ class DataWait:
 
     def is_asked(self) -> bool:
         """Whether a wait is to end now: a signal requested a stop, and nothing defers it."""
-        return self._run.is_interrupted
+        return bool(self._run.is_interrupted)
 
     def request(self, name: str, frame: FrameType | None) -> None:
         """Say that a signal requests a stop, and leave the code that builds a batch; called by the

@@ -27,9 +27,9 @@ from ..errors import DataError
 from ..initializers import Initializer
 from ..metrics.progress import Limits
 from ..metrics.result import StepResult
-from ..training.compiled.choice import wait_for
-from ..training.keeper import Keeper
+from ..training.compiled import wait_for
 from ..training.program import Program
+from ..training.restore import Keeper
 from ..training.run import TrainingRun
 from ..training.train_call import run_training
 

@@ -33,9 +33,9 @@ from ..metrics.progress import Limits
 from ..runtime.fsdp import blocks_of
 from ..text import counted
 from ..training.callback_schedulers import set_hyperparameters
-from ..training.compiled.choice import CompiledStep, wait_for
-from ..training.keeper import Keeper
+from ..training.compiled import CompiledStep, wait_for
 from ..training.program import Program
+from ..training.restore import Keeper
 from ..training.run import TrainingRun
 from ..training.train_call import run_training
 from .trial import (

@@ -67,11 +67,6 @@ class Returning(Idiom):
         return self.loss(batch)
 
 
-class ReturningNamed(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return {"loss": self.loss(batch), "batch": batch_idx}
-
-
 class Closure(Idiom):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         def closure() -> Tensor:
@@ -89,27 +84,6 @@ class LoopOwnStep(Idiom):
             for batch in self.train_loader:
                 self.optimizer.zero_grad()
                 self.backward(self.loss(batch))
-                self.optimizer.step()
-
-
-class LoopOwnBackward(Idiom):
-    def training_loop(self) -> None:
-        for _ in range(self.current_epoch, self.config.n_epochs):
-            for batch in self.train_loader:
-                self.optimizer.zero_grad()
-                self.loss(batch).backward()
-                self.optimizer.step()
-
-
-class LoopTrainsReturned(Returning):
-    """The step only computes the loss; the loop trains it."""
-
-    def training_loop(self) -> None:
-        for _ in range(self.current_epoch, self.config.n_epochs):
-            for batch_idx, batch in enumerate(self.train_loader):
-                loss = self.training_step(batch, batch_idx)
-                self.optimizer.zero_grad()
-                self.backward(loss)
                 self.optimizer.step()
 
 
@@ -148,14 +122,6 @@ class ClippingAlone(Idiom):
         self.clip()
 
 
-class OwnBackwardClipping(Idiom):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.optimizer.zero_grad()
-        self.loss(batch).backward()
-        self.clip()
-        self.optimizer.step()
-
-
 class OwnAccumulation(Idiom):
     """Two batches an update, as one writes that without a trainer."""
 
@@ -188,13 +154,6 @@ class OwnScheduleAlone(Scheduled):
         self.backward(self.loss(batch))
         self.step(self.optimizer)
         self.scheduler.step()
-
-
-class TrainersSchedule(Scheduled):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.optimizer.zero_grad()
-        self.loss(batch).backward()
-        self.optimizer.step()
 
 
 class LoopSchedule(Scheduled):

@@ -26,13 +26,11 @@ class DoubleData:
 RANKS = [
     idioms.OwnStep,
     idioms.Returning,
-    idioms.ReturningNamed,
     idioms.LoopOwnStep,
     idioms.LoopReturning,
-    idioms.LoopTrainsReturned,
     idioms.OwnSchedule,
 ]
-PLAIN = [idioms.OwnBackward, idioms.LoopOwnBackward]  # FSDP2 averages these without weights
+PLAIN = [idioms.OwnBackward]  # FSDP2 averages these without weights
 
 
 def fit_double(kind: type[Idiom], **options: Any) -> dict[str, Any]:

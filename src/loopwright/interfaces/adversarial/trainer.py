@@ -21,7 +21,6 @@ from ...data.random import preserved_rng, seed_generators
 from ...errors import ConfigurationError, check_arguments
 from ...runtime.modes import evaluating
 from ...text import nearest
-from ...training.media_log import log_files
 from .._shared import LoggingTrainer, is_overridden, on_first_process
 from .config import AdversarialConfig, ConfigManager, ConfigSource, warn_without_effect
 from .core import NAMES, AdversarialCore, checked_trackers, losses_of
@@ -388,7 +387,7 @@ class Trainer(LoggingTrainer):
 
         with self._core.runtime.autocast:
             paths = on_first_process(self._core.runtime, write)
-        log_files(self._core.run, "examples", paths)
+        self._core.run.media.add_files("examples", paths)
         return paths
 
     def _write_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:

@@ -28,7 +28,7 @@ from ...errors import CheckpointError, ConfigurationError, interruption
 from ...metrics.meter import Meter
 from ...metrics.result import StepResult
 from ...optim.build import Schedule
-from ...runtime.modes import evaluating, start_training_mode
+from ...runtime.modes import evaluating
 from ...training import steps as loop
 from ...training.callback_schedulers import (
     CallbackSchedulers,
@@ -146,7 +146,8 @@ class LifecycleCore(InterfaceCore):
         self._after_update: list[Callable[[], None]] = []
         # an evaluation
         self.eval_metric = ""
-        self._modes: list[tuple[nn.Module, bool]] = []
+        # the modes before an evaluation epoch of the user's own
+        self.modes: list[tuple[nn.Module, bool]] = []
         # a resumed run
         self.resumed_event: tuple[str, list[str]] | None = None
         self.waiting_state: Any = None  # for callbacks that have not started yet
@@ -503,20 +504,6 @@ class LifecycleCore(InterfaceCore):
             yield
         self.runtime.reshard()
 
-    def set_eval_mode(self) -> None:
-        """Eval mode until `set_train_mode`, for an evaluation epoch of the user's own."""
-        if not self.run.metrics.phases and not self._modes:
-            self._modes = [(part, part.training) for part in self.interface.model.modules()]
-        self.interface.model.eval()
-
-    def set_train_mode(self) -> None:
-        """Restore the modes from before, or train mode if the model was left in eval mode."""
-        for part, mode in self._modes:
-            part.training = mode
-        self._modes = []
-        if self.interface.optimizer is not None:
-            start_training_mode([self.interface.model], [self.interface.optimizer])
-
     def on_eval_start(self, data: Stream) -> None:
         self.interface._run_stage("eval_epoch_start", is_intermediate=self.is_intermediate)
 
@@ -718,7 +705,7 @@ class LifecycleCore(InterfaceCore):
             run.emit("on_train_start")
             for tracker in self._trackers:  # a second run is a new one to it, and begins at epoch 0
                 tracker.begin(self, 0 if self.waiting_state is None else self.progress.epoch)
-            run.media.begin(run)
+            run.media.begin()
             try:
                 yield
                 self._check_trained()

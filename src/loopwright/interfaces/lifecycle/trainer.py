@@ -21,6 +21,7 @@ from ...errors import ConfigurationError, check_number
 from ...metrics.progress import Limits
 from ...metrics.result import StepResult
 from ...runtime import resolve_runtime
+from ...runtime.modes import start_training_mode
 from ...training.own_steps import scheduler_position
 from ...training.step_checks import check_clipping
 from ...training.supervised import call_loss
@@ -429,7 +430,11 @@ class Trainer(LoggingTrainer):
     def train_epoch_start(self) -> None:
         """Called when a training epoch begins. Default: train mode; frozen parts stay in eval
         mode."""
-        self._core.set_train_mode()
+        for part, mode in self._core.modes:
+            part.training = mode
+        self._core.modes = []
+        if self.optimizer is not None:
+            start_training_mode([self.model], [self.optimizer])
 
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
         """Return `{"loss", "model_outputs", "batch_size"}` of a training batch; the loss is the
@@ -464,7 +469,10 @@ class Trainer(LoggingTrainer):
 
     def eval_epoch_start(self) -> None:
         """Called when an evaluation epoch begins. Default: eval mode."""
-        self._core.set_eval_mode()
+        core = self._core
+        if not core.run.metrics.phases and not core.modes:
+            core.modes = [(part, part.training) for part in self.model.modules()]
+        self.model.eval()
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         """Return the same dict for an evaluation batch, in eval mode without gradients."""

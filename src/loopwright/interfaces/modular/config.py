@@ -15,6 +15,8 @@ import torch
 from ...errors import ConfigurationError, check_number
 from ...optim.build import Interval
 from ...runtime import Mesh, Runtime
+from ...runtime.base import is_launched
+from ...runtime.environment import Launch
 
 _is_saving: ContextVar[bool] = ContextVar("is_saving", default=False)
 
@@ -210,8 +212,6 @@ def check_config(config: DreamTrainerConfig) -> None:
 
 def build_runtime(config: DreamTrainerConfig) -> Runtime:
     """The device, or the processes, that the settings ask for."""
-    from ...runtime.base import is_launched
-
     options: dict[str, Any] = {
         "precision": config.precision,
         "activation_checkpointing": config.activation_checkpointing,
@@ -236,8 +236,6 @@ def build_runtime(config: DreamTrainerConfig) -> Runtime:
 def _arranged(config: DreamTrainerConfig) -> str | Mesh:
     """The strategy as the runtime takes it; for "hsdp" that depends on how many processes there
     are."""
-    from ...runtime.environment import Launch
-
     if config.strategy != "hsdp":
         return "ddp" if config.strategy == "auto" else config.strategy
     launch = Launch.from_environment()

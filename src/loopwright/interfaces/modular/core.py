@@ -132,6 +132,7 @@ class ModularCore(InterfaceCore):
         check_accumulation(config.gradient_accumulation_steps, "gradient_accumulation_steps")
         own, core = sort_callbacks(config.callbacks, NAMES)
         self.interface = interface
+        self.overrides = interface._overrides
         self.events = Dispatch(Callback, interface, own, base=Hooks)
         states = States(own, self.events, NAMES.events)
         self.rounds = Rounds()
@@ -156,13 +157,11 @@ class ModularCore(InterfaceCore):
         self.calls_before: int | None = None
         self.waiting: list[Callable[[], None]] = []  # what an update under way must not see
         self._logged: dict[str, Any] | None = None  # of the step under way
+        self._num_evaluated = 0  # batches of the validation under way
         self._is_in_step = False  # whether a call of `training_step` is under way
         self._returned: Any = None  # by the last call, which a loop of the user's may still train
         self._wrapped: dict[int, nn.Parameter] = {}
         self._broadcasts_requests = False
-
-    def overrides(self, name: str) -> bool:
-        return self.interface._overrides(name)
 
     # Components
 
@@ -401,7 +400,14 @@ class ModularCore(InterfaceCore):
         return replace(result, metrics={**logged, **result.metrics})
 
     def eval_step(self, batch: Any) -> StepResult:
-        return self.validation.step(batch)
+        index = self._num_evaluated
+        self._num_evaluated += 1
+        self.events.emit("on_validation_batch_start", batch, index)
+        self.open_step()
+        self.interface.validation_step(batch, index)
+        result = self.close_step(self.run.window.size, is_returned=True)
+        self.events.emit("on_validation_batch_end", self.outputs, batch, index)
+        return result
 
     def measure(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """A call of the user's `validation_step`, by whichever loop."""
@@ -409,10 +415,6 @@ class ModularCore(InterfaceCore):
             returned = call(*args, **options)
         self.outputs = map_tensors(Tensor.detach, returned)
         return returned
-
-    def validate_by(self, call: Callable[[], Any]) -> Any:
-        """A call of the user's `validation_loop`."""
-        return self.validation.run_by(call)
 
     def log_metrics(self, values: Mapping[str, Any] | None) -> None:
         """Add to the step under way or just over, the validation, or the epoch, whichever is the
@@ -529,7 +531,7 @@ class ModularCore(InterfaceCore):
         self.calls_before = self.run.updates.calls
 
     def on_eval_start(self, data: Stream) -> None:
-        self.validation.index = 0
+        self._num_evaluated = 0
         self.events.emit("on_validation_start")
 
 

@@ -126,7 +126,6 @@ class Validation:
     def __init__(self, core: ModularCore) -> None:
         self.core = core
         self.defers_signals = False
-        self.index = 0
         self._num_samples = 0  # that a loop of the user's own has seen
         self._stream: Stream | None = None
 
@@ -189,18 +188,6 @@ class Validation:
             core.log_step(row)
         core.events.emit("on_validation_end", row)
         return row
-
-    def step(self, batch: Any) -> StepResult:
-        """One batch, for the core."""
-        core = self.core
-        index = self.index
-        self.index += 1
-        core.events.emit("on_validation_batch_start", batch, index)
-        core.open_step()
-        core.interface.validation_step(batch, index)
-        result = core.close_step(core.run.window.size, is_returned=True)
-        core.events.emit("on_validation_batch_end", core.outputs, batch, index)
-        return result
 
     def batches(self) -> Iterator[Any]:
         """Batches for a validation loop of the user's own; a process skips batches of which it has

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial, wraps
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -291,7 +292,7 @@ def _missing(trainer: DreamTrainer, method: str) -> ConfigurationError:
 _WATCHED = {
     "training_step": "take_step",
     "validation_step": "measure",
-    "validation_loop": "validate_by",
+    "validation_loop": "validation.run_by",
     "save_checkpoint": "save_by",
     "load_checkpoint": "load_by",
 }
@@ -300,7 +301,7 @@ _WATCHED = {
 def _watched(function: F, name: str) -> F:
     """The method, called through the core trainer's unless it is under way already, as where it
     calls super()'s."""
-    through = _WATCHED[name]
+    through = attrgetter(_WATCHED[name])
 
     @wraps(function)
     def call(self: DreamTrainer, *args: Any, **options: Any) -> Any:
@@ -308,7 +309,7 @@ def _watched(function: F, name: str) -> F:
             return function(self, *args, **options)
         self._calls.add(name)
         try:
-            return getattr(self._core, through)(partial(function, self), *args, **options)
+            return through(self._core)(partial(function, self), *args, **options)
         finally:
             self._calls.discard(name)
 

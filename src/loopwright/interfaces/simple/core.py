@@ -4,7 +4,6 @@ have overridden."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat
@@ -28,7 +27,6 @@ from ...runtime.base import detect_device
 from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
-from ...training.first_batch import measured_on
 from ...training.own_steps import OwnSteps, gradients, is_paced_by_user, scheduler_position
 from ...training.program import MessageNames
 from ...training.step_checks import SchedulerWatch, StepWatch, Versions, gradient_versions
@@ -276,11 +274,6 @@ class SimpleCore(InterfaceCore):
         self.run.updates.refresh(self.modules.values())
         start_training_mode(self.modules.values(), self.optimizers.values())
 
-    def single_eval_mode(self) -> AbstractContextManager[None]:
-        """Eval mode for one batch; inside an evaluation of the loop, which already has it,
-        nothing."""
-        return nullcontext() if self.run.metrics.phases else self._eval_mode()
-
     @property
     def is_running(self) -> bool:
         """Whether a `train` or `train_epoch` call is under way."""
@@ -462,14 +455,6 @@ class SimpleCore(InterfaceCore):
             metrics = as_numbers(self.interface.evaluate(self._eval_data), "evaluate")
         self.log({f"eval_{name}": value for name, value in unprefixed(metrics, "eval_").items()})
 
-    def names_of_one_batch(self, data: Any) -> set[str]:
-        """The metrics that an evaluation of this data will have, found out with its first batch."""
-        stream = self._open(data, None, shuffle=False)
-        try:
-            return measured_on(self.run, stream)
-        finally:
-            stream.close()
-
     # Callbacks
 
     def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
@@ -505,10 +490,9 @@ class StepChecks(StepWatch):
     optimizer.step()."""
 
     def _check_first(self, result: StepResult) -> None:
-        has_gradients = any(gradients(update) for update in self.updates)
-        if not has_gradients or self.optimization.calls != self._calls:
+        has_gradients = any(gradients(update) for update in self._updates.by_name.values())
+        if not has_gradients or self._updates.calls != self._num_calls:
             super()._check_first(result)
-        self._is_first = False
 
 
 def as_result(returned: Any, method: str, prefix: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ...checkpoint.manifest import check_inside
 from ...errors import ConfigurationError, check_arguments, check_number
 from ...metrics.best import Mode, WatchedMetric, is_better, settle_all
 from ...text import nearest
+from ...training.first_batch import measured_on
 from .._shared import as_tracker
 
 if TYPE_CHECKING:
@@ -123,7 +125,8 @@ class EpochEnds:
             return
         known = {"train_loss"}
         if eval_dataloader is not None and not overrides("evaluate"):
-            known |= {f"eval_{found}" for found in self.core.names_of_one_batch(eval_dataloader)}
+            with closing(self.core._open(eval_dataloader, None, shuffle=False)) as stream:
+                known |= {f"eval_{found}" for found in measured_on(self.core.run, stream)}
         if name not in known:
             raise ConfigurationError(
                 "unknown-best-metric",

@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -177,9 +178,12 @@ class Trainer(LoggingTrainer):
     def eval_step(self, batch: Any) -> dict[str, float]:
         """Measure one batch in eval mode without gradients. Returns the loss and other metrics as
         numbers."""
-        self._core.run.window.size = batch_size_of(batch)
-        with self._core.single_eval_mode(), torch.no_grad():
-            return _numbers(CoreTrainer.eval_step(self._core, batch))
+        core = self._core
+        core.run.window.size = batch_size_of(batch)
+        # an evaluation of the loop has eval mode already
+        mode = nullcontext() if core.run.metrics.phases else core._eval_mode()
+        with mode, torch.no_grad():
+            return _numbers(CoreTrainer.eval_step(core, batch))
 
     # Epochs
 
@@ -306,8 +310,7 @@ class Trainer(LoggingTrainer):
         """
         from ...checkpoint.migrations import complete_state
         from ...checkpoint.weights import read_parts
-        from ...training.restore import compare_run, continue_position, load_parts
-        from ...training.state_mismatch import refuse, wrong_fields
+        from ...training.restore import compare_run, continue_position, load_parts, refuse
 
         core = self._core
         parts = read_parts(path)
@@ -316,8 +319,7 @@ class Trainer(LoggingTrainer):
         noted = dict(parts.rest.get("simple", {}) if is_ours else parts.rest)
         run = (noted.pop("run", None) if is_ours else None) or {}  # of the epochs so far
         state = complete_state(parts.tree, str(path)) if goes_on else {}
-        problems = wrong_fields("simple: run", run, ("rows", "stopping", "best")) if run else []
-        refuse(str(path), problems + (compare_run(core.run, state) if goes_on else []))
+        refuse(str(path), compare_run(core.run, state) if goes_on else [])
         try:
             load_parts(
                 core.run,
@@ -480,15 +482,8 @@ def pretrained_files(model: nn.Module) -> dict[str, bytes]:
     if not callable(getattr(model, "save_pretrained", None)):
         return {}
     with TemporaryDirectory() as folder:
-        try:
-            for part in _transformers_parts(model) or [model]:
-                part.save_pretrained(folder)
-        except Exception as error:
-            error.add_note(
-                f"raised in save_pretrained of {type(model).__name__}, for the files that "
-                "from_pretrained reads"
-            )
-            raise
+        for part in _transformers_parts(model) or [model]:
+            part.save_pretrained(folder)
         files = [path for path in Path(folder).iterdir() if path.is_file()]
         return {
             path.name: path.read_bytes()

@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from operator import is_
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,14 +25,13 @@ from ..components import check_reached
 from ..supervised import checked_pair
 from .graph import (
     NUM_SETTINGS,
+    RULES,
     Applied,
     Measured,
     Plan,
     StepGraphs,
-    has_tensors,
     new_state,
     obstacle_in,
-    rule_for,
 )
 
 if TYPE_CHECKING:
@@ -63,21 +61,24 @@ class CompiledCalls:
         self._run = run
         self._on_compile = on_compile
         self._most_graphs = most_graphs
-        self._graphs: dict[Any, StepGraphs] = {}
-        self._update: OptimizerUpdate | None = None
+        self._graphs_by_key: dict[Any, StepGraphs] = {}
         self._seen: Tensor | None = None  # on a device: above 0 once an update was left out
-        self._states: list[dict[str, Any]] = []
+        self._watched: tuple[Any, ...] = ()
+        self._held: Any = None  # what is watched by its id, which must not become another's
+        self._hooks: list[Any] = []  # of forward passes, by module
+        self._traced_hooks: tuple[Any, ...] | None = None  # when the first graph was made
         self._new_states: dict[nn.Parameter, dict[str, Any]] = {}  # of parameters that had none
-        self._settings: tuple[Any, ...] = ()
-        # of forward passes, when the first graph was made
-        self._traced_hooks: tuple[int, ...] | None = None
         # of compiling, after which a step was completed without graphs
         self.failure: BaseException | None = None
 
     def __call__(self, batch: Any) -> StepResult:
         """Take one step of the accumulation window, and the update at its end."""
         run = self._run
-        update = self._current()
+        update = next(iter(run.updates.by_name.values()))
+        run.updates.follow_groups(update)
+        if self._watch(update) != self._watched:
+            self._prepare(update)
+        self._follow_settings(update)
         pair = run.program.split_batch(batch)
         inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
         measured = (self._split if self._plan.is_split else self._whole)(update, inputs, targets)
@@ -88,112 +89,73 @@ class CompiledCalls:
 
     def forget(self) -> None:
         """Forget the state of a trial; the graphs stay."""
-        self._update = None
+        self._watched = ()
         self._seen = None
 
     # What is prepared when something changed
 
-    def _current(self) -> OptimizerUpdate:
-        """The update, after looking for changes since the last step: parameters, options, state,
-        hooks, listeners."""
-        update = next(iter(self._run.updates.by_name.values()))
-        self._run.updates.follow_groups(update)
-        if self._is_outdated(update):
-            self._prepare(update)
-        window = self._run.window
-        groups = update.optimizer.param_groups
-        read = self._rule.options
-        settings = (
-            window.divisor,
-            update.clip_norm,
-            update.clip_value,
-            *[read(group) for group in groups],
-        )
-        if settings != self._settings or self._has_tensors:
-            if [self._choices(group) for group in groups] != self._chosen:
-                self._prepare(update)
-            self._settings = settings
-            self._read_numbers(update)
-        if not self._plan.is_split and any(p.grad is not None for p in self._params):
-            raise NotCompilableError(
-                "parameters have gradients before the step, as of a callback's backward pass"
-            )
-        return update
-
-    def _choices(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The options of a group that decide about the entries of its state, and whether it can be
-        compiled."""
-        return self._rule.slots(group), group.get("dampening"), group.get("differentiable")
-
-    def _surroundings(self, update: OptimizerUpdate) -> tuple[int, ...]:
-        hooks = self._run.hooks["on_train_step_end"]
-        return self._run.program.accumulate, len(update.listeners), len(hooks)
-
-    def _is_outdated(self, update: OptimizerUpdate) -> bool:
-        state = update.optimizer.state
+    def _watch(self, update: OptimizerUpdate) -> tuple[Any, ...]:
+        """Everything that may change between two steps, and that a graph does not look at."""
+        optimizer = update.optimizer
         replaced = vars(self._run.program)
         return (
-            update is not self._update
-            or update.params is not self._given
-            or update.guard is not self._guard
-            or state is not self._optimizer_state
-            or len(state) != len(self._kept_states)
-            or not all(map(is_, state.values(), self._kept_states))
-            or num_hooks_registered() != self._num_hooks
-            or any(tuple(hooks) != numbers for hooks, numbers in self._hooks)
-            or vars(update.optimizer).get("step") is not self._own_step
-            or "forward" in replaced
-            or "compute_loss" in replaced
-            or [p.requires_grad for p in update.params] != self._trainable
-            or self._around != self._surroundings(update)
+            *map(id, (update, update.params, update.guard, optimizer.state)),
+            *map(id, optimizer.state.values()),
+            *[param.requires_grad for param in update.params],
+            num_hooks_registered(),
+            *map(tuple, self._hooks),
+            *(vars(optimizer).get("step"), replaced.get("forward"), replaced.get("compute_loss")),
+            self._run.program.accumulate,
+            len(update.listeners),
+            len(self._run.hooks["on_train_step_end"]),
         )
 
     def _prepare(self, update: OptimizerUpdate) -> None:
         """Read the parameters and the state of the optimizer; a missing state is made as torch
         makes it."""
-        run = self._run
         optimizer = update.optimizer
-        self._refuse_obstacles(update)
-        rule = rule_for(optimizer)
-        assert rule is not None
-        self._update = update
-        self._given = update.params
-        self._guard = update.guard
+        if (obstacle := find_obstacle(self._run)) is not None:
+            raise NotCompilableError(obstacle)
+        self._check_hooks()
+        rule = RULES[type(optimizer)]
         self._rule = rule
-        self._around = self._surroundings(update)
-        self._trainable = [p.requires_grad for p in update.params]
-        self._params = [p for p in update.params if p.requires_grad]
-        self._states = []
+        self._flags = [rule.flags(group) for group in optimizer.param_groups]
+        self._params: list[nn.Parameter] = []
+        self._states: list[dict[str, Any]] = []
+        self._applied: list[Applied] = []
         self._new_states = {}
-        group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
-        for param in self._params:
-            state = optimizer.state.get(param) or {}
-            slots = rule.slots(group_of[param])
-            if slots and not state:
-                self._new_states[param] = state
-            for name in slots:
-                if state.get(name) is None:
-                    state[name] = new_state(name, param, group_of[param])
-            self._states.append(state)
-        self._optimizer_state, self._kept_states = optimizer.state, list(optimizer.state.values())
-        self._chosen = [self._choices(group) for group in optimizer.param_groups]
-        self._has_tensors = any(
-            has_tensors(rule.options(group)) for group in optimizer.param_groups
-        )
-        self._reads = run.runtime.reads_are_free or (
+        start = NUM_SETTINGS
+        for group, flags in zip(optimizer.param_groups, self._flags, strict=True):
+            slots = rule.slots(group)
+            length = len(rule.numbers(group))
+            for param in group["params"]:
+                if not param.requires_grad:
+                    continue
+                state = optimizer.state.get(param) or {}
+                if slots and not state:
+                    self._new_states[param] = state
+                for name in slots:
+                    if state.get(name) is None:
+                        state[name] = new_state(name, param, group)
+                self._params.append(param)
+                self._states.append(state)
+                self._applied.append((rule, flags, start, length))
+            start += length
+        self._reads = self._run.runtime.reads_are_free or (
             update.guard is not None and update.guard.is_immediate
         )
-        self._settings = ()
+        self._settings: tuple[Any, ...] = ()
+        self._remember(update)
 
-    def _refuse_obstacles(self, update: OptimizerUpdate) -> None:
-        """Look at everything that a graph does not look at itself: torch sees hooks when it traces,
-        and never again."""
-        self._num_hooks, self._own_step = num_hooks_registered(), vars(update.optimizer).get("step")
-        if (obstacle := obstacle_in_run(self._run)) is not None:
-            raise NotCompilableError(obstacle)
-        found = forward_hooks(all_modules(self._run.components.modules.values()))
-        self._hooks = [(hooks, tuple(hooks)) for hooks in found]
-        numbers = tuple(number for _, own in self._hooks for number in own)
+    def _remember(self, update: OptimizerUpdate) -> None:
+        state = update.optimizer.state
+        self._held = (update, update.params, update.guard, state, list(state.values()))
+        self._watched = self._watch(update)
+
+    def _check_hooks(self) -> None:
+        """Refuse other hooks than those that were traced: torch does not look at them again."""
+        self._hooks = list(forward_hooks(all_modules(self._run.components.modules.values())))
+        numbers = tuple(number for hooks in self._hooks for number in hooks)
         if self._traced_hooks is None:
             self._traced_hooks = numbers
         elif numbers != self._traced_hooks:
@@ -201,55 +163,58 @@ class CompiledCalls:
                 "hooks of forward passes were registered or removed after it was compiled"
             )
 
-    def _read_numbers(self, update: OptimizerUpdate) -> None:
+    def _follow_settings(self, update: OptimizerUpdate) -> None:
         """Make the tensor of the numbers that may change in every step; choose the graphs that
         belong to the rest."""
+        window = self._run.window
         groups = update.optimizer.param_groups
-        numbers = [self._run.window.divisor, update.clip_norm or 0.0, update.clip_value or 0.0]
-        for group in groups:
-            numbers += self._rule.numbers(group)
-        self._numbers = torch.tensor(numbers, dtype=torch.float64, device=self._run.runtime.device)
-        flags = [self._rule.flags(group) for group in groups]
-        plan = self._plan_for(update, flags)
-        key = (*(tuple(own.values()) for own in flags), plan.switches, *map(id, self._params))
-        if key not in self._graphs:
-            self._graphs[key] = StepGraphs(plan, self._on_compile, self._most_graphs)
-        self._current_graphs = self._graphs[key]
-        self._plan = self._current_graphs.plan
+        read = self._rule.options
+        limits = (update.clip_norm, update.clip_value)
+        settings = (window.divisor, *limits, *[read(group) for group in groups])
+        if settings != self._settings:
+            if [self._rule.flags(group) for group in groups] != self._flags:
+                self._prepare(update)
+            self._settings = settings
+            numbers = [window.divisor, *(limit or 0.0 for limit in limits)]
+            for group in groups:
+                numbers += self._rule.numbers(group)
+            device = self._run.runtime.device
+            self._numbers = torch.tensor(numbers, dtype=torch.float64, device=device)
+            self._choose_graphs(update)
+        if not self._plan.is_split and any(p.grad is not None for p in self._params):
+            raise NotCompilableError(
+                "parameters have gradients before the step, as of a callback's backward pass"
+            )
 
-    def _plan_for(self, update: OptimizerUpdate, flags: list[dict[str, bool]]) -> Plan:
+    def _choose_graphs(self, update: OptimizerUpdate) -> None:
         run = self._run
         guard = update.guard
-        return Plan(
+        accumulates = run.program.accumulate > 1
+        plan = Plan(
             program=run.program,
-            rules=self._rules(update, flags),
+            rules=tuple(self._applied),
             device=run.runtime.device.type,
-            is_split=run.program.accumulate > 1
-            or bool(update.listeners)
-            or not run.runtime.is_host,
+            is_split=accumulates or bool(update.listeners) or not run.runtime.is_host,
             has_guard=guard is not None,
             is_final=guard is not None and guard.is_final,
             clips_norm=update.clip_norm is not None,
             clips_value=update.clip_value is not None,
-            has_divisor=run.program.accumulate > 1,
+            has_divisor=accumulates,
             keeps_outputs=bool(run.hooks["on_train_step_end"]),
         )
-
-    def _rules(self, update: OptimizerUpdate, flags: list[dict[str, bool]]) -> tuple[Applied, ...]:
-        applied: dict[nn.Parameter, Applied] = {}
-        start = NUM_SETTINGS
-        for group, own in zip(update.optimizer.param_groups, flags, strict=True):
-            length = len(self._rule.numbers(group))
-            applied |= dict.fromkeys(group["params"], (self._rule, own, start, length))
-            start += length
-        return tuple(applied[p] for p in self._params)
+        flags = [tuple(own.values()) for own in self._flags]
+        key = (*plan.switches, *flags, *map(id, self._params))
+        if key not in self._graphs_by_key:
+            self._graphs_by_key[key] = StepGraphs(plan, self._on_compile, self._most_graphs)
+        self._graphs = self._graphs_by_key[key]
+        self._plan = self._graphs.plan
 
     # Steps
 
     def _whole(self, update: OptimizerUpdate, inputs: Any, targets: Any) -> Measured:
         """One step that ends in an update, as one graph."""
         args = (self._params, self._states, self._numbers, self._flag(update))
-        measured: Measured = self._computed(self._current_graphs.whole, inputs, targets, *args)
+        measured: Measured = self._computed(self._graphs.whole, inputs, targets, *args)
         self._count_call(update)
         update.norm = measured[7]
         if not update.num_updates and not any(measured[5]):
@@ -272,7 +237,7 @@ class CompiledCalls:
         ]
         try:
             measured: Measured = self._computed(
-                self._current_graphs.gradients, inputs, targets, self._params, sums, self._numbers
+                self._graphs.gradients, inputs, targets, self._params, sums, self._numbers
             )
             used = [before or now for before, now in zip(used, measured[5], strict=True)]
         finally:
@@ -317,7 +282,7 @@ class CompiledCalls:
             self._flag(update),
         )
         try:
-            update.norm, is_fine = self._current_graphs.apply(*args)
+            update.norm, is_fine = self._graphs.apply(*args)
         except Exception as error:
             if not failed_to_compile(error):
                 self._run.window.has_stepped = True  # some weights may have changed
@@ -349,7 +314,7 @@ class CompiledCalls:
         except Exception as error:
             if failed_to_compile(error):
                 raise
-            if graph is self._current_graphs.whole:
+            if graph is self._graphs.whole:
                 self._run.window.has_stepped = True  # some weights may have changed
             if not isinstance(error, torch.OutOfMemoryError):
                 self._raise_as_eager(inputs, targets)
@@ -398,21 +363,17 @@ class CompiledCalls:
         update.calls += 1
 
     def _count_update(self, update: OptimizerUpdate, used: tuple[bool, ...]) -> None:
-        self._keep_states(used)
+        """Count an update, and give the optimizer the new states; torch makes none for parameters
+        that the loss does not depend on."""
+        if self._new_states:
+            for param, is_used in zip(self._params, used, strict=True):
+                if is_used and param in self._new_states:
+                    update.optimizer.state[param] = self._new_states.pop(param)
+            self._remember(update)
         mark_stepped(update.optimizer)
         update.num_updates += 1
         update.epoch.stepped += 1
         update.schedule()
-
-    def _keep_states(self, used: tuple[bool, ...]) -> None:
-        """Give the optimizer the new states; torch makes none for parameters that the loss does not
-        depend on."""
-        if not self._new_states:
-            return
-        for param, is_used in zip(self._params, used, strict=True):
-            if is_used and param in self._new_states:
-                self._optimizer_state[param] = self._new_states.pop(param)
-        self._kept_states = list(self._optimizer_state.values())
 
     def _flag(self, update: OptimizerUpdate) -> Tensor | None:
         """On a device that is not waited for: the tensor in which a graph notes that it left an
@@ -428,13 +389,12 @@ class CompiledCalls:
 
 
 def find_obstacle(run: TrainingRun) -> str | None:
-    """Why the steps of a run cannot be compiled as a whole, or None where that has to be tried."""
-    return obstacle_in_run(run) or _obstacle_in_machine(run)
-
-
-def obstacle_in_run(run: TrainingRun) -> str | None:
-    """Why the steps of a run, as its objects are now, cannot be compiled."""
+    """Why the steps of a run, as its objects are now, cannot be compiled; None where that has to be
+    tried."""
     program: Any = run.program
+    names = list(run.updates.by_name)
+    replaced = [name for name in ("forward", "compute_loss") if name in vars(program)]
+    compilers = (os.environ.get("CXX") or COMPILERS[0], *COMPILERS)
     if not program._has_default_step:
         return (
             f"`{run.message_names.step}` is overridden, and the compiled step is the default one: "
@@ -443,40 +403,24 @@ def obstacle_in_run(run: TrainingRun) -> str | None:
     if not program._has_default_update:
         return "`update` is overridden"
     if run.runtime.world > 1:
-        return (
-            "several processes average gradients between the backward pass and the optimizer step"
-        )
-    if len(run.updates.by_name) > 1:
-        return f"there are {len(run.updates.by_name)} optimizers ({', '.join(run.updates.by_name)})"
-    replaced = [name for name in ("forward", "compute_loss") if name in vars(program)]
+        return "several processes average gradients before the optimizer step"
+    if len(names) > 1:
+        return f"there are {len(names)} optimizers ({', '.join(names)})"
     if replaced:
         return f"`{replaced[0]}` is replaced on the trainer object, as `Profile` does to time it"
-    return _obstacle_in_update(run)
-
-
-def _obstacle_in_machine(run: TrainingRun) -> str | None:
-    compilers = (*([os.environ["CXX"]] if os.environ.get("CXX") else []), *COMPILERS)
     if run.runtime.is_host and not any(map(shutil.which, compilers)):
         return "there is no C++ compiler, which torch.compile needs: install g++ or clang++"
-    return None
-
-
-def _obstacle_in_update(run: TrainingRun) -> str | None:
-    update = next(iter(run.updates.by_name.values()))
-    optimizer = update.optimizer
-    modules = run.components.modules.values()
+    update = run.updates.by_name[names[0]]
+    modules = list(all_modules(run.components.modules.values()))
     if update.scaler is not None:
-        return (
-            "a loss scaler (precision='fp16') looks at gradients before each optimizer step: "
-            "use 'bf16'"
-        )
-    if any(map(has_backward_hooks, all_modules(modules))):
+        return "a loss scaler (precision='fp16') looks at gradients before each step: use 'bf16'"
+    if any(map(has_backward_hooks, modules)):
         return "functions are registered to run in the backward pass"
-    if any(getattr(module, "sparse", False) for module in all_modules(modules)):
+    if any(getattr(module, "sparse", False) for module in modules):
         return "an embedding has sparse gradients"
-    if (obstacle := obstacle_in(optimizer, run.runtime.is_host)) is not None:
+    if (obstacle := obstacle_in(update.optimizer, run.runtime.is_host)) is not None:
         return obstacle
-    if OptimizerStep(optimizer).plain_function() is None:
+    if OptimizerStep(update.optimizer).plain_function() is None:
         return "functions are registered to run before or after the optimizer's steps"
     return None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from types import FunctionType
@@ -24,6 +23,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from ..._torch_compat import tree_map
 from ..._torch_compat.compiling import failed_to_compile, tracing_backward
 from ...metrics.result import StepResult
+from ...trees import leaves
 from ..update import at_least_one
 
 NUM_SETTINGS = 3  # the first numbers of a graph: the divisor of the loss, clip_norm and clip_value
@@ -33,8 +33,7 @@ State = Mapping[str, Tensor]
 New = tuple[Tensor, dict[str, Tensor]]  # the new value of a parameter, and its new state
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """How one optimizer changes a parameter.
 
     Args:
@@ -57,48 +56,24 @@ class Rule:
 Applied = tuple[Rule, Options, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a graph is made for, and does not take as an input.
+class Plan(NamedTuple):
+    """What a graph is made for, and does not take as an input."""
 
-    Args:
-        program: the trainer, whose `forward` and `compute_loss` are traced.
-        rules: of each parameter.
-        device: the type of device.
-        is_split: whether gradients and update are two graphs.
-        has_guard: whether a loss, gradient, norm or learning rate that is not finite leaves the
-            weights as they are.
-        is_final: whether an update that was left out keeps all later ones from being taken, on the
-            device.
-        clips_norm: whether gradients are clipped by their norm.
-        clips_value: whether gradients are clipped by value.
-        has_divisor: whether the loss is divided, as in an accumulation window.
-        keeps_outputs: whether a callback may want the model's outputs.
-    """
-
-    program: Any
-    rules: tuple[Applied, ...]
-    device: str
-    is_split: bool
-    has_guard: bool
-    is_final: bool
+    program: Any  # whose `forward` and `compute_loss` are traced
+    rules: tuple[Applied, ...]  # of each parameter
+    device: str  # its type
+    is_split: bool  # whether gradients and update are two graphs
+    has_guard: bool  # whether a value that is not finite leaves the weights as they are
+    is_final: bool  # whether an update that was left out keeps all later ones from being taken
     clips_norm: bool
     clips_value: bool
-    has_divisor: bool
-    keeps_outputs: bool
+    has_divisor: bool  # whether the loss is divided, as in an accumulation window
+    keeps_outputs: bool  # whether a callback may want the model's outputs
 
     @property
-    def switches(self) -> tuple[bool, ...]:
+    def switches(self) -> tuple[Any, ...]:
         """All that is either so or not."""
-        return (
-            self.is_split,
-            self.has_guard,
-            self.is_final,
-            self.clips_norm,
-            self.clips_value,
-            self.has_divisor,
-            self.keeps_outputs,
-        )
+        return self[3:]
 
 
 class Measured(NamedTuple):
@@ -293,34 +268,23 @@ def _detached(value: Any) -> Any:
 # under its names: an eager step continues what a compiled one leaves behind, and the other way round.
 
 
-def rule_for(optimizer: Optimizer) -> Rule | None:
-    """The rule of an optimizer; None for one that is not torch's, or not among those here."""
-    return RULES.get(type(optimizer))
-
-
 def obstacle_in(optimizer: Optimizer, is_host: bool) -> str | None:
     """Why the steps of an optimizer cannot be part of a graph, or None."""
     kind = type(optimizer).__name__
-    rule = rule_for(optimizer)
-    if rule is None:
-        return (
-            f"{kind} is not one of the optimizers that can be compiled "
-            f"({', '.join(k.__name__ for k in RULES)})"
-        )
+    if type(optimizer) not in RULES:
+        known = ", ".join(known.__name__ for known in RULES)
+        return f"{kind} is not one of the optimizers that can be compiled ({known})"
+    rule = RULES[type(optimizer)]
     for group in optimizer.param_groups:
-        if group.get("differentiable"):
-            return f"{kind}(differentiable=True) keeps graphs of its steps"
-        if group.get("dampening"):
-            return f"{kind} has dampening={group['dampening']:g}"
+        values = leaves([value for name, value in group.items() if name != "params"])
+        if group.get("differentiable") or group.get("dampening"):
+            return f"{kind} has differentiable=True or dampening"
+        if any(isinstance(value, Tensor) for value in values):
+            return f"an option of {kind} is a tensor"
         if any(p.is_complex() for p in group["params"]):
             return "some parameters are complex"
-        if not is_host and has_tensors(rule.options(group)):
-            return f"an option of {kind} is a tensor on the device"
-        if (
-            not is_host
-            and "step" in rule.slots(group)
-            and not (group.get("fused") or group.get("capturable"))
-        ):
+        counts_on_device = group.get("fused") or group.get("capturable")
+        if not is_host and "step" in rule.slots(group) and not counts_on_device:
             return (
                 f"{kind} counts steps on the host: build it with fused=True or "
                 "capturable=True, or pass a factory"
@@ -339,15 +303,6 @@ def new_state(name: str, param: nn.Parameter, group: Options) -> Tensor:
         )
         return torch.zeros((), dtype=dtype, device=param.device if is_on_device else "cpu")
     return torch.zeros_like(param, memory_format=torch.preserve_format, requires_grad=False)
-
-
-def has_tensors(options: tuple[Any, ...]) -> bool:
-    """Whether an option is a tensor, whose value may change while it stays the same object."""
-    return any(
-        isinstance(item, Tensor)
-        for value in options
-        for item in (value if type(value) is tuple else (value,))
-    )
 
 
 def _floats(*values: Any) -> list[float]:
@@ -403,6 +358,7 @@ _SGD = Rule(
         "decays": g["weight_decay"] != 0,
         "has_momentum": g["momentum"] != 0,
         "nesterov": g["nesterov"],
+        "dampens": g["dampening"] != 0,
     },
     slots=lambda g: ("momentum_buffer",) if g["momentum"] != 0 else (),
     change=_sgd,
