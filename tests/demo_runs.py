@@ -70,7 +70,7 @@ def make_demo_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     manifest = RunManifest.collect(
         device="cpu", seed=seed, name=name or folder.name, tags=list(tags)
-    )
+    ).changed(facts={"planned": {"limit": ["epoch", epochs]}})
     manifest.write(folder / "run.json")
     began = (
         time.time() - steps * SECONDS_PER_STEP * 1.1 - PAUSE * resumed

@@ -249,7 +249,7 @@ def test_events_are_a_timeline_in_which_the_usual_ones_are_together(visit: Open,
 def test_where_the_time_goes_is_a_verdict_and_bars(visit: Open, rich: Served):
     page = visit("#/run/pix2pix?part=time", port=rich.port)
     expect(part(page, "time").locator(".verdict-first")).to_have_text(VERDICT)
-    expect(part(page, "time").locator("code").first).to_have_text("on_update_end")
+    expect(part(page, "time").locator("code").first).to_have_text("on_log")
     page.wait_for_function("() => document.querySelector('#part-time .plot')?.data?.length === 1")
     bars = page.evaluate(
         "() => { const [bars] = document.querySelector('#part-time .plot').data; return "

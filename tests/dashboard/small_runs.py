@@ -70,7 +70,9 @@ def write_run(
     manifest = RunManifest.collect(
         seed=0, name=name, tags=["small"], data={"train": {"samples": 400}}
     )
-    manifest.changed(state=state, progress=progress).write(path / "run.json")
+    planned = {"limit": ["epoch", 4]}
+    manifest = manifest.changed(state=state, progress=progress, facts={"planned": planned})
+    manifest.write(path / "run.json")
     path.joinpath("config.yaml").write_text(
         f"model: {{width: {width}}}\noptimizer: {{lr: {lr}}}\ntrainer: {{max_epochs: 4}}\n"
     )

@@ -47,13 +47,6 @@ def test_an_unchanged_table_is_not_sent_again(served: Served):
     assert (again.status, again.body) == (304, b"")
 
 
-def test_a_table_is_compressed_for_clients_that_take_it(served: Served):
-    plain, packed = served.get("/api/runs"), served.get("/api/runs", Accept_Encoding="gzip, br")
-    assert packed.headers["content-encoding"] == "gzip"
-    assert "content-encoding" not in plain.headers
-    assert packed.data["runs"] == plain.data["runs"]
-
-
 def test_few_points_are_exact_and_nan_is_said(served: Served):
     curve = served.data("/api/curves?run=first&name=loss&level=step")["curves"][0]
     rows = step_rows(1, 50)
@@ -76,34 +69,6 @@ def test_many_points_are_thinned_with_smallest_and_largest_values_kept(served: S
     assert max(columns["max"]) == 1.0
     assert min(columns["min"]) == pytest.approx(1 / 3000, rel=1e-8)
     assert sum(columns["nonfinite"]) == 1
-
-
-def test_slightly_more_points_than_columns_are_not_passed_for_exact_ones(served: Served):
-    curve = served.data("/api/curves?run=first&name=loss&level=step&points=40")["curves"][0]
-    assert curve["every"] > 1
-    assert sum(curve["columns"]["count"]) == 50
-
-
-def test_a_range_is_given_at_full_resolution(served: Served):
-    query = "run=sweep%2Fwidth%3D8&name=loss&level=step&points=50&first=1000&last=1010"
-    curve = served.data(f"/api/curves?{query}")["curves"][0]
-    assert (curve["every"], curve["columns"]["x"]) == (1, list(range(1000, 1011)))
-    assert curve["columns"]["mean"] == [1 / step for step in range(1000, 1011)]
-
-
-def test_steps_and_epochs_of_one_name_are_two_curves_along_the_same_axis(served: Served):
-    curves = served.data("/api/curves?run=first&name=loss")["curves"]
-    assert [curve["level"] for curve in curves] == ["step", "epoch"]
-    assert curves[1]["columns"] == {"x": [25, 50], "mean": [0.9, 0.45]}
-
-
-@pytest.mark.parametrize("x", ["step", "update", "epoch", "samples", "seconds", "wall", "lr"])
-def test_every_axis_has_as_many_places_as_values(served: Served, x: str):
-    for curve in served.data(f"/api/curves?run=first&name=loss&x={x}")["curves"]:
-        columns = curve["columns"]
-        assert len(columns["x"]) == len(columns["mean"])
-        if curve["level"] == "step":
-            assert len(columns["x"]) == 50
 
 
 def test_what_cannot_be_read_is_listed_beside_the_curves_that_can(served: Served):
@@ -199,13 +164,6 @@ def test_a_single_run_is_served_alone(runs: Path):
         assert ([run["id"] for run in answer["runs"]], answer["is_single"]) == (["width=8"], True)
         assert served.data("/api/run/width%3D8")["summary"]["id"] == "width=8"
         assert served.get("/api/run/width%3D16").status == 404
-
-
-def test_a_folder_that_comes_later_is_found(tmp_path: Path):
-    with serving(tmp_path / "later") as served:
-        assert (served.data("/api/runs")["exists"], served.data("/api/runs")["runs"]) == (False, [])
-        write_run(tmp_path / "later" / "a", media=False)
-        assert [run["id"] for run in served.data("/api/runs")["runs"]] == ["a"]
 
 
 def test_the_page_and_plotly_come_from_this_machine(served: Served):

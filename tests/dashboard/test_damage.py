@@ -145,26 +145,6 @@ def test_a_checkpoint_that_is_damaged_is_found_by_its_hash_on_request(tmp_path: 
     assert "state.json" in full["problems"][0]
 
 
-def test_names_with_markup_are_data(tmp_path: Path):
-    write_run(tmp_path / "a" / MARKUP.replace("/", "_"), name=MARKUP, media=False)
-    with serving(tmp_path) as served:
-        reply = served.get("/api/runs")
-        assert reply.data["runs"][0]["name"] == MARKUP
-        assert reply.headers["content-type"] == "application/json"
-
-
-def test_a_run_that_is_removed_while_it_is_looked_at_is_gone(tmp_path: Path):
-    write_run(tmp_path / "a", media=False)
-    write_run(tmp_path / "b", media=False)
-    with serving(tmp_path) as served:
-        served.data("/api/curves?run=a&name=loss")
-        shutil.rmtree(tmp_path / "a")
-        assert [run["id"] for run in served.data("/api/runs")["runs"]] == ["b"]
-        reply = served.get("/api/run/a")
-        assert (reply.status, "removed" in reply.error) == (404, True)
-        assert served.data("/api/curves?run=a&name=loss")["missing"][0]["run"] == "a"
-
-
 def test_a_run_under_the_same_name_is_not_taken_for_the_old_one(tmp_path: Path):
     write_run(tmp_path / "a", steps=50, media=False)
     with serving(tmp_path) as served:

@@ -16,13 +16,6 @@ from .serving import serving
 from .small_runs import step_rows, write_run
 
 
-def test_runs_are_found_in_all_folders_but_not_inside_of_runs(tmp_path: Path):
-    for name in ("b", "a/deep/er", "a/deep/other", ".hidden/x"):
-        write_run(tmp_path / name, media=False)
-    write_run(tmp_path / "b" / "artifacts" / "inner", media=False)
-    assert list(RunsFolder(tmp_path).find()) == ["a/deep/er", "a/deep/other", "b"]
-
-
 def test_links_are_not_followed_in_circles_and_runs_are_listed_once(tmp_path: Path):
     write_run(tmp_path / "a", media=False)
     os.symlink(tmp_path, tmp_path / "circle")
@@ -30,14 +23,6 @@ def test_links_are_not_followed_in_circles_and_runs_are_listed_once(tmp_path: Pa
     assert list(RunsFolder(tmp_path).find()) == ["a"]
     os.symlink(tmp_path / "nowhere", tmp_path / "broken")
     assert list(RunsFolder(tmp_path).find()) == ["a"]
-
-
-def test_a_folder_that_is_itself_a_link_is_served(tmp_path: Path):
-    write_run(tmp_path / "disk" / "a", media=False)
-    os.symlink(tmp_path / "disk", tmp_path / "runs")
-    folder = RunsFolder(tmp_path / "runs")
-    assert folder.run("a").state == "finished"
-    assert folder.scan()["a"].problem is None
 
 
 def test_only_runs_that_changed_are_read_again(tmp_path: Path):

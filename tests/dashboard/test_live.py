@@ -114,18 +114,6 @@ def test_rows_come_once_and_only_those_that_are_new(tmp_path: Path, training: Me
     assert more["steps"]["loss"]["x"] == [54]
 
 
-def test_what_was_written_before_the_stream_was_opened_is_not_missed(
-    tmp_path: Path, training: MetricsStore
-):
-    with serving(tmp_path / "runs") as served:
-        cursor = cursor_of(served, "a")
-        training.add_steps(step_rows(51, 60))
-        training.flush()
-        with served.events(f"/api/live?run=a&cursor={cursor}&name=loss&x=samples") as events:
-            rows = wait_for(events, "rows")
-    assert rows["steps"]["loss"]["x"] == [8 * step for step in range(51, 61)]
-
-
 def test_a_lost_connection_goes_on_where_it_was(tmp_path: Path, training: MetricsStore):
     with serving(tmp_path / "runs") as served:
         path = f"/api/live?run=a&cursor={cursor_of(served, 'a')}&name=loss"
@@ -180,14 +168,6 @@ def test_summaries_that_changed_after_the_table_was_read_are_sent_at_once(tmp_pa
         write_run(tmp_path / "new", media=False)
         with served.events(f"/api/live?since={since}") as events:
             assert [run["id"] for run in wait_for(events, "runs")["runs"]] == ["new"]
-
-
-def test_a_run_that_is_removed_is_gone(tmp_path: Path):
-    write_run(tmp_path / "a", media=False)
-    with serving(tmp_path) as served, served.events("/api/live?run=a&name=loss") as events:
-        until(lambda: served.live._stamps)
-        shutil.rmtree(tmp_path / "a")
-        assert wait_for(events, "gone")["run"] == "a"
 
 
 def open_files() -> int:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from loopwright.dashboard.safety import Access, is_loopback
+from loopwright.dashboard.safety import Access
 
 from .serving import Served, serving
 from .small_runs import write_run
@@ -44,13 +44,6 @@ def test_a_name_that_leads_here_from_elsewhere_is_refused(served: Served, host: 
     reply = served.get("/api/runs", Host=host)
     assert reply.status == 403
     assert "Host" in reply.error
-
-
-@pytest.mark.parametrize(
-    "host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:9", "LOCALHOST:1", "127.0.0.2"]
-)
-def test_names_of_this_machine_are_accepted(served: Served, host: str):
-    assert served.get("/api/runs", Host=host).status == 200
 
 
 def test_another_site_may_not_read_runs(served: Served):
@@ -99,21 +92,6 @@ def test_tokens_are_compared_whole():
     assert access.fits("secret")
     assert not any(access.fits(given) for given in (None, "", "secre", "secret ", "secreté"))
     assert Access(None).fits(None)
-
-
-@pytest.mark.parametrize(
-    ("host", "is_local"),
-    [
-        ("127.0.0.1", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("example", False),
-    ],
-)
-def test_hosts_that_only_this_machine_reaches(host: str, is_local: bool):
-    assert is_loopback(host) is is_local
 
 
 def secret_folder(tmp_path: Path) -> Path:
@@ -171,52 +149,19 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path):
         assert not [body for body in shown if SECRET.encode() in body]
 
 
+STEPS = ".. %2e%2e ..%2f.. ....// %252e%252e . / %00 %ff \\.. ~ first *"
+ENDS = "outside/secret.txt etc/passwd outside/other run.json metrics.sqlite first %0d%0aX:y"
+HEADS = (
+    "/static/ /api/run/ /api/log/ /api/checkpoints/ /api/contents/ /api/media/ / "
+    "/api/curves?name=loss&run= /api/compare?run=first&run= /api/csv?run= /api/sweep?folder= "
+    "/api/events?run= /api/live?cursor=x&run="
+)
+
+
 def generated_paths() -> list[str]:
     """Addresses that a bad client would try: 150 of them, the same in every run of the tests."""
     random.seed(12)
-    steps = [
-        "..",
-        "%2e%2e",
-        "..%2f..",
-        "....//",
-        "%252e%252e",
-        ".",
-        "",
-        "/",
-        "%00",
-        "%ff",
-        "\\..",
-        "~",
-        "first",
-        "*",
-    ]
-    ends = [
-        "outside/secret.txt",
-        "etc/passwd",
-        "outside/other",
-        "run.json",
-        "metrics.sqlite",
-        "first",
-        "%0d%0aX:y",
-    ]
-    heads = [
-        *(
-            "/static/",
-            "/api/run/",
-            "/api/log/",
-            "/api/checkpoints/",
-            "/api/contents/",
-            "/api/media/",
-            "/",
-        ),
-        *(
-            "/api/curves?name=loss&run=",
-            "/api/compare?run=first&run=",
-            "/api/csv?run=",
-            "/api/sweep?folder=",
-        ),
-        *("/api/events?run=", "/api/live?cursor=x&run="),
-    ]
+    steps, ends, heads = (text.split() for text in (STEPS, ENDS, HEADS))
     found = []
     for _ in range(130):
         middle = "/".join(random.choice(steps) for _ in range(random.randint(1, 5)))

@@ -16,8 +16,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Callback, Trainer
 from loopwright.errors import ConfigurationError
-from loopwright.run import MetricsStore, RunDirectory, RunManifest
-from tests.metrics.step_rows import rows_of
+from loopwright.run import RunDirectory, RunManifest
 
 processes = multiprocessing.get_context("fork")
 
@@ -74,31 +73,6 @@ def take_fresh(path: str, connection: Connection) -> None:
     RunManifest.collect().write(directory.manifest_path)
     connection.send(directory.path.name)
     connection.recv()
-
-
-def read_until(path: str, count: str, connection: Connection) -> None:
-    """Read a metrics store that is being written until so many rows are seen; send how many each
-    time."""
-    store = MetricsStore(path)
-    seen = [0]
-    while seen[-1] < int(count):
-        rows = store.steps("loss")
-        assert [row[1] for row in rows] == list(range(len(rows)))
-        seen.append(len(rows))
-        if len(seen) == 2:
-            connection.send("reading")
-    connection.send(seen)
-
-
-def write_metrics_forever(path: str, connection: Connection) -> None:
-    """Add rows in batches of 64, telling each time how many are committed, until killed."""
-    store = MetricsStore(path)
-    for start_at in range(0, 64_000_000, 64):
-        store.add_steps(
-            rows_of((step, step, "loss", step / 3) for step in range(start_at, start_at + 64))
-        )
-        store.flush()
-        connection.send(start_at + 64)
 
 
 def assert_summaries_are_those_of_the_values(store):

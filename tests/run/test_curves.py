@@ -98,13 +98,6 @@ def test_a_spike_of_one_step_is_in_every_curve(path, x, points):
     assert curve.every == round(ROWS / len(curve.places))
 
 
-def test_zooming_in_gives_every_value_as_it_is(path, values):
-    curve = MetricsView(path).curve("loss", first=12_000, last=12_500)
-    assert curve.every == 1
-    assert curve.places == list(range(12_000, 12_501))
-    assert curve.mean == curve.min == curve.max == values[11_999:12_500].tolist()
-
-
 def test_a_range_may_go_beyond_the_run(path):
     view = MetricsView(path)
     assert view.curve("loss", first=-math.inf, last=math.inf).total == ROWS
@@ -164,19 +157,6 @@ def test_epochs_have_all_axes(path):
     assert view.curve("eval_loss", level="epoch", x="eval_loss").places == [
         1 / (4000 * epoch) for epoch in range(1, 11)
     ]
-
-
-def test_a_metric_that_is_not_there_has_no_columns(path, tmp_path):
-    for view in (MetricsView(path), MetricsView(tmp_path / "absent")):
-        assert (view.curve("nothing").places, view.curve("nothing", level="epoch").total) == ([], 0)
-        assert view.curve("loss", x="nothing").places == []
-
-
-def test_json_has_no_number_that_it_cannot_hold(path):
-    columns = MetricsView(path).curve("loss", points=40_000).columns()
-    numbers = [number for column in columns.values() for number in column]
-    assert all(number is None or math.isfinite(number) for number in numbers)
-    assert sum(columns["nonfinite"]) == sum(number is None for number in columns["mean"])
 
 
 def test_the_work_for_a_curve_does_not_grow_with_the_run(tmp_path):

@@ -23,12 +23,6 @@ def test_a_run_directory_has_the_documented_layout(tmp_path):
     )
 
 
-def test_a_directory_holds_a_run_once_there_is_a_manifest(tmp_path):
-    assert not RunDirectory(tmp_path).has_run
-    begin(tmp_path)
-    assert RunDirectory(tmp_path).has_run
-
-
 def test_a_file_in_the_way_is_reported(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(ConfigurationError, match="choose another `run_dir`"):
@@ -41,10 +35,6 @@ def test_looking_at_a_run_creates_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
     begin(tmp_path / "run")
     assert RunDirectory.open(tmp_path / "run").has_run
-
-
-def test_a_fresh_directory_is_the_path_itself_where_it_holds_no_run(tmp_path):
-    assert RunDirectory.fresh(tmp_path / "run").path == tmp_path / "run"
 
 
 def test_a_fresh_directory_is_the_next_free_number_where_there_are_runs(tmp_path):
@@ -76,14 +66,6 @@ def test_a_run_that_another_process_writes_is_refused_with_its_id(tmp_path):
     RunDirectory(tmp_path).lock().unlock()
 
 
-def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path):
-    process, connection = start(hold_lock, tmp_path)
-    connection.recv()
-    process.kill()
-    process.join()
-    RunDirectory(tmp_path).lock().unlock()
-
-
 def test_children_that_outlive_a_killed_process_do_not_keep_its_lock(tmp_path):
     process, connection = start(hold_lock_with_a_child, tmp_path)
     child = connection.recv()
@@ -94,15 +76,6 @@ def test_children_that_outlive_a_killed_process_do_not_keep_its_lock(tmp_path):
     connection.close()
 
 
-def test_within_one_process_the_lock_holds_too(tmp_path):
-    with (
-        RunDirectory(tmp_path),
-        pytest.raises(ConfigurationError, match=f"this process \\({os.getpid()}\\)"),
-    ):
-        RunDirectory(tmp_path).lock()
-    RunDirectory(tmp_path).lock().unlock()
-
-
 def test_asking_twice_within_a_process_does_not_drop_the_lock(tmp_path):
     with RunDirectory(tmp_path):
         with pytest.raises(ConfigurationError):
@@ -110,10 +83,3 @@ def test_asking_twice_within_a_process_does_not_drop_the_lock(tmp_path):
         process, connection = start(try_lock, tmp_path)
         assert f"process {os.getpid()} " in connection.recv()
         process.join()
-
-
-def test_locking_again_what_is_locked_changes_nothing(tmp_path):
-    directory = RunDirectory(tmp_path).lock().lock()
-    directory.unlock()
-    directory.unlock()
-    RunDirectory(tmp_path).lock().unlock()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import polars
 import pytest
 
 import loopwright
-from loopwright.run import Columns, RunView
+from loopwright.run import RunView
 from tests.demo_runs import make_demo_run
 from tests.mistakes import raises
 
@@ -54,14 +53,6 @@ def test_a_metric_is_columns_of_every_value_and_its_place(root):
     assert found["wall"][150] - found["wall"][149] == pytest.approx(600.01)  # it was resumed there
 
 
-def test_a_metric_of_epochs_is_found_without_being_asked_for_by_epoch(root):
-    run = loopwright.runs(root)["first"]
-    assert run.metrics("eval_loss")["epoch"] == [1, 2, 3]
-    assert run.metrics("eval_loss")["step"] == [100, 200, 300]
-    assert run.metrics("loss", by="epoch")["epoch"] == [1, 2, 3]
-    assert "eval_loss" in run.names
-
-
 def test_columns_become_frames(root):
     run = loopwright.runs(root)["first"]
     columns = run.metrics("loss")
@@ -79,23 +70,6 @@ def test_columns_become_frames(root):
     assert run.events.to_pandas()["kind"].iloc[0] == "started"
 
 
-def test_config_events_and_best_are_those_of_the_run(root):
-    run = loopwright.runs(root)["first"]
-    assert run.config["optimizer"]["lr"] == 0.1
-    assert run.events["kind"].count("resumed") == 1
-    assert run.events["detail"][run.events["kind"].index("checkpoint")]["path"].startswith(
-        "checkpoints/"
-    )
-    best = run.best()
-    assert (best.name, best.value, best.mode) == (
-        "eval_loss",
-        min(run.metrics("eval_loss")["value"]),
-        "min",
-    )
-    assert run.best("eval_accuracy").value == max(run.metrics("eval_accuracy")["value"])
-    assert run.best("eval_loss", "max").value == max(run.metrics("eval_loss")["value"])
-
-
 def test_the_table_has_a_row_for_each_run_and_a_column_for_each_setting(root):
     table = loopwright.runs(root).table()
     assert table["config.optimizer.lr"] == [0.001, 0.1]
@@ -103,14 +77,6 @@ def test_the_table_has_a_row_for_each_run_and_a_column_for_each_setting(root):
     # of a program without a config
     assert "config.batch_size" in loopwright.runs(STORED / "plateau").table()
     assert table["best"][1] == loopwright.runs(root)["first"].best().value
-
-
-def test_runs_of_the_first_edition_are_read(tmp_path):
-    runs = loopwright.runs(STORED)
-    assert len(runs) >= 5
-    columns = loopwright.runs(STORED / "plateau")[0].metrics("loss")
-    assert columns["step"] == list(range(1, len(columns["step"]) + 1))
-    assert set(columns["wall"]) == {None}
 
 
 def test_a_metric_that_is_not_there_is_named_with_those_that_are(root):
@@ -137,11 +103,6 @@ def test_reading_runs_imports_no_torch(root):
         "sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program, str(root)], check=False).returncode == 0
-
-
-def test_columns_are_a_dict():
-    columns = Columns({"a": [1]})
-    assert columns == pickle.loads(pickle.dumps(columns)) == {"a": [1]}
 
 
 def test_every_key_of_a_config_is_a_setting_whatever_its_name(tmp_path: Path):

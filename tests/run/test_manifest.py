@@ -44,17 +44,6 @@ def test_a_manifest_says_what_runs_and_on_what():
     assert (manifest.device, manifest.seed, manifest.state) == ("cuda:0", 7, "running")
 
 
-def test_two_runs_have_two_ids():
-    assert RunManifest.collect().id != RunManifest.collect().id
-
-
-def test_a_manifest_comes_back_from_its_file(tmp_path):
-    manifest = RunManifest.collect(seed=3)
-    manifest.write(tmp_path / "run.json")
-    assert RunManifest.read(tmp_path / "run.json") == manifest
-    assert os.listdir(tmp_path) == ["run.json"]
-
-
 def test_an_update_changes_state_and_progress_and_nothing_else(tmp_path):
     path = tmp_path / "run.json"
     first = RunManifest.collect()
@@ -68,13 +57,6 @@ def test_an_update_changes_state_and_progress_and_nothing_else(tmp_path):
         "early stopping",
         {"update": 9, "epoch": 1},
     )
-
-
-def test_a_new_state_does_not_keep_the_reason_of_the_one_before(tmp_path):
-    manifest = (
-        RunManifest.collect().changed(state="failed", reason="ValueError").changed(state="running")
-    )
-    assert manifest.reason is None
 
 
 @pytest.mark.parametrize(
@@ -94,18 +76,8 @@ def test_entries_of_a_later_version_are_passed_over(tmp_path):
     assert RunManifest.read(tmp_path / "run.json").state == "running"
 
 
-def test_the_commit_is_the_one_git_names(repository):
-    (repository / "inner").mkdir()
-    assert WorkTree(repository / "inner").commit == git(repository, "rev-parse", "HEAD")
-
-
 def test_the_commit_of_a_packed_branch_is_found(repository):
     git(repository, "pack-refs", "--all")
-    assert WorkTree(repository).commit == git(repository, "rev-parse", "HEAD")
-
-
-def test_the_commit_of_a_detached_head_is_found(repository):
-    git(repository, "checkout", "--detach")
     assert WorkTree(repository).commit == git(repository, "rev-parse", "HEAD")
 
 
@@ -115,20 +87,6 @@ def test_the_commit_of_a_worktree_is_found(repository, tmp_path_factory):
     (other / "train.py").write_text("two")
     git(other, "commit", "-am", "two")
     assert WorkTree(other).commit == git(other, "rev-parse", "HEAD")
-
-
-def test_a_changed_file_is_a_change(repository):
-    (repository / "train.py").write_text("changed")
-    assert WorkTree(repository).is_dirty is True
-
-
-def test_an_unchanged_tree_is_unchanged(repository):
-    assert WorkTree(repository).is_dirty is False
-
-
-def test_without_git_nothing_is_known_and_nothing_fails(tmp_path, monkeypatch, repository):
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert WorkTree(repository).is_dirty is None
 
 
 @pytest.mark.parametrize("head", [b"", b"ref: refs/heads/absent", b"\xff\xfe", b"nonsense"])

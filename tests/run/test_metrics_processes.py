@@ -14,37 +14,8 @@ from tests.forked import call_forked
 from tests.metrics.step_rows import rows_of
 from tests.run.run_helpers import (
     assert_summaries_are_those_of_the_values,
-    read_until,
     start,
-    write_metrics_forever,
 )
-
-
-def test_another_process_reads_while_rows_are_added(store):
-    store.add_steps([])
-    store.flush()
-    process, connection = start(read_until, store.path, 6400)
-    connection.recv()
-    for first in range(0, 6400, 64):
-        store.add_steps(rows_of((step, step, "loss", 1.0) for step in range(first, first + 64)))
-        store.flush()
-    seen = connection.recv()
-    process.join()
-    assert seen == sorted(seen)
-    assert all(count % 64 == 0 for count in seen)
-
-
-def test_a_kill_loses_no_batch_that_was_added_and_leaves_no_half(tmp_path):
-    process, connection = start(write_metrics_forever, tmp_path / "metrics.sqlite")
-    for _ in range(20):
-        committed = connection.recv()
-    process.kill()
-    process.join()
-    store = MetricsStore(tmp_path / "metrics.sqlite")
-    count = len(store.steps("loss"))
-    store.close()
-    assert count >= committed
-    assert count % 64 == 0
 
 
 def test_rows_are_committed_behind_the_caller_without_being_asked_for(store):

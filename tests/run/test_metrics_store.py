@@ -3,9 +3,6 @@
 import math
 import sqlite3
 import struct
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -23,25 +20,6 @@ def bits(rows):
     return [(*row[:3], struct.pack(">d", row[3])) for row in rows]
 
 
-def test_rows_come_back_in_the_order_they_were_added(store):
-    rows = [(1, 1, "loss", 0.5), (1, 2, "loss", 0.25), (1, 2, "accuracy", 0.75)]
-    store.add_steps(rows_of(rows))
-    assert store.steps() == rows
-    assert store.steps("loss") == rows[:2]
-
-
-def test_the_metrics_of_an_epoch_come_back_together(store):
-    store.add_epoch(1, 120, {"eval_loss": 0.5, "loss": 0.25})
-    assert store.epochs() == [(1, 120, "eval_loss", 0.5), (1, 120, "loss", 0.25)]
-    assert store.epochs("loss") == [(1, 120, "loss", 0.25)]
-
-
-def test_all_names_are_known(store):
-    store.add_steps(rows_of([(1, 1, "loss", 1.0), (1, 1, "lr", 1.0)]))
-    store.add_epoch(1, 1, {"eval_loss": 1.0, "loss": 1.0})
-    assert store.names() == ["eval_loss", "loss", "lr"]
-
-
 @given(st.lists(st.floats() | st.integers(0, 2**64 - 1), max_size=20))
 @settings(max_examples=40, deadline=None)
 def test_every_value_comes_back_bit_for_bit(tmp_path_factory, values):
@@ -57,14 +35,6 @@ def test_every_value_comes_back_bit_for_bit(tmp_path_factory, values):
     store.close()
 
 
-def test_a_store_that_only_reads_has_its_file_open_during_a_call_alone(store):
-    store.add_epoch(1, 1, {"loss": 1.0})
-    store.close()
-    reader = MetricsStore(store.path)
-    assert reader.names() == ["loss"]
-    assert store.path not in [link.resolve() for link in Path("/proc/self/fd").glob("*")]
-
-
 def test_plain_sql_sees_numbers_and_null_for_nan(store):
     store.add_steps(rows_of([(1, 1, "loss", 2.0), (2, 2, "loss", math.nan), (3, 3, "loss", 4.0)]))
     store.close()
@@ -74,11 +44,6 @@ def test_plain_sql_sees_numbers_and_null_for_nan(store):
         3,
     )
     connection.close()
-
-
-def test_whole_numbers_come_back_as_floats(store):
-    store.add_steps(rows_of([(1, 1, "n", 3), (1, 1, "b", True)]))
-    assert [type(row[3]) for row in store.steps()] == [float, float]
 
 
 def test_a_resumed_run_has_the_rows_of_one_that_was_not_interrupted(tmp_path):
@@ -165,26 +130,6 @@ def test_there_are_few_statements_however_many_rows_are_written_at_once(tmp_path
     connection.close()
 
 
-def test_a_batch_that_fails_adds_nothing(store):
-    def rows():
-        yield (1, 1, "loss", 1.0)
-        raise ValueError("no more")
-
-    with pytest.raises(ValueError, match="no more"):
-        store.add_steps(rows_of(rows()))
-    assert store.steps() == []
-
-
-def test_rows_are_there_after_closing_and_opening_again(store):
-    store.add_steps(rows_of([(1, 1, "loss", 1.0)]))
-    store.close()
-    assert store.steps() == [(1, 1, "loss", 1.0)]
-
-
-def test_nothing_is_created_before_it_is_used(store):
-    assert not store.path.exists()
-
-
 def test_looking_at_metrics_that_are_not_there_creates_nothing(tmp_path):
     assert MetricsStore(tmp_path / "absent.sqlite").steps() == []
     assert list(tmp_path.iterdir()) == []
@@ -194,11 +139,6 @@ def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "metrics.sqlite").write_bytes(b"not a database" * 500)
     with raises("metrics-unreadable", "metrics.sqlite"):
         MetricsStore(tmp_path / "metrics.sqlite").steps()
-
-
-def test_importing_the_package_does_not_import_sqlite():
-    program = "import sys, loopwright.run; sys.exit('sqlite3' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_a_row_that_can_never_be_written_is_named_and_keeps_no_other_back(store):

@@ -15,7 +15,7 @@ import pytest
 
 import loopwright.trackers.track as background
 from loopwright import Callback, ConfigurationError, Interrupted
-from loopwright.callbacks import EarlyStopping, Rewind
+from loopwright.callbacks import Rewind
 from loopwright.trackers import CSV, JSONL, Track
 from tests.mistakes import raises
 
@@ -104,22 +104,6 @@ def test_a_tracker_that_fails_is_reported_once_and_the_run_is_the_same(method, e
     (record,) = caplog.records
     assert "The tracker Recorded failed" in record.message
     assert f"{type(error).__name__}: {error}" in record.message
-
-
-def test_a_tracker_that_fails_for_a_while_has_the_rows_of_later(caplog, rare_log_points):
-    tracker, original = Recorded(), Recorded.log
-
-    def log(rows):
-        if rows[0].step == 1:
-            raise OSError("not yet")
-        original(tracker, rows)
-
-    tracker.log = log
-    trainer = build([Track(tracker)])
-    train(trainer, 1)
-    train(trainer, 1)
-    assert [row.step for row in tracker.rows if row.kind == "step"] == [6, 7, 8, 9, 10]
-    assert len(caplog.records) == 1
 
 
 def test_a_disk_that_takes_no_more_leaves_complete_lines_and_is_reported_once(tmp_path):
@@ -212,14 +196,6 @@ def test_a_signal_is_the_end_in_the_tracker():
         train(trainer)
     assert tracker.ends == [("interrupted", "SIGTERM")]
     assert [row.step for row in tracker.rows] == [1, 2, 3, 4]
-
-
-def test_a_stop_and_its_reason_are_the_end_in_the_tracker():
-    tracker = Recorded()
-    train(build([Track(tracker), EarlyStopping("eval_loss", 1, "max")]), 30)
-    ((state, reason),) = tracker.ends
-    assert state == "stopped"
-    assert "eval_loss" in reason
 
 
 def test_a_limit_inside_an_epoch_gives_the_row_of_the_epoch_so_far():

@@ -93,7 +93,6 @@ class RunRecorder(Callback):
 
     def _begin(self, trainer: Trainer) -> None:
         from ..run import MetricsStore
-        from ..run.metrics_view import MetricsView
 
         directory = trainer.run.files.directory
         if self.own_path is not None:
@@ -113,6 +112,10 @@ class RunRecorder(Callback):
             was_finished = None if self._has_started else trainer.run.call.was_finished
             self._metrics.truncate(step=at.step, epoch=at.epoch, is_finished=was_finished)
         if is_resumed:
+            from ..run.metrics_view import (
+                MetricsView,
+            )  # with SQLite, which a first step does without
+
             # items of the resumed step are numbered behind those before the resume point
             for event in MetricsView(directory.metrics_path).events():
                 if event.kind == "checkpoint" and event.update == at.update:

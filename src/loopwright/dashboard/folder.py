@@ -9,7 +9,6 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +28,6 @@ FILES = (MANIFEST, CONFIG, METRICS, f"{METRICS}-wal")
 WATCHED = (*FILES, "checkpoints", "kept")  # that a summary depends on
 OWN_FILES = (*FILES, LOCK)  # that are read, so none may lead elsewhere
 MAX_DEPTH = 12  # of folders in folders
-NUM_THREADS = 4
 PATIENCE = 10  # times as long as reading took: a tenth of a processor at most for one run
 
 
@@ -81,22 +79,15 @@ class RunsFolder:
             found = self.find()
             stamps = {run: stamp_of(path) for run, path in found.items()}
             old = self._entries
-            stale = [run for run in found if run not in old or old[run].is_stale(stamps[run])]
-            read = self._read([(run, found[run], stamps[run]) for run in stale])
-            entries = {run: read[run] if run in read else old[run] for run in found}
-            self._entries = {
-                run: _newer(old.get(run), entry)
-                for run, entry in entries.items()
-                if entry is not None
-            }
-            return dict(self._entries)
-
-    def _read(self, runs: list[tuple[str, Path, Stamp]]) -> dict[str, RunEntry | None]:
-        if len(runs) < 2 * NUM_THREADS:
-            return {run: read_entry(run, path, stamp) for run, path, stamp in runs}
-        with ThreadPoolExecutor(NUM_THREADS) as pool:
-            entries = pool.map(lambda item: read_entry(*item), runs)
-            return dict(zip((run for run, _, _ in runs), entries, strict=True))
+            entries: dict[str, RunEntry] = {}
+            for run, path in found.items():
+                entry = old.get(run)
+                if entry is None or entry.is_stale(stamps[run]):
+                    entry = _newer(entry, read_entry(run, path, stamps[run]))
+                if entry is not None:
+                    entries[run] = entry
+            self._entries = entries
+            return dict(entries)
 
     def find(self) -> dict[str, Path]:
         """The directories of all runs by id; no file of them is read."""
@@ -185,9 +176,11 @@ class RunsFolder:
         return path
 
 
-def _newer(old: RunEntry | None, new: RunEntry) -> RunEntry:
+def _newer(old: RunEntry | None, new: RunEntry | None) -> RunEntry | None:
     """A summary that says the same as before counts as read then."""
-    return new if old is None or old.text != new.text else replace(new, read_at=old.read_at)
+    if old is None or new is None or old.text != new.text:
+        return new
+    return replace(new, read_at=old.read_at)
 
 
 def run_id(path: Path) -> str:

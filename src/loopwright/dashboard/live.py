@@ -249,14 +249,10 @@ def parse_listener(request: Request) -> Listener:
 def _last_event(request: Request) -> dict[str, Any]:
     try:
         found = json.loads(request.headers.get("last-event-id") or "{}")
-    except ValueError:
+        cursors = {str(run): str(cursor) for run, cursor in found["cursors"].items()}
+        return {"time": found.get("time"), "cursors": cursors}
+    except (ValueError, LookupError, TypeError, AttributeError):  # not of this server
         return {}
-    cursors = found.get("cursors") if isinstance(found, dict) else None
-    if not isinstance(cursors, dict) or not all(
-        isinstance(cursor, str) for cursor in cursors.values()
-    ):
-        return {}
-    return {"time": found.get("time"), "cursors": cursors}
 
 
 def _time(value: object) -> float | None:

@@ -21,7 +21,7 @@ COMPILED = re.compile(r"(.*) \(Python ([\d.]+)\)")
 OF_THIS_START = re.compile(r"(.*) \((.*) of this start\)", re.DOTALL)
 OTHER_SAMPLES = (
     "the samples have changed; random data without a seed is different in every process: call "
-    + ("`loopwright.seed_everything(0)` before you create it")
+    "`loopwright.seed_everything(0)` before you create it"
 )
 
 
@@ -178,23 +178,16 @@ def values_text(change: Change) -> str:
     return f"{value_text(change.first)} -> {value_text(change.second)}"
 
 
-def values_of(change: Change) -> tuple[object, object]:
-    return change.first, change.second
-
-
 def change_text(change: Change) -> str:
     """A difference as one line of text."""
-    first, second = (
-        isinstance(value, str) and bool(COMPILED.fullmatch(value)) for value in values_of(change)
-    )
+    first, second = (bool(COMPILED.fullmatch(str(value))) for value in change[1:])
     if first and second:
         return f"{change.key}: its code has changed"
-    if first or second:
-        return (
-            f"{change.key}: "
-            f"{'overridden before, the default now' if first else 'the default before, overridden now'}"
-        )
-    is_drawn = change.key.endswith("data.samples") and MISSING not in (change.first, change.second)
+    if first:
+        return f"{change.key}: overridden before, the default now"
+    if second:
+        return f"{change.key}: the default before, overridden now"
+    is_drawn = change.key.endswith("data.samples") and MISSING not in change
     return f"{change.key}: {values_text(change)}" + (f" ({OTHER_SAMPLES})" if is_drawn else "")
 
 

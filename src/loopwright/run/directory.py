@@ -174,7 +174,7 @@ class RunDirectory:
             if directory._take():
                 if not directory.has_run:
                     return directory
-                directory._release()
+                RunDirectory.unlock(directory)  # whatever a subclass does there
         raise AssertionError("there is always another number")
 
     @property
@@ -239,13 +239,6 @@ class RunDirectory:
         _held[key] = os.getpid()
         return True
 
-    def _release(self) -> None:
-        if self._lock is not None and self.is_locked:
-            descriptor, key = self._lock
-            del _held[key]
-            os.close(descriptor)
-        self._lock = None
-
     @contextmanager
     def starting(self) -> Iterator[None]:
         """Turn errors of the file system at the start of a run into errors that name a remedy."""
@@ -282,8 +275,12 @@ class RunDirectory:
         return earlier
 
     def unlock(self) -> None:
-        """Release the lock."""
-        self._release()
+        """Release the lock, if this process holds it."""
+        if self._lock is not None and self.is_locked:
+            descriptor, key = self._lock
+            del _held[key]
+            os.close(descriptor)
+        self._lock = None
 
     def __enter__(self) -> Self:
         return self.lock()

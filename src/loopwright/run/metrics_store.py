@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -188,10 +188,6 @@ class MetricsStore:
         last = self._view().last_step()
         return 0 if last is None else last[0]
 
-    def names(self) -> list[str]:
-        """The names of all metrics, sorted."""
-        return self._view().names()
-
     def _view(self) -> MetricsView:
         from .metrics_view import MetricsView
 
@@ -339,25 +335,22 @@ def _now(wall: float | None) -> float:
 # What a transaction writes
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Tables:
     """A connection and what the writer remembers of the file; forgotten where a transaction
     fails."""
 
-    connection: File
-    folder: Path  # the run directory
-    ids: dict[str, int] = field(default_factory=dict)
-    last_step: int | None = None
-    # seconds of training and wall time of the last log point
-    last_clock: tuple[float, float] | None = None
-    removed: set[str] = field(default_factory=set)  # files of rows that the transaction has removed
+    def __init__(self, connection: File, folder: Path) -> None:
+        self.connection = connection
+        self.folder = folder  # the run directory
+        self.forget()
 
     def forget(self) -> None:
         """Read again what is remembered: it may be of a transaction that failed."""
-        self.ids = {}
-        self.last_step = None
-        self.last_clock = None
-        self.removed = set()
+        self.ids: dict[str, int] = {}
+        self.last_step: int | None = None
+        # seconds of training and wall time of the last log point
+        self.last_clock: tuple[float, float] | None = None
+        self.removed: set[str] = set()  # files of rows that the transaction has removed
 
     def delete_files(self) -> None:
         """Delete the files that no row has any more, once that is committed."""

@@ -31,7 +31,6 @@ RunState: TypeAlias = Literal[
 ]
 STATES: tuple[RunState, ...] = get_args(RunState)
 COUNTS = ("epoch", "step", "update", "sample")
-LIMITS = {"max_epochs": "epoch", "max_updates": "update", "max_samples": "sample"}  # of configs
 FRESH_SECONDS = 600.0  # a run on another machine that wrote so recently is taken to be alive
 # of entries of the manifest; one of another kind is left out, since anybody may have written it
 KINDS: dict[str, type[Any]] = {
@@ -116,6 +115,8 @@ class Run:
         self.path = Path(path).absolute()
         self.problems: list[str] = []  # what of the run cannot be read, and why
         self.manifest: Mapping[str, Any] = self._read_manifest()
+        # all that the run has logged: `run.metrics("loss")` has every value of a metric
+        self.metrics = MetricsView(self.path / METRICS)
         self.id = str(self.manifest.get("id") or self.path.name)
         self.reason = self._text("reason")  # why it ended
         self.device = self._text("device")
@@ -231,10 +232,6 @@ class Run:
         whole = {name: int(counts[name]) for name in COUNTS if counts.get(name) is not None}
         planned = self.manifest.get("planned", {})
         limit = planned.get("limit")
-        if limit is None:  # of a run of an earlier version, whose config says it
-            trainer = (self.config_file or {}).get("trainer") or {}
-            limits = [(unit, trainer.get(name)) for name, unit in LIMITS.items()]
-            limit = next((entry for entry in limits if type(entry[1]) is int), None)
         return RunProgress(
             **whole,
             seconds=counts.get("seconds"),
@@ -277,11 +274,6 @@ class Run:
         return max(left, 0.0)
 
     # What it measured
-
-    @cached_property
-    def metrics(self) -> MetricsView:
-        """All that the run has logged: `run.metrics("loss")` has every value of a metric."""
-        return MetricsView(self.path / METRICS)
 
     @property
     def names(self) -> list[str]:

@@ -7,12 +7,13 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..metrics.media import Histogram, Images, Media, Table
+from ..metrics.media import Media
+from .files import write_media
 from .track import Track
 from .tracker import EndState, TrackedRow, TrackedRun
 
@@ -123,29 +124,9 @@ class MLflowRun:
                 yield metric(_name(name), value, int(row.wall * 1000), row.step)
 
     def log_media(self, media: Media) -> None:
-        client = self._client
-        content = media.content
-        name = _name(media.name)
-        first = media.position
-        place = f"media/{name}/{media.step}"
-        if isinstance(content, Images):
-            image = import_module("PIL.Image")
-            for number, file in enumerate(content.files, start=first + 1):
-                client.log_image(self._id, image.open(BytesIO(file)), f"{place}-{number}.png")
-            return
-        place = f"{place}-{first + 1}" if first else place  # logged again at the same step
-        if isinstance(content, Histogram):
-            client.log_dict(
-                self._id,
-                {"edges": list(content.edges), "counts": list(content.counts)},
-                f"{place}.json",
-            )
-        elif isinstance(content, Table):
-            table = {"columns": list(content.columns), "data": [list(row) for row in content.rows]}
-            # the form in which MLflow shows tables
-            client.log_dict(self._id, table, f"{place}.json")
-        else:
-            client.log_text(self._id, content, f"{place}.txt")
+        with TemporaryDirectory() as folder:
+            for file in write_media(Path(folder), media):
+                self._client.log_artifact(self._id, str(file), f"media/{_name(media.name)}")
 
     def finish(self, state: EndState, reason: str | None) -> None:
         if reason is not None:

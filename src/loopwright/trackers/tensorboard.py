@@ -75,7 +75,7 @@ class EventFiles:
             log = module.SessionLog(status=module.SessionLog.START)
             self._writer.add_event(module.Event(step=first, session_log=log), first)
         settings = Table(("setting", "value"), tuple(run.config.items()))
-        self._add(_summary().text("config", _markdown(settings)), run.step, time())
+        self._writer.add_summary(_summary().text("config", _markdown(settings)), run.step, time())
         # for the HParams tab, which finds the metrics by itself
         known = {key: value for key, value in run.config.items() if value is not None}
         _, start, _ = _summary().hparams(known, {})
@@ -98,19 +98,19 @@ class EventFiles:
             values = [
                 summary.Value(tag=name, simple_value=value) for name, value in row.values.items()
             ]
-            self._add(summary(value=values), row.step, row.wall)
+            self._writer.add_summary(summary(value=values), row.step, row.wall)
         self._writer.flush()
 
     def log_media(self, media: Media) -> None:
         content = media.content
         if isinstance(content, Images):
             for name, file, caption in numbered(media, content):
-                self._add(_image(name, file, caption), media.step, media.wall)
+                self._writer.add_summary(_image(name, file, caption), media.step, media.wall)
         elif isinstance(content, Histogram):
-            self._add(_histogram(media.name, content), media.step, media.wall)
+            self._writer.add_summary(_histogram(media.name, content), media.step, media.wall)
         else:
             text = content if isinstance(content, str) else _markdown(content)
-            self._add(_summary().text(media.name, text), media.step, media.wall)
+            self._writer.add_summary(_summary().text(media.name, text), media.step, media.wall)
         self._writer.flush()
 
     def finish(self, state: EndState, reason: str | None) -> None:
@@ -118,9 +118,6 @@ class EventFiles:
             _, _, end = _summary().hparams({}, {})
             self._writer.add_summary(end)
         self._close()
-
-    def _add(self, summary: Any, step: int, wall: float) -> None:
-        self._writer.add_summary(summary, step, wall)
 
     def _close(self) -> None:
         if self._writer is not None:
