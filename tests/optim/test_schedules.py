@@ -35,27 +35,6 @@ def test_a_cosine_runs_from_start_over_peak_to_floor() -> None:
     assert curve[10:] == pytest.approx([0.2] * 5)
 
 
-def test_k_decay_keeps_the_value_high_for_longer() -> None:
-    plain, late = (warmup_cosine(4, 8, peak=1.0, k_decay=k) for k in (1.0, 2.0))
-    assert plain == pytest.approx(0.5)
-    assert late > 0.8
-
-
-@given(
-    total=st.integers(1, 60),
-    warmup=st.integers(0, 60),
-    cooldown=st.integers(0, 60),
-    update=st.integers(0, 90),
-)
-def test_a_cosine_never_leaves_its_range(
-    total: int, warmup: int, cooldown: int, update: int
-) -> None:
-    value = warmup_cosine(
-        update, total, peak=1.0, floor=0.1, warmup=warmup, start=0.05, cooldown=cooldown
-    )
-    assert 0.05 <= value <= 1.0
-
-
 def test_stable_decay_returns_to_its_peak_after_each_end_but_the_last() -> None:
     curve = [
         warmup_stable_decay(update, [10, 20], peak=1.0, floor=0.1, decay_ratio=0.4, shape="linear")

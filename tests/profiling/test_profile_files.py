@@ -11,14 +11,13 @@ import torch
 from torch import nn
 
 from loopwright import Callback, Interrupted, Trainer
-from loopwright.callbacks import BestModel, Checkpoints, Profile
+from loopwright.callbacks import Checkpoints, Profile
 from loopwright.cli import main
 from loopwright.profiling import Report
 from loopwright.run import RunView
 from tests.mistakes import raises
 
 from ..loops import build_net
-from .hand_clock import SlowData, slow_trainer
 from .test_same_run import Failing, traces, weights_of
 
 cross_entropy = nn.functional.cross_entropy
@@ -145,15 +144,6 @@ def test_two_profiles_of_one_run_are_refused_and_leave_nothing(points):
     assert torch.autograd.backward.__module__ == "torch.autograd"
 
 
-def test_a_profile_that_is_given_to_another_trainer_begins_anew(clock):
-    profile = Profile(warmup=0, steps=1)
-    for forward in (10, 20):
-        slow_trainer(clock, forward=forward, callbacks=profile).train(
-            SlowData(clock, 0), 1, batch_size=6
-        )
-        assert profile.report.parts == {"forward": forward}
-
-
 def test_a_signal_ends_the_profile_with_its_report(tmp_path, points, capsys):
     class Signal(Callback):
         def on_update_end(self, trainer):
@@ -170,23 +160,3 @@ def test_a_signal_ends_the_profile_with_its_report(tmp_path, points, capsys):
         trainer.train(points, 5, batch_size=8)
     assert "Where the time went: 3 steps in " in capsys.readouterr().out
     assert RunView(tmp_path / "run").profile["num_steps"] == 3
-
-
-@pytest.mark.parametrize("options", [{"warmup": -1}, {"steps": 0}], ids=str)
-def test_wrong_arguments_are_refused_at_once(options):
-    with raises("number", "Profile", "of steps"):
-        Profile(**options)
-
-
-def test_a_best_model_is_kept_while_a_profile_runs(tmp_path, points):
-    profile, best = Profile(), BestModel("eval_loss", restore=True)
-    trainer = Trainer(
-        build_net(),
-        sgd,
-        cross_entropy,
-        callbacks=[best, profile],
-        run_dir=tmp_path / "run",
-        progress="silent",
-    )
-    history = trainer.train(points, 3, points)
-    assert trainer.evaluate(points)["loss"] == pytest.approx(min(history["eval_loss"]))

@@ -11,9 +11,8 @@ from torch import nn
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import EMA, Profile, Rewind, TrainTime
-from tests.mistakes import raises
 
-from ..loops import build_linear, build_net
+from ..loops import build_net
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -149,33 +148,6 @@ def test_nothing_stays_wrapped_after_a_run_or_an_exception_in_it(points, event):
         found["hooks"] = None  # the one more callback has hooks of its own
     assert timed == plain
     assert timed["timed"] == []
-
-
-def test_an_error_before_the_first_step_says_nothing_of_time_and_leaves_nothing(points, tmp_path):
-    trainer = Trainer(
-        build_net(), sgd, cross_entropy, callbacks=Profile(trace=True), progress="silent"
-    )
-    with raises("trace-without-folder", "run_dir="):
-        trainer.train(points)
-    assert traces(trainer)["timed"] == []
-    assert torch.autograd.backward.__module__ == "torch.autograd"
-
-
-def test_copies_of_a_model_made_while_it_is_timed_are_models_of_their_own(points):
-    class Copies(Callback):
-        def on_epoch_end(self, trainer, metrics):
-            from copy import deepcopy
-
-            copy = deepcopy(trainer.model).eval()
-            nn.init.zeros_(copy.weight)
-            nn.init.zeros_(copy.bias)
-            self.outputs = copy(torch.ones(2, 6))
-
-    copies = Copies()
-    Trainer(
-        build_linear(), sgd, cross_entropy, callbacks=[Profile(), copies], progress="silent"
-    ).train(points)
-    assert copies.outputs.tolist() == [[0.0] * 3] * 2
 
 
 class Doubled(nn.Linear):
