@@ -76,10 +76,12 @@ def test_each_interface_refuses_a_part_that_its_next_save_would_lose(
 ) -> None:
     path = newest(interface, folder)
     checkpoint = read_checkpoint(path)
-    write_checkpoint(path, checkpoint.tree | {"quantization": {"bits": 4}}, checkpoint.meta)
+    meter = checkpoint.tree["meter"] | {"weights": {}}
+    changed = checkpoint.tree | {"quantization": {"bits": 4}, "meter": meter}
+    write_checkpoint(path, changed, checkpoint.meta)
     assert (
-        "holds state of 'quantization', which this version of Loopwright does not know"
-        in refusal(interface)
+        "holds state of 'quantization', 'meter/weights', which this version of Loopwright does "
+        "not know" in refusal(interface)
     )
 
 

@@ -7,13 +7,18 @@ import os
 import pytest
 import torch
 
-from loopwright.checkpoint import CheckpointStore, KeepPolicy, KeptModels, update_name
-from tests.checkpoint.helpers import numbered_state
+from loopwright.checkpoint import KeepPolicy, KeptModels, read_manifest, update_name
 
 
 def offer(kept, update, value):
-    tree = {"models": {"default": {"w": torch.full((3,), float(update))}}}
-    return kept.offer(update_name(update), tree, {"update": update}, value=value, wait=True)
+    name = update_name(update)
+    is_wanted = kept.wants(name, value, update)
+    if is_wanted:
+        tree = {"models": {"default": {"w": torch.full((3,), float(update))}}}
+        kept.hold(name, tree, {"update": update}, value=value)
+        kept.start()
+        kept.writer.wait()
+    return is_wanted
 
 
 def offer_all(kept, values):
@@ -52,7 +57,7 @@ def test_the_metric_is_in_the_metadata_and_not_in_the_name(tmp_path):
     kept = KeptModels(tmp_path, KeepPolicy("loss"))
     offer(kept, 120, -0.25)
     assert os.listdir(tmp_path) == ["update-00000120"]
-    assert kept.best().meta == {
+    assert read_manifest(tmp_path / "update-00000120").meta == {
         "update": 120,
         "metric": {"name": "loss", "value": -0.25, "mode": "min"},
     }
@@ -87,16 +92,3 @@ def test_a_model_offered_again_under_its_name_takes_its_own_place(tmp_path):
     assert offer(kept, 1, 0.5)
     assert offer(kept, 1, 0.5)
     assert updates(kept) == [1]
-
-
-def test_resume_points_and_kept_models_may_share_one_writer(tmp_path):
-    store = CheckpointStore(tmp_path / "checkpoints", 2)
-    kept = KeptModels(tmp_path / "kept", KeepPolicy("loss"), writer=store.writer)
-    for update in (1, 2, 3):
-        store.save(update_name(update), numbered_state(update), {"update": update})
-        kept.offer(
-            update_name(update), numbered_state(update), {"update": update}, value=1.0 / update
-        )
-    store.wait()
-    assert store.newest().tree["models"]["default"]["weight"].unique().tolist() == [3.0]
-    assert kept.best().tree["models"]["default"]["weight"].unique().tolist() == [3.0]

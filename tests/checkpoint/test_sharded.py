@@ -15,7 +15,6 @@ from loopwright.checkpoint import (
     KeptModels,
     SnapshotBuffers,
     TensorShard,
-    encode,
     new_token,
     read_checkpoint,
     verify_checkpoint,
@@ -43,20 +42,6 @@ def test_a_process_copies_only_what_it_writes_of_a_checkpoint():
     kept = SnapshotBuffers().take(tree)
     assert torch.equal(kept["copy"].local, tensor)
     assert torch.equal(kept["plain"], tensor)
-
-
-def test_a_snapshot_of_shards_does_not_change_with_the_original_and_uses_the_same_memory_again():
-    buffers, tensor = SnapshotBuffers(), torch.ones(2, 2)
-    own = TensorShard(tensor, whole((2, 2)), (2, 2), True)
-    first = buffers.take({"a": own})["a"].local
-    tensor.zero_()
-    assert first.tolist() == [[1.0, 1.0], [1.0, 1.0]]
-    assert buffers.take({"a": own})["a"].local.data_ptr() == first.data_ptr()
-
-
-def test_shards_have_no_place_where_only_whole_tensors_are_stored():
-    with raises("cannot-be-saved", "'a/b'", "a sharded tensor"):
-        encode({"a": {"b": rows(torch.ones(2, 2), 0, 2)}})
 
 
 def test_giving_up_ends_the_waiting_for_other_processes(tmp_path):
@@ -124,9 +109,9 @@ def test_a_group_keeps_the_best_models_that_the_first_process_chose(tmp_path):
     for name, loss in (("a", 2.0), ("b", 1.0), ("c", 3.0)):
         if kept[0].wants(name, loss, 0):
             for rank in (1, 0):
-                kept[rank].save(
-                    name, part_of(state, rank, 2), {}, value=loss, wait=True, token=token
-                )
+                kept[rank].hold(name, part_of(state, rank, 2), {}, value=loss, token=token)
+                kept[rank].start()
+                kept[rank].writer.wait()
     assert kept[1].discard(after_update=-1) == []
     assert [model.name for model in kept[1].models()] == ["b"]
 
@@ -141,17 +126,6 @@ def test_what_the_own_group_is_writing_is_not_cleaned_away(tmp_path):
         tmp_path / "point", {"a": rows(torch.ones(2, 2), 0, 2)}, group=Group(0, 2), token=token
     )
     assert verify_checkpoint(tmp_path / "point") == []
-
-
-def test_what_a_group_whose_first_process_is_gone_left_is_cleaned_by_the_first_process(tmp_path):
-    token = f"{2**22 + 1}-abc123"  # there is no process with so high a number
-    write_checkpoint(
-        tmp_path / "point", {"a": rows(torch.ones(2, 2), 1, 2)}, group=Group(1, 2), token=token
-    )
-    (litter,) = tmp_path.iterdir()
-    assert CheckpointStore(tmp_path, writer=AsyncWriter(group=Group(1, 2))).clean() == []
-    assert CheckpointStore(tmp_path, writer=AsyncWriter(group=Group(0, 2))).clean() == [litter.name]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_checkpoints_of_one_process_do_without_torchs_distributed_tensors(tmp_path):

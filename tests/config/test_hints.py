@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from loopwright.config import Config, ConfigError, Entry, Place, Schema, build, check
-from loopwright.config.hints import describe
 from loopwright.config.tree import to_node
 
 Bound = TypeVar("Bound", bound=int)
@@ -142,12 +141,6 @@ def test_a_value_stays_what_it_is_where_the_hint_allows_and_is_converted_otherwi
 )
 def test_a_mistake_says_what_the_hint_asks_for(hint, value, words):
     assert message(hint, value) == words
-
-
-def test_a_hint_in_words():
-    assert describe(tuple[float, str]) == "a list of 2 (a number, text)"
-    assert describe(dict[str, list[bool]]) == "a mapping to a list of true or false"
-    assert describe(float | torch.Tensor | None) == "a number or null"
 
 
 def build_net(**settings: Any) -> Settings:

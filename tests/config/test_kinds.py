@@ -266,13 +266,6 @@ def test_a_module_of_an_unrelated_distribution_is_not_even_imported(project):
     assert not new & {"sklearn.dummy", "antigravity", "turtledemo", "hypothesis.extra.ghostwriter"}
 
 
-def test_a_distribution_may_be_used_if_it_depends_on_what_is_needed():
-    assert depends_on("torchmetrics", "torch")
-    assert depends_on("transformers", "torch")
-    assert not depends_on("scikit-learn", "torch")
-    assert not depends_on("torchmetrics", "loopwright")
-
-
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """Distributions that are installed for one test: a module each, with the metadata that an
@@ -319,15 +312,6 @@ def test_a_distribution_that_cannot_know_what_is_needed_is_not_imported(installe
     assert "stranger" not in sys.modules
 
 
-def test_a_nested_class_can_be_named(project):
-    project.write(
-        "nested.py",
-        "from torch import nn\nclass Outer:\n    class Inner(nn.Module):\n        size = 3\n",
-    )
-    with beside(project.folder):
-        assert build({"kind": "nested.Outer.Inner"}, Place("model", nn.Module)).size == 3
-
-
 def test_a_package_beside_the_file_is_searched(project):
     project.write("pack/__init__.py", "")
     project.write(
@@ -360,29 +344,9 @@ def test_an_abstract_class_is_refused(project):
         build(load_config(path).at("model"), Place("model", nn.Module))
 
 
-def test_a_module_that_exits_when_imported_is_reported(project):
-    project.write("quitter.py", "raise SystemExit(3)\n")
-    path = project.write("p.yaml", "model: {kind: quitter.Net}\n")
-    with pytest.raises(ConfigError, match="importing quitter failed: SystemExit"):
-        build(load_config(path).at("model"), Place("model", nn.Module))
-
-
 @pytest.mark.parametrize("base", [Optimizer, nn.Module, Callback], ids=lambda base: base.__name__)
 def test_short_names_lead_to_what_they_are_called(base):
     names = shipped_names((base,))
     for name, path in names.items():
         assert path.endswith(f".{name}")
     assert {"AdamW", "Linear", "EarlyStopping"} & set(names)
-
-
-def test_all_optimizers_and_schedulers_of_torch_have_short_names():
-    import torch
-
-    optimizers = {
-        name
-        for name, value in vars(torch.optim).items()
-        if isinstance(value, type) and issubclass(value, Optimizer)
-    }
-    assert set(shipped_names((Optimizer,))) == optimizers - {"Optimizer"}
-    schedulers = shipped_names((torch.optim.lr_scheduler.LRScheduler,))
-    assert {"CosineAnnealingLR", "OneCycleLR", "ReduceLROnPlateau", "StepLR"} <= set(schedulers)

@@ -66,10 +66,6 @@ def test_a_plus_adds_a_key_and_the_mappings_above_it(load):
     assert found["empty"] == {"x": 4}
 
 
-def test_two_plusses_add_or_change(load):
-    assert load("++lr=1", "++new=2") | {"model": 0} == {**load("lr=1", "+new=2"), "model": 0}
-
-
 def test_a_tilde_removes(load):
     found = load("~lr", "~model.deep", "~callbacks.0")
     assert "lr" not in found
@@ -77,17 +73,9 @@ def test_a_tilde_removes(load):
     assert found["callbacks"] == [{"kind": "X"}]
 
 
-def test_later_overrides_win(load):
-    assert load("lr=1", "lr=2")["lr"] == 2
-
-
 def test_the_keys_of_a_run_may_be_set_without_a_plus(load):
     found = load("seed=3", "name=x", "output_path=out", "resume=false", "tags=[a]")
     assert (found["seed"], found["name"], found["resume"], found["tags"]) == (3, "x", False, ["a"])
-
-
-def test_a_value_may_be_a_variable(load):
-    assert load("lr=${model.width}")["lr"] == 8
 
 
 @pytest.mark.parametrize(
@@ -117,12 +105,6 @@ def test_a_value_may_be_a_variable(load):
 )
 def test_an_override_that_cannot_be_applied_is_a_mistake(load, override, words):
     assert words in message(load, override)
-
-
-def test_all_overrides_that_cannot_be_applied_are_reported(load):
-    with pytest.raises(ConfigError) as caught:
-        load("lrr=1", "x", "lr=[1", "lr=1,2")
-    assert len(caught.value.problems) == 4
 
 
 def test_a_changed_value_says_that_it_came_from_the_command_line(project):

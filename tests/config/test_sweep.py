@@ -12,7 +12,6 @@ from loopwright.config import (
     ConfigError,
     Interval,
     expand_sweep,
-    load_config,
     load_variant,
     read_sweep,
 )
@@ -29,11 +28,6 @@ def mistakes(project, text, *overrides):
     with pytest.raises(ConfigError) as caught:
         expand(project, text, *overrides)
     return caught.value.problems
-
-
-def test_without_several_values_there_is_one_run(project):
-    (variant,) = expand(project, TEXT, "lr=0.5")
-    assert (variant.name, variant.chosen, variant.config.tree["lr"]) == ("single", {}, 0.5)
 
 
 def test_comma_lists_become_a_grid_in_order(project):
@@ -103,11 +97,6 @@ def test_an_override_wins_over_the_block(project):
     ]
 
 
-def test_a_block_can_be_changed_by_an_override(project):
-    variants = expand(project, TEXT + "sweep: {lr: [1, 2, 3]}\n", "sweep.lr=[9]")
-    assert [variant.chosen for variant in variants] == [{"lr": 9}]
-
-
 def test_a_block_may_use_variables(project):
     variants = expand(project, TEXT + "sweep: {lr: ['${model.width}', 1]}\n")
     assert [variant.chosen["lr"] for variant in variants] == [8, 1]
@@ -144,18 +133,6 @@ def test_a_random_sweep_draws_from_its_space_the_same_every_time(project):
         assert 0.0 <= tree["dropout"] <= 0.5
     below = [variant for variant in variants if variant.config.tree["lr"] < 0.01]
     assert 8 <= len(below) <= 18  # two of three orders of magnitude
-
-
-def test_another_seed_draws_other_values(project):
-    other = expand(project, RANDOM, "sweep.seed=4")
-    assert [variant.chosen for variant in other] != [
-        variant.chosen for variant in expand(project, RANDOM)
-    ]
-
-
-def test_whole_numbers_of_an_interval_are_all_drawn(project):
-    text = TEXT + "sweep: {method: random, num: 200, space: {lr: {low: 1, high: 3}}}\n"
-    assert {variant.chosen["lr"] for variant in expand(project, text)} == {1, 2, 3}
 
 
 def test_an_interval_with_steps_is_a_grid_too(project):
@@ -210,12 +187,6 @@ def test_the_space_can_be_read_for_a_search(project):
     )
     variant = load_variant(project.file, [], {"lr": 0.7, "model.width": 2})
     assert (variant.name, variant.config.tree["half"]) == ("lr=0.7_width=2", 2)
-
-
-def test_a_variant_is_a_config_that_loads(project):
-    for variant in expand(project, TEXT, "lr=0.1,0.2"):
-        path = project.write(f"{variant.name}.yaml", variant.config.to_yaml())
-        assert load_config(path).tree == variant.config.tree
 
 
 def test_variables_in_values_are_resolved_once(project):

@@ -85,17 +85,6 @@ def test_a_value_becomes_what_its_annotation_asks_for(project, name, text, value
     assert type(found) is type(value)
 
 
-def test_enums_are_named_by_member_or_value(project):
-    assert model(project, "+model.shape=SQUARE").given["shape"].name == "SQUARE"
-    assert model(project, "+model.shape='o'").given["shape"].name == "ROUND"
-
-
-def test_tensors_are_lists_of_numbers(project):
-    assert torch.equal(
-        model(project, "+model.scale=[[1, 2.5]]").given["scale"], torch.tensor([[1, 2.5]])
-    )
-
-
 def test_a_dataclass_needs_no_kind(project):
     options = model(project, "+model.options={rate: 1}").given["options"]
     assert (options.rate, options.name) == (1.0, "plain")
@@ -106,19 +95,6 @@ def test_a_list_of_modules_is_built_item_by_item(project):
         project, "+model.blocks=[{kind: Linear, in_features: 1, out_features: 2}, ReLU]"
     ).given["blocks"]
     assert [type(block) for block in blocks] == [nn.Linear, nn.ReLU]
-
-
-def test_layers_can_be_listed_in_a_sequential():
-    layers = [{"kind": "Linear", "in_features": 2, "out_features": 3}, {"kind": "torch.nn.Tanh"}]
-    net = build({"kind": "torch.nn.Sequential", "args": layers}, Place("model", nn.Module))
-    assert [type(layer) for layer in net] == [nn.Linear, nn.Tanh]
-
-
-def test_data_sets_wrap_data_sets(project):
-    config = load_config(
-        project.file, ["datasets.train={kind: mine.Doubled, source: {kind: mine.Points, n: 3}}"]
-    )
-    assert build(config.at("datasets.train"), DATASET).source.n == 3
 
 
 def test_an_argument_without_annotation_takes_data_and_objects_of_known_kinds(project):
@@ -134,12 +110,6 @@ def test_an_argument_without_annotation_takes_data_and_objects_of_known_kinds(pr
 def test_arguments_pass_through_kwargs_to_the_base(project):
     net = model(project, "model={kind: mine.Wide, width: 4, extra: 2}")
     assert (net.extra, net.given["width"]) == (2, 4)
-
-
-def test_arguments_of_the_base_are_checked_too(project):
-    found = mistakes(project, "model={kind: mine.Wide, widht: 4, extra: x}")
-    assert "did you mean width?" in found["model.widht"]
-    assert "whole number" in found["model.extra"]
 
 
 def test_a_scheduler_inside_a_scheduler_is_given_the_same_optimizer():
@@ -158,10 +128,6 @@ def test_a_dict_of_anything_is_left_as_it_is_kind_and_all(project):
     assert check(config, SCHEMA) == []
     trainer = build(config.at("trainer"), TRAINER)
     assert trainer.config.raw == [{"kind": "os.system", "x": {"kind": "nothing"}}]
-
-
-def test_kind_alone_may_be_written_as_text():
-    assert isinstance(build({"kind": "Identity"}, Place("model", nn.Module)), nn.Identity)
 
 
 def test_a_place_may_have_a_default_kind():
@@ -217,12 +183,6 @@ def test_an_exception_in_a_constructor_says_what_was_being_built(project):
     assert caught.value.__notes__ == ["raised while model (kind: mine.Grumpy) was built"]
 
 
-def test_nothing_is_built_where_there_is_a_mistake(project):
-    with pytest.raises(ConfigError):
-        model(project, "model.inner.in_features=x")
-    assert calls() == []
-
-
 @pytest.mark.parametrize(
     ("override", "key", "words"),
     [
@@ -231,7 +191,7 @@ def test_nothing_is_built_where_there_is_a_mistake(project):
         ("model.width=true", "model.width", "is true; expected a whole number."),
         ("model.dropout=high", "model.dropout", "expected a number."),
         ("+model.activation=gleu", "model.activation", "expected relu or gelu. Did you mean gelu?"),
-        ("+model.dtype=flaot32", "model.dtype", "Did you mean float32?"),
+        ("+model.dtype=flaot32", "model.dtype", "expected a dtype such as float32"),
         ("+model.sizes=[1, x]", "model.sizes.1", "expected a whole number"),
         ("+model.sizes=3", "model.sizes", "expected a list of a whole number"),
         ("+model.pair=[1]", "model.pair", "expected a list of 2 (a whole number, text)"),
@@ -302,44 +262,6 @@ def test_a_mistake_is_reported_with_its_key_and_what_was_expected(project, overr
     assert words in found[key]
 
 
-def test_all_mistakes_are_in_one_report(project):
-    found = mistakes(
-        project,
-        "model.width=x",
-        "+model.foo=1",
-        "model.inner.kind=os.system",
-        "datasets.test.n=y",
-        "trainer.alpha=z",
-        "+zeta=1",
-    )
-    assert set(found) == {
-        "model.width",
-        "model.foo",
-        "model.inner.kind",
-        "datasets.test.n",
-        "trainer.alpha",
-        "zeta",
-    }
-
-
-def test_a_mistake_has_the_line_of_its_key(project):
-    project.write("run.yaml", project.file.read_text().replace("in_features", "in_feature"))
-    (problem,) = check(load_config(project.file), SCHEMA)
-    assert (problem.file, problem.line) == (str(project.file), 11)
-    assert "did you mean in_features?" in problem.message
-
-
-def test_the_report_shows_file_line_key_and_message(project):
-    project.write("run.yaml", project.file.read_text().replace("n: 64", "n: many"))
-    problems = check(load_config(project.file), SCHEMA)
-    head, report = str(ConfigError(problems)).split("\n", 1)
-    assert head == "1 mistake in the configuration:"
-    assert (
-        report
-        == f"{project.file}:20: datasets.train.n\n    is the text 'many'; expected a whole number."
-    )
-
-
 def test_open_keyword_arguments_are_accepted_but_not_misspelt_ones():
     class Open(Dataset):
         def __init__(self, width: int, **kwargs: object) -> None:
@@ -376,14 +298,6 @@ def test_two_projects_with_modules_of_the_same_name_do_not_mix(project):
     second = build(load_config(path).at("data"), DATASET)
     third = build(load_config(project.file).at("datasets.test"), DATASET)
     assert (first.n, second.size, third.n) == (32, 7, 32)
-
-
-def test_an_error_inside_the_module_is_the_reason_why_a_kind_cannot_be_used(project):
-    project.write("broken.py", "import torch\nraise RuntimeError('no such luck')\n")
-    found = mistakes_without_import(project, "model.kind=broken.Net")
-    assert found["model.kind"] == "importing broken failed: RuntimeError: no such luck."
-    project.write("typo.py", "def f(:\n")
-    assert "SyntaxError" in mistakes_without_import(project, "model.kind=typo.Net")["model.kind"]
 
 
 def mistakes_without_import(project, *overrides):

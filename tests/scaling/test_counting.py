@@ -72,15 +72,3 @@ def test_every_way_to_call_a_collective_is_counted_with_its_bytes() -> None:
             ("all-reduce", 4),
             ("all-reduce", 32),
         ]
-
-
-def test_counts_inside_of_counts_are_counted_by_both() -> None:
-    from loopwright.runtime.dry_run import fake_group
-
-    with fake_group(3), counted_collectives() as outer:
-        dist.all_reduce(torch.ones(2))
-        with counted_collectives() as inner:
-            dist.all_reduce(torch.ones(4))
-    assert [each.payload for each in inner.collectives] == [16]
-    assert [each.payload for each in outer.collectives] == [8, 16]
-    assert outer.wire == 2 * 2 / 3 * 8 + 2 * 2 / 3 * 16

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from loopwright.scaling import (
     transformer,
 )
 from loopwright.scaling.estimate import LAUNCH, seconds_of
-from loopwright.scaling.layout import Sizes, chunk, optimizer_state
+from loopwright.scaling.layout import Sizes, optimizer_state
 from tests.mistakes import raises
 from tests.scaling import models
 
@@ -39,16 +38,6 @@ PLAIN = Cluster(
 
 def small(**options: Any) -> Any:
     return transformer(sequence=5, compute_dtype=torch.float32, **{**SMALL, **options})
-
-
-@pytest.mark.parametrize(
-    ("kind", "sent"),
-    [("all-reduce", 1500), ("all-gather", 750), ("reduce-scatter", 750), ("broadcast", 1000)],
-)
-def test_a_ring_sends_what_the_formulas_say(kind: str, sent: float) -> None:
-    assert Collective(kind, payload=1000, group=4).wire == sent
-    assert Collective(kind, payload=1000, group=4, count=3).wire == 3 * sent
-    assert Collective(kind, payload=1000, group=1).wire == 0
 
 
 def test_a_transformer_of_numbers_is_the_module_of_those_numbers() -> None:
@@ -95,23 +84,6 @@ def test_recomputed_blocks_keep_their_inputs_and_one_block() -> None:
     full, three = measure(module, tokens), measure(models.Text(3, 8, 12, 11), tokens)
     block = full.activations - three.activations
     assert full.checkpointed == full.activations - 3 * block + 4 * (5 * 8 * 4)
-
-
-def test_adamw_with_ddp_takes_sixteen_bytes_for_each_parameter() -> None:
-    model = small()
-    memory = estimate(model, "ddp", devices=4, batch=8).memory
-    number = model.num_parameters
-    assert (memory.parameters, memory.gradients) == (4 * number, 4 * number)
-    assert memory.optimizer == 8 * number + 4 * len(model.weights)
-
-
-def test_shards_are_cut_as_torch_cuts() -> None:
-    for length in range(1, 12):
-        for parts in range(1, 6):
-            sizes = [part.numel() for part in torch.chunk(torch.zeros(length), parts)]
-            assert [chunk(length, parts, place) for place in range(parts)] == sizes + [0] * (
-                parts - len(sizes)
-            )
 
 
 @pytest.mark.parametrize(
@@ -173,22 +145,6 @@ def test_what_computation_hides_is_not_waited_for() -> None:
     )
     operations = (model.flops - model.cut_flops * 3 / 4) * 32  # 2 copies, 4 share a layer
     assert hidden.timing.compute == pytest.approx(operations / 0.5e12)
-
-
-def test_accumulated_shards_gather_in_every_step_and_keep_full_gradients() -> None:
-    model = transformer(4, 256, sequence=64)
-    one, four = (estimate(model, "fsdp", devices=8, batch=64, accumulate=n) for n in (1, 4))
-    gathered = [
-        sum(each.count for each in e.collectives if each.kind == "all-gather") for e in (one, four)
-    ]
-    assert gathered[1] == 4 * gathered[0]
-    assert four.memory.working - one.memory.working > 4 * sum(
-        prod(w.shape) for w in model.weights if w.block == 0
-    )
-    scattered = [
-        [each for each in e.collectives if each.kind == "reduce-scatter"] for e in (one, four)
-    ]
-    assert scattered[0] == scattered[1]
 
 
 def test_a_mesh_and_its_sizes_are_the_same_estimate() -> None:

@@ -235,8 +235,8 @@ def persistent_iterator(loader: DataLoader[Any]) -> Any:
 
 
 def workers_of(batches: Any) -> list[Any]:
-    """The worker processes of a loader's iterator. Since 1.0."""
-    workers: list[Any] = batches._workers
+    """The worker processes of a loader's iterator; none of another one. Since 1.0."""
+    workers: list[Any] = getattr(batches, "_workers", [])
     return workers
 
 
@@ -366,13 +366,6 @@ def dump_memory_snapshot(path: str) -> None:
 
 
 # Nested containers
-
-
-def tree_flatten_with_path(tree: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """The leaves of nested containers with their paths, and the structure. Since 2.2."""
-    from torch.utils import _pytree
-
-    return _pytree.tree_flatten_with_path(tree)
 
 
 def tree_leaves(tree: Any) -> list[Any]:

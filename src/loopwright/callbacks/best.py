@@ -228,7 +228,7 @@ class ModelKeeper(Watching):
 def _model_name(trainer: Trainer, label: str = "") -> str:
     """The name of a model of this moment, with a label where there may be several."""
     from ..checkpoint import update_name
-    from ..checkpoint.kept import metric_label
+    from ..checkpoint.store import metric_label
 
     name = update_name(trainer.progress.update)
     return f"{name}-{metric_label(label)}" if label else name

@@ -22,14 +22,12 @@ if TYPE_CHECKING:
         find_checkpoint,
         list_checkpoints,
     )
-    from .kept import KeptModel, KeptModels
     from .layout import TensorInfo, read_header
     from .manifest import Manifest, read_manifest, verify_checkpoint
     from .policy import Candidate, KeepPolicy, ResumePolicy
-    from .sharded import load_stored, place_like, restore_into
-    from .store import CheckpointStore, Entry, update_name
-    from .tensors import StoredTensor
-    from .tree import Group, Piece, TensorShard, Tree
+    from .sharded import Group, Piece, TensorShard, load_stored, place_like, restore_into
+    from .store import CheckpointStore, Entry, KeptModel, KeptModels, update_name
+    from .tensors import StoredTensor, Tree
     from .weights import load_weights, save_weights
     from .writer import AsyncWriter, SnapshotBuffers, snapshot
 
@@ -86,18 +84,18 @@ _HOMES = {
     "CheckpointStore": "store",
     "Difference": "compare",
     "Entry": "store",
-    "Group": "tree",
+    "Group": "sharded",
     "KeepPolicy": "policy",
-    "KeptModel": "kept",
-    "KeptModels": "kept",
+    "KeptModel": "store",
+    "KeptModels": "store",
     "Manifest": "manifest",
-    "Piece": "tree",
+    "Piece": "sharded",
     "ResumePolicy": "policy",
     "SnapshotBuffers": "writer",
     "StoredTensor": "tensors",
     "TensorInfo": "layout",
-    "TensorShard": "tree",
-    "Tree": "tree",
+    "TensorShard": "sharded",
+    "Tree": "tensors",
     "decode": "encoding",
     "describe_checkpoint": "inspect",
     "diff_checkpoints": "compare",

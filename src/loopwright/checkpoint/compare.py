@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from .format import read_checkpoint
 from .inspect import find_checkpoint
-from .tree import ATOMS, Tree, join_path
+from .tensors import ATOMS, Tree, join_path
 from .weights import load_weights
 
 # never the same twice, and never meant to be
@@ -90,97 +90,70 @@ def diff_checkpoints(
 
 def compare_trees(first: Tree, second: Tree) -> tuple[Difference, ...]:
     """Every place in which two state trees differ."""
-    walk = _Walk()
     try:
-        walk.compare(first, second, "")
+        return tuple(_differences(first, second, ""))
     except RecursionError:
         raise CheckpointError(
             "state-too-deep", "The states are nested too deeply to be compared."
         ) from None
-    return tuple(walk.found)
 
 
-class _Walk:
-    def __init__(self) -> None:
-        self.found: list[Difference] = []
-
-    def compare(self, first: Tree, second: Tree, path: str) -> None:
-        if path in CLOCKS:
-            return
-        if isinstance(first, Tensor) and isinstance(second, Tensor):
-            self.compare_tensors(first, second, path)
-        elif isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-            self.compare_arrays(first, second, path)
-        elif isinstance(first, Mapping) and isinstance(second, Mapping):
-            self.compare_mappings(first, second, path)
-        elif type(first) is type(second) and isinstance(first, list | tuple):
-            self.compare_sequences(first, second, path)
-        elif not _is_same(first, second):
-            self.add_unlike(first, second, path)
-
-    def compare_mappings(
-        self, first: Mapping[Tree, Tree], second: Mapping[Tree, Tree], path: str
-    ) -> None:
-        for key, value in first.items():
-            if key in second:
-                self.compare(value, second[key], join_path(path, key))
-            else:
-                self.add_missing(value, join_path(path, key), "first")
-        for key, value in second.items():
-            if key not in first:
-                self.add_missing(value, join_path(path, key), "second")
-
-    def compare_sequences(self, first: Tree, second: Tree, path: str) -> None:
-        # one line for a curve, not one for each point
+def _differences(first: Tree, second: Tree, path: str) -> Iterator[Difference]:
+    if path in CLOCKS:
+        return
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        yield from _of_mappings(first, second, path)
+        return
+    if type(first) is type(second) and isinstance(first, list | tuple):
         if {*map(type, first), *map(type, second)} <= ATOMS:
-            unlike = [
-                i for i, pair in enumerate(zip(first, second, strict=False)) if not _is_same(*pair)
-            ]
-            at = unlike[0] if unlike else min(len(first), len(second))
-            if unlike or len(first) != len(second):
-                entries = (
-                    _brief(values[at]) if at < len(values) else "the end"
-                    for values in (first, second)
-                )
-                lengths = f"{len(first)} / {len(second)} entries"
-                self.found.append(
-                    Difference(path, f"{lengths}, from entry {at} on: {' / '.join(entries)}")
-                )
+            yield from _of_values(first, second, path)
+        else:  # entry by entry, as of two dicts by number
+            yield from _of_mappings(dict(enumerate(first)), dict(enumerate(second)), path)
+        return
+    is_tensor = isinstance(first, Tensor | np.ndarray) or isinstance(second, Tensor | np.ndarray)
+    is_one_kind = isinstance(first, Tensor) == isinstance(second, Tensor)
+    if is_one_kind and _has_values(first) and _has_values(second):
+        if first.dtype == second.dtype and first.shape == second.shape:
+            count, largest = _distance(torch.as_tensor(first), torch.as_tensor(second))
+            if count:
+                what = f"{_brief(first)}: {count} of {torch.as_tensor(first).numel()} values differ"
+                text = f"{what}, max abs difference {largest:.6g}"
+                yield Difference(path, text, is_tensor=True, max_abs=largest)
             return
-        # entry by entry, as of two dicts by number
-        self.compare_mappings(dict(enumerate(first)), dict(enumerate(second)), path)
+    elif _is_same(first, second):
+        return
+    yield Difference(path, f"{_brief(first)} / {_brief(second)}", is_tensor)
 
-    def compare_arrays(self, first: Tree, second: Tree, path: str) -> None:
-        if first.dtype == second.dtype and first.dtype.kind in "biufc" and first.dtype.isnative:
-            self.compare_tensors(torch.from_numpy(first), torch.from_numpy(second), path)
-        elif (
-            first.dtype != second.dtype
-            or first.shape != second.shape
-            or first.tobytes() != second.tobytes()
-        ):
-            self.add_unlike(first, second, path)
 
-    def compare_tensors(self, first: Tensor, second: Tensor, path: str) -> None:
-        if first.dtype != second.dtype or first.shape != second.shape:
-            self.add_unlike(first, second, path)
-            return
-        count, largest = _distance(first, second)
-        if count:
-            what = (
-                f"{_brief(first)}: {count} of {first.numel()} values differ, max abs "
-                f"difference {largest:.6g}"
-            )
-            self.found.append(Difference(path, what, is_tensor=True, max_abs=largest))
+def _has_values(value: Tree) -> bool:
+    """Whether it is a tensor, or an array of numbers that can be one."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biufc" and value.dtype.isnative
+    return isinstance(value, Tensor)
 
-    def add_unlike(self, first: Tree, second: Tree, path: str) -> None:
-        is_tensor = any(isinstance(value, Tensor | np.ndarray) for value in (first, second))
-        self.found.append(Difference(path, f"{_brief(first)} / {_brief(second)}", is_tensor))
 
-    def add_missing(self, value: Tree, path: str, side: str) -> None:
-        if path not in CLOCKS:
-            self.found.append(
-                Difference(path, f"only in the {side}: {_brief(value)}", isinstance(value, Tensor))
-            )
+def _of_mappings(
+    first: Mapping[Tree, Tree], second: Mapping[Tree, Tree], path: str
+) -> Iterator[Difference]:
+    for key in [*first, *(key for key in second if key not in first)]:
+        below = join_path(path, key)
+        if key in first and key in second:
+            yield from _differences(first[key], second[key], below)
+        elif below not in CLOCKS:
+            side, value = ("first", first[key]) if key in first else ("second", second[key])
+            what = f"only in the {side}: {_brief(value)}"
+            yield Difference(below, what, isinstance(value, Tensor))
+
+
+def _of_values(first: Tree, second: Tree, path: str) -> Iterator[Difference]:
+    """One line for a curve, not one for each point."""
+    pairs = enumerate(zip(first, second, strict=False))
+    shorter = min(len(first), len(second))
+    at = next((i for i, pair in pairs if not _is_same(*pair)), shorter)
+    if at < shorter or len(first) != len(second):
+        entries = [_brief(each[at]) if at < len(each) else "the end" for each in (first, second)]
+        lengths = f"{len(first)} / {len(second)} entries"
+        yield Difference(path, f"{lengths}, from entry {at} on: {' / '.join(entries)}")
 
 
 def _distance(first: Tensor, second: Tensor) -> tuple[int, float]:
@@ -206,8 +179,9 @@ def _is_same(first: Tree, second: Tree) -> bool:
         return False
     if isinstance(first, complex):
         return _is_same(first.real, second.real) and _is_same(first.imag, second.imag)
-    if isinstance(first, np.generic):
-        return bool(first.dtype == second.dtype and first.tobytes() == second.tobytes())
+    if isinstance(first, np.generic | np.ndarray):
+        is_alike = first.dtype == second.dtype and first.shape == second.shape
+        return bool(is_alike and first.tobytes() == second.tobytes())
     if isinstance(first, float):
         return struct.pack("d", first) == struct.pack("d", second)
     return bool(first == second)

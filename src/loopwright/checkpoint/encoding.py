@@ -24,8 +24,16 @@ from torch import Tensor
 from .._torch_compat import set_state_dict_metadata, state_dict_metadata
 from ..errors import CheckpointError
 from .layout import HEADER_KEY, Json, list_of, numbers_of, text_of
-from .tensors import StoredTensor, numbers_tensor, stored_form
-from .tree import TensorShard, Tree, is_dtensor, join_path, plain_tensor, refusal, shard_of
+from .sharded import TensorShard, is_dtensor, shard_of
+from .tensors import (
+    StoredTensor,
+    Tree,
+    join_path,
+    numbers_tensor,
+    plain_tensor,
+    refusal,
+    stored_form,
+)
 
 NUMBERS_FROM = (
     256  # a list of this many floats or ints is kept as a tensor: smaller, exact and quick
@@ -309,7 +317,7 @@ class _Decoder:
             return tensor
         dtype = _dtype(noted["as"])
         if isinstance(tensor, StoredTensor):
-            return tensor.viewed_as(dtype)
+            return StoredTensor(tensor.files, tensor.layout, dtype)
         return torch.view_as_complex(tensor) if dtype.is_complex else tensor.view(dtype)
 
     def get_array(self, key: Json, *, dtype: Json, shape: Json) -> Tree:

@@ -51,16 +51,18 @@ from .manifest import (
     read_manifest,
 )
 from .migrations import upgrade, versions_in
-from .sharded import check_token, gather_parts, part_name, write_part
+from .sharded import SINGLE, Group, check_token, gather_parts, part_name, write_part
 from .tensors import (
     StoredFiles,
+    Tree,
+    escape,
     read_shards,
     read_tensors,
     stored_shards,
     stored_tensors,
+    unescape,
     write_tensors,
 )
-from .tree import SINGLE, Group, Tree, escape, unescape
 
 MODELS = "models"
 LONGEST_NAME = 100

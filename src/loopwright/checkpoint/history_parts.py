@@ -26,8 +26,7 @@ from ..metrics.history import Addition, History, HistoryExtent, Series, is_same
 from .atomic import FileRecord
 from .layout import parse_json
 from .manifest import find_problem
-from .tensors import read_tensors, write_tensors
-from .tree import Tree
+from .tensors import Tree, read_tensors, write_tensors
 
 FILES = "files"  # in the state, `{"history": {"files": [...]}}` says that the history is in these
 

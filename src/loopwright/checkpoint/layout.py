@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from ..errors import CheckpointError
+from .atomic import FileRecord
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 MAX_DEPTH = 100  # of JSON in JSON
@@ -274,12 +275,27 @@ def whole(shape: Numbers) -> Box:
     return Box((0,) * len(shape), shape)
 
 
-def layouts_bytes(layouts: Mapping[str, TensorLayout]) -> bytes:
+def layouts_table(layouts: Mapping[str, TensorLayout]) -> dict[str, Any]:
     """The table of shards, as it is written."""
     tables = {name: asdict(layout) for name, layout in layouts.items()}
     for table in tables.values():
         table["pieces"] = table.pop("shards")  # the name that the format has for them
-    return json.dumps({"tensors": tables}, separators=(",", ":")).encode()
+    return {"tensors": tables}
+
+
+def layouts_in(content: Json) -> dict[str, TensorLayout]:
+    """The tensors of such a table; raises KeyError or TypeError."""
+    found = {}
+    for name, value in table_of(table_of(content)["tensors"]).items():
+        entry = table_of(value)
+        shards = []
+        for shard in map(table_of, list_of(entry["pieces"])):
+            box = table_of(shard["box"])
+            region = Box(numbers_of(box["offsets"]), numbers_of(box["shape"]))
+            shards.append(StoredShard(text_of(shard["file"]), text_of(shard["name"]), region))
+        layout = TensorLayout(text_of(entry["dtype"]), numbers_of(entry["shape"]), tuple(shards))
+        found[name] = layout
+    return found
 
 
 def read_layouts(directory: Path, files: Iterable[str]) -> dict[str, TensorLayout]:
@@ -287,30 +303,21 @@ def read_layouts(directory: Path, files: Iterable[str]) -> dict[str, TensorLayou
     make them up."""
     path = directory / SHARDS
     try:
-        content = parse_json(path.read_bytes(), str(path))
-        layouts = {
-            name: _layout(entry) for name, entry in table_of(table_of(content)["tensors"]).items()
-        }
+        layouts = layouts_in(parse_json(path.read_bytes(), str(path)))
     except OSError as error:
         raise unreadable(path, error) from error
     except (KeyError, TypeError) as error:
         raise CheckpointError("malformed-shards", f"{path} is malformed ({error!r}).") from None
     named = {shard.file for layout in layouts.values() for shard in layout.shards}
-    headers = {
-        name: {info.name: info for info in read_header(directory / name)}
-        for name in named.intersection(files)
-    }
+    headers = {}
+    for name in named.intersection(files):
+        headers[name] = {info.name: info for info in read_header(directory / name)}
     for name, layout in layouts.items():
         if problem := next(_misfits(layout, headers), None) or layout.find_problem():
             raise CheckpointError(
                 "malformed-shards", f"{path} does not describe {name!r} correctly: {problem}."
             )
     return layouts
-
-
-def read_box(entry: Mapping[str, Json]) -> Box:
-    """The region that a table describes."""
-    return Box(numbers_of(entry["offsets"]), numbers_of(entry["shape"]))
 
 
 def table_of(value: Json) -> dict[str, Json]:
@@ -338,15 +345,14 @@ def numbers_of(value: Json) -> Numbers:
     return numbers
 
 
-def _layout(value: Json) -> TensorLayout:
-    entry = table_of(value)
-    shards = tuple(
-        StoredShard(
-            text_of(shard["file"]), text_of(shard["name"]), read_box(table_of(shard["box"]))
-        )
-        for shard in map(table_of, list_of(entry["pieces"]))
-    )
-    return TensorLayout(text_of(entry["dtype"]), numbers_of(entry["shape"]), shards)
+def record_of(entry: Json) -> FileRecord:
+    """What a table says of a file."""
+    table = table_of(entry)
+    size = table["size"]
+    sha256 = table["sha256"]
+    if type(size) is not int or not isinstance(sha256, str):
+        raise TypeError("a file's size is a number and its sha256 is text")
+    return FileRecord(size, sha256)
 
 
 def _misfits(

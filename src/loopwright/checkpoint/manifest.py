@@ -17,7 +17,16 @@ from .._version import __version__
 from ..errors import CheckpointError, ConfigurationError
 from ..text import listed
 from .atomic import CHUNK, FileRecord
-from .layout import SHARDS, Json, read_json, read_layouts, table_of, text_of, unreadable
+from .layout import (
+    SHARDS,
+    Json,
+    read_json,
+    read_layouts,
+    record_of,
+    table_of,
+    text_of,
+    unreadable,
+)
 
 # The format of the files, of which the lowest that suffices is written: 2, where the history is in
 # files of its own; 3,
@@ -308,16 +317,6 @@ def _decoded(meta: Json) -> Any:
     from .encoding import decode
 
     return decode(meta, {})
-
-
-def record_of(entry: Json) -> FileRecord:
-    """What a table says of a file."""
-    table = table_of(entry)
-    size = table["size"]
-    sha256 = table["sha256"]
-    if type(size) is not int or not isinstance(sha256, str):
-        raise TypeError("a file's size is a number and its sha256 is text")
-    return FileRecord(size, sha256)
 
 
 # `Path` makes one slash of two; a Windows drive has one letter

@@ -24,9 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, Protocol, TypeAlias
 
 from ..errors import CheckpointError
+from ..metrics.progress import Progress
 from ..text import listed
 from .manifest import VersionError
 
@@ -47,6 +49,12 @@ ADDED = (
     "trainer",
 )
 INTERFACES = ("simple", "lifecycle")  # parts of an interface beside those of its trainer
+# the entries of parts, where another one would be lost in the next save
+FIELDS = {
+    "history": ("epochs", "steps"),
+    "meter": ("counts", "logged", "sums"),
+    "progress": tuple(field.name for field in fields(Progress)),
+}
 # parts that hold one state for each component, by its name
 NAMED = ("models", "optimizers", "schedules", "callbacks")
 
@@ -152,7 +160,11 @@ def complete_state(tree: Any, source: str) -> dict[str, Any]:
             f"{', '.join(missing)}. To load only the weights, for example of a kept model, use "
             "`trainer.load_weights(path)`.",
         )
-    if unknown := [str(part) for part in tree if part not in VERSIONS]:
+    unknown = [str(part) for part in tree if part not in VERSIONS]
+    for part, names in FIELDS.items():
+        entries = tree[part] if isinstance(tree[part], Mapping) else ()
+        unknown += [f"{part}/{name}" for name in entries if name not in names]
+    if unknown:
         raise VersionError(
             "unknown-state",
             f"Checkpoint {source} holds state of {listed(map(repr, unknown))}, which this version of "

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._torch_compat import tree_flatten_with_path, tree_leaves, tree_map
+from .._torch_compat import tree_leaves, tree_map
 from ..errors import ConfigurationError, LoopwrightError, MissingExtraError
 from ..runtime.modes import evaluating
+from ..trees import named_leaves
 
 TOLERANCE = 1e-4  # of the largest output: kernels of two libraries round differently
 
@@ -76,25 +77,24 @@ def export_module(
     """
     check_onnx_packages()
     path = Path(path)
-    args, kwargs = as_call(inputs)
+    call = as_call(inputs)
     folder_beside = tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".onnx-")
     with folder_beside as folder, _quiet(), evaluating([module], ()):
-        names = names or (None, _output_names(module, args, kwargs))
+        names = names or (None, _output_names(module, call))
         staging = Path(folder) / path.name
         why_fixed = ""
         try:
-            _program(module, args, kwargs, opset, names, is_dynamic=True).save(staging)
-        except (
-            Exception
-        ) as error:  # whatever the exporter makes of a model that needs its shapes to be numbers
+            _program(module, call, opset, names, is_dynamic=True).save(staging)
+        # whatever the exporter makes of a model that needs its shapes to be numbers
+        except Exception as error:
             why_fixed = _cause(error)
             try:
-                _program(module, args, kwargs, opset, names, is_dynamic=False).save(staging)
+                _program(module, call, opset, names, is_dynamic=False).save(staging)
             except Exception as second:
                 raise ConfigurationError(
                     "onnx-export-failed", f"This model cannot be exported to ONNX: {_cause(second)}"
                 ) from second
-        difference, largest = _compare(module, staging, args, kwargs, is_dynamic=not why_fixed)
+        difference, largest = _compare(module, staging, call, is_dynamic=not why_fixed)
         if tolerance is not None and not difference <= tolerance:
             raise ExportError(
                 "onnx-outputs-differ",
@@ -102,18 +102,37 @@ def export_module(
                 f"{difference:.3g}, more than {tolerance:g}; no file was written. Try another "
                 "ONNX opset version, or raise `tolerance`.",
             )
-        size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
         # the weights of a very large model are a file of their own
-        for name in sorted(os.listdir(folder)):
-            os.replace(os.path.join(folder, name), path.with_name(name))
-    return OnnxReport(
-        size, batch_size_of(args, kwargs), difference, largest, not why_fixed, why_fixed
-    )
+        files = sorted(Path(folder).iterdir())
+        size = sum(file.stat().st_size for file in files)
+        for file in files:
+            file.replace(path.with_name(file.name))
+    return OnnxReport(size, batch_size_of(call), difference, largest, not why_fixed, why_fixed)
 
 
-def _output_names(module: nn.Module, args: Any, kwargs: Any) -> list[str] | None:
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords
+
+
+def as_call(inputs: Any) -> Call:
+    """Arguments and keywords, as the trainer calls a model with a batch's inputs."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def batch_size_of(call: Call) -> int:
+    """The length of the first tensor."""
+    return next((len(tensor) for tensor in _tensors(call) if tensor.dim()), 0)
+
+
+def _output_names(module: nn.Module, call: Call) -> list[str] | None:
     """The keys of a dict that the model gives, nested ones with dots between; None if it gives
     something else."""
+    args, kwargs = call
     try:
         with torch.no_grad():
             outputs = module(*args, **kwargs)
@@ -121,55 +140,25 @@ def _output_names(module: nn.Module, args: Any, kwargs: Any) -> list[str] | None
         return None
     if not isinstance(outputs, Mapping):
         return None
-    # a graph has one value of a name
-    taken = {
-        *kwargs,
-        *inspect.signature(module.forward).parameters,
-    }
-    leaves, _ = tree_flatten_with_path(dict(outputs))
-    names = [
-        ".".join(str(_key(part)) for part in path)
-        for path, leaf in leaves
-        if isinstance(leaf, Tensor)
-    ]
+    taken = {*kwargs, *inspect.signature(module.forward).parameters}  # a graph has each name once
+    names = [name for name, leaf in named_leaves(outputs) if isinstance(leaf, Tensor)]
     return [f"{name}_out" if name in taken else name for name in names]
-
-
-def _key(part: Any) -> Any:
-    """The key, index or attribute that leads on in a nested value."""
-    return next(
-        (getattr(part, name) for name in ("key", "idx", "name") if hasattr(part, name)), part
-    )
-
-
-def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and keywords, as the trainer calls a model with a batch's inputs."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
-
-
-def batch_size_of(args: Any, kwargs: Any) -> int:
-    """The length of the first tensor."""
-    return next((len(leaf) for leaf in tree_leaves((args, kwargs)) if _is_batch(leaf)), 0)
 
 
 def _program(
     module: nn.Module,
-    args: Any,
-    kwargs: Any,
+    call: Call,
     opset: int | None,
     names: tuple[Sequence[str] | None, Sequence[str] | None],
     *,
     is_dynamic: bool,
 ) -> Any:
-    size = batch_size_of(args, kwargs)
+    args, kwargs = call
+    size = batch_size_of(call)
 
     def shape_of(leaf: Any) -> Any:
-        is_batched = _is_batch(leaf) and len(leaf) == size
-        return {0: torch.export.Dim.DYNAMIC} if is_batched else None
+        return {0: torch.export.Dim.DYNAMIC} if _is_batch(leaf, size) else None
 
-    shapes = tree_map(shape_of, kwargs or args) if is_dynamic else None
     ins, outs = (None if part is None else list(part) for part in names)
     return torch.onnx.export(
         module,
@@ -180,40 +169,39 @@ def _program(
         opset_version=opset,
         input_names=ins,
         output_names=outs,
-        dynamic_shapes=shapes,
+        dynamic_shapes=tree_map(shape_of, kwargs or args) if is_dynamic else None,
     )
 
 
-def _compare(
-    module: nn.Module, path: Path, args: Any, kwargs: Any, *, is_dynamic: bool
-) -> tuple[float, float]:
+def _is_batch(leaf: Any, size: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == size
+
+
+def _compare(module: nn.Module, path: Path, call: Call, *, is_dynamic: bool) -> tuple[float, float]:
     """The largest difference between both outputs, and the largest output; on a smaller batch too
     if that may be."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    size = batch_size_of(args, kwargs)
+    names = [entry.name for entry in session.get_inputs()]
+    size = batch_size_of(call)
     difference = 0.0
     largest = 0.0
     for length in {size, max(size - 1, 1)} if is_dynamic else {size}:
 
         def cut(leaf: Any, length: int = length) -> Any:
-            return leaf[:length] if _is_batch(leaf) and len(leaf) == size else leaf
+            return leaf[:length] if _is_batch(leaf, size) else leaf
 
-        own_args, own_kwargs = tree_map(cut, (args, kwargs))
+        args, kwargs = tree_map(cut, call)
         with torch.no_grad():
-            leaves = tree_leaves(module(*own_args, **own_kwargs))
-        expected = [leaf.cpu() for leaf in leaves if isinstance(leaf, Tensor)]
-        fed = [leaf for leaf in tree_leaves((own_args, own_kwargs)) if isinstance(leaf, Tensor)]
-        names = [entry.name for entry in session.get_inputs()]
+            expected = [tensor.cpu() for tensor in _tensors(module(*args, **kwargs))]
+        fed = [tensor.cpu().numpy() for tensor in _tensors((args, kwargs))]
         if len(names) != len(fed):
             raise ConfigurationError(
                 "onnx-unused-input",
                 f"The ONNX file takes {len(names)} inputs, the model {len(fed)}: one is not used.",
             )
-        outputs = session.run(
-            None, {name: leaf.cpu().numpy() for name, leaf in zip(names, fed, strict=True)}
-        )
+        outputs = session.run(None, dict(zip(names, fed, strict=True)))
         for own, other in zip(expected, map(torch.as_tensor, outputs), strict=True):
             difference = max(difference, _distance(own, other))
             largest = max(largest, float(own.double().abs().max()) if own.numel() else 0.0)
@@ -238,10 +226,6 @@ def _cause(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:3])[:300] or type(error).__name__
-
-
-def _is_batch(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0
 
 
 @contextmanager

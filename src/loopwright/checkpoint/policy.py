@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -64,39 +64,28 @@ class ResumePolicy:
         """
         if self.is_late(minutes_since_last):
             return True
+        every = self.every_updates
+        number = update
         if epoch_end is not None:
-            return (
-                self.every_epochs is not None
-                and epoch_end > 0
-                and epoch_end % self.every_epochs == 0
-            )
-        return self.every_updates is not None and update > 0 and update % self.every_updates == 0
+            every = self.every_epochs
+            number = epoch_end
+        return every is not None and number > 0 and number % every == 0
 
     def is_late(self, minutes_since_last: float) -> bool:
         """Whether so much time has passed that it is time in any case."""
         return self.every_minutes is not None and minutes_since_last >= self.every_minutes
 
 
-class RankedModel(Protocol):
-    """A model with its metric, and the update that it was taken at."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> float: ...
-    @property
-    def update(self) -> int: ...
-
-
-C = TypeVar("C", bound=RankedModel)
-
-
-class Candidate(NamedTuple):
+@dataclass(frozen=True)
+class Candidate:
     """A model that may be kept: its name, its metric, and the update it was taken at."""
 
     name: str
     value: float
     update: int
+
+
+C = TypeVar("C", bound=Candidate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +126,7 @@ class KeepPolicy:
         by_age = sorted(candidates, key=lambda candidate: (candidate.update, candidate.name))
         return ranked(by_age, lambda candidate: candidate.value, self.mode)
 
-    def is_worth_keeping(self, candidate: Candidate, kept: Iterable[RankedModel]) -> bool:
+    def is_worth_keeping(self, candidate: Candidate, kept: Iterable[Candidate]) -> bool:
         """Whether it would be among the best few, together with those kept so far."""
         others = [other for other in kept if other.name != candidate.name]
         return candidate in self.ranked([*others, candidate])[: self.keep]

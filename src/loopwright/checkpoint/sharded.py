@@ -1,9 +1,10 @@
-"""Several processes, one checkpoint: each writes its part to a shared place, the first commits when
-all are there.
+"""Tensors that are sharded over processes: which region this one holds, how all of them write one
+checkpoint, and how a region is restored.
 
-Beside `shard-{rank}.safetensors` every process leaves a record of it, last and in one step, so a
-record that can be seen speaks for a part that is complete. The first process turns the records into
-the table of shards.
+Each process writes its part to a shared place, and the first commits when all are there. Beside
+`shard-{rank}.safetensors` every process leaves a record of it, last and in one step, so a record
+that can be seen speaks for a part that is complete. The first process turns the records into the
+table of shards.
 """
 
 from __future__ import annotations
@@ -16,60 +17,189 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from .._torch_compat import set_state_dict_metadata, state_dict_metadata
+from .._torch_compat.distributed import dtensor_type, local_shape_and_offset, root_mesh
 from ..errors import CheckpointError, ConfigurationError
 from .atomic import FileRecord, write_bytes
 from .layout import (
     SHARDS,
     Box,
-    Json,
     Numbers,
     StoredShard,
     TensorLayout,
-    layouts_bytes,
-    list_of,
-    numbers_of,
+    layouts_in,
+    layouts_table,
     parse_json,
-    read_box,
+    record_of,
     table_of,
-    text_of,
     whole,
 )
-from .manifest import record_of
-from .tensors import DTYPES, StoredTensor, split_tied, write_tensors
-from .tree import Group, TensorShard, Tree, is_dtensor, region_of, shard_of
+from .tensors import DTYPES, StoredTensor, Tree, refusal, split_tied, write_tensors
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 TOKEN = re.compile(r"[0-9]+-[0-9a-f]+")
 LEAVING_SECONDS = 5.0
 SHORTEST_PAUSE = 0.001
 LONGEST_PAUSE = 0.1
 
+PATIENCE_SECONDS = 600.0
+
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """A shard as its process recorded it."""
+class Group:
+    """One of the processes that write a checkpoint together.
 
-    tensor: str
-    dtype: str
-    shape: Numbers
-    name: str
+    Args:
+        rank: The number of this process, from 0.
+        world: The number of processes.
+        patience: How many seconds rank 0 waits for the parts of the others.
+
+    Example:
+        >>> from loopwright.checkpoint import Group
+        >>> Group(rank=1, world=2).is_main
+        False
+    """
+
+    rank: int = 0
+    world: int = 1
+    patience: float = PATIENCE_SECONDS
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise ConfigurationError(
+                "rank-outside-world",
+                f"Group(rank={self.rank}, world={self.world}): the rank is below the world.",
+            )
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes what all have in common, and commits."""
+        return self.rank == 0
+
+
+SINGLE = Group()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShard:
+    """The region of a sharded tensor that this process holds.
+
+    Of the processes that hold the same region, the primary one writes it.
+
+    Args:
+        local: The values of the region.
+        box: Where the region is in the full tensor.
+        shape: The shape of the full tensor.
+        is_primary: Whether this process writes the region.
+    """
+
+    local: Tensor
     box: Box
+    shape: Numbers
+    is_primary: bool
+
+    @property
+    def is_written(self) -> bool:
+        return self.is_primary and self.box.num_values > 0
+
+    def stored_as(self, stored: Tensor) -> TensorShard:
+        """The same shard in the form its values are stored in, which may have dimensions more
+        (complex numbers)."""
+        extra = tuple(stored.shape[self.local.dim() :])
+        box = Box(self.box.offsets + (0,) * len(extra), self.box.shape + extra)
+        return replace(self, local=stored, box=box, shape=self.shape + extra)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one process wrote; no file where it holds nothing of its own."""
+Piece = TensorShard  # its name in earlier versions
 
-    rank: int
-    file: FileRecord | None
-    entries: tuple[_Entry, ...]
+
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
+    """Whether a value is a DTensor."""
+    kind = dtensor_type()
+    return kind is not None and isinstance(value, kind)
+
+
+def shard_of(tensor: DTensor, path: str = "") -> TensorShard:
+    """This process's part of a tensor, without a copy."""
+    mesh = tensor.device_mesh
+    placements = tensor.placements
+    if any(placement.is_partial() for placement in placements):
+        raise refusal(
+            path,
+            tensor,
+            "reduce it first (`redistribute` to Shard or Replicate)",
+            "an unreduced DTensor",
+        )
+    with torch.no_grad():
+        local = tensor.to_local()
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:  # a mesh that this process is no part of
+        shape = tuple(tensor.shape)
+        return TensorShard(
+            local, Box((0,) * len(shape), (0,) * len(shape)), shape, is_primary=False
+        )
+    is_copy = any(
+        at and placement.is_replicate()
+        for at, placement in zip(coordinate, placements, strict=True)
+    )
+    return TensorShard(
+        local, box_of(tensor), tuple(tensor.shape), is_primary=not is_copy and _is_first(mesh)
+    )
+
+
+_first: WeakKeyDictionary[DeviceMesh, bool] = WeakKeyDictionary()
+
+
+def _is_first(mesh: DeviceMesh) -> bool:
+    """Whether this mesh is the first of its kind in a larger mesh.
+
+    A tensor that is sharded over one of two mesh dimensions is there once for each rank of the
+    other: with tensor parallelism, the layers that are not part of it.
+    """
+    if (is_first := _first.get(mesh)) is None:
+        root = root_mesh(mesh)
+        is_first = _first[mesh] = (
+            root is mesh or int(root.mesh.flatten()[0]) in mesh.mesh.flatten().tolist()
+        )
+    return is_first
+
+
+# finding one out takes torch 0.1 ms, and a model has thousands
+_boxes: dict[tuple[Any, ...], Box] = {}
+
+
+def box_of(tensor: DTensor) -> Box:
+    """The region of a tensor that this process holds."""
+    mesh = tensor.device_mesh
+    shape = tuple(tensor.shape)
+    key = (shape, tuple(mesh.shape), tuple(mesh.get_coordinate() or ()), tensor.placements)
+    if (box := _boxes.get(key)) is None:
+        local, offsets = local_shape_and_offset(tensor.shape, mesh, tensor.placements)
+        box = _boxes[key] = Box(tuple(map(int, offsets)), tuple(map(int, local)))
+    return box
+
+
+def region_of(tensor: Tensor) -> tuple[Tensor, Box]:
+    """The memory that a tensor has in this process, and the box it is of the whole: all of it for a
+    plain tensor."""
+    if not is_dtensor(tensor):
+        return tensor.detach(), whole(tuple(tensor.shape))
+    shard = shard_of(tensor)
+    return shard.local, shard.box
+
+
+# Several processes write one checkpoint
 
 
 def part_name(rank: int) -> str:
@@ -96,14 +226,13 @@ def write_part(staging: Path, rank: int, shards: Mapping[str, TensorShard]) -> N
         own = {key: shard for key, shard in shards.items() if shard.is_written}
         tensors = {key: shard.local for key, shard in own.items()}
         _, tied = split_tied(tensors)
-        entries = [
-            _Entry(key, DTYPES[shard.local.dtype], shard.shape, tied.get(key, key), shard.box)
-            for key, shard in own.items()
-        ]
+        layouts = {}
+        for key, shard in own.items():
+            stored = StoredShard(part_name(rank), tied.get(key, key), shard.box)
+            layouts[key] = TensorLayout(DTYPES[shard.local.dtype], shard.shape, (stored,))
+        # no file where this process holds nothing of its own
         file = write_tensors(staging / part_name(rank), tensors) if own else None
-        _write_record(
-            staging, rank, {"file": file and asdict(file), "entries": [asdict(e) for e in entries]}
-        )
+        _write_record(staging, rank, {"file": file and asdict(file), **layouts_table(layouts)})
     except BaseException as error:
         with suppress(OSError):
             _write_record(staging, rank, {"error": f"{type(error).__name__}: {error}"})
@@ -115,45 +244,53 @@ def gather_parts(
 ) -> dict[str, FileRecord]:
     """Wait until every process has written its part, and write the table of shards; the files that
     came of it."""
-    parts = _wait_for_parts(staging, group, stop)
     files: dict[str, FileRecord] = {}
-    found: dict[str, list[StoredShard]] = {key: [] for key in shards}
-    for part in parts:
-        if part.file is not None:
-            files[part_name(part.rank)] = part.file
-        for entry in part.entries:
-            _check_entry(part.rank, entry, shards)
-            found[entry.tensor].append(StoredShard(part_name(part.rank), entry.name, entry.box))
     layouts = {
-        key: TensorLayout(DTYPES[p.local.dtype], p.shape, tuple(found[key]))
-        for key, p in shards.items()
+        key: TensorLayout(DTYPES[shard.local.dtype], shard.shape, ())
+        for key, shard in shards.items()
     }
+    for rank, (file, parts) in sorted(_wait_for_parts(staging, group, stop).items()):
+        if file is not None:
+            files[part_name(rank)] = file
+        for key, part in parts.items():
+            own = layouts.get(key)
+            if own is None or (part.dtype, part.shape) != (own.dtype, own.shape):
+                stated = "nothing" if own is None else f"{own.dtype} {list(own.shape)}"
+                raise CheckpointError(
+                    "ranks-save-differently",
+                    f"Rank {rank} saves {key!r} as part of {part.dtype} {list(part.shape)}, rank "
+                    f"0 has {stated} of that name: all processes must save the same state at the "
+                    "same update.",
+                )
+            layouts[key] = replace(own, shards=own.shards + part.shards)
     for key, layout in layouts.items():
         if problem := layout.find_problem():
             raise CheckpointError(
                 "shards-incomplete",
                 f"The parts that the processes wrote do not make up {key!r}: {problem}.",
             )
-    for part in parts:
-        os.unlink(staging / _record_name(part.rank))  # all they say is in the table now
-    return files | {SHARDS: write_bytes(staging / SHARDS, layouts_bytes(layouts))}
+    for rank in range(group.world):
+        os.unlink(staging / _record_name(rank))  # all they say is in the table now
+    table = json.dumps(layouts_table(layouts), separators=(",", ":")).encode()
+    return files | {SHARDS: write_bytes(staging / SHARDS, table)}
 
 
-def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[_Part]:
-    parts: dict[int, _Part] = {}
+Part: TypeAlias = tuple[FileRecord | None, dict[str, TensorLayout]]  # what one process wrote
+
+
+def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> dict[int, Part]:
+    parts: dict[int, Part] = {}
     deadline = time.monotonic() + group.patience
     end = f"in {group.patience:g} s"
     pause = SHORTEST_PAUSE
     is_leaving = False
     while True:
-        missing = [rank for rank in range(group.world) if rank not in parts]
-        for rank in missing:
-            if (path := staging / _record_name(rank)).exists():
-                parts[rank] = _read_record(path, rank)
-                _check_size(staging, parts[rank])
-        missing = [rank for rank in missing if rank not in parts]
+        for rank in range(group.world):
+            if rank not in parts and (staging / _record_name(rank)).exists():
+                parts[rank] = _read_record(staging, rank)
+        missing = [str(rank) for rank in range(group.world) if rank not in parts]
         if not missing:
-            return [parts[rank] for rank in range(group.world)]
+            return parts
         if is_abandoned := stop.wait(pause):
             end = "before the save was abandoned"
         elif not is_leaving and not threading.main_thread().is_alive():
@@ -162,7 +299,7 @@ def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[
             end = "before the program ended"
             deadline = min(deadline, time.monotonic() + LEAVING_SECONDS)
         if is_abandoned or time.monotonic() > deadline:
-            ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
             raise CheckpointError(
                 "rank-wrote-nothing",
                 f"The checkpoint is not complete: {ranks} of {group.world} did not write a part "
@@ -170,33 +307,6 @@ def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[
                 "unchanged.",
             )
         pause = min(2 * pause, LONGEST_PAUSE)
-
-
-def _check_size(staging: Path, part: _Part) -> None:
-    if part.file is None:
-        return
-    name = part_name(part.rank)
-    size = (staging / name).stat().st_size
-    if size != part.file.size:
-        raise CheckpointError(
-            "shard-size",
-            f"{name} has {size} bytes, rank {part.rank} wrote {part.file.size}: check the storage.",
-        )
-
-
-def _check_entry(rank: int, entry: _Entry, shards: Mapping[str, TensorShard]) -> None:
-    own = shards.get(entry.tensor)
-    if own is None or (entry.dtype, entry.shape) != (DTYPES[own.local.dtype], own.shape):
-        stated = (
-            "nothing of that name"
-            if own is None
-            else f"{DTYPES[own.local.dtype]} {list(own.shape)}"
-        )
-        raise CheckpointError(
-            "ranks-save-differently",
-            f"Rank {rank} saves {entry.tensor!r} as part of {entry.dtype} {list(entry.shape)}, "
-            f"rank 0 has {stated}: all processes must save the same state at the same update.",
-        )
 
 
 def _record_name(rank: int) -> str:
@@ -216,7 +326,9 @@ def _write_record(staging: Path, rank: int, content: dict[str, object]) -> None:
     os.replace(unfinished, path)
 
 
-def _read_record(path: Path, rank: int) -> _Part:
+def _read_record(staging: Path, rank: int) -> Part:
+    path = staging / _record_name(rank)
+    name = part_name(rank)
     try:
         content = table_of(parse_json(path.read_bytes(), str(path)))
         if "error" in content:
@@ -224,23 +336,21 @@ def _read_record(path: Path, rank: int) -> _Part:
                 "rank-could-not-write",
                 f"Rank {rank} could not write its part of the checkpoint: {content['error']}",
             )
-        entries = tuple(_entry(table_of(entry)) for entry in list_of(content["entries"]))
         file = None if content["file"] is None else record_of(content["file"])
+        layouts = layouts_in(content)
     except (KeyError, TypeError) as error:
         raise CheckpointError(
             "malformed-shards", f"{path} is malformed ({error!r}): check the storage."
         ) from None
-    return _Part(rank, file, entries)
+    if file is not None and (size := (staging / name).stat().st_size) != file.size:
+        raise CheckpointError(
+            "shard-size",
+            f"{name} has {size} bytes, rank {rank} wrote {file.size}: check the storage.",
+        )
+    return file, layouts
 
 
-def _entry(entry: Mapping[str, Json]) -> _Entry:
-    return _Entry(
-        text_of(entry["tensor"]),
-        text_of(entry["dtype"]),
-        numbers_of(entry["shape"]),
-        text_of(entry["name"]),
-        read_box(table_of(entry["box"])),
-    )
+# Restoring
 
 
 Source: TypeAlias = Tensor | StoredTensor | TensorShard

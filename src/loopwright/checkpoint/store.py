@@ -1,11 +1,14 @@
-"""The resume points of a run: the last few checkpoints in a directory, and the newest that can be
-trusted."""
+"""The checkpoints of a run: its resume points, of which the last few are kept, and its best models
+by a metric."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,13 @@ from .format import Checkpoint, read_checkpoint
 from .history_parts import SharedHistory
 from .inspect import CheckpointInfo, look_into
 from .manifest import FILE_NAME, UPDATE_NAME, VersionError, foreign_names, verify_checkpoint
-from .policy import FiniteCheck
-from .tree import Tree
+from .policy import Candidate, FiniteCheck, KeepPolicy
+from .tensors import Tree
 from .writer import AsyncWriter
 
 logger = logging.getLogger("loopwright")
 
-
+METRIC = "metric"  # in the metadata: {"name": ..., "value": ..., "mode": "min" or "max"}
 Entry = CheckpointInfo  # its name in earlier versions
 
 
@@ -93,19 +96,16 @@ class CheckpointStore:
         path = checked_path(self.directory, name)
         # before the history is looked at, of which a failed write has saved nothing
         self.writer.wait()
-        plan = (
-            None
-            if history is None or not self.writer.group.is_main
-            else self._history.plan(history, path)
-        )
+        plan = None
+        if history is not None and self.writer.group.is_main:
+            plan = self._history.plan(history, path)
+            tree = {**tree, "history": plan.note}
 
         def settle() -> None:
             if plan is not None:
                 self._history.settle(plan)
             self._prune(committed=name)
 
-        if plan is not None:
-            tree = {**tree, "history": plan.note}
         parts = () if plan is None else plan.parts
         self.writer.save(path, tree, meta, then=settle, token=token, parts=parts, after=after)
         if wait:
@@ -171,8 +171,7 @@ class CheckpointStore:
 
     def clean(self) -> list[str]:
         """Remove what killed processes left half-written; the names of it."""
-        is_due = self.writer.group.is_main and self.directory.is_dir()
-        return clean_leftovers(self.directory) if is_due else []
+        return _clean(self.directory, self.writer)
 
     def prune(self) -> list[str]:
         """Remove all but the last `keep`, once the newest of them is known to be sound; the names
@@ -202,6 +201,162 @@ class CheckpointStore:
         return remove_all(entry.path for entry in entries[:position] if entry not in spared)
 
 
+@dataclass(frozen=True)
+class KeptModel(Candidate):
+    """A kept model and the metric it is kept for."""
+
+    path: Path
+    meta: Mapping[str, Any]
+
+
+class KeptModels:
+    """A directory of the best models by a metric; which models are kept is read from the directory
+    itself.
+
+    A run that is killed goes on from the newest of its `resume_points`, where models of later
+    updates do not count: the best models at that update stay until there is a newer resume point.
+    So do the best models at a resume point that is still being written.
+
+    Args:
+        directory: Where the kept models are.
+        policy: The metric, its direction, and the number of models to keep.
+        writer: What writes them behind the training; by default one of its own.
+        resume_points: The directory of the run's resume points, if it has any.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from torch import nn
+        >>> from loopwright.checkpoint import KeepPolicy, KeptModels
+        >>> with TemporaryDirectory() as folder:
+        ...     kept = KeptModels(folder, KeepPolicy("eval_loss"))
+        ...     for update, loss in enumerate([0.5, 0.3, 0.4], start=1):
+        ...         name = f"update-{update}"
+        ...         if kept.wants(name, loss, update):
+        ...             tree = {"models": {"model": nn.Linear(2, 1).state_dict()}}
+        ...             kept.hold(name, tree, {"update": update}, value=loss)
+        ...             kept.start()
+        ...     [(model.name, model.value) for model in kept.models()]
+        [('update-2', 0.3)]
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        policy: KeepPolicy,
+        *,
+        writer: AsyncWriter | None = None,
+        resume_points: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.directory = Path(directory)
+        self.policy = policy
+        self.writer = writer or AsyncWriter()
+        self.resume_points = None if resume_points is None else Path(resume_points)
+        self._held: Candidate | None = None
+        # the updates of resume points that may still be on their way to the disk
+        self._unwritten: tuple[int, ...] = ()
+        # what was there when the directory was last changed
+        self._listed: tuple[int, list[KeptModel]] | None = None
+
+    def wants(self, name: str, value: float, update: int) -> bool:
+        """Whether a model with this metric would be kept; ask before putting its state together."""
+        self.writer.wait()
+        # the directory is read again only if something was written to it or removed from it
+        changed = self.directory.stat().st_mtime_ns if self.directory.is_dir() else 0
+        if self._listed is None or self._listed[0] != changed:
+            self._listed = (changed, self.models())
+        kept: list[Candidate] = [*self._listed[1]]
+        if self._held is not None:
+            kept.append(self._held)
+        return self.policy.is_worth_keeping(Candidate(name, value, update), kept)
+
+    def hold(
+        self, name: str, tree: Tree, meta: dict[str, Any], *, value: float, token: str = ""
+    ) -> None:
+        """Take a copy of a model that is known to be wanted, which `start` writes.
+
+        Where one is kept, a better one that comes before that takes its place; of several, an
+        earlier one is written.
+        """
+        if self.policy.keep > 1:
+            self.start()
+        policy = self.policy
+        metric = {"name": policy.metric, "value": float(value), "mode": policy.mode}
+        path = checked_path(self.directory, name)
+        self.writer.hold(path, tree, {**meta, METRIC: metric}, then=self.prune, token=token)
+        self._held = Candidate(name, float(value), int(meta.get("update", 0)))
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether there is a model that nothing has been written of."""
+        return self._held is not None
+
+    def start(self) -> None:
+        """Start writing the model that is held, if there is one."""
+        self._held = None
+        self._listed = None
+        self.writer.start()
+
+    def await_resume_point(self, update: int) -> None:
+        """Keep the best models at this update until a resume point of it, or a later one, is on
+        disk."""
+        saved = self._saved_update()
+        self._unwritten = (*(other for other in self._unwritten if other > saved), update)
+
+    def models(self) -> list[KeptModel]:
+        """What is kept, best first."""
+        models = []
+        for entry in list_own(self.directory):
+            name, value = entry.metric or ("", 0.0)
+            if entry.is_sound and entry.metric is not None and name == self.policy.metric:
+                update = int(entry.meta.get("update", 0))
+                models.append(KeptModel(entry.name, float(value), update, entry.path, entry.meta))
+        return self.policy.ranked(models)
+
+    def best(self) -> Checkpoint | None:
+        """The best model that verifies; damaged ones are named in the log and passed over."""
+        self.writer.wait()
+        for model in self.models():
+            try:
+                return read_checkpoint(model.path)
+            except CheckpointError as error:
+                logger.warning("Kept model %s is skipped: %s", model.name, error)
+        return None
+
+    def clean(self) -> list[str]:
+        """Remove what killed processes left half-written; the names of it."""
+        return _clean(self.directory, self.writer)
+
+    def discard(self, *, after_update: int) -> list[str]:
+        """Remove the models of a future that is not taken: those after this update."""
+        if not self.writer.group.is_main:
+            return []
+        self._listed = None
+        self._unwritten = tuple(update for update in self._unwritten if update <= after_update)
+        return remove_all(model.path for model in self.models() if model.update > after_update)
+
+    def prune(self) -> None:
+        """Remove all but the best few, and the best few at the newest resume point and at those
+        still being written."""
+        if not self.writer.group.is_main:
+            return
+        models = self.models()
+        saved = self._saved_update()
+        needed = models[: self.policy.keep]
+        for update in (saved, *(update for update in self._unwritten if update > saved)):
+            needed += [model for model in models if model.update <= update][: self.policy.keep]
+        self._listed = None
+        remove_all(model.path for model in models if model not in needed)
+
+    def _saved_update(self) -> float:
+        """The update of the newest resume point; where nothing is known of resume points,
+        everything is saved."""
+        if self.resume_points is None:
+            return inf
+        names = [path.name for path in self.resume_points.glob("update-*")]
+        updates = [name.removeprefix("update-") for name in names if UPDATE_NAME.fullmatch(name)]
+        return max(map(int, updates), default=0)
+
+
 def remove_all(doomed: Iterable[Path]) -> list[str]:
     """Remove checkpoints; their names."""
     paths = list(doomed)
@@ -223,3 +378,13 @@ def checked_path(directory: Path, name: str) -> Path:
 def list_own(directory: Path) -> list[CheckpointInfo]:
     """The checkpoints that stand where they were written, oldest first: all that may be removed."""
     return [info for info in look_into(directory) if info.may_be_removed]
+
+
+def _clean(directory: Path, writer: AsyncWriter) -> list[str]:
+    is_due = writer.group.is_main and directory.is_dir()
+    return clean_leftovers(directory) if is_due else []
+
+
+def metric_label(metric: str) -> str:
+    """A metric as part of a kept model's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", metric)

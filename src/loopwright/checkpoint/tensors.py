@@ -1,5 +1,5 @@
-"""Tensors in safetensors files: written straight from memory, hashed on the way, tied ones stored
-once."""
+"""The tensors of a state: which of them can be saved, and their files, written straight from
+memory, hashed on the way, tied ones stored once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ..errors import CheckpointError
 from .atomic import FileRecord, HashingFile
@@ -29,7 +30,70 @@ from .layout import (
     read_layouts,
     whole,
 )
-from .tree import TensorKey, Tree, tensor_key
+
+# nested dict, list, tuple; what it admits is decided by the encoder, not by types
+Tree: TypeAlias = Any
+
+ATOMS = frozenset({type(None), bool, int, float, str, bytes, complex})
+
+TensorKey: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
+
+
+def tensor_key(tensor: Tensor) -> TensorKey | None:
+    """What two tensors have in common when they are one (tied weights); None where nothing is
+    shared."""
+    if tensor.numel() == 0:
+        return None
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+
+def plain_tensor(tensor: Tensor, path: str) -> Tensor:
+    """The tensor without its graph, after refusing a tensor that is not one dense block of
+    memory."""
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+        raise refusal(path, tensor, "run one batch through the lazy module before saving")
+    if hasattr(type(tensor), "__tensor_flatten__"):
+        raise refusal(
+            path, tensor, "gather it to a plain tensor first (`full_tensor()` for a DTensor)"
+        )
+    if tensor.layout is not torch.strided:
+        raise refusal(path, tensor, "return `tensor.to_dense()`", f"a {tensor.layout} tensor")
+    if tensor.is_meta:
+        raise refusal(path, tensor, "materialise it first", "a tensor on the meta device")
+    if tensor.is_quantized:
+        raise refusal(
+            path, tensor, "return `tensor.int_repr()` with its scale", "a quantized tensor"
+        )
+    return tensor.detach()
+
+
+def refusal(path: str, value: object, remedy: str, what: str | None = None) -> CheckpointError:
+    """The error for a value that cannot be saved, naming where it is and what to return instead."""
+    kind = what or f"an object of type {type(value).__module__}.{type(value).__qualname__}"
+    return CheckpointError(
+        "cannot-be-saved",
+        f"The state at {path or 'the top'!r} is {kind}, which cannot be saved: {remedy}.",
+    )
+
+
+def escape(component: str) -> str:
+    """One component of a path, so that joining with "/" is never ambiguous and always valid
+    UTF-8."""
+    if component.isascii() and "%" not in component and "/" not in component:
+        return component
+    text = component.encode("utf-8", "replace").decode()
+    return text.replace("%", "%25").replace("/", "%2F")
+
+
+def unescape(component: str) -> str:
+    """The inverse of `escape`."""
+    return component.replace("%2F", "/").replace("%25", "%")
+
+
+def join_path(path: str, key: object) -> str:
+    """The path of an entry below a path."""
+    return f"{path}/{escape(str(key))}" if path else escape(str(key))
+
 
 T = TypeVar("T")
 ALIGNMENT = 8
@@ -274,10 +338,16 @@ class StoredTensor:
     def __init__(
         self, files: StoredFiles, layout: TensorLayout, dtype: torch.dtype | None = None
     ) -> None:
+        if layout.dtype not in DTYPE_NAMES:
+            raise CheckpointError(
+                "unknown-tensor-type",
+                f"The checkpoint holds a tensor of type {layout.dtype!r:.40}, which this version "
+                "cannot read.",
+            )
         self.layout = layout
-        self.stored_dtype = _dtype(layout.dtype)
+        self.stored_dtype = DTYPE_NAMES[layout.dtype]
         self.dtype = dtype or self.stored_dtype
-        self._files = files
+        self.files = files
 
     @property
     def shape(self) -> torch.Size:
@@ -287,11 +357,6 @@ class StoredTensor:
     def _is_pairs(self) -> bool:
         """Whether complex numbers are stored as pairs of real ones."""
         return self.dtype.is_complex and not self.stored_dtype.is_complex
-
-    def viewed_as(self, dtype: torch.dtype) -> StoredTensor:
-        """The same memory taken for values of another type, for types that the file format does not
-        have."""
-        return StoredTensor(self._files, self.layout, dtype)
 
     def read(self) -> Tensor:
         """All of it, in memory of its own."""
@@ -321,7 +386,7 @@ class StoredTensor:
         for shard in self.layout.shards:
             if (shared := shard.box.overlap(box)) is not None:
                 target = values[shared.relative_to(box.offsets).slices]
-                target.copy_(self._files.read(shard, shared.relative_to(shard.box.offsets)))
+                target.copy_(self.files.read(shard, shared.relative_to(shard.box.offsets)))
         if self.dtype == self.stored_dtype:
             return values
         return torch.view_as_complex(values) if self._is_pairs else values.view(self.dtype)
@@ -357,18 +422,7 @@ def read_shards(
     for name, stored in stored_shards(directory, records, StoredFiles(directory)).items():
         if not name.startswith(prefix):
             continue
-        is_empty = math.prod(stored.layout.shape) == 0
-        tensors[name] = (
-            stored.read() if is_empty or stored.layout not in read else read[stored.layout]
-        )
-        read[stored.layout] = tensors[name]
+        if stored.layout not in read or math.prod(stored.layout.shape) == 0:
+            read[stored.layout] = stored.read()
+        tensors[name] = read[stored.layout]
     return tensors
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPE_NAMES:
-        raise CheckpointError(
-            "unknown-tensor-type",
-            f"The checkpoint holds a tensor of type {name!r:.40}, which this version cannot read.",
-        )
-    return DTYPE_NAMES[name]

@@ -19,9 +19,16 @@ from .format import check_files, read_checkpoint, weight_path, write_checkpoint
 from .inspect import is_checkpoint, published_file
 from .layout import SHARDS, parse_json, unreadable
 from .manifest import SAFE, check_file, read_manifest, weights_format
-from .sharded import place_like
-from .tensors import DTYPES, StoredTensor, read_shards, read_tensors, write_tensors
-from .tree import is_dtensor, plain_tensor, unescape
+from .sharded import is_dtensor, place_like
+from .tensors import (
+    DTYPES,
+    StoredTensor,
+    plain_tensor,
+    read_shards,
+    read_tensors,
+    unescape,
+    write_tensors,
+)
 
 PICKLED = (".pt", ".pth", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")

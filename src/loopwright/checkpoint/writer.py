@@ -22,20 +22,8 @@ from .encoding import encode_with_shards
 from .format import write_checkpoint
 from .history_parts import HistoryPart
 from .policy import FiniteCheck
-from .sharded import check_token
-from .tree import (
-    ATOMS,
-    SINGLE,
-    Group,
-    TensorKey,
-    TensorShard,
-    Tree,
-    is_dtensor,
-    plain_tensor,
-    refusal,
-    shard_of,
-    tensor_key,
-)
+from .sharded import SINGLE, Group, TensorShard, check_token, is_dtensor, shard_of
+from .tensors import ATOMS, TensorKey, Tree, plain_tensor, refusal, tensor_key
 
 BufferKey: TypeAlias = tuple[tuple[int, ...], torch.dtype, bool]
 

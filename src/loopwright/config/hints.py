@@ -169,12 +169,11 @@ def _size(value: Any) -> torch.Size:
     return torch.Size([_whole(item) for item in value])
 
 
-def dtypes() -> dict[str, torch.dtype]:
-    return {name: item for name, item in vars(torch).items() if isinstance(item, torch.dtype)}
-
-
 def _dtype(value: Any) -> torch.dtype:
-    return dtypes()[value.removeprefix("torch.")]
+    found = getattr(torch, value.removeprefix("torch."))
+    if not isinstance(found, torch.dtype):
+        raise TypeError
+    return found
 
 
 SCALARS: dict[Any, tuple[Callable[[Any], Any], dict[str, Any]]] = {

@@ -387,7 +387,7 @@ def find_object(path: str, place: Place, folder: Path | None) -> Any:
     rest = parts[1:]
     while len(rest) > 1 and hasattr(module, "__path__") and find(f"{module.__name__}.{rest[0]}"):
         module = import_or_refuse(f"{module.__name__}.{rest.pop(0)}")
-    found = _attribute(module, rest[0], place)
+    found = _attribute(module, rest[0])
     walked = f"{module.__name__}.{rest[0]}"
     for name in rest[1:]:
         if not is_class(found):
@@ -401,32 +401,19 @@ def find_object(path: str, place: Place, folder: Path | None) -> Any:
     return found
 
 
-def _attribute(module: ModuleType, name: str, place: Place) -> Any:
+def _attribute(module: ModuleType, name: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        usable = [key for key in _public_names(module) if _is_usable(module, key, place)]
-        hint = nearest(name, usable) if usable else f"it has no {place.wanted}."
-        raise RefusedError(f"the module {module.__name__} has no {name}; {hint}") from None
+        names = getattr(module, "__all__", None) or vars(module)
+        public = [key for key in names if isinstance(key, str) and not key.startswith("_")]
+        raise RefusedError(
+            f"the module {module.__name__} has no {name}; {nearest(name, public)}"
+        ) from None
     except Exception as error:  # a module with a `__getattr__` that fails
         raise RefusedError(
             f"{module.__name__}.{name} cannot be imported: {type(error).__name__}: {error}."
         ) from error
-
-
-def _public_names(module: ModuleType) -> list[str]:
-    """The public names of a module; a name in `__all__` may be resolved when it is looked up."""
-    names = getattr(module, "__all__", None) or vars(module)
-    return [name for name in names if isinstance(name, str) and not name.startswith("_")]
-
-
-def _is_usable(module: ModuleType, name: str, place: Place) -> bool:
-    """Whether a name leads to a class that the place would accept."""
-    try:
-        check_class(getattr(module, name), name, place)
-    except Exception:  # refused, or not to be had without a package that is not installed
-        return False
-    return True
 
 
 def check_class(found: Any, path: str, place: Place) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +168,19 @@ class SchemaWriter:
         known = place if place.short is not None or place.also or place.given else place.bases
         if known in self.names:
             return {"$ref": f"#/$defs/{self.names[known]}"}
-        name = self.names[known] = self.free_name(place.name)
+        name = place.name
+        while name in self.defs:
+            name += "_"
+        self.names[known] = name
         self.defs[name] = {}  # so that a place inside its own arguments refers to it
         self.outer.append(place)
-        kinds = self.kinds_of(place)
+        known_names = short_names(place)
+        used = [kind for other, kind in self.kinds if other is place]
+        kinds = [
+            kind
+            for kind in dict.fromkeys([*known_names, *used])
+            if is_accepted(kind, place, self.folder)
+        ]
         short = [kind for kind in kinds if "." not in kind]
         paths = {
             "type": "string",
@@ -183,18 +191,22 @@ class SchemaWriter:
         body: Json = {"type": "object", "properties": {KIND: choices, **self.common(place)}}
         if place.default is None:
             body["required"] = [KIND]
-        if detailed := [kind for kind in kinds if self.is_detailed(kind, place)]:
-            body["allOf"] = [self.case(kind, place) for kind in detailed]
+        cases = [
+            self.case(kind, place)
+            for kind in kinds
+            # layers of torch are listed by name only: their arguments would be most of the file
+            if not known_names.get(kind, kind).startswith("torch.nn.")
+        ]
+        if cases:
+            body["allOf"] = cases
         self.outer.pop()
         self.defs[name] = {
             "description": place.description or f"A {place.wanted}.",
             "anyOf": [body, choices, VARIABLE],
         }
-        return self.several(name) if place.several else {"$ref": f"#/$defs/{name}"}
-
-    def several(self, name: str) -> Json:
-        """One object of a definition, or several under names."""
         one = {"$ref": f"#/$defs/{name}"}
+        if not place.several:
+            return one
         named = {
             "type": "object",
             "not": {"required": [KIND]},
@@ -202,16 +214,6 @@ class SchemaWriter:
             "additionalProperties": one,
         }
         return {"anyOf": [one, named]}
-
-    def kinds_of(self, place: Place) -> list[str]:
-        used = [kind for other, kind in self.kinds if other is place]
-        kinds = dict.fromkeys([*short_names(place), *used])
-        return [kind for kind in kinds if is_accepted(kind, place, self.folder)]
-
-    def is_detailed(self, kind: str, place: Place) -> bool:
-        """The layers of torch are listed by name only: their arguments would be most of the
-        file."""
-        return not short_names(place).get(kind, kind).startswith("torch.nn.")
 
     def common(self, place: Place) -> Json:
         """The keys that any kind takes in this place: keys of the program, and arguments of the
@@ -250,17 +252,14 @@ class SchemaWriter:
         arguments = arguments_of(target)
         items = {name: item for name, item in arguments.items.items() if name not in given}
         words = described_arguments(target)
-        model = (
-            target
-            if is_model(target)
-            else model_in(arguments.items[arguments.model].hint)
-            if arguments.model is not None
-            else None
-        )
+        model: Any = target if is_model(target) else None
         if model is not None:
-            if arguments.model is not None:
-                items.pop(arguments.model, None)
-            items = {**({} if is_model(target) else items), **fields_of(model)}
+            items = fields_of(model)
+        elif arguments.model is not None:
+            model = model_in(arguments.items[arguments.model].hint)
+            items.pop(arguments.model, None)
+            items |= fields_of(model)
+        if model is not None:
             about = {
                 name: info.description
                 for name, info in model.model_fields.items()
@@ -281,10 +280,6 @@ class SchemaWriter:
         if item.default is not EMPTY and type(item.default) in (int, float, bool, str, type(None)):
             extra["default"] = item.default
         return {**body, **extra}
-
-    def free_name(self, wanted: str) -> str:
-        names = (wanted if number == 1 else f"{wanted}_{number}" for number in count(1))
-        return next(name for name in names if name not in self.defs)
 
 
 def any_of(options: Iterable[Json]) -> Json:

@@ -34,7 +34,6 @@ from .hints import (
     choices_of,
     class_of,
     describe,
-    dtypes,
     is_unknown,
     options_of,
     schema_of,
@@ -121,7 +120,12 @@ def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> An
         return Builder(given, place.name).make(recipe, root, key)
 
 
-def load_model(source: str | os.PathLike[str] | Mapping[str, Any], model: type[Model]) -> Model:
+def load_model(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    model: type[Model],
+    *,
+    under: str | None = None,
+) -> Model:
     """Read a YAML or JSON file, or a mapping, into a pydantic model.
 
     For an interface whose settings are one model: unknown settings with the nearest known ones,
@@ -130,6 +134,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any], model: type[M
     Args:
         source: The path of a file, or the values by name.
         model: The pydantic model.
+        under: A key under which all settings may stand.
 
     >>> from pydantic import BaseModel
     >>> from loopwright.config import load_model
@@ -149,6 +154,8 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any], model: type[M
         if isinstance(source, Mapping)
         else read_file(Path(source))
     )
+    if under is not None and set(root.value) == {under}:
+        root = root.value[under]
     recipe, problems = ConfigValidation(None).check(root, model, "")
     if problems:
         raise ConfigError(problems)
@@ -246,11 +253,7 @@ class ConfigValidation:
         try:
             return SCALARS[class_of(hint)][0](node.plain())
         except (TypeError, ValueError, OverflowError, RuntimeError, LookupError, AttributeError):
-            is_dtype = class_of(hint) is not None and describe(hint).startswith("a dtype")
-            names = (
-                near_names(node.value, dtypes()) if is_dtype and isinstance(node.value, str) else ()
-            )
-            self.wrong(node, key, hint, names)
+            return self.wrong(node, key, hint)
 
     def choice(self, node: Node, hint: Any, key: str) -> Any:
         """One of several values; a member of an enum by its name or its value."""
@@ -268,16 +271,11 @@ class ConfigValidation:
     def union(self, node: Node, hint: Any, key: str, name: str) -> Any:
         """The first alternative that fits, those that keep the value's type before others; where
         none does, the mistakes inside of the one that fits best."""
-        exact = type(node.value)
-        order = [str, bool, int, float, type(None), dict, list]
+        kinds = [type(node.value), str, bool, int, float, type(None), dict, list]
+        options = list(options_of(hint))
+        options.sort(key=lambda each: [*kinds, class_of(each)].index(class_of(each)))
         tries = []
-        for option in sorted(
-            options_of(hint),
-            key=lambda option: (
-                class_of(option) is not exact,
-                order.index(class_of(option)) if class_of(option) in order else len(order),
-            ),
-        ):
+        for option in options:
             trial = ConfigValidation(self.folder, outer=self.outer)
             value = trial.read(node, option, key, name)
             if not trial.problems:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..callback import Callback, named_by_class
-from ..checkpoint.tree import ATOMS
+from ..checkpoint.tensors import ATOMS
 from ..trainer import Trainer
 
 # values of a tensor that are copied; a larger tensor is represented by a digest

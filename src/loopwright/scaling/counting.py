@@ -114,50 +114,45 @@ def counted_collectives() -> Iterator[Counted]:
         if dtensor is not None and any(issubclass(each, dtensor) for each in types):
             return NotImplemented  # so that the collectives inside come here
         result = func(*args, **kwargs)
-        if getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
-            name = func.name().partition("::")[2].partition(".")[0]
-            if name in OPERATORS:  # another sends nothing, as that which waits
-                kind, place, is_part = OPERATORS[name]
-                size = _group((*args, *kwargs.values())).size()
-                payload = sum(tensor.nbytes for tensor in leaves(args[place]))
-                if is_part:
-                    payload *= size
-                counted.collectives.append(Collective(kind, payload, size))
+        if (collective := _collective(func, args, kwargs)) is not None:
+            counted.collectives.append(collective)
         return result
 
     with dispatching(see):
         yield counted
 
 
-# Names of torch's operators: the kind, the position of the tensors, and by how much they are
-# smaller than the payload.
-OPERATORS = {
-    "allreduce_": ("all-reduce", 0, False),
-    "allreduce_coalesced_": ("all-reduce", 0, False),
-    "all_reduce": ("all-reduce", 0, False),
-    "all_reduce_": ("all-reduce", 0, False),
-    "all_reduce_coalesced": ("all-reduce", 0, False),
-    "_allgather_base_": ("all-gather", 1, True),
-    "allgather_": ("all-gather", 1, True),
-    "allgather_coalesced_": ("all-gather", 1, True),
-    "allgather_into_tensor_coalesced_": ("all-gather", 1, True),
-    "all_gather_into_tensor": ("all-gather", 0, True),
-    "all_gather_into_tensor_out": ("all-gather", 0, True),
-    "all_gather_into_tensor_coalesced": ("all-gather", 0, True),
-    "_reduce_scatter_base_": ("reduce-scatter", 1, False),
-    "reduce_scatter_tensor_coalesced_": ("reduce-scatter", 1, False),
-    "reduce_scatter_": ("reduce-scatter", 1, False),
-    "reduce_scatter_tensor": ("reduce-scatter", 0, False),
-    "reduce_scatter_tensor_coalesced": ("reduce-scatter", 0, False),
-    "broadcast_": ("broadcast", 0, False),
-    "broadcast": ("broadcast", 0, False),
-    "alltoall_": ("all-to-all", 1, False),
-    "alltoall_base_": ("all-to-all", 1, False),
-    "all_to_all_single": ("all-to-all", 0, False),
-    "gather_": ("gather", 1, True),
-    "scatter_": ("scatter", 0, True),
-    "reduce_": ("reduce", 0, False),
+# what the names of torch's operators begin with, without their underscores
+KINDS = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "broadcast": "broadcast",
+    "alltoall": "all-to-all",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce": "reduce",
 }
+OUTPUT_FIRST = ("all-gather", "reduce-scatter", "all-to-all", "gather")  # of operators of c10d
+SENT_IN_PARTS = (
+    "all-gather",
+    "gather",
+    "scatter",
+)  # whose tensors are a rank's part of the payload
+
+
+def _collective(func: Any, args: Any, kwargs: Any) -> Collective | None:
+    """What an operator of torch sends; None of one that sends nothing, as that which waits."""
+    if getattr(func, "namespace", "") not in ("c10d", "_c10d_functional"):
+        return None
+    name = func.name().partition("::")[2].replace("_", "")
+    kind = next((kind for start, kind in KINDS.items() if name.startswith(start)), None)
+    if kind is None:
+        return None
+    place = 1 if func.namespace == "c10d" and kind in OUTPUT_FIRST else 0
+    size = _group((*args, *kwargs.values())).size()
+    payload = sum(tensor.nbytes for tensor in leaves(args[place]))
+    return Collective(kind, payload * size if kind in SENT_IN_PARTS else payload, size)
 
 
 def _group(values: Iterable[Any]) -> dist.ProcessGroup:

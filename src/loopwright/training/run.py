@@ -27,7 +27,7 @@ from .update import Window
 from .updates import Updates, sum_and_compare
 
 if TYPE_CHECKING:
-    from ..checkpoint.tree import Group
+    from ..checkpoint.sharded import Group
     from ..data.stream import Stream
     from ..run import RunDirectory
     from ..run.changes import Change
@@ -388,7 +388,7 @@ class TrainingRun:
 
     def writing_group(self) -> Group:
         """Return the group of processes that write a checkpoint, with the rank of this one."""
-        from ..checkpoint.tree import Group
+        from ..checkpoint.sharded import Group
 
         return Group(self.runtime.rank, self.runtime.world)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..callback import named_by_class
 from ..checkpoint.format import write_checkpoint
-from ..checkpoint.tree import Tree, is_dtensor
+from ..checkpoint.sharded import is_dtensor
+from ..checkpoint.tensors import Tree
 from ..checkpoint.weights import save_weights
 from ..data.iterated import KIND as ITERATED
 from ..metrics.metric_objects import paths_of, run_states

@@ -273,7 +273,6 @@ class Trainer(LoggingTrainer):
         self._ends = ends
         self._loaded = None
         self._core.record_in(save_dir)
-        ends.catch_up()
         if ends.has_stopped:
             self._core.run.say(
                 "Nothing to train: the loaded run was ended by early stopping; raise its patience "
@@ -285,7 +284,7 @@ class Trainer(LoggingTrainer):
                     train_dataloader,
                     num_epochs,
                     lambda epoch: self.train_epoch(
-                        train_dataloader, eval_dataloader, epoch + ends.num_earlier
+                        train_dataloader, eval_dataloader, epoch + len(ends.earlier)
                     ),
                     ends,
                     ends.save_now,
