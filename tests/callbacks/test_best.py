@@ -15,7 +15,7 @@ from loopwright.run import choose
 
 from ..loops import evaluate_by_hand
 from ..mistakes import raises
-from .runs import Crash, Logged, assert_same_after_crash, build_trainer, train
+from .runs import Crash, Logged, assert_same_after_crash, build_trainer
 
 
 def kept(run_dir: Path) -> dict[str, int]:
@@ -36,12 +36,6 @@ def run(
 def test_the_best_so_far_is_part_of_every_row(points):
     history = run(points, [BestMetric("score"), Logged(score=[0.5, 0.2, 0.9, 0.7])], 4).history
     assert history["best_score"] == [0.5, 0.5, 0.9, 0.9]
-
-
-def test_of_a_metric_of_the_evaluation_too(points):
-    history = train(build_trainer([BestMetric("eval_loss")]), points, 4).history
-    losses = history["eval_loss"]
-    assert history["best_eval_loss"] == [min(losses[:n]) for n in range(1, 5)]
 
 
 def test_what_else_was_measured_at_the_best_is_logged(points):
@@ -129,17 +123,6 @@ def test_the_best_after_updates_is_kept(tmp_path, points):
 def test_two_that_keep_models_by_one_metric_are_refused(tmp_path, points, one, other):
     with raises("two-keepers", "'score'"):
         run(points, [Logged(score=[1.0]), one("score"), other("score")], 1, tmp_path)
-
-
-def test_two_metrics_that_are_best_at_once_are_both_kept(tmp_path, points):
-    callbacks = [
-        Logged(score=[1.0]),
-        OfflineLoss("train"),
-        BestCheckpoint("score"),
-        BestCheckpoint("train_loss"),
-    ]
-    run(points, callbacks, 1, tmp_path)
-    assert kept(tmp_path) == {"score": 5, "train_loss": 5}
 
 
 def test_without_a_run_directory_there_is_no_place_for_it(points):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from loopwright import Callback, ConfigurationError, Trainer
+from loopwright import Callback, Trainer
 from loopwright.callbacks import BestModel, Checkpoints, EarlyStopping
 from loopwright.checkpoint import CheckpointStore, KeepPolicy, KeptModels, read_checkpoint
 
@@ -111,37 +111,6 @@ def test_without_a_callback_short_epochs_are_saved_at_the_end_only(tmp_path, poi
     Clock(monkeypatch)
     train(build_trainer(run_dir=tmp_path), points)
     assert saved(tmp_path) == ["update-00000015"]
-
-
-def test_impossible_cadences_are_refused(mistake):
-    with mistake(
-        "Arguments",
-        "`Checkpoints(min_seconds=-1)`",
-        ConfigurationError,
-        match=r"min_seconds=-1.*number of seconds, 0 or more",
-    ):
-        Checkpoints(min_seconds=-1)
-    with mistake(
-        "Arguments",
-        '`Checkpoints(min_seconds="5")`',
-        ConfigurationError,
-        match=r"min_seconds='5'.*0 or more",
-    ):
-        Checkpoints(min_seconds="5")
-    with mistake(
-        "Arguments",
-        '`Checkpoints(every_epochs="always")`',
-        ConfigurationError,
-        match=r"every_epochs='always'.*number above 0, or None",
-    ):
-        Checkpoints(every_epochs="always")
-    with mistake(
-        "Arguments",
-        "`Checkpoints(every_epochs=True)`",
-        ConfigurationError,
-        match=r"every_epochs=True.*number above 0",
-    ):
-        Checkpoints(every_epochs=True)
 
 
 def test_an_epoch_of_one_update_costs_as_many_files_and_bytes_late_in_a_run_as_early(

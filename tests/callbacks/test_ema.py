@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchmetrics.classification import MulticlassAccuracy
 
 from loopwright import Callback, DataError, Trainer
-from loopwright.callbacks import EMA, BestModel, Rewind, TorchMetrics
+from loopwright.callbacks import EMA, BestModel, Rewind
 
 from ..loops import assert_same_model, build_linear, build_net, train_by_hand
 from ..mistakes import raises
@@ -90,23 +89,6 @@ def test_several_averages_are_evaluated_side_by_side_and_never_inside_each_other
 def test_two_averages_of_one_name_are_refused(points):
     with raises("two-averages", "ema"):
         train(build_trainer([EMA(0.9), EMA(0.5)]), points)
-
-
-def test_metrics_of_other_callbacks_are_measured_for_the_averages_too(points):
-    for order in (1, -1):
-        callbacks = [EMA(0.9), TorchMetrics({"accuracy": MulticlassAccuracy(3, average="micro")})][
-            ::order
-        ]
-        trainer = train(build_trainer(callbacks), points)
-        with_average = callbacks[::order][0]
-        assert isinstance(with_average, EMA)
-        accuracy = (trainer.predict(points).argmax(1) == points.tensors[1]).float().mean().item()
-        with with_average.weights(trainer):
-            averaged = (
-                (trainer.predict(points).argmax(1) == points.tensors[1]).float().mean().item()
-            )
-        assert trainer.history.last("eval_accuracy") == accuracy
-        assert trainer.history.last("eval_ema_accuracy") == averaged
 
 
 def test_the_weights_come_back_after_use_even_when_the_use_fails(points):

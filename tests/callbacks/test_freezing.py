@@ -71,12 +71,6 @@ def test_momentum_of_parts_that_train_later_begins_there_as_in_the_hand_written_
         torch.testing.assert_close(ours, theirs)
 
 
-def test_batch_norm_goes_on_measuring_where_that_is_wanted(points):
-    model, start = trained(points, Freeze("backbone", norm_in_eval=False)).model, build_parts()
-    assert not torch.equal(model.backbone[1].running_mean, start.backbone[1].running_mean)
-    assert torch.equal(model.backbone[1].weight, start.backbone[1].weight)
-
-
 class WakesUp(Callback):
     """Puts everything into train mode after each epoch, and evaluates inside of them."""
 
@@ -144,12 +138,6 @@ def test_names_and_patterns_choose_modules_and_parameters(pattern, frozen):
     assert trainable(model) == everything - frozen
     unfreeze(model, pattern)
     assert trainable(model) == everything
-
-
-def test_a_batch_norm_counts_as_frozen_when_all_its_parameters_are():
-    model = build_parts()
-    freeze(model, ["backbone.1.weight", "backbone.1.bias", "head.1.weight"])
-    assert [m.training for m in (model.backbone[1], model.head[1])] == [False, True]
 
 
 def test_a_name_that_matches_nothing_is_refused_with_the_nearest(points):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from loopwright import Callback, DataError, Trainer
+from loopwright import Callback, Trainer
 from loopwright.callbacks import LimitBatches, TimeLimit
 from loopwright.callbacks.stopping import ENVIRONMENT
 from loopwright.data.open import open_stream
@@ -72,14 +72,6 @@ def test_a_position_is_continued_exactly_and_counts_what_was_taken(points, num_w
     assert [batch.size for batch in found] == [8, 8]
     for ours, theirs in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours.value, theirs.value, strict=True))
-
-
-def test_a_position_without_a_limit_is_refused_with_one(points):
-    stream = open_stream(points, batch_size=8, seed=0, shuffle=True)
-    stream.begin(0)
-    stream.take(1)
-    with pytest.raises(DataError, match="the first batches of each epoch"):
-        open_limited(points, 2).load_state_dict(stream.state_dict())
 
 
 @pytest.mark.parametrize("after_update", [1, 3, 4])

@@ -14,12 +14,11 @@ from loopwright import Callback, Schedule, Trainer
 from loopwright.callbacks import (
     GradientNormLog,
     LearningRateLog,
-    OfflineLoss,
     Throughput,
 )
 
 from ..loops import batches, build_linear, build_net, train_by_hand
-from .runs import UPDATES_PER_EPOCH, assert_same_after_crash, build_timed, build_trainer, train
+from .runs import UPDATES_PER_EPOCH, assert_same_after_crash, build_trainer, train
 
 halving = partial(ExponentialLR, gamma=0.5)
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -135,12 +134,3 @@ def test_a_crashed_run_logs_the_same_rates_and_norms(tmp_path, points, after_upd
     assert_same_after_crash(
         tmp_path, points, build, after_update, num_epochs=2, scheduler=schedule, clip_norm=1.0
     )
-
-
-def test_throughput_leaves_out_evaluations_inside_the_epoch(points, monkeypatch):
-    trainer = build_timed(
-        monkeypatch, [Throughput(), OfflineLoss("eval", every_n_updates=2)], progress="silent"
-    )
-    train(trainer, points, num_epochs=2)
-    assert trainer.history["samples_per_second"] == [37 / 5, 37 / 5]
-    assert trainer.progress.seconds == 10

@@ -15,7 +15,7 @@ from loopwright.callbacks.losses import FLUSH_STEPS
 
 from ..loops import assert_same_model, build_net, evaluate_by_hand
 from ..mistakes import raises
-from .runs import assert_same_after_crash, assert_same_tree, build_trainer, state_of, train
+from .runs import assert_same_after_crash, assert_same_tree, build_trainer, state_of
 
 
 @pytest.fixture
@@ -52,13 +52,6 @@ def test_training_is_bit_identical_to_training_without_it(points, others, every,
     own, other = state_of(plain), state_of(watched)
     for part in ("models", "optimizers", "progress", "rng", "data"):
         assert_same_tree(own[part], other[part], part)
-
-
-def test_the_evaluation_data_of_the_run_can_be_evaluated_more_often(points):
-    trainer = train(
-        build_trainer([OfflineLoss("eval", every_n_updates=5, prefix="often")]), points, 2
-    )
-    assert list(trainer.history.steps["often_loss"]) == trainer.history["eval_loss"]
 
 
 def test_a_name_that_is_not_there_is_refused_before_the_first_step(points, others):

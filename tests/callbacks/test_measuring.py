@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
 
 from loopwright import StepResult, Trainer
 from loopwright.callbacks import (
@@ -26,8 +25,7 @@ from loopwright.checkpoint import load_weights
 from loopwright.training.update import OptimizerUpdate
 
 from ..loops import assert_same_model, build_net
-from ..mistakes import raises
-from .runs import assert_same_tree, build_timed, build_trainer, state_of, train
+from .runs import build_timed, build_trainer, train
 
 PARTS = ("data_seconds", "forward_seconds", "backward_seconds", "update_seconds")
 
@@ -70,13 +68,6 @@ def test_measuring_the_time_changes_nothing_and_leaves_nothing_behind(points):
     for update in timed.run.updates.by_name.values():
         assert isinstance(update, OptimizerUpdate)
         assert not {"backward", "finish"} & vars(update).keys()
-
-
-def test_an_exception_leaves_nothing_behind_either(points):
-    trainer = build_trainer([TrainTime()])
-    with pytest.raises(RuntimeError):
-        trainer.train(TensorDataset(torch.zeros(8, 5), torch.zeros(8).long()), 1)
-    assert all("backward" not in vars(update) for update in trainer.run.updates.by_name.values())
 
 
 def test_peak_memory_is_that_of_the_process_and_never_falls(points):
@@ -141,20 +132,6 @@ def test_statistics_are_those_of_all_values_of_a_field(points, tmp_path):
         assert (found.min, found.max) == (values.min().item(), values.max().item())
     written = json.loads((tmp_path / "artifacts" / "statistics-train.json").read_text())
     assert written["0"]["mean"] == statistics.statistics["0"].mean
-
-
-def test_looking_at_the_data_does_not_change_training(points):
-    plain, looked = (
-        train(build_trainer(), points),
-        train(build_trainer([DatasetStatistics()]), points),
-    )
-    for part in ("models", "rng", "progress"):
-        assert_same_tree(state_of(plain)[part], state_of(looked)[part])
-
-
-def test_statistics_of_unknown_data_are_refused(points):
-    with raises("unknown-data-set", "DatasetStatistics(dataset_key='other')"):
-        train(build_trainer([DatasetStatistics("other")]), points)
 
 
 # Additional outputs

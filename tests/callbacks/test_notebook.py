@@ -11,13 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
-from loopwright import Trainer
 from loopwright.metrics.history import History
 from loopwright.metrics.html import bar_html, table_html
-
-from .runs import build_net, build_trainer, train
 
 PROGRAM = """
 import threading, time
@@ -176,32 +172,3 @@ def test_names_are_escaped_and_colours_are_those_of_the_page():
     ):
         assert "<b>" not in text
         assert "color" not in text
-
-
-def test_of_many_epochs_the_last_are_shown_and_the_others_counted():
-    history = History()
-    for epoch in range(100):
-        history.set_epoch(epoch, {"loss": 1.0 / (epoch + 1)})
-    text = history._repr_html_()
-    assert "70 rows before these" in text
-    assert text.count("<tr") == 32
-    assert text.rindex("font-weight:bold") > text.rindex("<td>99</td>")
-
-
-def test_an_empty_history_and_a_trainer_that_was_not_built_can_be_shown(points):
-    assert "no epochs" in History()._repr_html_()
-    trainer = build_trainer(model=build_net())
-    assert "0 epochs, 0 updates" in trainer._repr_html_()
-    assert "Adam (lr 0.01)" in train(trainer, points, 1)._repr_html_()
-    assert isinstance(trainer, Trainer)
-
-
-def test_a_trainer_of_an_interface_is_shown_under_its_own_name():
-    from loopwright.interfaces.simple import Trainer as SimpleTrainer
-
-    class Mine(SimpleTrainer):
-        pass
-
-    text = Mine(build_net(), None, nn.functional.cross_entropy)._repr_html_()
-    assert "<td>Mine</td>" in text
-    assert "parameters)" in text

@@ -76,17 +76,6 @@ def test_within_a_long_epoch_there_is_a_line_every_interval(
     assert lines[-1].startswith("epoch 1/1  loss ")
 
 
-def test_metrics_with_brackets_are_shown_as_they_are(points, monkeypatch):
-    class Bracketed(Callback):
-        def on_train_epoch_end(self, trainer: Trainer) -> None:
-            trainer.log({"top[5]": 0.5, "[bold]": 0.25})
-
-    with terminal(monkeypatch) as shown:
-        train(build_trainer([Bracketed], progress="bar"), points, num_epochs=1)
-    text = Screen().feed(shown[0]).text
-    assert re.search(r"epoch .* top\[5\] +\[bold\] .*\n +1/1 .* 0\.5000 +0\.2500", text)
-
-
 @pytest.mark.parametrize(
     "callbacks", [[], [OfflineLoss("eval", every_n_updates=2)]], ids=["after epochs", "inside too"]
 )
@@ -229,16 +218,6 @@ def test_a_resumed_run_goes_by_its_own_speed(points, monkeypatch, tmp_path):
     assert "Finished: 3 epochs, 15 updates in 0:08 since it was resumed." in text
     # 42 samples at 8 a second
     assert ("epoch 2/3 4/5 0:01 left", "run 62% 0:05 left") in bars(shown)
-
-
-def test_the_mean_of_the_loss_is_that_of_the_epoch_so_far(points, monkeypatch):
-    with terminal(monkeypatch) as shown:
-        trainer = train(build_timed(monkeypatch, [], progress="bar"), points, num_epochs=1)
-    losses = list(trainer.history.steps["loss"])
-    assert (
-        frames(shown, r"loss \S+ \(mean \S+\)")[2]
-        == f"loss {losses[2]:#.4g} (mean {sum(losses[:3]) / 3:#.4g})"
-    )
 
 
 def test_lines_say_the_same_inside_epochs_and_evaluations(points, capsys, monkeypatch):

@@ -115,27 +115,6 @@ def test_an_interrupt_from_the_keyboard_is_no_failure(tmp_path, points):
     assert manifest(tmp_path).state == "interrupted"
 
 
-def test_what_git_says_after_the_first_step_is_still_recorded(tmp_path, points, monkeypatch):
-    """This git answers once a step was taken: whoever waits for it before that never hears it."""
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "HEAD").write_text("a" * 40)
-    program = tmp_path / "git"
-    program.write_text(
-        f"#!/bin/sh\nwhile [ ! -e {tmp_path}/stepped ]; do sleep 0.02; done\nexit 1\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.chdir(tmp_path)
-
-    class Stepped(Callback):
-        def on_update_end(self, trainer: Trainer) -> None:
-            (tmp_path / "stepped").touch()
-
-    train(build_trainer([Stepped()], run_dir=tmp_path / "run"), points)
-    found = manifest(tmp_path / "run")
-    assert (found.git_commit, found.git_dirty, found.state) == ("a" * 40, True, "finished")
-
-
 class KillBeforeSaving(Callback):
     """Ends the process for good after an update, before its resume point: that of the update before
     is the last."""

@@ -50,14 +50,6 @@ def test_the_same_bad_batch_is_left_out_of_every_epoch():
     assert_same_run(rewound, clean)
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_two_bad_batches_after_one_snapshot_are_both_left_out(accumulate):
-    rewound, clean = build([Rewind()], accumulate=accumulate), build(accumulate=accumulate)
-    rewound.train(poisoned(good_batches(), 4, 5, 9), num_epochs=1)
-    clean.train(good_batches(), num_epochs=1)
-    assert_same_run(rewound, clean)
-
-
 def build_steady(callbacks: Any = (), kind: type[Trainer] = Trainer) -> Trainer:
     """Without batch norm, so that a batch of large numbers has a large loss."""
     net = build_linear()

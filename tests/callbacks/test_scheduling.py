@@ -148,18 +148,6 @@ def test_a_run_that_is_limited_by_time_only_is_refused(points):
         build(scheduler=Cosine()).train(points, max_time=1.0)
 
 
-def test_an_option_that_the_optimizer_does_not_have_is_refused(points):
-    class Plain(torch.optim.SGD):
-        def __init__(self, params: Any) -> None:
-            super().__init__(params, lr=0.1)
-            for group in self.param_groups:
-                del group["weight_decay"]
-
-    trainer = build([ScheduleWeightDecay(Cosine())], optimizer=Plain)
-    with raises("unknown-option", "'weight_decay'"):
-        trainer.train(points, 1)
-
-
 def test_each_of_several_optimizers_has_its_own_curve(points):
     class Pair(Trainer):
         def train_step(self, batch: Any) -> Any:

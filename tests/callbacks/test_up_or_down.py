@@ -83,16 +83,6 @@ def test_a_name_that_says_nothing_is_asked_about_before_the_first_step(points):
     assert (trainer.progress.step, script.weights) == (0, [])
 
 
-def test_one_mode_is_enough_for_all_that_watch_the_metric(points):
-    best = BestModel("foo", restore=True)
-    script = Logged(foo=[3.0, 1.0, 2.0])
-    trainer = train(
-        build_trainer([script, best, EarlyStopping("foo", mode="min", patience=5)]), points
-    )
-    assert best.best == 1.0
-    assert same(trainer.model.state_dict(), script.weights[1])
-
-
 def test_the_mode_is_noted_in_the_run_and_with_the_model(points, tmp_path):
     callbacks = [
         Logged(foo=[3.0, 1.0, 2.0]),

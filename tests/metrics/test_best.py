@@ -110,19 +110,6 @@ def test_what_steps_return_as_a_loss_is_minimised_under_any_prefix(name):
     assert known("other").of(name) is None
 
 
-def test_a_name_that_only_ends_like_a_loss_is_not_guessed_against_its_other_words():
-    assert known("real").of("accuracy_real") is None
-    directions = known("score")
-    assert directions.of("mine_score") is None
-    directions.eval_keys.add("mine")
-    assert directions.of("mine_score") == "min"
-
-
-def test_what_was_said_wins_over_losses_and_names():
-    assert known("foo", foo="max").of("foo") == "max"
-    assert known(eval_loss="max").of("best_eval_loss") == "max"
-
-
 def test_one_mode_that_was_given_is_enough_for_all_who_watch_the_metric():
     silent, given = (
         WatchedMetric("foo", "auto", "BestModel"),

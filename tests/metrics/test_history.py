@@ -109,16 +109,6 @@ def test_additions_one_after_the_other_are_the_history_itself(monkeypatch, sizes
             )
 
 
-def test_additions_that_leave_a_gap_are_refused():
-    history, copy = filled(), History()
-    with pytest.raises(ValueError, match="rows from epoch 3 on, after 0 epochs"):
-        copy.extend(history.since(history.extent))
-    added = history.since(history.extent)
-    copy.epochs = [{}, {}]
-    with pytest.raises(ValueError, match="0 points of 30 values"):
-        copy.extend(added)
-
-
 class Watched(dict[str, float]):
     """A row that counts how often it is looked into."""
 
@@ -152,16 +142,6 @@ def test_a_frame_has_a_row_for_each_epoch():
     assert list(frame.index) == [1, 2, 3]
     assert frame.index.name == "epoch"
     assert frame["eval_loss"].tolist() == [2.0, 1.0, 2 / 3]
-
-
-def test_a_frame_of_steps_has_gaps_where_a_metric_was_not_measured():
-    history = filled()
-    history.add_steps(rows_from(31, [{"other": 5.0}]))
-    frame = history.to_frame("steps")
-    assert frame.index.name == "step"
-    assert frame.loc[31, "other"] == 5.0
-    assert math.isnan(frame.loc[31, "loss"])
-    assert math.isnan(frame.loc[1, "other"])
 
 
 @pytest.mark.parametrize(

@@ -58,29 +58,6 @@ def test_sums_are_divided_by_what_they_counted(steps):
     assert loss == summed / counted if counted else math.isnan(loss)
 
 
-def test_values_of_several_kinds_can_come_under_one_name():
-    meter = Meter()
-    for value in (
-        1,
-        2.0,
-        torch.tensor(3.0),
-        torch.tensor([4]),
-        torch.tensor(5.0, dtype=torch.bfloat16),
-    ):
-        meter.add(StepResult(None, 1, {"x": value}))
-    assert meter.compute() == {"x": 3.0}
-
-
-def test_reading_gives_one_row_a_step():
-    meter = Meter()
-    meter.add(StepResult(torch.tensor(1.0), 2, {"a": 3.0}))
-    meter.add(StepResult(None, 2))
-    meter.add(StepResult(torch.tensor(6.0), 2, {"b": torch.tensor(True)}, 3))
-    assert meter.num_pending == 3
-    assert meter.flush() == [{"loss": 1.0, "a": 3.0}, {}, {"loss": 2.0, "b": 1.0}]
-    assert meter.flush() == []
-
-
 def test_a_metric_of_many_numbers_is_refused_by_name():
     meter = Meter()
     meter.add(StepResult(None, 2, {"per_class": torch.zeros(3)}))
@@ -93,14 +70,6 @@ def test_a_loss_of_many_numbers_is_refused_with_a_remedy():
     meter.add(StepResult(torch.zeros(3), 3))
     with raises("step-metric"):
         meter.flush()
-
-
-def test_where_bad_steps_are_skipped_they_count_for_nothing():
-    meter = Meter(ignores_nonfinite=True)
-    for value in (math.nan, 2.0, math.inf, 4.0):
-        meter.add(StepResult(torch.tensor(value), 1))
-    assert [row["loss"] for row in meter.flush()][1::2] == [2.0, 4.0]
-    assert meter.compute() == {"loss": 3.0}
 
 
 def test_what_is_logged_belongs_to_the_phase():

@@ -6,8 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,31 +95,6 @@ def test_a_row_has_a_place_and_metrics(row):
         "StepRow(update=2, step=5, epoch=1, samples=40, seconds=1.5, values={'loss': 0.5, 'lr': "
         "0.1})"
     )
-
-
-def test_a_row_is_read_like_the_dict_of_its_metrics(row):
-    values = {"loss": 0.5, "lr": 0.1}
-    assert isinstance(row, Mapping)
-    assert row == values
-    assert values == row
-    assert row != {"loss": 0.5}
-    assert dict(row) == {**row} == values
-    assert list(row) == list(row.keys()) == list(values)
-    assert list(row.items()) == list(values.items())
-    assert list(row.values()) == list(values.values())
-    assert (row["loss"], row.get("lr"), row.get("accuracy", 0.0), len(row)) == (0.5, 0.1, 0.0, 2)
-    assert "loss" in row
-    assert "step" not in row
-    with pytest.raises(KeyError, match="accuracy"):
-        row["accuracy"]
-
-
-def test_a_row_cannot_be_changed_for_its_other_readers(row):
-    with pytest.raises(FrozenInstanceError):
-        row.step = 6
-    with pytest.raises(TypeError, match="item assignment"):
-        row["loss"] = 1.0
-    assert not hasattr(row, "__dict__")
 
 
 def test_the_seconds_of_an_update_are_those_at_its_end():

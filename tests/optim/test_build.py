@@ -93,15 +93,6 @@ def test_a_model_with_sparse_gradients_gets_no_fused_optimizer_which_has_none():
     assert not torch.equal(model.weight, before)
 
 
-def test_a_subclass_of_an_optimizer_is_left_as_its_author_made_it():
-    class Mine(torch.optim.Adam):
-        pass
-
-    built = build_optimizer(Mine, build_linear().parameters)
-    assert type(built) is Mine
-    assert built.param_groups[0]["fused"] is None
-
-
 def test_groups_with_settings_of_their_own_keep_them_when_fused():
     net = build_linear()
 
@@ -139,13 +130,6 @@ def test_models_and_optimizers_by_name_belong_together():
     assert trainer.left is models["left"]
 
 
-def test_an_optimizer_by_another_name_gets_the_parameters_of_all_models():
-    models = {"left": build_linear(1), "right": build_linear(2)}
-    trainer = Trainer(models, {"both": torch.optim.SGD}, progress="silent")
-    trainer.setup()
-    assert len(trainer.optimizers["both"].param_groups[0]["params"]) == 4
-
-
 def test_configure_methods_may_assign_anything_to_self():
     class Own(Trainer):
         def configure_models(self):
@@ -165,23 +149,6 @@ def test_configure_methods_may_assign_anything_to_self():
         "decay": "epoch",
         "warmup": "update",
     }
-
-
-def test_configuring_that_failed_is_tried_again():
-    class Flaky(Trainer):
-        attempts = 0
-
-        def configure_models(self):
-            self.attempts += 1
-            if self.attempts == 1:
-                raise RuntimeError("no network today")
-            self.model = build_linear()
-
-    trainer = Flaky(optimizer=torch.optim.SGD)
-    with pytest.raises(RuntimeError, match="no network today"):
-        trainer.setup()
-    trainer.setup()
-    assert list(trainer.models) == ["model"]
 
 
 # Schedules
@@ -220,12 +187,6 @@ def test_a_scheduler_factory_without_a_named_optimizer_is_refused():
 def test_what_is_neither_an_optimizer_nor_a_factory_is_refused_with_an_example(given):
     with raises("optimizer-argument", "partial(torch"):
         build_optimizer(given, build_linear().parameters)
-
-
-def test_an_unknown_cadence_is_refused():
-    optimizer = torch.optim.SGD(build_linear().parameters(), 0.1)
-    with raises("schedule-interval", "every='step'", "'update'", "'epoch'"):
-        build_schedule(Schedule(StepLR(optimizer, 1), every="step"), optimizer)  # type: ignore[arg-type]
 
 
 def test_a_plateau_schedule_names_what_there_is_when_its_metric_is_missing():

@@ -94,13 +94,6 @@ def test_options_of_a_slotted_loss_are_compared(points: TensorDataset, tmp_path:
         run(2.0, 2)
 
 
-@dataclass
-class Config:
-    """An option of a loss that has always been left out of descriptions."""
-
-    folder: str
-
-
 def test_a_run_recorded_without_options_of_its_curve_continues(
     points: TensorDataset, tmp_path: Path
 ) -> None:

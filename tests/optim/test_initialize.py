@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +70,6 @@ def test_names_are_mapped_and_heads_of_other_shapes_are_reported(source, file):
         "head.weight (2, 16) (source (3, 16))",
         "head.bias (2,) (source (3,))",
     )
-
-
-@pytest.mark.parametrize("remove", [["4"], ["4.*"], ["re:4\\..*"], ["4.weight", "4.bias"]])
-def test_entries_of_the_source_are_left_out(file, remove):
-    report = load_matching(Wrapped(), file, rename=RENAME, remove=remove)
-    assert set(report.removed) == {"4.weight", "4.bias"}
-    assert report.missing == ("head.weight", "head.bias")
-    assert not report.mismatched
 
 
 def test_entries_of_the_model_stay_as_they_are(source, file):
@@ -201,28 +192,3 @@ def test_the_best_model_of_a_run_is_loaded_in_one_line(run, capsys):
     expected.load_state_dict(load_weights(best))
     assert_same_model(model, expected)
     assert_same_model(trainer.model, expected)
-
-
-def test_of_a_run_that_kept_nothing_the_newest_state_is_taken(points, tmp_path, capsys):
-    trained = build_trainer(run_dir=tmp_path / "run")
-    trained.train(points, 1, batch_size=8)
-    model = build_net()
-    model.load_state_dict(load_weights(tmp_path / "run"))
-    assert_same_model(model, trained.model)
-    assert re.fullmatch(
-        r"Weights of .*: the newest resume point, update-0*5\.\n", capsys.readouterr().out
-    )
-    with pytest.raises(
-        CheckpointError, match="has no kept model: train with BestModel, or pass use='newest'"
-    ):
-        load_weights(tmp_path / "run", use="best")
-
-
-def test_a_model_instead_of_a_path_is_refused_with_how_to_load_it(mistake, source):
-    with mistake(
-        "Checkpoints and resuming",
-        "`load_weights(model)`",
-        CheckpointError,
-        match="load_state_dict",
-    ):
-        load_weights(source)

@@ -10,38 +10,6 @@ from loopwright.profiling.clock import Clock, divided
 from .hand_clock import HandClock
 
 
-def test_an_inner_part_is_not_counted_in_the_outer_one(hand):
-    clock = Clock()
-    clock.start()
-    hand.take(1)
-    outer = clock.enter("callbacks/A")
-    hand.take(10)
-    inner = clock.enter("checkpoints")
-    hand.take(100)
-    clock.leave(inner)
-    hand.take(10)
-    clock.leave(outer)
-    hand.take(1)
-    clock.stop()
-    assert dict(clock.spent) == {"other": 2, "callbacks/A": 20, "checkpoints": 100}
-    assert clock.nanoseconds == 122
-
-
-def test_a_step_that_an_exception_left_ends_when_the_next_one_begins(hand):
-    clock = Clock()
-    clock.start()
-    clock.begin_step()
-    clock.enter("forward")
-    hand.take(5)
-    clock.begin_step()
-    hand.take(3)
-    clock.end_step()
-    hand.take(1)
-    clock.stop()
-    assert dict(clock.spent) == {"other": 1, "train_step": 3, "forward": 5}
-    assert clock.num_steps == 1
-
-
 class Device:
     """An accelerator that has work queued: waiting for it takes as long as the work."""
 

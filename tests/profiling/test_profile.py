@@ -153,18 +153,6 @@ def test_a_step_by_hand_in_plain_torch_is_divided_too(clock):
 # Real work, and what is said of it
 
 
-class Wait:
-    """Work that takes longer than all else together: the number of steps decides, not a clock."""
-
-    def __call__(self) -> None:
-        matrix = torch.ones(64, 64)
-        for _ in range(400):
-            matrix = (matrix @ matrix).clamp(max=1)
-
-
-wait = Wait()
-
-
 MILLISECOND = 1_000_000
 
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from loopwright import Callback, Interrupted, Trainer
 from loopwright.callbacks import Checkpoints, Profile
-from loopwright.cli import main
 from loopwright.profiling import Report
 from loopwright.run import RunView
 from tests.mistakes import raises
@@ -61,26 +60,6 @@ def test_a_resumed_run_is_the_same_and_has_the_profile_of_its_last_process(tmp_p
     assert profile.report.num_steps == RunView(tmp_path / "timed").profile["num_steps"] == 7
 
 
-def test_a_run_may_be_resumed_with_a_profile_or_without_and_show_says_what_it_covers(
-    tmp_path, points, capsys
-):
-    def train(updates, *callbacks):
-        trainer = Trainer(
-            build_net(),
-            sgd,
-            cross_entropy,
-            callbacks=callbacks,
-            run_dir=tmp_path / "run",
-            progress="silent",
-        )
-        return trainer.train(points, num_updates=updates, batch_size=8)
-
-    for number, callbacks in enumerate([(), (Profile(),), ()], start=1):
-        assert len(train(3 * number, *callbacks).steps["loss"]) == 3 * number
-    main(["show", str(tmp_path / "run")])
-    assert capsys.readouterr().out.endswith("Measured up to step 6 of 9.\n")
-
-
 def test_a_failed_run_has_a_profile_too_and_prints_none(tmp_path, points, capsys):
     trainer = Trainer(
         *(build_net(), sgd, cross_entropy),
@@ -124,14 +103,6 @@ def test_a_trace_of_three_steps_is_written_and_not_counted(tmp_path, points):
     assert profile.report.files == {"trace": "trace.json"}
     assert profile.report.memory["operators"][0]["bytes"] > 0
     assert "The trace is in trace.json." in str(profile.report)
-
-
-def test_a_trace_goes_where_it_is_sent_also_when_the_run_ends_first(tmp_path, points):
-    path = tmp_path / "traces" / "mine.json"
-    profile = Profile(warmup=1, trace=path)
-    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, progress="silent").train(points)
-    assert json.loads(path.read_text())["traceEvents"]
-    assert profile.report.files == {"trace": str(path)}
 
 
 def test_two_profiles_of_one_run_are_refused_and_leave_nothing(points):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from loopwright import Callback, Trainer
-from loopwright.callbacks import EMA, Profile, Rewind, TrainTime
+from loopwright.callbacks import EMA, Profile, TrainTime
 
 from ..loops import build_net
 
@@ -182,42 +182,3 @@ def test_a_compiled_model_is_compiled_once_and_its_time_is_forward(points, how):
     assert (graphs, timed_graphs) == (1, 1)
     assert torch.equal(weight, timed_weight)
     assert profile.report.parts["forward"] > profile.report.parts.get("train_step", 0)
-
-
-def test_a_rewound_run_is_the_same_and_its_parts_still_add_up(points):
-    class Bad(nn.Linear):
-        num_calls = 0
-
-        def forward(self, x):
-            self.num_calls += self.training
-            return super().forward(x) * (float("nan") if self.num_calls == 3 else 1.0)
-
-    def train(*callbacks):
-        torch.manual_seed(0)
-        given = [Rewind(), *callbacks]
-        trainer = Trainer(Bad(6, 3), sgd, cross_entropy, callbacks=given, progress="silent")
-        trainer.train(points, 1, batch_size=8)
-        return trainer.model.weight
-
-    profile = Profile(warmup=0)
-    assert torch.equal(train(), train(profile))
-    assert sum(profile.report.parts.values()) == profile.report.total == profile._clock.nanoseconds
-
-
-def test_steps_in_micro_batches_after_memory_ran_out_are_the_same(points):
-    class Hungry(nn.Linear):
-        def forward(self, x):
-            if len(x) > 3:
-                raise torch.OutOfMemoryError("too much")
-            return super().forward(x)
-
-    def train(*callbacks):
-        torch.manual_seed(0)
-        trainer = Trainer(Hungry(6, 3), sgd, cross_entropy, callbacks=callbacks, progress="silent")
-        trainer.train(points, 2, batch_size=8)
-        return trainer.model.weight
-
-    profile = Profile(warmup=0)
-    assert torch.equal(train(), train(profile))
-    assert profile.report.num_steps == 10
-    assert sum(profile.report.parts.values()) == profile.report.total == profile._clock.nanoseconds
