@@ -4,7 +4,7 @@ once per run."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -343,7 +343,6 @@ def as_callback(given: Any) -> Callback:
         given = given()
     if isinstance(given, Callback):
         check_hooks(given, Callback)
-        _check_state_version(given)
         return given
     name = given.__name__ if isinstance(given, type) else type(given).__name__
     if all(hasattr(given, method) for method in ("update", "compute", "reset")):
@@ -366,29 +365,25 @@ def as_callback(given: Any) -> Callback:
     )
 
 
-def _check_state_version(callback: Callback) -> None:
-    version = callback.state_version
-    if type(version) is not int or version < 1:
-        raise ConfigurationError(
-            "state-version",
-            f"{type(callback).__name__}.state_version is {version!r}: use a whole number, 1 or "
-            "more, and increase it when the contents of `state_dict` change.",
-        )
-
-
 def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:
     """Refuse misspelt hooks and hooks with other arguments, at registration rather than hours
     later."""
     check_hook_names(callback, vocabulary, allow_other=allow_other)
     for name in own_hooks(callback, vocabulary):
-        expected = [
-            p for p in inspect.signature(getattr(vocabulary, name)).parameters if p != "self"
-        ]
-        advice = f" Write `def {name}({', '.join(['self', *expected])})`."
-        check_arguments(
-            getattr(callback, name), expected, f"{type(callback).__name__}.{name}", advice
-        )
-        _refuse_counts(getattr(callback, name), expected, f"{type(callback).__name__}.{name}")
+        function = getattr(callback, name)
+        label = f"{type(callback).__name__}.{name}"
+        parameters = inspect.signature(getattr(vocabulary, name)).parameters
+        expected = [parameter for parameter in parameters if parameter != "self"]
+        how = f"`def {name}({', '.join(['self', *expected])})`"
+        check_arguments(function, expected, label, f" Write {how}.")
+        # a counter first, as in Keras, would be the trainer instead
+        first = next(iter(inspect.signature(function).parameters), None)
+        if first in COUNTS and expected and first != expected[0]:
+            raise ConfigurationError(
+                "event-arguments",
+                f"{label} takes {first!r} first, and is called with ({', '.join(expected)}): write "
+                f"{how}; counters are in `trainer.progress`.",
+            )
 
 
 def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:
@@ -401,30 +396,16 @@ def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = 
             continue
         from ._other_frameworks import EVENTS
 
-        other = [] if allow_other else [event for event in (EVENTS.get(name),) if event in known]
-        near = other or near_names(name, known, cutoff=0.8 if allow_other else 0.5)
+        near = near_names(name, known, cutoff=0.8 if allow_other else 0.5)
+        if not allow_other and EVENTS.get(name) in known:
+            near = [EVENTS[name]]
         if near or not allow_other:
-            hint = (
-                f"; did you mean {' or '.join(near)}?"
-                if near
-                else f"; the events are: {', '.join(known)}."
-            )
+            hint = f"; the events are: {', '.join(known)}."
+            if near:
+                hint = f"; did you mean {' or '.join(near)}?"
             raise ConfigurationError(
                 "unknown-event", f"{owner}.{name} is not an event and would never be called{hint}"
             )
-
-
-def _refuse_counts(function: Callable[..., Any], expected: Sequence[str], label: str) -> None:
-    """Refuse a hook whose first argument is a counter, as in Keras: it would be called with the
-    trainer instead."""
-    first = next(iter(inspect.signature(function).parameters), None)
-    if first in COUNTS and expected and first != expected[0]:
-        raise ConfigurationError(
-            "event-arguments",
-            f"{label} takes {first!r} first, and is called with ({', '.join(expected)}): write "
-            f"`def {label.rpartition('.')[2]}(self, {', '.join(expected)})`; counters are in "
-            "`trainer.progress`.",
-        )
 
 
 class Dispatch:

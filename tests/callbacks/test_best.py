@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,11 @@ import torch
 from loopwright import Callback, Trainer
 from loopwright.callbacks import BestCheckpoint, BestMetric, BestModel, Checkpoints, OfflineLoss
 from loopwright.checkpoint import CheckpointStore, list_checkpoints, load_weights
-from loopwright.cli.selection import pick_checkpoint
-from loopwright.optim.initialize import read_weights
 from loopwright.run import choose
-from loopwright.run.reading import RunView
 
 from ..loops import evaluate_by_hand
 from ..mistakes import raises
-from .runs import Crash, Logged, assert_same_after_crash, build_trainer, train
+from .runs import Crash, Logged, assert_same_after_crash, build_trainer
 
 
 def kept(run_dir: Path) -> dict[str, int]:
@@ -40,12 +36,6 @@ def run(
 def test_the_best_so_far_is_part_of_every_row(points):
     history = run(points, [BestMetric("score"), Logged(score=[0.5, 0.2, 0.9, 0.7])], 4).history
     assert history["best_score"] == [0.5, 0.5, 0.9, 0.9]
-
-
-def test_of_a_metric_of_the_evaluation_too(points):
-    history = train(build_trainer([BestMetric("eval_loss")]), points, 4).history
-    losses = history["eval_loss"]
-    assert history["best_eval_loss"] == [min(losses[:n]) for n in range(1, 5)]
 
 
 def test_what_else_was_measured_at_the_best_is_logged(points):
@@ -70,11 +60,6 @@ def test_the_best_after_updates_is_of_what_was_logged_by_then(points):
     history = run(points, callbacks, 2).history
     losses = list(history.steps["train_loss"])
     assert list(history.steps["best_train_loss"]) == [min(losses[: n + 1]) for n in range(5)]
-
-
-def test_the_end_of_training_says_the_best(points, capsys):
-    run(points, [Logged(score=[0.5, 0.9, 0.7]), BestMetric("score")], 3, progress="lines")
-    assert "Best score: 0.9 after epoch 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("after_update", [4, 7])
@@ -113,16 +98,6 @@ def test_tolerances_keep_what_early_stopping_would_have_left(tmp_path, points):
     }
 
 
-def test_an_improvement_has_to_exceed_min_delta(tmp_path, points):
-    run(
-        points,
-        [Logged(score=[1.0, 1.05, 1.2, 1.25]), BestCheckpoint("score", min_delta=0.1)],
-        4,
-        tmp_path,
-    )
-    assert kept(tmp_path) == {"score": 15}
-
-
 def test_the_best_after_updates_is_kept(tmp_path, points):
     callbacks = [
         OfflineLoss("train", every_n_updates=2),
@@ -143,29 +118,11 @@ def test_the_best_after_updates_is_kept(tmp_path, points):
     assert evaluate_by_hand(trainer.model, points) == pytest.approx(min(losses))
 
 
-def test_it_takes_the_place_of_the_default(tmp_path, points):
-    trainer = build_trainer([BestCheckpoint("eval_loss")], run_dir=tmp_path)
-    train(trainer, points, 2)
-    assert not any(isinstance(callback, BestModel) for callback in trainer.run.callbacks)
-    assert list(kept(tmp_path)) == ["eval_loss"]
-
-
 @pytest.mark.parametrize("one", [BestModel, BestCheckpoint])
 @pytest.mark.parametrize("other", [BestModel, BestCheckpoint])
 def test_two_that_keep_models_by_one_metric_are_refused(tmp_path, points, one, other):
     with raises("two-keepers", "'score'"):
         run(points, [Logged(score=[1.0]), one("score"), other("score")], 1, tmp_path)
-
-
-def test_two_metrics_that_are_best_at_once_are_both_kept(tmp_path, points):
-    callbacks = [
-        Logged(score=[1.0]),
-        OfflineLoss("train"),
-        BestCheckpoint("score"),
-        BestCheckpoint("train_loss"),
-    ]
-    run(points, callbacks, 1, tmp_path)
-    assert kept(tmp_path) == {"score": 5, "train_loss": 5}
 
 
 def test_without_a_run_directory_there_is_no_place_for_it(points):
@@ -192,13 +149,6 @@ def test_a_crashed_run_keeps_the_same_models(tmp_path, points, crash):
     for path in sorted((tmp_path / "straight" / "kept").iterdir()):
         other = load_weights(tmp_path / "crashed" / "kept" / path.name)
         assert all(torch.equal(value, other[name]) for name, value in load_weights(path).items())
-
-
-def test_a_first_value_that_is_no_number_is_kept_until_there_is_one(tmp_path, points):
-    run(points, [Logged(score=[float("nan")]), BestCheckpoint("score")], 1, tmp_path / "one")
-    run(points, [Logged(score=[float("nan"), 0.1]), BestCheckpoint("score")], 2, tmp_path / "two")
-    assert kept(tmp_path / "two") == {"score": 10}
-    assert isinstance(load_weights(tmp_path / "one" / "kept" / "update-00000005-score"), dict)
 
 
 def test_a_finished_run_that_is_started_again_keeps_its_best_model(points, tmp_path):
@@ -233,28 +183,6 @@ def test_two_that_are_best_at_the_same_update_keep_a_model_each_and_note_what_th
     }
 
 
-def test_the_best_of_a_run_is_the_one_that_its_keeper_looked_for(tmp_path, points):
-    trained(points, tmp_path, BestModel("perplexity", "min", keep=2))
-    assert pick_checkpoint(RunView(tmp_path), "best").name == "update-00000010"
-    assert choose(tmp_path).name == "update-00000010"
-    weights, best = (
-        read_weights(tmp_path, use="best"),
-        load_weights(tmp_path / "kept" / "update-00000010"),
-    )
-    assert all(torch.equal(weights[name], value) for name, value in best.items())
-
-
-@pytest.mark.parametrize("scores", [(math.nan, 0.9), (0.9, math.nan)])
-def test_a_model_whose_metric_is_no_number_is_never_the_best(tmp_path, points, scores):
-    run(points, [Logged(score=scores), BestModel("score", keep=2)], 2, tmp_path)
-    best = f"update-{5 + 5 * scores.index(0.9):08d}"
-    assert len(list(Path(tmp_path, "kept").iterdir())) == 2
-    assert pick_checkpoint(RunView(tmp_path), "best").name == best
-    assert choose(tmp_path).name == best
-    weights, expected = read_weights(tmp_path, use="best"), load_weights(tmp_path / "kept" / best)
-    assert all(torch.equal(weights[name], value) for name, value in expected.items())
-
-
 def test_a_finished_run_that_is_started_again_has_the_best_weights_too(tmp_path, points):
     trained(points, tmp_path, BestModel("score", restore=True))
     again = trained(points, tmp_path, BestModel("score", restore=True))
@@ -276,14 +204,6 @@ def test_a_finished_run_whose_limit_is_raised_goes_on_from_its_last_weights(tmp_
     assert all(
         torch.equal(value, weights[name]) for name, value in first.tree["models"]["model"].items()
     )
-
-
-@pytest.mark.parametrize("restore", [False, True])
-def test_a_best_model_that_is_neither_written_nor_restored_is_said(points, capsys, restore):
-    trainer = build_trainer([BestModel("loss", restore=restore)], progress="lines")
-    trainer.train(points, 1)
-    said = [line for line in capsys.readouterr().out.splitlines() if "BestModel" in line]
-    assert len(said) == (0 if restore else 1)
 
 
 def test_the_evaluation_of_an_epoch_that_a_limit_cut_short_counts(tmp_path, points):

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
-from torchmetrics.classification import MulticlassAccuracy
 
 from loopwright import Callback, DataError, Trainer
-from loopwright.callbacks import EMA, BestModel, Rewind, TorchMetrics
+from loopwright.callbacks import EMA, BestModel, Rewind
 
 from ..loops import assert_same_model, build_linear, build_net, train_by_hand
 from ..mistakes import raises
@@ -80,26 +78,6 @@ def test_every_evaluation_is_repeated_with_the_averages_under_their_name(points)
     assert trainer.history.last("eval_loss") != expected
 
 
-def test_evaluating_outside_of_training_measures_the_averages_too(points):
-    trainer = train(build_trainer([EMA(0.9)]), points)
-    measured = trainer.evaluate(points, batch_size=8)
-    assert measured == {
-        "loss": trainer.history.last("eval_loss"),
-        "ema_loss": trainer.history.last("eval_ema_loss"),
-    }
-
-
-def test_nothing_is_measured_of_averages_that_do_not_exist_yet(points):
-    assert set(build_trainer([EMA(0.9)]).evaluate(points)) == {"loss"}
-
-
-def test_evaluation_of_the_averages_can_be_left_out(points):
-    assert train(build_trainer([EMA(evaluate=False)]), points, num_epochs=1).history.names == [
-        "loss",
-        "eval_loss",
-    ]
-
-
 def test_several_averages_are_evaluated_side_by_side_and_never_inside_each_other(points):
     slow, fast = EMA(0.99, name="slow"), EMA(0.5, name="fast")
     trainer = train(build_trainer([slow, fast]), points)
@@ -113,23 +91,6 @@ def test_two_averages_of_one_name_are_refused(points):
         train(build_trainer([EMA(0.9), EMA(0.5)]), points)
 
 
-def test_metrics_of_other_callbacks_are_measured_for_the_averages_too(points):
-    for order in (1, -1):
-        callbacks = [EMA(0.9), TorchMetrics({"accuracy": MulticlassAccuracy(3, average="micro")})][
-            ::order
-        ]
-        trainer = train(build_trainer(callbacks), points)
-        with_average = callbacks[::order][0]
-        assert isinstance(with_average, EMA)
-        accuracy = (trainer.predict(points).argmax(1) == points.tensors[1]).float().mean().item()
-        with with_average.weights(trainer):
-            averaged = (
-                (trainer.predict(points).argmax(1) == points.tensors[1]).float().mean().item()
-            )
-        assert trainer.history.last("eval_accuracy") == accuracy
-        assert trainer.history.last("eval_ema_accuracy") == averaged
-
-
 def test_the_weights_come_back_after_use_even_when_the_use_fails(points):
     ema = EMA(0.9)
     trainer = train(build_trainer([ema]), points)
@@ -140,14 +101,6 @@ def test_the_weights_come_back_after_use_even_when_the_use_fails(points):
     with pytest.raises(RuntimeError), ema.weights(trainer):
         trainer.predict([torch.zeros(2, 5)])
     assert_same_model(trainer.model, before)
-
-
-def test_the_averages_can_be_exported(points, tmp_path):
-    ema = EMA(0.9)
-    trainer = train(build_trainer([ema]), points)
-    with ema.weights(trainer):
-        trainer.export(tmp_path / "ema.safetensors")
-    assert_same_tree(load_file(tmp_path / "ema.safetensors"), ema.state["model"])
 
 
 def test_a_loaded_trainer_has_the_averages_without_training(points, tmp_path):
@@ -261,9 +214,3 @@ def test_one_of_several_averages_is_put_in_place_by_its_decay(points):
         assert_same_tree(dict(trainer.model.state_dict()), both.states["ema_0.5"]["model"])
     with raises("unknown-decay"), both.weights(trainer, decay=0.7):
         pass
-
-
-def test_one_of_several_averages_can_be_watched(points):
-    best = BestModel("eval_ema_0.5_loss")
-    trainer = train(build_trainer([EMA([0.9, 0.5]), best]), points)
-    assert best.best == min(trainer.history["eval_ema_0.5_loss"])

@@ -11,7 +11,6 @@ from torch import nn
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import Freeze, freeze, param_groups, unfreeze
-from loopwright.config import Place, build
 
 from ..loops import assert_same_model, batches, build_linear
 from ..mistakes import raises
@@ -70,12 +69,6 @@ def test_momentum_of_parts_that_train_later_begins_there_as_in_the_hand_written_
         model.requires_grad_(True).train()
     for ours, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_batch_norm_goes_on_measuring_where_that_is_wanted(points):
-    model, start = trained(points, Freeze("backbone", norm_in_eval=False)).model, build_parts()
-    assert not torch.equal(model.backbone[1].running_mean, start.backbone[1].running_mean)
-    assert torch.equal(model.backbone[1].weight, start.backbone[1].weight)
 
 
 class WakesUp(Callback):
@@ -147,30 +140,6 @@ def test_names_and_patterns_choose_modules_and_parameters(pattern, frozen):
     assert trainable(model) == everything
 
 
-def test_a_module_itself_names_a_part():
-    model = build_parts()
-    freeze(model, [model.backbone, "head.0"])
-    assert trainable(model) == {"head.1.weight", "head.1.bias", "head.2.weight", "head.2.bias"}
-    assert [m.training for m in (model.backbone[1], model.head[1])] == [False, True]
-    unfreeze(model)
-    assert len(trainable(model)) == 10
-    assert all(module.training for module in model.modules())
-
-
-def test_a_part_called_like_the_model_is_that_part():
-    inner = nn.Sequential()
-    inner.add_module("model", nn.Linear(2, 2))
-    inner.add_module("head", nn.Linear(2, 2))
-    freeze(inner, "model")
-    assert trainable(inner) == {"head.weight", "head.bias"}
-
-
-def test_a_batch_norm_counts_as_frozen_when_all_its_parameters_are():
-    model = build_parts()
-    freeze(model, ["backbone.1.weight", "backbone.1.bias", "head.1.weight"])
-    assert [m.training for m in (model.backbone[1], model.head[1])] == [False, True]
-
-
 def test_a_name_that_matches_nothing_is_refused_with_the_nearest(points):
     with raises("unknown-part", "'backbon'", "did you mean backbone?"):
         trained(points, Freeze("head", "backbon"))
@@ -195,11 +164,6 @@ def test_unfreezing_what_no_optimizer_holds_is_refused_at_the_start(points):
         )
 
 
-def test_naming_nothing_is_refused():
-    with raises("nothing-to-freeze"):
-        Freeze([])
-
-
 @pytest.mark.parametrize("after_update", [3, 5, 7, 12])
 def test_a_crashed_run_freezes_and_unfreezes_exactly(tmp_path, points, after_update):
     def build() -> list[Callback]:
@@ -217,31 +181,6 @@ def test_a_crashed_run_freezes_and_unfreezes_exactly(tmp_path, points, after_upd
     }
 
 
-class GeneratorAndCritic(Trainer):
-    def configure_models(self) -> None:
-        self.generator, self.critic = build_parts(), build_parts()
-
-    def configure_optimizers(self) -> None:
-        self.optimizer = torch.optim.SGD(self.parameters(), 0.1)
-
-    def train_step(self, batch: Any) -> Any:
-        loss = nn.functional.cross_entropy(
-            self.generator(batch[0]) + self.critic(batch[0]), batch[1]
-        )
-        self.update(loss)
-        return loss
-
-
-def test_with_several_models_a_name_may_begin_with_the_model(points):
-    trainer = GeneratorAndCritic(callbacks=[Freeze("critic.backbone", "head.2")], progress="silent")
-    trainer.train(points, 1, batch_size=8)
-    start = build_parts()
-    assert_same_model(trainer.critic.backbone, start.backbone)
-    assert not torch.equal(trainer.generator.backbone[0].weight, start.backbone[0].weight)
-    for model in (trainer.generator, trainer.critic):
-        assert_same_model(model.head[2], start.head[2])
-
-
 def test_groups_have_their_own_learning_rates_and_the_rest_the_optimizers(points):
     model = build_parts()
     groups = param_groups(model, {"backbone.0": 1e-4, "backbone": {"lr": 1e-3, "momentum": 0.9}})
@@ -254,36 +193,3 @@ def test_groups_have_their_own_learning_rates_and_the_rest_the_optimizers(points
     assert [id(p) for g in optimizer.param_groups for p in g["params"]] == [
         id(p) for p in model.parameters()
     ]
-
-
-def test_groups_leave_out_what_is_empty():
-    groups = param_groups(build_linear(), {"*": 0.1, "bias": 0.2})
-    assert [(len(group["params"]), group["lr"]) for group in groups] == [(2, 0.1)]
-
-
-def test_groups_of_a_name_that_matches_nothing_are_refused():
-    with raises("unknown-part", "'wieght'", "did you mean weight?"):
-        param_groups(build_linear(), {"wieght": 0.1})
-
-
-def test_frozen_parameters_are_in_the_groups_so_that_they_can_be_unfrozen():
-    model = build_linear()
-    freeze(model, "weight")
-    assert sum(len(group["params"]) for group in param_groups(model, {"bias": 0.1})) == 2
-
-
-@pytest.mark.parametrize(
-    "parts", [(["backbone", "head.0"],), (["backbone"], "head.0"), ("backbone", "head.0")]
-)
-def test_parts_may_be_in_a_list(points, parts):
-    model, start = trained(points, Freeze(*parts)).model, build_parts()
-    assert_same_model(model.backbone, start.backbone)
-    assert_same_model(model.head[0], start.head[0])
-    assert not torch.equal(model.head[2].weight, start.head[2].weight)
-
-
-@pytest.mark.parametrize("given", ["backbone", ["backbone", "head.0"]])
-def test_parts_are_one_key_of_a_run_file(given):
-    place = Place("callback", Callback, short={"Freeze": "loopwright.callbacks.Freeze"})
-    made = build({"kind": "Freeze", "parts": given, "until_epoch": 2}, place)
-    assert made.parts == (("backbone",) if isinstance(given, str) else ("backbone", "head.0"))

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from loopwright import Trainer
-from loopwright.callbacks import Checkpoints, Interval, LearningRateLog, OnlineLoss, Periodic
+from loopwright.callbacks import Checkpoints, LearningRateLog, Periodic
 
 from ..mistakes import raises
-from .runs import UPDATES_PER_EPOCH, Crash, assert_same_after_crash, build_trainer, train
+from .runs import assert_same_after_crash, build_trainer, train
 
 SAMPLES = [8, 16, 24, 32, 37, 45, 53, 61, 69, 74]  # seen after each update of two epochs
 
@@ -39,14 +39,6 @@ def moments(points: Any, num_epochs: int = 2, **every: int) -> list[tuple[int, i
     clock = Clock(**every)
     train(build_trainer([clock]), points, num_epochs)
     return clock.seen
-
-
-def test_once_an_epoch_if_nothing_is_said(points):
-    assert moments(points) == [(0, 5, 37), (1, 10, 74)]
-
-
-def test_every_second_epoch(points):
-    assert [epoch for epoch, _, _ in moments(points, 5, every_n_epochs=2)] == [1, 3]
 
 
 def test_every_third_update(points):
@@ -77,12 +69,6 @@ def test_what_is_measured_after_an_update_is_a_metric_of_its_step_and_the_last_i
     assert history["clock"] == [32, 74]
 
 
-def test_what_is_measured_by_epochs_is_in_the_rows_only(points):
-    history = train(build_trainer([Clock()]), points, 2).history
-    assert history["clock"] == [37, 74]
-    assert "clock" not in history.steps
-
-
 def test_in_a_window_the_interval_counts_updates_and_not_steps(points):
     clock = Clock(every_n_updates=2)
     train(build_trainer([clock], accumulate=2), points, 2)
@@ -98,16 +84,6 @@ def test_by_epochs_nothing_is_called_after_updates(points):
     trainer = build_trainer([Clock(), LearningRateLog(every_n_epochs=1)])
     assert trainer.run.hooks["on_update_end"] == []
     assert len(build_trainer([Clock(every_n_updates=5)]).run.hooks["on_update_end"]) == 1
-
-
-def test_an_interval_knows_its_place_on_the_clock(points):
-    trainer = train(build_trainer(), points, 1)
-    intervals = [
-        Interval("Mine", 1, None, None),
-        Interval("Mine", None, 1, None),
-        Interval("Mine", None, None, 1),
-    ]
-    assert [interval.now(trainer.progress) for interval in intervals] == [1, UPDATES_PER_EPOCH, 37]
 
 
 class Terminate(Clock):
@@ -131,20 +107,3 @@ def test_a_signal_waits_until_what_is_measured_after_an_update_is_there(tmp_path
         run(Terminate, "killed")
     resumed = run(Clock, "killed")
     assert list(resumed.history.steps["clock"].steps) == [3, 6, 9, 12, 15]
-
-
-def test_of_two_that_log_one_name_the_later_value_stays(points):
-    callbacks = [OnlineLoss(every_n_updates=2), OnlineLoss(every_n_updates=4)]
-    history = train(build_trainer(callbacks), points, 1).history
-    losses, online = list(history.steps["loss"]), list(history.steps["online_loss"])
-    assert online == pytest.approx([sum(losses[:2]) / 2, sum(losses[:4]) / 4])
-
-
-def test_an_exception_while_measuring_names_the_callback(points):
-    class Broken(Periodic):
-        def measure(self, trainer: Trainer) -> Mapping[str, float]:
-            raise RuntimeError("oh no")
-
-    with pytest.raises(RuntimeError) as caught:
-        train(build_trainer([Broken(every_n_updates=2), Crash(None)]), points)
-    assert caught.value.__notes__ == ["raised in Broken.on_update_end"]

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from loopwright import Callback, DataError, Trainer
-from loopwright.callbacks import LimitBatches, Rewind, TimeLimit
+from loopwright import Callback, Trainer
+from loopwright.callbacks import LimitBatches, TimeLimit
 from loopwright.callbacks.stopping import ENVIRONMENT
 from loopwright.data.open import open_stream
 from loopwright.data.stream import LimitedStream
 
 from ..loops import assert_same_model, batches, build_linear
 from .runs import assert_same_after_crash, build_trainer, train
-
-
-class Fetched(Dataset[Any]):
-    """Remembers which samples were fetched."""
-
-    def __init__(self, points: Any) -> None:
-        self.points = points
-        self.indices: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def __getitem__(self, index: int) -> Any:
-        self.indices.append(index)
-        return self.points[index]
 
 
 def open_limited(data: Any, limit: int, batch_size: int | None = 8) -> LimitedStream:
@@ -63,57 +47,9 @@ def test_evaluation_is_limited_apart_from_training(points):
     assert train(trainer, points, num_epochs=1).progress.step == 5
 
 
-def test_no_sample_beyond_the_limit_is_fetched(points):
-    data = Fetched(points)
-    stream = open_limited(data, 2)
-    for epoch in range(2):
-        data.indices.clear()
-        stream.begin(epoch)
-        assert [batch.size for batch in stream.take(5)] == [8, 8]
-        assert stream.take(1) == []
-        assert len(data.indices) == 16
-
-
-@pytest.mark.parametrize(("limit", "sizes"), [(2, (2, None)), (5, (5, 37)), (9, (5, 37))])
-def test_sizes_of_an_epoch_are_right_or_unknown(points, limit, sizes):
-    stream = open_limited(points, limit)
-    assert (stream.num_batches, stream.num_samples) == sizes
-    stream.begin(0)
-    assert len(list(stream)) == sizes[0]
-
-
-def test_data_without_a_length_stays_without_one_and_is_limited(points):
-    def generate() -> Iterator[Any]:
-        while True:
-            yield list(points.tensors)
-
-    stream = open_limited(generate(), 3, batch_size=None)
-    assert (stream.num_batches, stream.num_samples) == (None, None)
-    trainer = build_trainer([LimitBatches(train=3)])
-    trainer.train(generate(), 2)
-    assert (trainer.progress.epoch, trainer.progress.step) == (2, 6)
-
-
 def test_a_window_of_accumulated_batches_ends_at_the_limit(points):
     trainer = train(build_trainer([LimitBatches(train=3)], accumulate=2), points, num_epochs=1)
     assert (trainer.progress.step, trainer.progress.update) == (3, 2)
-
-
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize(("limit", "num_steps"), [(3, 2), (9, 5)])
-def test_of_the_first_batches_a_rewind_may_leave_some_out(points, order, limit, num_steps):
-    batches = [[tensor[i : i + 6].clone() for tensor in points.tensors] for i in range(0, 36, 6)]
-    batches[1][0][0, 0] = torch.nan
-    trainer = build_trainer([LimitBatches(train=limit), Rewind()][::order], build_linear())
-    trainer.train(batches, 1)
-    assert trainer.progress.step == num_steps
-
-
-def test_a_limit_on_samples_reaches_the_stream_behind(points):
-    stream = open_limited(points, 4)
-    stream.begin(0)
-    assert [batch.size for batch in stream.take(4, max_samples=10)] == [8, 2]
-    assert [batch.size for batch in stream] == [6, 8]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -138,14 +74,6 @@ def test_a_position_is_continued_exactly_and_counts_what_was_taken(points, num_w
         assert all(torch.equal(a, b) for a, b in zip(ours.value, theirs.value, strict=True))
 
 
-def test_a_position_without_a_limit_is_refused_with_one(points):
-    stream = open_stream(points, batch_size=8, seed=0, shuffle=True)
-    stream.begin(0)
-    stream.take(1)
-    with pytest.raises(DataError, match="the first batches of each epoch"):
-        open_limited(points, 2).load_state_dict(stream.state_dict())
-
-
 @pytest.mark.parametrize("after_update", [1, 3, 4])
 def test_a_crashed_run_of_limited_epochs_goes_on_exactly(tmp_path, points, after_update):
     def build() -> list[Callback]:
@@ -163,11 +91,6 @@ def test_the_environment_limits_both_where_no_argument_does(points, monkeypatch)
     assert (limits.train, limits.eval) == (2, 2)
     assert train(build_trainer([LimitBatches]), points, num_epochs=1).progress.step == 2
     assert LimitBatches(train=4).eval is None
-
-
-def test_without_arguments_and_environment_nothing_is_limited(points, monkeypatch):
-    monkeypatch.delenv(ENVIRONMENT, raising=False)
-    assert train(build_trainer([LimitBatches()]), points, num_epochs=1).progress.step == 5
 
 
 class Clock(Callback):

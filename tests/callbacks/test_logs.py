@@ -12,16 +12,13 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from loopwright import Callback, Schedule, Trainer
 from loopwright.callbacks import (
-    EMA,
     GradientNormLog,
     LearningRateLog,
-    OfflineLoss,
     Throughput,
-    param_groups,
 )
 
 from ..loops import batches, build_linear, build_net, train_by_hand
-from .runs import UPDATES_PER_EPOCH, assert_same_after_crash, build_timed, build_trainer, train
+from .runs import UPDATES_PER_EPOCH, assert_same_after_crash, build_trainer, train
 
 halving = partial(ExponentialLR, gamma=0.5)
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -37,11 +34,6 @@ def test_the_rate_logged_is_the_one_the_step_was_taken_with(points):
     assert list(trainer.history.steps["lr"]) == [0.1 * 0.5**n for n in range(UPDATES_PER_EPOCH)]
 
 
-def test_the_row_of_an_epoch_has_the_last_rate_of_it(points):
-    trainer = train(build_trainer([LearningRateLog()], optimizer=sgd, scheduler=halving), points)
-    assert trainer.history["lr"] == [0.1, 0.05, 0.025]
-
-
 def test_rates_that_are_tensors_are_logged_as_they_were(points):
     def build(params: Any) -> Any:
         return torch.optim.Adam(params, lr=torch.tensor(0.5), capturable=False, foreach=False)
@@ -53,17 +45,6 @@ def test_rates_that_are_tensors_are_logged_as_they_were(points):
         num_epochs=1,
     )
     assert list(trainer.history.steps["lr"]) == [0.5 * 0.5**n for n in range(UPDATES_PER_EPOCH)]
-
-
-def test_several_groups_are_named_by_optimizer_and_number(points):
-    model = build_net()
-    optimizer = torch.optim.SGD(param_groups(model, {"0": 0.01}), lr=0.1)
-    trainer = train(
-        build_trainer([LearningRateLog()], model, optimizer=optimizer), points, num_epochs=1
-    )
-    assert trainer.history.last("lr/optimizer/0") == 0.01
-    assert trainer.history.last("lr/optimizer/1") == 0.1
-    assert "lr" not in trainer.history
 
 
 class Pair(Trainer):
@@ -153,30 +134,3 @@ def test_a_crashed_run_logs_the_same_rates_and_norms(tmp_path, points, after_upd
     assert_same_after_crash(
         tmp_path, points, build, after_update, num_epochs=2, scheduler=schedule, clip_norm=1.0
     )
-
-
-def test_throughput_of_a_resumed_epoch_counts_the_whole_epoch(tmp_path, points):
-    first = build_trainer([Throughput()], run_dir=tmp_path)
-    first.train(points, num_updates=3, batch_size=8)
-    resumed = build_trainer([Throughput()], run_dir=tmp_path)
-    resumed.train(points, 1, batch_size=8)
-    assert 37 / resumed.history.last("samples_per_second") == pytest.approx(
-        resumed.progress.seconds
-    )
-
-
-def test_throughput_leaves_out_evaluations_inside_the_epoch(points, monkeypatch):
-    trainer = build_timed(
-        monkeypatch, [Throughput(), OfflineLoss("eval", every_n_updates=2)], progress="silent"
-    )
-    train(trainer, points, num_epochs=2)
-    assert trainer.history["samples_per_second"] == [37 / 5, 37 / 5]
-    assert trainer.progress.seconds == 10
-
-
-def test_time_in_an_evaluation_of_averaged_weights_is_counted_once(points, monkeypatch):
-    """One evaluation inside another: both are left out of the clock, and none of it twice."""
-    trainer = build_timed(monkeypatch, [Throughput(), EMA(decay=0.5)], progress="silent")
-    train(trainer, points, num_epochs=2)
-    assert trainer.progress.seconds == 10
-    assert trainer.run.metrics.eval_seconds == trainer.clock.now - 10

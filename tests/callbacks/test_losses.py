@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-from loopwright import ConfigurationError, Trainer
-from loopwright.callbacks import EMA, BestModel, OfflineLoss, OnlineLoss, Rewind
+from loopwright import Trainer
+from loopwright.callbacks import OfflineLoss, OnlineLoss, Rewind
 from loopwright.callbacks.losses import FLUSH_STEPS
 
 from ..loops import assert_same_model, build_net, evaluate_by_hand
 from ..mistakes import raises
-from .runs import assert_same_after_crash, assert_same_tree, build_trainer, state_of, train
+from .runs import assert_same_after_crash, assert_same_tree, build_trainer, state_of
 
 
 @pytest.fixture
@@ -38,13 +38,6 @@ def test_the_loss_is_that_of_the_named_data_over_every_sample(points, others):
     assert len(trainer.history["test_loss"]) == 2
 
 
-def test_data_sets_of_the_trainer_are_found_by_name(points, others):
-    trainer = build_trainer([OfflineLoss("test", every_n_updates=3)])
-    trainer.datasets = {"test": DataLoader(others, batch_size=9)}
-    trainer.train(points, 2, batch_size=8)
-    assert list(trainer.history.steps["test_loss"].steps) == [3, 6, 9]
-
-
 @pytest.mark.parametrize(
     "every", [{"every_n_updates": 1}, {"every_n_samples": 10}, {"every_n_epochs": 1}]
 )
@@ -61,20 +54,6 @@ def test_training_is_bit_identical_to_training_without_it(points, others, every,
         assert_same_tree(own[part], other[part], part)
 
 
-def test_the_evaluation_data_of_the_run_can_be_evaluated_more_often(points):
-    trainer = train(
-        build_trainer([OfflineLoss("eval", every_n_updates=5, prefix="often")]), points, 2
-    )
-    assert list(trainer.history.steps["often_loss"]) == trainer.history["eval_loss"]
-
-
-def test_the_training_data_can_be_evaluated_too(points):
-    trainer = run(points, [OfflineLoss("train")])
-    assert trainer.history.last("train_loss") == pytest.approx(
-        evaluate_by_hand(trainer.model, points)
-    )
-
-
 def test_a_name_that_is_not_there_is_refused_before_the_first_step(points, others):
     trainer = build_trainer([OfflineLoss("tset", datasets={"test": others})])
     with raises("unknown-data-set", "OfflineLoss(dataset_key='tset')", "did you mean test?"):
@@ -88,26 +67,6 @@ def test_training_data_that_can_be_read_only_once_is_not_evaluated(points):
         trainer.train(iter([tuple(t[:8] for t in points.tensors)]), 1)
 
 
-def test_averaged_weights_are_evaluated_on_it_too_and_can_be_watched(points, others):
-    loss = OfflineLoss("test", datasets={"test": others})
-    ema, best = EMA(0.5), BestModel("test_ema_loss", restore=True)
-    trainer = run(points, [loss, ema, best])
-    averaged = build_net()
-    averaged.load_state_dict(ema.state["model"])
-    assert trainer.history.last("test_ema_loss") == pytest.approx(
-        evaluate_by_hand(averaged, others)
-    )
-    assert best.best == min(trainer.history["test_ema_loss"])
-
-
-def test_a_metric_that_the_named_data_does_not_give_is_refused(points, others):
-    trainer = build_trainer([OfflineLoss("test", datasets={"test": others}), BestModel("test_los")])
-    with pytest.raises(
-        ConfigurationError, match=r"BestModel watches 'test_los'.*Did you mean 'test_loss'\?"
-    ):
-        trainer.train(points, 1)
-
-
 @pytest.mark.parametrize("after_update", [4, 10])
 def test_a_crashed_run_has_the_same_losses(tmp_path, points, others, after_update):
     def build() -> list[Any]:
@@ -117,12 +76,6 @@ def test_a_crashed_run_has_the_same_losses(tmp_path, points, others, after_updat
         ]
 
     assert_same_after_crash(tmp_path, points, build, after_update)
-
-
-def test_it_measures_outside_of_training_too(points, others):
-    loss = OfflineLoss("test", datasets={"test": others})
-    trainer = run(points, [loss])
-    assert loss.measure(trainer) == {"test_loss": trainer.history.last("test_loss")}
 
 
 # Running losses
@@ -137,11 +90,6 @@ def test_the_running_loss_is_the_mean_since_the_last_time(points):
     ]
     assert list(history.steps["online_loss"]) == pytest.approx(sums)
     assert list(history.steps["online_loss"].steps) == [2, 4, 6, 8, 10]
-
-
-def test_by_epochs_it_is_the_loss_of_the_epoch(points):
-    history = run(points, [OnlineLoss()], 3).history
-    assert history["online_loss"] == history["loss"]
 
 
 def test_other_metrics_of_the_steps_have_running_means_too(points):

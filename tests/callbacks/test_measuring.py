@@ -6,12 +6,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
 
 from loopwright import StepResult, Trainer
 from loopwright.callbacks import (
@@ -23,23 +21,13 @@ from loopwright.callbacks import (
     ProgressLine,
     TrainTime,
 )
-from loopwright.callbacks.summary import FieldStatistics
 from loopwright.checkpoint import load_weights
 from loopwright.training.update import OptimizerUpdate
 
 from ..loops import assert_same_model, build_net
-from ..mistakes import raises
-from .runs import assert_same_tree, build_timed, build_trainer, state_of, train
+from .runs import build_timed, build_trainer, train
 
 PARTS = ("data_seconds", "forward_seconds", "backward_seconds", "update_seconds")
-
-
-def test_the_parts_of_the_time_are_all_measured_and_less_than_the_whole(points):
-    began = perf_counter()
-    history = train(build_trainer([TrainTime()]), points, 2).history
-    whole = perf_counter() - began
-    assert all(value > 0 for part in PARTS for value in history[part])
-    assert sum(sum(history[part]) for part in PARTS) < whole
 
 
 class Clockwork(Trainer):
@@ -82,13 +70,6 @@ def test_measuring_the_time_changes_nothing_and_leaves_nothing_behind(points):
         assert not {"backward", "finish"} & vars(update).keys()
 
 
-def test_an_exception_leaves_nothing_behind_either(points):
-    trainer = build_trainer([TrainTime()])
-    with pytest.raises(RuntimeError):
-        trainer.train(TensorDataset(torch.zeros(8, 5), torch.zeros(8).long()), 1)
-    assert all("backward" not in vars(update) for update in trainer.run.updates.by_name.values())
-
-
 def test_peak_memory_is_that_of_the_process_and_never_falls(points):
     history = train(build_trainer([PeakMemory(every_n_updates=4)]), points).history
     values = list(history.steps["peak_memory_mb"])
@@ -111,17 +92,6 @@ def test_a_line_says_where_the_run_is_and_what_is_left(points, capsys):
     )
 
 
-def test_with_a_limit_of_updates_the_line_counts_those(points, capsys):
-    trainer = build_trainer([ProgressLine(every_n_updates=4)], progress="lines")
-    trainer.train(points, num_updates=8, batch_size=8)
-    assert re.search(r"update 4/8 .* 50.0% done", capsys.readouterr().out)
-
-
-def test_a_silent_run_stays_silent(points, capsys):
-    train(build_trainer([ProgressLine(), ParameterCount(), DatasetStatistics()]), points, 1)
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize(
     ("every", "steps"),
     [
@@ -134,12 +104,6 @@ def test_learning_rates_are_logged_at_an_interval(points, every, steps):
     history = train(build_trainer([LearningRateLog(**every)]), points, 2).history
     assert list(history.steps["lr"].steps) == steps
     assert history["lr"] == [0.01, 0.01]
-
-
-def test_learning_rates_can_be_logged_for_epochs_only(points):
-    history = train(build_trainer([LearningRateLog(every_n_epochs=2)]), points, 4).history
-    assert "lr" not in history.steps
-    assert ["lr" in row for row in history.epochs] == [False, True, False, True]
 
 
 # What a run begins with
@@ -168,46 +132,6 @@ def test_statistics_are_those_of_all_values_of_a_field(points, tmp_path):
         assert (found.min, found.max) == (values.min().item(), values.max().item())
     written = json.loads((tmp_path / "artifacts" / "statistics-train.json").read_text())
     assert written["0"]["mean"] == statistics.statistics["0"].mean
-
-
-def test_statistics_of_the_first_samples_only(points):
-    statistics = DatasetStatistics(num_samples=12, batch_size=5)
-    train(build_trainer([statistics]), points, 1)
-    assert statistics.statistics["0"].count == 72
-    assert statistics.statistics["0"].mean == pytest.approx(points.tensors[0][:12].mean().item())
-
-
-def test_statistics_of_named_fields_and_named_data(points):
-    rows = [{"x": x, "deep": {"y": y}} for x, y in points]
-    statistics = DatasetStatistics(
-        "extra", datasets={"extra": torch.utils.data.ConcatDataset([rows])}
-    )
-    train(build_trainer([statistics]), points, 1)
-    assert list(statistics.statistics) == ["x", "deep.y"]
-
-
-def test_looking_at_the_data_does_not_change_training(points):
-    plain, looked = (
-        train(build_trainer(), points),
-        train(build_trainer([DatasetStatistics()]), points),
-    )
-    for part in ("models", "rng", "progress"):
-        assert_same_tree(state_of(plain)[part], state_of(looked)[part])
-
-
-def test_a_large_mean_does_not_spoil_the_deviation():
-    found = FieldStatistics()
-    values = (
-        torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1e8
-    )
-    for part in values.split(7):
-        found.add(part)
-    assert found.std == pytest.approx(values.std(correction=0).item(), rel=1e-6)
-
-
-def test_statistics_of_unknown_data_are_refused(points):
-    with raises("unknown-data-set", "DatasetStatistics(dataset_key='other')"):
-        train(build_trainer([DatasetStatistics("other")]), points)
 
 
 # Additional outputs
@@ -253,20 +177,6 @@ def test_with_a_run_directory_outputs_are_written(points, tmp_path: Path):
     assert "largest" not in history.steps
 
 
-def test_outputs_of_epochs_are_those_of_the_last_step(points):
-    outputs = AdditionalOutputs()
-    history = train_outputs(points, outputs).history
-    assert outputs.latest["logits"].shape == (5, 3)
-    assert len(history["largest"]) == 2
-
-
-def test_outputs_without_names_are_kept_as_outputs(points):
-    outputs = AdditionalOutputs(every_n_updates=5)
-    train(build_trainer([outputs]), points, 1)
-    assert outputs.latest["outputs"].shape == (5, 3)
-    assert not outputs.latest["outputs"].requires_grad
-
-
 def test_evaluations_are_no_part_of_the_time_of_training(points, monkeypatch):
     class Evaluating(Clockwork):
         def eval_step(self, batch: Any) -> Any:
@@ -283,17 +193,6 @@ def test_evaluations_are_no_part_of_the_time_of_training(points, monkeypatch):
     monkeypatch.setattr("loopwright.callbacks.measuring.perf_counter", lambda: trainer.now)
     rows = trainer.train(points, 2, eval_data=points, batch_size=8).epochs
     assert [row["data_seconds"] for row in rows] == [4000, 5000]
-
-
-def test_the_line_and_the_bar_count_epochs_alike(points, capsys):
-    train(build_trainer([ProgressLine()], progress="lines"), points, 2)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
-    assert [line.split("  ")[0] for line in lines] == [
-        "epoch 1/2",
-        "epoch 1/2",
-        "epoch 2/2",
-        "epoch 2/2",
-    ]
 
 
 def test_what_is_left_includes_the_evaluations_to_come(points, capsys, monkeypatch):

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
-from loopwright import ConfigurationError, StepResult, Trainer
+from loopwright import ConfigurationError, Trainer
 from loopwright.callbacks import BestModel
 from tests.distributed.ranks import run_ranks
 
@@ -63,15 +62,6 @@ def test_functions_return_a_mean_or_a_value_for_each_sample():
     assert measured["constant"] == 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
-def test_a_value_that_float32_does_not_have_stays_as_it_is(dtype):
-    value = torch.tensor(2**24 + 1, dtype=dtype)
-    trainer = build(nn.MSELoss(), 1, metrics={"count": lambda *_: value})
-    assert (
-        trainer.evaluate((INPUTS, INPUTS.sum(1, keepdim=True)), batch_size=8)["count"] == 2**24 + 1
-    )
-
-
 @pytest.mark.parametrize(
     ("loss", "yes"),
     [(nn.BCEWithLogitsLoss(), 0.0), (F.binary_cross_entropy_with_logits, 0.0), (nn.BCELoss(), 0.5)],
@@ -107,13 +97,6 @@ def test_torchmetrics_objects_and_functions_stand_side_by_side():
     assert set(measured) == {"loss", "accuracy", "f1", "second"}
 
 
-def test_functions_name_themselves_in_a_list():
-    assert set(build(nn.MSELoss(), 1, metrics=[F.l1_loss]).evaluate((INPUTS, INPUTS[:, :1]))) == {
-        "loss",
-        "l1_loss",
-    }
-
-
 def evaluate_all(rank: int) -> dict[str, float]:
     """The fifth batch of 9 has one sample, which only one of the processes gets."""
     trainer = build(
@@ -140,37 +123,6 @@ def test_a_model_is_kept_and_resumed_by_a_metric(tmp_path):
     history = train(num_epochs=4)
     whole = build(metrics="accuracy").train((INPUTS, CLASSES), 4, (INPUTS, CLASSES), batch_size=8)
     assert history["eval_accuracy"] == whole["eval_accuracy"]
-
-
-def test_a_step_of_ones_own_is_measured_by_its_outputs():
-    class Own(Trainer):
-        def eval_step(self, batch):
-            outputs = self.model(batch[0])
-            return StepResult(F.cross_entropy(outputs, batch[1]), outputs=outputs)
-
-    class Without(Trainer):
-        def eval_step(self, batch):
-            return F.cross_entropy(self.model(batch[0]), batch[1])
-
-    arguments = {"metrics": "accuracy", "progress": "silent", "loss_fn": nn.CrossEntropyLoss()}
-    data = TensorDataset(INPUTS, CLASSES)
-    assert "accuracy" in Own(nn.Linear(6, 3), **arguments).evaluate(data)
-    with raises("no-outputs-to-measure"):
-        Without(nn.Linear(6, 3), **arguments).evaluate(data)
-
-
-def test_a_run_without_evaluation_says_that_nothing_is_measured(mistake, capsys):
-    torch.manual_seed(0)
-    model = nn.Linear(6, 3)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = Trainer(model, sgd, nn.CrossEntropyLoss(), metrics="accuracy", progress="lines")
-    trainer.train((INPUTS, CLASSES), num_epochs=1)
-    said = (
-        "metrics (accuracy) are measured in evaluations, and this run has none: pass `eval_data=`."
-    )
-    shown = capsys.readouterr()
-    assert said in shown.out + shown.err
-    mistake.said("Arguments", "`metrics=` without `eval_data=`", said)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ from loopwright.callbacks import (
     EarlyStopping,
     OfflineLoss,
     ProgressDisplay,
-    Rewind,
 )
 
 from ..terminals import ESCAPES, Screen, terminal
-from .runs import Clock, Crash, Timed, build_net, build_timed, build_trainer, train
+from .runs import Crash, build_timed, build_trainer, train
 
 EPOCH_LINE = r"epoch {}/2  loss \d\S* +eval_loss \d\S* +\d+\.\d s +[\d,]+ samples/s(  0:\d\d left)?"
 
@@ -41,27 +39,6 @@ def test_a_terminal_gets_a_live_bar_and_a_line_for_every_epoch(points, monkeypat
     assert heading.split() == ["epoch", "loss", "eval_loss", "time", "samples/s"]
     assert [epoch.split()[0] for epoch in epochs] == ["1/2", "2/2"]
     assert {len(epoch) for epoch in epochs} == {len(heading)}
-
-
-def test_lines_that_a_callback_prints_stay_between_the_rows_of_short_epochs(points, monkeypatch):
-    class Speaking(Callback):
-        def on_epoch_end(self, trainer: Trainer, metrics: Any) -> None:
-            print(f"said at the end of {trainer.progress.epoch}")
-
-    with terminal(monkeypatch, rows=40) as shown:
-        train(build_trainer([Speaking], progress="bar"), points, num_epochs=3)
-    lines = re.findall(
-        r"^ *(?:[123]/3|said at the end of \d)", Screen(rows=40).feed(shown[0]).text, re.MULTILINE
-    )
-    ends = [
-        "said at the end of 1",
-        "1/3",
-        "said at the end of 2",
-        "2/3",
-        "said at the end of 3",
-        "3/3",
-    ]
-    assert [line.strip() for line in lines] == ends
 
 
 def test_the_cursor_is_back_after_training_and_after_an_exception(points, monkeypatch):
@@ -97,40 +74,6 @@ def test_within_a_long_epoch_there_is_a_line_every_interval(
     assert first.startswith("Training without a run directory")
     assert [line.split("  ")[1] for line in lines[:-1]] == [f"step {n}/5" for n in range(1, 6)]
     assert lines[-1].startswith("epoch 1/1  loss ")
-
-
-def test_silence_is_silent(points, capsys):
-    train(build_trainer(progress="silent"), points)
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "")
-
-
-def test_data_without_a_length_shows_steps_without_a_total(points, capsys, monkeypatch):
-    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", -1.0)
-    batches = iter([list(points.tensors)] * 2)
-    build_trainer([ProgressDisplay("lines", interval=0.0)], progress="lines").train(batches, 1)
-    assert capsys.readouterr().out.splitlines()[1].split("  ")[1] == "step 1"
-
-
-def test_metrics_with_brackets_are_shown_as_they_are(points, monkeypatch):
-    class Bracketed(Callback):
-        def on_train_epoch_end(self, trainer: Trainer) -> None:
-            trainer.log({"top[5]": 0.5, "[bold]": 0.25})
-
-    with terminal(monkeypatch) as shown:
-        train(build_trainer([Bracketed], progress="bar"), points, num_epochs=1)
-    text = Screen().feed(shown[0]).text
-    assert re.search(r"epoch .* top\[5\] +\[bold\] .*\n +1/1 .* 0\.5000 +0\.2500", text)
-
-
-def test_a_resumed_epoch_starts_the_bar_where_it_is(points, monkeypatch):
-    trainer = build_trainer(progress="bar")
-    data: TensorDataset = points
-    with terminal(monkeypatch):
-        trainer.train(data, num_updates=2, batch_size=8)
-    with terminal(monkeypatch) as shown:
-        trainer.train(data, 1, batch_size=8)
-    assert "2/5" in ESCAPES.sub("", shown[0])
 
 
 @pytest.mark.parametrize(
@@ -275,51 +218,6 @@ def test_a_resumed_run_goes_by_its_own_speed(points, monkeypatch, tmp_path):
     assert "Finished: 3 epochs, 15 updates in 0:08 since it was resumed." in text
     # 42 samples at 8 a second
     assert ("epoch 2/3 4/5 0:01 left", "run 62% 0:05 left") in bars(shown)
-
-
-def test_steps_of_an_accumulation_window_and_a_second_call_are_counted(points, monkeypatch):
-    trainer = build_timed(monkeypatch, [], progress="bar", accumulate=2)
-    trainer.train(points, 1, batch_size=8)
-    with terminal(monkeypatch) as shown:
-        trainer.train(points, 2, batch_size=8)
-    assert ("epoch 2/3 4/5 0:01 left", "run 43% 0:05 left") in bars(shown)  # 32 of 37 samples
-    assert re.findall(r"^ +(\d/3) ", Screen().feed(shown[0]).text, re.MULTILINE) == ["2/3", "3/3"]
-
-
-def test_a_rewind_takes_the_bar_back(points, monkeypatch):
-    class Bad(Timed):
-        is_bad = True
-
-        def compute_loss(self, outputs: Any, targets: Any) -> Any:
-            loss = super().compute_loss(outputs, targets)
-            is_bad, self.is_bad = (
-                self.is_bad and self.progress.step == 3,
-                self.is_bad and self.progress.step != 3,
-            )
-            return loss * float("nan") if is_bad else loss
-
-    trainer = Bad(
-        build_net(),
-        partial(torch.optim.SGD, lr=0.1),
-        torch.nn.functional.cross_entropy,
-        callbacks=Rewind(),
-        progress="bar",
-    )
-    trainer.clock = Clock(monkeypatch)
-    with terminal(monkeypatch) as shown:
-        trainer.train(points, 1, batch_size=8)
-    steps = [moment[0].split()[2] for moment in bars(shown)]
-    assert steps == ["0/5", "1/5", "2/5", "3/5", "0/4", "1/4", "2/4", "3/4", "4/4"]
-
-
-def test_the_mean_of_the_loss_is_that_of_the_epoch_so_far(points, monkeypatch):
-    with terminal(monkeypatch) as shown:
-        trainer = train(build_timed(monkeypatch, [], progress="bar"), points, num_epochs=1)
-    losses = list(trainer.history.steps["loss"])
-    assert (
-        frames(shown, r"loss \S+ \(mean \S+\)")[2]
-        == f"loss {losses[2]:#.4g} (mean {sum(losses[:3]) / 3:#.4g})"
-    )
 
 
 def test_lines_say_the_same_inside_epochs_and_evaluations(points, capsys, monkeypatch):

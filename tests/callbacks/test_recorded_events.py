@@ -66,25 +66,6 @@ def test_a_resumed_run_says_where_it_went_on_and_has_no_event_twice(data):
     )
 
 
-def test_a_second_call_of_train_is_another_start(data):
-    trainer = build()
-    trainer.train(data, batch_size=8)
-    trainer.train(data, batch_size=8)
-    started = [event for event in RunView("run").metrics.events() if event.kind == "started"]
-    assert [(event.update, event.detail["call"]) for event in started] == [(0, 1), (4, 2)]
-    assert kinds().count("finished") == 2
-
-
-def test_a_stop_is_an_event_with_its_reason(data):
-    class Stops(Callback):
-        def on_epoch_end(self, trainer, metrics):
-            trainer.stop("it is good enough")
-
-    build(Stops()).train(data, num_epochs=5, batch_size=8)
-    last = RunView("run").metrics.events()[-1]
-    assert (last.kind, last.text) == ("stopped", "it is good enough")
-
-
 def test_a_failed_run_has_its_traceback_in_the_event_and_in_the_log(data):
     class Fails(Trainer):
         def train_step(self, batch):
@@ -172,24 +153,3 @@ def test_the_log_and_the_warnings_of_the_program_are_as_before_after_training(da
     handlers, shown = list(logging.getLogger().handlers), warnings.showwarning
     build().train(data, batch_size=8)
     assert (logging.getLogger().handlers, warnings.showwarning) == (handlers, shown)
-
-
-def test_the_clock_has_the_place_of_log_points(data):
-    build().train(data, num_epochs=2, batch_size=8)
-    rows = RunView("run").metrics.query("SELECT step, samples, wall FROM clock ORDER BY step").rows
-    assert rows[-1][:2] == (8, 64)
-    assert [row[2] for row in rows] == sorted(row[2] for row in rows)
-
-
-def test_recording_adds_no_call_to_a_step(data):
-    from loopwright.callback import Callback as Base
-    from loopwright.callbacks import RunRecorder
-
-    per_step = (
-        "on_train_step_start",
-        "on_train_step_end",
-        "on_update_end",
-        "on_optimizer_start",
-        "on_eval_step_end",
-    )
-    assert all(getattr(RunRecorder, name) is getattr(Base, name) for name in per_step)

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.utils.data import TensorDataset
@@ -42,16 +41,6 @@ def test_every_step_is_recorded_once_with_its_update(
         (update, step, "loss", losses[step - 1]) for step, update in enumerate(updates, start=1)
     ]
     assert metrics(tmp_path).steps() == expected
-
-
-def test_every_epoch_is_recorded_as_in_the_history(tmp_path, points):
-    trainer = train(build_trainer(run_dir=tmp_path), points, num_epochs=2)
-    expected = [
-        (epoch, 5 * epoch, name, value)
-        for epoch, row in enumerate(trainer.history.epochs, start=1)
-        for name, value in row.items()
-    ]
-    assert metrics(tmp_path).epochs() == expected
 
 
 def test_an_epoch_that_was_cut_short_is_recorded_and_then_replaced(tmp_path, points):
@@ -105,14 +94,6 @@ def test_a_finished_run_says_so_with_its_progress(tmp_path, points):
     }
 
 
-def test_a_stopped_run_says_why(tmp_path, points):
-    def stop(trainer: Trainer, metrics: Any) -> None:
-        trainer.stop("enough")
-
-    train(build_trainer([stop], run_dir=tmp_path), points)
-    assert (manifest(tmp_path).state, manifest(tmp_path).reason) == ("stopped", "enough")
-
-
 def test_a_failed_run_names_the_error_and_a_restart_clears_it(tmp_path, points):
     with pytest.raises(ZeroDivisionError):
         train(build_trainer([Crash(2)], run_dir=tmp_path), points)
@@ -124,17 +105,6 @@ def test_a_failed_run_names_the_error_and_a_restart_clears_it(tmp_path, points):
     assert (manifest(tmp_path).state, manifest(tmp_path).reason) == ("finished", None)
 
 
-def test_while_it_runs_the_run_is_running(tmp_path, points):
-    states = []
-
-    class Look(Callback):
-        def on_epoch_end(self, trainer: Trainer, metrics: Any) -> None:
-            states.append(manifest(tmp_path).state)
-
-    train(build_trainer([Look], run_dir=tmp_path), points, num_epochs=1)
-    assert states == ["running"]
-
-
 def test_an_interrupt_from_the_keyboard_is_no_failure(tmp_path, points):
     class Interrupt(Callback):
         def on_update_end(self, trainer: Trainer) -> None:
@@ -143,27 +113,6 @@ def test_an_interrupt_from_the_keyboard_is_no_failure(tmp_path, points):
     with pytest.raises(KeyboardInterrupt):
         train(build_trainer([Interrupt], run_dir=tmp_path), points)
     assert manifest(tmp_path).state == "interrupted"
-
-
-def test_what_git_says_after_the_first_step_is_still_recorded(tmp_path, points, monkeypatch):
-    """This git answers once a step was taken: whoever waits for it before that never hears it."""
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "HEAD").write_text("a" * 40)
-    program = tmp_path / "git"
-    program.write_text(
-        f"#!/bin/sh\nwhile [ ! -e {tmp_path}/stepped ]; do sleep 0.02; done\nexit 1\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.chdir(tmp_path)
-
-    class Stepped(Callback):
-        def on_update_end(self, trainer: Trainer) -> None:
-            (tmp_path / "stepped").touch()
-
-    train(build_trainer([Stepped()], run_dir=tmp_path / "run"), points)
-    found = manifest(tmp_path / "run")
-    assert (found.git_commit, found.git_dirty, found.state) == ("a" * 40, True, "finished")
 
 
 class KillBeforeSaving(Callback):

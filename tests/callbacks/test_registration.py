@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -31,14 +31,6 @@ def test_an_unknown_name_is_refused_with_those_there_are():
         AttributeError, match="no attribute 'Nothing'; available: AdditionalOutputs, BestCheckpoint"
     ):
         loopwright.callbacks.Nothing
-
-
-def test_a_hook_may_name_its_arguments_as_it_likes(points):
-    class Renamed(Callback):
-        def on_epoch_end(self, t: Trainer, *rest: Any) -> None:
-            t.stop("seen")
-
-    assert train(build_trainer([Renamed]), points).stop_reason == "seen"
 
 
 def test_checkpoints_come_after_what_they_save_and_defaults_only_where_the_user_brought_none(
@@ -66,16 +58,6 @@ def test_callbacks_hear_of_an_exception_which_is_raised_all_the_same(points):
     with pytest.raises(ZeroDivisionError) as caught:
         train(build_trainer([Failing, Listening]), points)
     assert heard == [caught.value]
-
-
-def test_an_error_while_hearing_of_an_exception_is_added_to_it_and_hides_nothing(points):
-    class Worse(Callback):
-        def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-            raise KeyError("worse")
-
-    with pytest.raises(ZeroDivisionError, match="broken") as caught:
-        train(build_trainer([Worse, Failing]), points)
-    assert caught.value.__notes__[-1] == "on_exception failed as well: KeyError('worse')"
 
 
 @pytest.mark.parametrize("package", ["callbacks", "schedules", "initializers"])

@@ -14,7 +14,6 @@ from loopwright.callbacks import (
     EMA,
     BestCheckpoint,
     Checkpoints,
-    LimitBatches,
     NonFiniteGuard,
     OnlineLoss,
     Rewind,
@@ -67,22 +66,6 @@ def test_a_model_that_was_kept_by_updates_after_the_snapshot_is_kept_anew(tmp_pa
     assert len(kept) == 1
 
 
-def test_the_batch_limit_counts_what_is_left_after_the_bad_one_is_out():
-    limits = [LimitBatches(train=8), LimitBatches(train=7)]
-    rewound, clean = build([limits[0], Rewind()]), build([limits[1]])
-    rewound.train(poisoned(good_batches(), 3), num_epochs=1)
-    clean.train(good_batches(), num_epochs=1)
-    assert_same_run(rewound, clean)
-
-
-@pytest.mark.parametrize("limit", [{"num_updates": 7}, {"num_samples": 26}])
-def test_a_limit_counts_good_steps_only(limit):
-    rewound, clean = build([Rewind()]), build()
-    rewound.train(poisoned(good_batches(), 3, 6), **limit)
-    clean.train(good_batches(), **limit)
-    assert_same_run(rewound, clean)
-
-
 def test_a_second_call_goes_on_in_the_epoch_without_the_batch():
     rewound, clean = build([Rewind()]), build()
     bad, good = poisoned(good_batches(), 2, 6), good_batches()
@@ -90,19 +73,6 @@ def test_a_second_call_goes_on_in_the_epoch_without_the_batch():
         trainer.train(batches, num_updates=4)
         trainer.train(batches, num_updates=9)
     assert_same_run(rewound, clean)
-
-
-def test_a_run_that_began_without_it_goes_on_with_it(tmp_path):
-    bad, good = poisoned(good_batches(), 6), good_batches()
-    first = build()
-    first.train(bad, num_updates=4)
-    first.save(tmp_path / "saved")
-    second, clean = build([Rewind()]), build()
-    second.load(tmp_path / "saved")
-    second.train(bad, num_updates=6)
-    for num_updates in (4, 6):
-        clean.train(good, num_updates=num_updates)
-    assert_same_run(second, clean)
 
 
 def test_after_the_limit_the_next_bad_batch_is_an_error_that_says_so():
@@ -182,31 +152,12 @@ def test_checkpoints_of_undone_updates_are_removed(tmp_path):
     assert noting.found == (4, ["update-00000004"])
 
 
-def test_time_spent_on_undone_steps_still_counts():
-    seconds = []
-
-    class Noting(Callback):
-        def on_update_end(self, trainer: Trainer) -> None:
-            seconds.append(trainer.progress.seconds)
-
-    build([Rewind(), Noting()]).train(poisoned(good_batches(), 6), num_epochs=1)
-    assert seconds == sorted(seconds)
-
-
 def test_a_scheduler_of_epochs_is_stepped_once_an_epoch():
     schedule = {"scheduler": partial(LinearLR, total_iters=4)}
     rewound, clean = build([Rewind()], **schedule), build(**schedule)
     rewound.train(poisoned(good_batches(), 6), num_epochs=2)
     clean.train(good_batches(), num_epochs=2)
     assert_same_run(rewound, clean)
-
-
-def test_it_says_what_it_does(capsys):
-    build([Rewind()], progress="lines").train(poisoned(good_batches(), 2), num_epochs=1)
-    assert (
-        "in batch 3 of epoch 1; returning to update 0 and continuing without this batch (rewind 1 "
-        "of 3)." in capsys.readouterr().out
-    )
 
 
 def test_data_that_cannot_be_sought_in_is_refused_before_the_first_step():

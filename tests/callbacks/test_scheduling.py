@@ -9,25 +9,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils.data import IterableDataset
 
-from loopwright import Callback, Schedule, Trainer
+from loopwright import Callback, Trainer
 from loopwright.callbacks import (
     LearningRateLog,
     Rewind,
-    ScheduleLearningRate,
     ScheduleWeightDecay,
     param_groups,
 )
-from loopwright.callbacks.scheduling import extent_of
 from loopwright.schedules import (
     Constant,
     Cosine,
-    Curve,
-    Extent,
     Linear,
-    MultiStep,
     WarmupCosine,
 )
 
@@ -64,12 +57,6 @@ def test_by_epochs_it_goes_by_the_samples_of_the_epoch(points):
     )
 
 
-def test_by_samples_it_goes_by_those(points):
-    assert rates(points, Linear(), num_samples=40) == pytest.approx(
-        [0.1 * (1 - n / 40) for n in (0, 8, 16, 24, 32, 37)]
-    )
-
-
 def test_the_nearest_limit_counts(points):
     assert rates(points, Linear(), num_epochs=100, num_updates=4) == pytest.approx(
         [0.1, 0.075, 0.05, 0.025]
@@ -93,34 +80,6 @@ def test_a_cosine_is_bit_for_bit_a_hand_written_loop(points):
 
     train_by_hand(other, optimizer, points, epochs=2, every_update=Step())
     assert_same_model(model, other)
-
-
-def test_it_is_what_torch_does_with_a_cosine(points):
-    own = rates(points, Cosine(), num_updates=10)
-    torchs = rates(
-        points, Schedule(partial(CosineAnnealingLR, T_max=10), every="update"), num_updates=10
-    )
-    assert own == pytest.approx(torchs)
-
-
-def test_updates_are_counted_and_not_steps(points):
-    own = rates(points, MultiStep(0.5, at_updates=[3]), num_updates=6, accumulate=2)
-    assert own[:6] == [0.1] * 5 + [0.05]
-
-
-def test_groups_keep_their_proportions(points):
-    model = build_net()
-    groups = param_groups(model, {"0": 0.5})
-    trainer = build(
-        [LearningRateLog()], model, optimizer=partial(_build, groups), scheduler=Linear()
-    )
-    trainer.train(points, num_updates=4, batch_size=8)
-    assert list(trainer.history.steps["lr/optimizer/0"]) == pytest.approx([0.5, 0.375, 0.25, 0.125])
-    assert list(trainer.history.steps["lr/optimizer/1"]) == pytest.approx([0.1, 0.075, 0.05, 0.025])
-
-
-def _build(groups: Any, params: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=0.1)
 
 
 class Decays(Callback):
@@ -184,34 +143,9 @@ def test_rates_go_back_with_a_rewind(points):
     assert list(trainer.history.steps["lr"]) == pytest.approx([0.1 * (1 - n / 8) for n in range(8)])
 
 
-def test_data_without_a_length_goes_epoch_by_epoch(points):
-    class Rows(IterableDataset):
-        def __iter__(self) -> Any:
-            return iter(points)
-
-    assert rates(Rows(), Linear(), num_epochs=2) == [0.1] * 5 + [0.05] * 5
-
-
 def test_a_run_that_is_limited_by_time_only_is_refused(points):
     with raises("curve-needs-length"):
         build(scheduler=Cosine()).train(points, max_time=1.0)
-
-
-def test_an_option_that_the_optimizer_does_not_have_is_refused(points):
-    class Plain(torch.optim.SGD):
-        def __init__(self, params: Any) -> None:
-            super().__init__(params, lr=0.1)
-            for group in self.param_groups:
-                del group["weight_decay"]
-
-    trainer = build([ScheduleWeightDecay(Cosine())], optimizer=Plain)
-    with raises("unknown-option", "'weight_decay'"):
-        trainer.train(points, 1)
-
-
-def test_an_unknown_optimizer_is_refused(points):
-    with raises("unknown-optimizer", "'optimiser'", "did you mean optimizer?"):
-        build([ScheduleLearningRate(Cosine(), optimizer="optimiser")]).train(points, 1)
 
 
 def test_each_of_several_optimizers_has_its_own_curve(points):
@@ -234,23 +168,3 @@ def test_each_of_several_optimizers_has_its_own_curve(points):
     trainer.train(points, num_updates=4, batch_size=8)
     assert list(trainer.history.steps["lr/first/0"]) == pytest.approx([0.1, 0.075, 0.05, 0.025])
     assert list(trainer.history.steps["lr/second/0"]) == [0.1] * 4
-
-
-def test_a_curve_of_ones_own_works(points):
-    class Half(Curve):
-        def value(self, done: float) -> float:
-            return 0.5
-
-    assert rates(points, Half(), num_epochs=1) == [0.05] * 5
-
-
-def test_the_length_of_a_run_on_each_clock(points):
-    class Look(Callback):
-        def on_train_start(self, trainer: Trainer) -> None:
-            self.extent = extent_of(trainer)
-
-    look = Look()
-    build([look], accumulate=2).train(points, 4, batch_size=8)
-    assert look.extent == Extent(4, 12, 148)
-    build([look]).train(points, num_updates=10, batch_size=8)
-    assert look.extent == Extent(2, 10, 74)

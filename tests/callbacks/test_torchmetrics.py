@@ -11,7 +11,6 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassAUROC,
-    MulticlassConfusionMatrix,
     MulticlassF1Score,
     MulticlassPrecision,
 )
@@ -44,14 +43,6 @@ def test_a_metric_is_computed_over_the_evaluation_and_named_by_its_class(points)
     assert "multiclass_accuracy" not in trainer.history
 
 
-def test_a_dict_gives_metrics_their_names(points):
-    trainer = train(
-        build_trainer([TorchMetrics({"acc": accuracy(), "f1": MulticlassF1Score(3)})]), points
-    )
-    assert trainer.history.last("eval_acc") == expected(accuracy(), trainer, points)
-    assert trainer.history.last("eval_f1") == expected(MulticlassF1Score(3), trainer, points)
-
-
 def test_a_collection_names_its_values_itself(points):
     callback = TorchMetrics(collection(prefix="my_"))
     trainer = train(build_trainer([callback]), points)
@@ -61,19 +52,6 @@ def test_a_collection_names_its_values_itself(points):
     assert trainer.history.last("eval_my_MulticlassF1Score") == expected(
         MulticlassF1Score(3), trainer, points
     )
-
-
-def test_a_metric_can_be_watched(points):
-    callbacks = [
-        EarlyStopping("eval_acc", patience=1, min_delta=1.0),
-        TorchMetrics({"acc": accuracy()}),
-    ]
-    assert len(train(build_trainer(callbacks), points).history) == 2
-
-
-def test_evaluating_outside_of_training_measures_too(points):
-    trainer = build_trainer([TorchMetrics({"acc": accuracy()})])
-    assert trainer.evaluate(points)["acc"] == expected(accuracy(), trainer, points)
 
 
 def test_one_value_a_class_is_logged_by_number(points):
@@ -90,12 +68,6 @@ def test_a_dict_of_values_is_logged_by_its_names_which_can_be_announced(points):
         num_epochs=1,
     )
     assert "eval_multiclassaccuracy_high" in trainer.history
-
-
-def test_a_value_that_is_no_row_of_numbers_is_refused_by_name(points):
-    trainer = build_trainer([TorchMetrics({"matrix": MulticlassConfusionMatrix(3)})])
-    with raises("metric-not-numbers", "'matrix'"):
-        trainer.evaluate(points)
 
 
 @pytest.mark.parametrize(
@@ -247,8 +219,3 @@ def test_a_step_without_outputs_is_an_error_that_says_what_to_return(points):
 def test_what_is_no_metric_is_refused(given):
     with raises("not-an-updated-metric"):
         TorchMetrics(given)
-
-
-def test_an_unknown_phase_is_refused():
-    with raises("metrics-on", "on='test'"):
-        TorchMetrics(accuracy(), on="test")  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ they refuse."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from loopwright import Callback, ConfigurationError, Trainer
+from loopwright import ConfigurationError, Trainer
 from loopwright.callbacks import (
     EMA,
-    BestCheckpoint,
     BestMetric,
     BestModel,
     EarlyStopping,
@@ -65,15 +64,6 @@ def test_early_stopping_goes_on_while_a_metric_falls_that_is_to_fall(points, met
     assert (len(trainer.history), trainer.stop_reason) == (5, None)
 
 
-@pytest.mark.parametrize("has_run_dir", [False, True])
-def test_the_weights_of_the_smallest_rmse_are_put_back(points, tmp_path, has_run_dir):
-    script = Logged(rmse=[3.0, 1.0, 2.0])
-    options = {"run_dir": tmp_path / "run"} if has_run_dir else {}
-    trainer = train(build_trainer([script, BestModel("rmse", restore=True)], **options), points)
-    assert same(trainer.model.state_dict(), script.weights[1])
-    assert not same(script.weights[1], script.weights[2])
-
-
 @pytest.mark.parametrize(
     "metric", ["fit", "score", "eval_fit", "eval_score", "eval_ema_score", "held_score"]
 )
@@ -91,32 +81,6 @@ def test_a_name_that_says_nothing_is_asked_about_before_the_first_step(points):
     with raises("unknown-direction", "EarlyStopping", "'foo'"):
         train(trainer, points)
     assert (trainer.progress.step, script.weights) == (0, [])
-
-
-@pytest.mark.parametrize(
-    "build", [BestModel, BestCheckpoint, BestMetric, partial(BestModel, required=False)]
-)
-def test_every_callback_that_ranks_asks(points, tmp_path, build: Callable[..., Callback]):
-    trainer = build_trainer([Logged(foo=[1.0]), build("foo")], run_dir=tmp_path)
-    with raises("unknown-direction", "'foo'", 'mode="min"'):
-        train(trainer, points)
-    assert trainer.progress.step == 0
-
-
-def test_a_name_that_ends_like_a_loss_and_says_the_opposite_is_asked_about(points):
-    script = Logged(accuracy_fit=[1.0])
-    with raises("unknown-direction", "BestModel", "'accuracy_fit'"):
-        train(named_losses([script, EarlyStopping("fit"), BestModel("accuracy_fit")]), points)
-
-
-def test_one_mode_is_enough_for_all_that_watch_the_metric(points):
-    best = BestModel("foo", restore=True)
-    script = Logged(foo=[3.0, 1.0, 2.0])
-    trainer = train(
-        build_trainer([script, best, EarlyStopping("foo", mode="min", patience=5)]), points
-    )
-    assert best.best == 1.0
-    assert same(trainer.model.state_dict(), script.weights[1])
 
 
 def test_the_mode_is_noted_in_the_run_and_with_the_model(points, tmp_path):
@@ -148,19 +112,6 @@ def test_the_mode_is_noted_in_the_run_and_with_the_model(points, tmp_path):
         1.0,
         "foo",
     )
-
-
-def test_modes_are_noted_while_the_run_goes_on(points, tmp_path):
-    seen: list[Any] = []
-
-    class Look(Callback):
-        precedence = 5
-
-        def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-            seen.append(RunView(tmp_path).mode_of("eval_score"))
-
-    train(named_losses([Look()], run_dir=tmp_path), points, num_epochs=1)
-    assert seen == ["min"]
 
 
 def test_a_finished_run_puts_the_best_back_by_the_mode_that_was_noted(points, tmp_path):
@@ -196,11 +147,6 @@ def test_a_plateau_scheduler_whose_mode_is_right_or_was_said_is_used(points):
     assert rising.optimizers["optimizer"].param_groups[0]["lr"] == 0.01
     said = plateau(points, "min", metric="accuracy", mode="min")
     assert said.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.01 * 0.1**2)
-
-
-def test_a_mode_that_is_none_is_refused_at_once():
-    with raises("metric-mode", "EarlyStopping(mode='lower')"):
-        EarlyStopping(mode="lower")  # type: ignore[arg-type]
 
 
 class Pairs(Trainer):

@@ -34,12 +34,6 @@ def test_metrics_of_other_callbacks_can_be_watched_in_any_order_of_the_callbacks
     assert metric in train(trainer, points, num_epochs=1).history
 
 
-def test_averages_of_averages_are_not_among_the_metrics(points):
-    with pytest.raises(ConfigurationError) as caught:
-        train(build_trainer([EMA(name="a"), EMA(name="b"), EarlyStopping("nothing")]), points)
-    assert "it will measure: eval_a_loss, eval_b_loss, eval_loss, loss." in str(caught.value)
-
-
 class ScoredOnly(Trainer):
     """An evaluation without a loss."""
 

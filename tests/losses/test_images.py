@@ -32,11 +32,6 @@ def test_sobel_measures_how_much_stronger_edges_are():
     assert Sobel()(ramp(0.1), ramp(0.0)).item() > 0
 
 
-def test_sobel_does_not_see_brightness():
-    image = torch.rand(1, 3, 8, 8)
-    assert Sobel()(image, image + 0.5).item() < 1e-6
-
-
 def test_laplacian_does_not_see_slopes_but_bends():
     bent = ramp(0.1) ** 2
     assert Laplacian().texture(ramp(0.1))[:, :, 1:-1, 1:-1].abs().max().item() < 1e-6
@@ -57,11 +52,6 @@ def test_gan_loss_takes_truth_values_and_soft_labels():
     assert torch.equal(GANLoss()(logits, True), GANLoss()(logits, torch.ones_like(logits)))
     torch.testing.assert_close(GANLoss()(logits, False), F.softplus(logits).mean())
     assert torch.equal(GANLoss("lsgan")(logits, True), ((logits - 1) ** 2).mean())
-
-
-def test_gan_loss_of_an_unknown_kind_is_refused():
-    with raises("gan-loss-mode", "'bce'", "'lsgan'"):
-        GANLoss("wgan")
 
 
 def test_perceptual_adds_up_the_stages_of_a_module():
@@ -121,9 +111,3 @@ def test_vgg_is_built_from_a_file_of_its_weights(tmp_path: Path):
 def test_a_missing_vgg_file_says_how_to_get_one(tmp_path: Path):
     with raises("no-vgg-weights"):
         Perceptual(tmp_path / "none.pth")
-
-
-def test_a_file_of_another_network_is_no_vgg(tmp_path: Path):
-    torch.save({"features.0.weight": torch.zeros(2, 3, 3, 3)}, tmp_path / "other.pth")
-    with raises("not-vgg-weights"):
-        vgg_stages(tmp_path / "other.pth")

@@ -18,12 +18,10 @@ from loopwright.metrics.best import (
     Directions,
     WatchedMetric,
     direction_of,
-    first_best,
     headline,
     is_better,
     ranked,
     settle_all,
-    words_of,
 )
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "callbacks.md"
@@ -71,11 +69,6 @@ def test_a_name_that_does_not_say_it_is_not_guessed(name):
     assert direction_of(name) is None
 
 
-def test_no_entry_says_two_things():
-    assert not SMALLER & LARGER
-    assert not (SMALLER | LARGER) & UNCLEAR
-
-
 @pytest.mark.parametrize("entry", sorted(SMALLER | LARGER))
 def test_every_entry_of_the_table_is_found_under_a_prefix_and_before_a_number(entry):
     mode = "min" if entry in SMALLER else "max"
@@ -102,18 +95,6 @@ def test_the_documentation_shows_the_whole_table():
         )
 
 
-def test_words_are_split_at_signs_and_capitals():
-    assert words_of("eval/BinaryF1Score-top1.valLoss") == [
-        "eval",
-        "binary",
-        "f1",
-        "score",
-        "top1",
-        "val",
-        "loss",
-    ]
-
-
 def known(*losses: str, **given: str) -> Directions:
     directions = Directions()
     directions.losses |= set(losses)
@@ -127,24 +108,6 @@ def known(*losses: str, **given: str) -> Directions:
 def test_what_steps_return_as_a_loss_is_minimised_under_any_prefix(name):
     assert known("foo").of(name) == "min"
     assert known("other").of(name) is None
-
-
-def test_a_loss_is_minimised_although_its_name_says_otherwise():
-    assert known("score").of("eval_score") == "min"
-    assert known().of("eval_score") == "max"
-
-
-def test_a_name_that_only_ends_like_a_loss_is_not_guessed_against_its_other_words():
-    assert known("real").of("accuracy_real") is None
-    directions = known("score")
-    assert directions.of("mine_score") is None
-    directions.eval_keys.add("mine")
-    assert directions.of("mine_score") == "min"
-
-
-def test_what_was_said_wins_over_losses_and_names():
-    assert known("foo", foo="max").of("foo") == "max"
-    assert known(eval_loss="max").of("best_eval_loss") == "max"
 
 
 def test_one_mode_that_was_given_is_enough_for_all_who_watch_the_metric():
@@ -241,12 +204,6 @@ def test_nan_and_missing_values_rank_last_and_equal_ones_keep_their_order():
         for mode in ("min", "max")
     }
     assert order == {"min": "caefbd", "max": "faecbd"}
-
-
-def test_the_best_of_nothing_but_nan_is_none():
-    assert first_best([math.nan, math.nan], float, "min") is None
-    assert first_best([], float, "min") is None
-    assert first_best([("a", 2.0), ("b", 2.0)], lambda pair: pair[1], "max") == ("a", 2.0)
 
 
 def test_values_that_are_no_improvement_are_counted_until_the_next_one():

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-import tracemalloc
-from array import array
 
 import pytest
-import torch
 
 from loopwright import History, MissingExtraError
 from loopwright.metrics import history as history_module
-from loopwright.metrics.history import HistoryCopy, Series
+from loopwright.metrics.history import HistoryCopy
 from tests.metrics.step_rows import rows_from
 
 from ..mistakes import raises
@@ -51,31 +48,10 @@ def test_an_unknown_metric_names_the_known_ones():
         History()["loss"]
 
 
-def test_a_metric_that_came_later_has_fewer_values():
-    history = filled()
-    history.set_epoch(3, {"loss": 0.1, "late": 7.0})
-    assert history["late"] == [7.0]
-
-
 def test_an_epoch_recorded_again_replaces_it_and_what_came_after():
     history = filled()
     history.set_epoch(1, {"loss": 9.0})
     assert history["loss"] == [1.0, 9.0]
-
-
-def test_rows_are_copies():
-    row = {"loss": 1.0}
-    history = History()
-    history.set_epoch(0, row)
-    row["loss"] = 2.0
-    assert history["loss"] == [1.0]
-
-
-def test_steps_know_their_numbers():
-    series = filled().steps["loss"]
-    assert list(series.steps) == list(range(1, 31))
-    assert list(series)[:2] == [1.0, 0.5]
-    assert len(series) == 30
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])
@@ -133,16 +109,6 @@ def test_additions_one_after_the_other_are_the_history_itself(monkeypatch, sizes
             )
 
 
-def test_additions_that_leave_a_gap_are_refused():
-    history, copy = filled(), History()
-    with pytest.raises(ValueError, match="rows from epoch 3 on, after 0 epochs"):
-        copy.extend(history.since(history.extent))
-    added = history.since(history.extent)
-    copy.epochs = [{}, {}]
-    with pytest.raises(ValueError, match="0 points of 30 values"):
-        copy.extend(added)
-
-
 class Watched(dict[str, float]):
     """A row that counts how often it is looked into."""
 
@@ -151,14 +117,6 @@ class Watched(dict[str, float]):
     def __contains__(self, name: object) -> bool:
         Watched.looks += 1
         return super().__contains__(name)
-
-
-def test_the_latest_value_of_a_metric_is_found_without_looking_at_all_epochs():
-    history = History()
-    history.epochs = [Watched(loss=float(epoch)) for epoch in range(1000)]
-    assert history.last("loss") == 999.0
-    assert "loss" in history
-    assert Watched.looks == 2
 
 
 def test_a_copy_is_made_again_for_what_is_new_and_afresh_when_the_history_was_loaded():
@@ -186,21 +144,6 @@ def test_a_frame_has_a_row_for_each_epoch():
     assert frame["eval_loss"].tolist() == [2.0, 1.0, 2 / 3]
 
 
-def test_a_frame_of_steps_has_gaps_where_a_metric_was_not_measured():
-    history = filled()
-    history.add_steps(rows_from(31, [{"other": 5.0}]))
-    frame = history.to_frame("steps")
-    assert frame.index.name == "step"
-    assert frame.loc[31, "other"] == 5.0
-    assert math.isnan(frame.loc[31, "loss"])
-    assert math.isnan(frame.loc[1, "other"])
-
-
-def test_another_level_is_refused():
-    with raises("frame-level", "'batches'", "'epochs'", "'steps'"):
-        filled().to_frame("batches")
-
-
 @pytest.mark.parametrize(
     ("module", "use", "extra"),
     [("pandas", History.to_frame, "frames"), ("matplotlib.figure", History.plot, "plots")],
@@ -211,14 +154,6 @@ def test_a_missing_package_names_the_pip_command(monkeypatch, module, use, extra
         use(filled())
 
 
-def test_a_plot_is_a_picture_of_some_size(tmp_path):
-    figure = filled().plot(tmp_path / "curves.png")
-    content = (tmp_path / "curves.png").read_bytes()
-    assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    assert len(content) > 5000
-    assert [axis.get_title() for axis in figure.axes] == ["loss", "accuracy"]
-
-
 def test_a_plot_shows_every_epoch_and_the_steps_behind():
     axis = filled().plot().axes[0]
     lines = {line.get_label(): line for line in axis.lines}
@@ -226,10 +161,6 @@ def test_a_plot_shows_every_epoch_and_the_steps_behind():
     assert list(lines["eval_loss"].get_xdata()) == [1, 2, 3]
     assert list(lines["loss"].get_ydata()) == [1.0, 0.5, 1 / 3]
     assert len(lines["each step"].get_xdata()) == 30
-
-
-def test_some_names_can_be_plotted(tmp_path):
-    assert len(filled().plot(names=["accuracy"]).axes) == 1
 
 
 def test_what_cannot_be_plotted_is_refused_by_name():
@@ -252,47 +183,6 @@ def test_state_comes_back():
     assert repr(History()) == "History(0 epochs; empty)"
 
 
-class Block(array):
-    """An array that counts how often a single number is read from it."""
-
-    num_read = 0
-
-    def __getitem__(self, at):
-        self.num_read += 1
-        return super().__getitem__(at)
-
-    def __iter__(self):
-        self.num_read += len(self)
-        return super().__iter__()
-
-
-def test_the_points_of_a_series_are_saved_and_loaded_in_blocks_not_number_by_number():
-    saved, loaded = Series(), Series()
-    saved.add((step, step / 3) for step in range(20_000))
-    saved.steps, saved.values = Block("q", saved.steps), Block("d", saved.values)
-    state = saved.state_dict()
-    assert (saved.steps.num_read, saved.values.num_read) == (0, 0)
-    tracemalloc.start()
-    try:
-        loaded.load_state_dict(state)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 20_000 * 3 * 8, "two arrays; a list of numbers would take more than three of them"
-    assert (list(loaded.steps), list(loaded.values)) == (list(saved.steps), list(saved.values))
-    saved.steps[0] = 7
-    assert state["steps"][0] == 0, "a state is a copy"
-    loaded.add([(20_000, 1.0)])
-    assert len(state["values"]) == 20_000
-
-
-@pytest.mark.parametrize("steps", [torch.zeros(2), torch.zeros(2, 1, dtype=torch.int64)])
-def test_a_series_of_another_dtype_or_shape_is_refused(steps):
-    state = Series().state_dict() | {"steps": steps}
-    with pytest.raises(TypeError, match=r"in the place of a row of torch\.int64"):
-        Series().load_state_dict(state)
-
-
 def test_a_history_is_iterated_as_a_mapping_of_epoch_metrics():
     history = filled()
     assert list(history) == ["loss", "eval_loss", "accuracy"]
@@ -303,14 +193,3 @@ def test_a_history_is_iterated_as_a_mapping_of_epoch_metrics():
     assert history.get("acc") is None
     assert history.get("acc", []) == []
     assert len(history) == 3
-
-
-def test_a_number_in_the_place_of_a_name_says_where_rows_are():
-    with pytest.raises(KeyError, match=r"no metric 0; .*`history.epochs`"):
-        filled()[0]
-
-
-def test_a_single_epoch_is_written_without_an_s():
-    history = History()
-    history.set_epoch(0, {"loss": 1.0})
-    assert repr(history) == "History(1 epoch; loss 1)"

@@ -7,15 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
-from loopwright import ConfigurationError
 from loopwright.metrics.media import (
     Histogram,
     Table,
-    check_captions,
     check_range,
     count_values,
     draw_figure,
@@ -76,11 +72,6 @@ def test_a_range_of_values_is_scaled_and_values_outside_are_cut_off():
     ]
 
 
-def test_truth_values_and_whole_numbers_are_images():
-    assert pixels(torch.tensor([[True, False]])).tolist() == [[255, 0]]
-    assert pixels(torch.tensor([[0, 255]])).tolist() == [[0, 255]]
-
-
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I"])
 def test_a_pillow_image_of_any_mode_is_read(mode):
     image = Image.new(mode, (4, 2))
@@ -116,20 +107,6 @@ WRONG_IMAGES = [
 def test_a_wrong_image_is_refused_with_what_is_accepted(value, code, said):
     with raises(code, said):
         pixels(value)
-
-
-@given(
-    st.lists(st.integers(0, 6), max_size=6),
-    st.sampled_from([torch.uint8, torch.float32, torch.int64]),
-)
-def test_any_shape_is_an_image_of_that_size_or_an_error_that_names_it(shape, kind):
-    value = torch.ones(shape, dtype=kind)
-    try:
-        said = str(pixels(value).shape[:2])
-    except ConfigurationError as error:
-        said = str(error)
-    sizes = [(height, width) for height in shape for width in shape]
-    assert str(tuple(shape)) in said or said in map(str, sizes)
 
 
 @pytest.mark.parametrize("value", [(1, 0), (0, 0), (0, INF), (NAN, 1)])
@@ -170,18 +147,6 @@ def test_several_images_are_read_one_by_one(value):
 def test_wrong_images_are_refused(value):
     with raises("not-a-batch-of-images", "log_image"):
         read_images("x", value, None)
-
-
-def test_an_image_of_several_that_is_wrong_is_named():
-    with raises("not-an-image", "image 1"):
-        read_images("x", [torch.rand(3, 4, 4), torch.rand(5)], None)
-
-
-def test_each_image_has_a_caption_or_none_has():
-    assert check_captions("x", None, 2) == ["", ""]
-    for captions in ("ab", ["a"]):
-        with raises("captions", "2 images"):
-            check_captions("x", captions, 2)
 
 
 def test_a_histogram_counts_every_finite_value_once():
@@ -237,11 +202,6 @@ def test_a_histogram_that_was_counted_elsewhere_is_checked(edges, counts):
         read_counts("x", edges, counts)
 
 
-def test_what_numpy_counts_is_a_histogram():
-    counts, edges = np.histogram([1, 2, 2, 5], 4)
-    assert read_counts("x", edges, counts).counts == (1, 2, 0, 1)
-
-
 ROWS = Table(("a", "b"), ((1, "x"), (2, None)))
 
 
@@ -260,24 +220,6 @@ def test_a_table_is_read_from_dicts_columns_rows_and_frames():
         ("y",),
     )
     assert read_table("x", torch.tensor([[1, 2]]), ["a", "b"]).rows == ((1, 2),)
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "said"),
-    [
-        ([[1, 2]], None, "columns=None"),
-        ([[1], [1, 2]], ["a", "b"], "row 0"),
-        ("text", None, "log_text"),
-        (3, None, "an int"),
-        ({"a": 1}, None, "[{...}]"),
-        ({"a": [1], "b": [1, 2]}, None, "longer"),
-        ([[1, 2]], ["a", "a"], "['a', 'a']"),
-        ({"a": [1]}, ["z"], "'z'"),
-    ],
-)
-def test_a_wrong_table_is_refused(rows, columns, said):
-    with raises("not-a-table", said):
-        read_table("x", rows, columns)
 
 
 def test_a_figure_and_its_axes_are_drawn():

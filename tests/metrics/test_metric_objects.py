@@ -20,8 +20,6 @@ from loopwright.errors import Interrupted
 
 from ..mistakes import raises
 
-SECTION = "Checkpoints and resuming"
-
 
 class Stateless:
     """The largest value seen, by itself."""
@@ -171,16 +169,6 @@ def test_a_metric_that_nobody_could_find_again_is_refused(tmp_path: Path) -> Non
 
     with raises("metric-not-saved", "`self.largest = Largest()`"):
         train(Elsewhere(**options(tmp_path / "run")))
-
-
-def test_metrics_of_an_evaluation_need_no_state(tmp_path: Path) -> None:
-    class Evaluating(Trainer):
-        def on_eval_end(self, stream: Any) -> None:
-            self.log({"largest": Stateless()})
-
-    trainer = Evaluating(**options(tmp_path / "run"))
-    trainer.train(points(), 1, eval_data=points(), batch_size=3)
-    assert trainer.history.epochs[0]["eval_largest"] == 0.0
 
 
 def test_a_metric_that_is_logged_on_the_way_goes_on_measuring_the_epoch() -> None:

@@ -55,8 +55,3 @@ def test_no_named_loss_at_all_is_refused():
 def test_a_loss_function_that_returns_nothing_is_refused():
     with raises("no-loss", "`loss_fn=`"):
         StepResult.of_loss(None, 4)
-
-
-def test_a_result_cannot_be_changed():
-    with pytest.raises(AttributeError):
-        StepResult(LOSS).loss = None  # type: ignore[misc]

@@ -3,13 +3,10 @@ once were."""
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-import pickle
 import signal
-from collections.abc import Mapping
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +26,6 @@ from tests.callbacks.rewinding import build, good_batches, poisoned
 from tests.callbacks.runs import Clock, Timed
 from tests.distributed.ranks import run_ranks
 from tests.forked import call_forked
-from tests.interfaces.modular.programs import Config, OwnLoop
 from tests.loops import build_linear, windows
 
 cross_entropy = nn.functional.cross_entropy
@@ -101,45 +97,6 @@ def test_a_row_has_a_place_and_metrics(row):
     )
 
 
-def test_a_row_is_read_like_the_dict_of_its_metrics(row):
-    values = {"loss": 0.5, "lr": 0.1}
-    assert isinstance(row, Mapping)
-    assert row == values
-    assert values == row
-    assert row != {"loss": 0.5}
-    assert dict(row) == {**row} == values
-    assert list(row) == list(row.keys()) == list(values)
-    assert list(row.items()) == list(values.items())
-    assert list(row.values()) == list(values.values())
-    assert (row["loss"], row.get("lr"), row.get("accuracy", 0.0), len(row)) == (0.5, 0.1, 0.0, 2)
-    assert "loss" in row
-    assert "step" not in row
-    with pytest.raises(KeyError, match="accuracy"):
-        row["accuracy"]
-
-
-def test_rows_are_equal_where_place_and_metrics_are(row):
-    assert row == replace(row)
-    for field in ("update", "step", "epoch", "samples", "seconds"):
-        assert row != replace(row, **{field: 77})
-    assert row != replace(row, values={"loss": 0.5})
-    assert row != [("loss", 0.5)]
-
-
-def test_a_row_cannot_be_changed_for_its_other_readers(row):
-    with pytest.raises(FrozenInstanceError):
-        row.step = 6
-    with pytest.raises(TypeError, match="item assignment"):
-        row["loss"] = 1.0
-    assert not hasattr(row, "__dict__")
-
-
-def test_a_row_can_be_copied_and_sent_to_another_process(row):
-    for other in (copy.copy(row), copy.deepcopy(row), pickle.loads(pickle.dumps(row))):
-        assert other == row
-        assert list(other.values()) == [0.5, 0.1]
-
-
 def test_the_seconds_of_an_update_are_those_at_its_end():
     places = [(1, 1, 0, 8, 0.0), (1, 2, 0, 16, 0.0), (2, 3, 0, 24, 5.0), (3, 4, 0, 32, 7.0)]
     rows = build_rows(places, [StepValues()] * 4, 9.0)
@@ -187,40 +144,6 @@ def test_rows_are_those_of_a_hand_written_loop_that_counts(
     assert list(history.steps["loss"]) == [row["loss"] for row in expected]
 
 
-def test_a_step_without_metrics_has_a_row_too(points):
-    class Silent(Trainer):
-        def train_step(self, batch: Any) -> None:
-            super().train_step(batch)
-
-    rows = Rows()
-    Silent(build_linear(), sgd, cross_entropy, callbacks=[rows], progress="silent").train(
-        points, batch_size=8
-    )
-    assert [(row.step, dict(row)) for row in rows.rows] == [(step, {}) for step in range(1, 6)]
-
-
-def test_several_calls_count_on(points, monkeypatch):
-    rows = Rows()
-    trainer = build_timed(monkeypatch, rows, accumulate=2)
-    for updates in (1, 3, 2, 3):
-        trainer.train(points, num_updates=updates, batch_size=8)
-        trainer.clock.now += 1000.0
-    assert rows.rows == rows_by_hand(points, epochs=3, accumulate=2)
-
-
-def test_a_log_point_inside_a_window_has_the_seconds_of_the_update_before(points, monkeypatch):
-    class Read(Callback):
-        def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-            if trainer.progress.step == 4:
-                trainer.run.flush()
-
-    rows = Rows()
-    build_timed(monkeypatch, rows, Read(), accumulate=3).train(points, 2, batch_size=8)
-    expected = rows_by_hand(points, epochs=2, accumulate=3)
-    expected[3] = replace(expected[3], seconds=3.0)
-    assert rows.rows == expected
-
-
 def test_the_store_has_the_update_of_every_row(points, tmp_path, monkeypatch):
     rows = Rows()
     build_timed(monkeypatch, rows, accumulate=3, run_dir=tmp_path / "run").train(
@@ -233,22 +156,6 @@ def test_the_store_has_the_update_of_every_row(points, tmp_path, monkeypatch):
     ]
     assert store.steps("loss") == expected
     store.close()
-
-
-def test_steps_of_a_window_that_was_left_have_the_update_that_did_not_come(tmp_path):
-    class Short(OwnLoop):
-        def training_loop(self) -> None:
-            for _ in range(2):
-                for batch_idx, batch in enumerate(self.train_loader):
-                    self.log_metrics(self.training_step(batch, batch_idx))
-                    if batch_idx == 2:
-                        break
-
-    Short(Config(n_epochs=2, gradient_accumulation_steps=2, run_dir=tmp_path / "run")).fit()
-    store = MetricsStore(tmp_path / "run" / "metrics.sqlite")
-    numbers = [(update, step) for update, step, _, _ in store.steps("loss")]
-    store.close()
-    assert numbers == [(1, 1), (1, 2), (2, 3), (2, 4), (2, 5), (3, 6)]
 
 
 @pytest.mark.parametrize(("kill_at", "num_repeated"), [(3, 2), (6, 1), (8, 0), (13, 2)])

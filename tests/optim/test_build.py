@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import (
 from torch.utils.data import TensorDataset
 
 from loopwright import Schedule, Trainer
-from loopwright.optim.build import build_optimizer, build_schedule, named
+from loopwright.optim.build import build_optimizer, build_schedule
 
 from ..loops import assert_same_model, build_linear, build_net, train_by_hand
 from ..mistakes import raises
@@ -51,14 +51,6 @@ def test_what_a_factory_makes_is_fused_and_trains_as_the_fused_one_by_hand(point
     assert built.param_groups[0]["fused"] is True
     assert {key: built.param_groups[0][key] for key in settings} == settings
     assert_same_model(ours, theirs)
-
-
-@pytest.mark.parametrize("choice", [{"foreach": False}, {"foreach": True}, {"fused": False}])
-def test_an_implementation_that_the_user_chose_stays(choice):
-    net = build_linear()
-    built = build_optimizer(partial(torch.optim.Adam, **choice), net.parameters)
-    assert {key: built.param_groups[0][key] for key in choice} == choice
-    assert not built.param_groups[0]["fused"]
 
 
 def test_what_a_factory_made_stays_the_object_that_it_knows():
@@ -101,21 +93,6 @@ def test_a_model_with_sparse_gradients_gets_no_fused_optimizer_which_has_none():
     assert not torch.equal(model.weight, before)
 
 
-def test_an_optimizer_object_stays_the_object_it_is():
-    optimizer = torch.optim.Adam(build_linear().parameters())
-    assert build_optimizer(optimizer, lambda: pytest.fail("asked for parameters")) is optimizer
-    assert optimizer.param_groups[0]["fused"] is None
-
-
-def test_a_subclass_of_an_optimizer_is_left_as_its_author_made_it():
-    class Mine(torch.optim.Adam):
-        pass
-
-    built = build_optimizer(Mine, build_linear().parameters)
-    assert type(built) is Mine
-    assert built.param_groups[0]["fused"] is None
-
-
 def test_groups_with_settings_of_their_own_keep_them_when_fused():
     net = build_linear()
 
@@ -131,15 +108,6 @@ def test_groups_with_settings_of_their_own_keep_them_when_fused():
         (0.5, 0.2, True),
         (0.1, 0.0, True),
     ]
-
-
-def test_names_of_parameters_are_kept_when_fused():
-    net = build_linear()
-    built = build_optimizer(
-        lambda params: torch.optim.SGD(net.named_parameters(), 0.1), net.parameters
-    )
-    assert built.param_groups[0]["param_names"] == ["weight", "bias"]
-    assert built.param_groups[0]["fused"] is True
 
 
 def test_frozen_parameters_are_not_given_to_a_factory():
@@ -162,13 +130,6 @@ def test_models_and_optimizers_by_name_belong_together():
     assert trainer.left is models["left"]
 
 
-def test_an_optimizer_by_another_name_gets_the_parameters_of_all_models():
-    models = {"left": build_linear(1), "right": build_linear(2)}
-    trainer = Trainer(models, {"both": torch.optim.SGD}, progress="silent")
-    trainer.setup()
-    assert len(trainer.optimizers["both"].param_groups[0]["params"]) == 4
-
-
 def test_configure_methods_may_assign_anything_to_self():
     class Own(Trainer):
         def configure_models(self):
@@ -188,42 +149,6 @@ def test_configure_methods_may_assign_anything_to_self():
         "decay": "epoch",
         "warmup": "update",
     }
-
-
-def test_configure_optimizers_may_assign_a_schedule_of_a_factory():
-    class Own(Trainer):
-        def configure_optimizers(self):
-            self.sgd = torch.optim.SGD(self.model.parameters(), 0.1)
-            self.decay = Schedule(partial(ExponentialLR, gamma=0.5), every="update")
-
-    trainer = Own(build_linear())
-    trainer.setup()
-    assert trainer.schedules["decay"].scheduler.optimizer is trainer.sgd
-
-
-def test_configuring_that_failed_is_tried_again():
-    class Flaky(Trainer):
-        attempts = 0
-
-        def configure_models(self):
-            self.attempts += 1
-            if self.attempts == 1:
-                raise RuntimeError("no network today")
-            self.model = build_linear()
-
-    trainer = Flaky(optimizer=torch.optim.SGD)
-    with pytest.raises(RuntimeError, match="no network today"):
-        trainer.setup()
-    trainer.setup()
-    assert list(trainer.models) == ["model"]
-
-
-def test_components_are_built_once():
-    trainer = Trainer(build_linear(), torch.optim.SGD)
-    trainer.setup()
-    optimizer = trainer.optimizers["optimizer"]
-    trainer.setup()
-    assert trainer.optimizers["optimizer"] is optimizer
 
 
 # Schedules
@@ -264,29 +189,7 @@ def test_what_is_neither_an_optimizer_nor_a_factory_is_refused_with_an_example(g
         build_optimizer(given, build_linear().parameters)
 
 
-def test_a_factory_that_makes_something_else_is_refused():
-    with raises("not-an-optimizer-built"):
-        build_optimizer(list, build_linear().parameters)
-
-
-def test_what_is_neither_a_scheduler_nor_a_factory_is_refused():
-    with raises("scheduler-argument"):
-        build_schedule(3, None)
-
-
-def test_an_unknown_cadence_is_refused():
-    optimizer = torch.optim.SGD(build_linear().parameters(), 0.1)
-    with raises("schedule-interval", "every='step'", "'update'", "'epoch'"):
-        build_schedule(Schedule(StepLR(optimizer, 1), every="step"), optimizer)  # type: ignore[arg-type]
-
-
 def test_a_plateau_schedule_names_what_there_is_when_its_metric_is_missing():
     plateau = ReduceLROnPlateau(torch.optim.SGD(build_linear().parameters(), 0.1))
     with raises("plateau-metric", "'accuracy'", "Schedule(scheduler"):
         Schedule(plateau, metric="accuracy").step({"loss": 1.0})
-
-
-def test_one_thing_or_a_mapping_becomes_a_mapping():
-    assert named(None, "x") == {}
-    assert named(3, "x") == {"x": 3}
-    assert named({"a": 1}, "x") == {"a": 1}

@@ -16,7 +16,6 @@ from torch.utils.data import TensorDataset
 from loopwright import ConfigurationError, Trainer
 from loopwright.checkpoint import read_checkpoint, write_checkpoint
 from loopwright.schedules import Cosine, Curve, Linear, MultiStep, Sequential, WarmupCosine
-from loopwright.training.fingerprint import describe_object
 
 from ..loops import build_net
 from ..mistakes import raises
@@ -93,26 +92,6 @@ def test_options_of_a_slotted_loss_are_compared(points: TensorDataset, tmp_path:
     run(1.0, 1)
     with raises("program-changed"):
         run(2.0, 2)
-
-
-@dataclass
-class Config:
-    """An option of a loss that has always been left out of descriptions."""
-
-    folder: str
-
-
-class ConfiguredLoss:
-    def __init__(self, folder: str) -> None:
-        self.scale, self.config = 2.0, Config(folder)
-
-    def __call__(self, outputs: Any, targets: Any) -> Any:
-        return self.scale * F.cross_entropy(outputs, targets)
-
-
-def test_objects_inside_a_loss_are_not_described() -> None:
-    described = describe_object("loss", ConfiguredLoss("somewhere"))
-    assert {key for key in described if key.startswith("loss.")} == {"loss.scale", "loss.code"}
 
 
 def test_a_run_recorded_without_options_of_its_curve_continues(

@@ -11,7 +11,6 @@ from torch import nn
 
 from loopwright import Trainer
 from loopwright.callbacks import (
-    Freeze,
     GroupedOptimizer,
     LearningRateLog,
     layer_rates,
@@ -40,11 +39,6 @@ def built(factory: GroupedOptimizer) -> dict[str, tuple[float, float]]:
     return options(model, factory.build({"model": model}))
 
 
-def test_without_modifiers_there_is_one_group():
-    model = build_net()
-    assert len(AdamW().build({"model": model}).param_groups) == 1
-
-
 @pytest.mark.parametrize("pattern", ["0", "0.*", "re:0\\..*", "model.0"])
 def test_a_part_is_named_by_its_module_a_pattern_or_a_regular_expression(pattern):
     found = built(AdamW(modifiers={pattern: {"lr_scale": 0.1}}))
@@ -67,12 +61,6 @@ def test_biases_and_norms_have_no_decay_if_asked_for():
         "4.bias",
     }
     assert {decay for _, decay in found.values()} == {0.0, 0.5}
-
-
-def test_a_modifier_may_say_that_a_bias_is_decayed():
-    found = built(AdamW(no_decay=True, modifiers={"4": {"weight_decay": 0.2}}))
-    assert found["4.bias"][1] == 0.2
-    assert found["0.bias"][1] == 0.0
 
 
 def test_layers_learn_slower_from_the_last_to_the_first():
@@ -121,18 +109,6 @@ def test_each_of_several_models_has_its_own(points):
     assert [len(trainer.optimizers[name].param_groups) for name in ("first", "second")] == [2, 1]
 
 
-def test_frozen_parameters_are_held_so_that_they_can_be_unfrozen(points):
-    model = build_net()
-    trainer = build_trainer(
-        [Freeze("0", until_epoch=1), LearningRateLog()], model, optimizer=AdamW(no_decay=True)
-    )
-    before = model[0].weight.detach().clone()
-    train(trainer, points, 1)
-    assert torch.equal(model[0].weight, before)
-    train(trainer, points, 1)
-    assert not torch.equal(model[0].weight, before)
-
-
 def test_a_crashed_run_goes_on_with_the_same_groups(tmp_path, points):
     factory = AdamW(modifiers={"0": {"lr_scale": 0.1}}, no_decay=True, layer_factor=0.5)
     assert_same_after_crash(tmp_path, points, lambda: [LearningRateLog()], 6, optimizer=factory)
@@ -142,8 +118,3 @@ def test_a_name_that_is_not_there_is_refused_with_the_nearest(points):
     trainer = build_trainer(optimizer=AdamW(modifiers={"0.weigth": {"lr_scale": 0.1}}))
     with raises("unknown-part", "'0.weigth'", "did you mean 0.weight?"):
         train(trainer, points)
-
-
-def test_a_model_without_layers_has_no_rates():
-    with raises("no-layers"):
-        layer_rates(nn.Linear(2, 2), 0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import nn
 
 from loopwright import CheckpointError, load_weights
 from loopwright.callbacks import EMA, BestCheckpoint, Checkpoints, OfflineLoss
-from loopwright.initializers import FromCheckpoint, LoadReport, Resume, load_matching, read_weights
+from loopwright.initializers import FromCheckpoint, Resume, load_matching
 
 from ..callbacks.runs import Crash, assert_same_tree, build_trainer, state_of, train
 from ..loops import assert_same_model, build_net
@@ -73,14 +72,6 @@ def test_names_are_mapped_and_heads_of_other_shapes_are_reported(source, file):
     )
 
 
-@pytest.mark.parametrize("remove", [["4"], ["4.*"], ["re:4\\..*"], ["4.weight", "4.bias"]])
-def test_entries_of_the_source_are_left_out(file, remove):
-    report = load_matching(Wrapped(), file, rename=RENAME, remove=remove)
-    assert set(report.removed) == {"4.weight", "4.bias"}
-    assert report.missing == ("head.weight", "head.bias")
-    assert not report.mismatched
-
-
 def test_entries_of_the_model_stay_as_they_are(source, file):
     model = Wrapped(3)
     before = model.head.weight.detach().clone()
@@ -104,22 +95,9 @@ def test_strict_lists_all_that_does_not_fit_and_changes_nothing(file):
     assert_same_tree(dict(model.state_dict()), before)
 
 
-def test_nothing_that_fits_is_an_error_with_both_sides_names(file):
-    with raises("no-weight-fits"):
-        load_matching(Wrapped(), file)
-
-
 def test_two_entries_renamed_to_one_are_refused(file):
     with raises("rename-collision", "'0.bias'", "'0.weight'", "'all'"):
         load_matching(Wrapped(), file, rename={"^.+$": "all"})
-
-
-def test_a_report_reads_well():
-    report = LoadReport(loaded=("a", "b"), missing=tuple(f"m{n}" for n in range(10)), source="run")
-    assert str(report).splitlines() == [
-        "Loaded 2 of 12 entries of the model from run",
-        "  missing (10): m0, m1, m2, m3, m4, m5, m6, m7 and 2 more",
-    ]
 
 
 def test_code_in_a_file_is_not_run(tmp_path):
@@ -143,12 +121,6 @@ def run(tmp_path, points) -> Path:
     best = BestCheckpoint("train_loss", every_n_updates=4)
     train(build_trainer([loss, best], run_dir=tmp_path / "first"), points, 2)
     return tmp_path / "first"
-
-
-def test_the_newest_or_the_best_of_a_run(run):
-    newest, best = read_weights(run), read_weights(run, use="best")
-    assert not torch.equal(newest["0.weight"], best["0.weight"])
-    assert torch.equal(best["0.weight"], read_weights(next((run / "kept").iterdir()))["0.weight"])
 
 
 def test_a_run_begins_with_the_weights_of_another(points, tmp_path, run, capsys):
@@ -180,21 +152,9 @@ def test_a_run_that_goes_on_does_not_begin_again(points, tmp_path, run):
     assert_same_tree(state_of(straight), state_of(resumed))
 
 
-def test_by_default_everything_has_to_fit(points, run):
-    model = build_net()
-    model.extra = nn.Linear(1, 1)
-    with raises("weights-do-not-fit"):
-        train(build_trainer([FromCheckpoint(run)], model), points)
-
-
 def test_a_model_that_is_not_there_is_refused(points, run):
     with raises("from-checkpoint-model", "model='modle'", "did you mean model?"):
         train(build_trainer([FromCheckpoint(run, model="modle")]), points)
-
-
-def test_a_path_that_is_not_there_is_refused(points, tmp_path):
-    with pytest.raises(CheckpointError, match="nowhere"):
-        train(build_trainer([FromCheckpoint(tmp_path / "nowhere")]), points)
 
 
 def test_a_run_begins_with_all_of_the_state_of_another(points, tmp_path):
@@ -232,38 +192,3 @@ def test_the_best_model_of_a_run_is_loaded_in_one_line(run, capsys):
     expected.load_state_dict(load_weights(best))
     assert_same_model(model, expected)
     assert_same_model(trainer.model, expected)
-
-
-def test_of_a_run_that_kept_nothing_the_newest_state_is_taken(points, tmp_path, capsys):
-    trained = build_trainer(run_dir=tmp_path / "run")
-    trained.train(points, 1, batch_size=8)
-    model = build_net()
-    model.load_state_dict(load_weights(tmp_path / "run"))
-    assert_same_model(model, trained.model)
-    assert re.fullmatch(
-        r"Weights of .*: the newest resume point, update-0*5\.\n", capsys.readouterr().out
-    )
-    with pytest.raises(
-        CheckpointError, match="has no kept model: train with BestModel, or pass use='newest'"
-    ):
-        load_weights(tmp_path / "run", use="best")
-
-
-def test_what_is_named_itself_is_taken_without_a_word(source, file, tmp_path, capsys):
-    build_trainer(model=source).save(tmp_path / "checkpoint")
-    torch.save(source.state_dict(), tmp_path / "weights.pt")
-    for path in (file, tmp_path / "checkpoint", tmp_path / "weights.pt"):
-        model = build_net()
-        model.load_state_dict(load_weights(path))
-        assert_same_model(model, source)
-    assert capsys.readouterr().out == ""
-
-
-def test_a_model_instead_of_a_path_is_refused_with_how_to_load_it(mistake, source):
-    with mistake(
-        "Checkpoints and resuming",
-        "`load_weights(model)`",
-        CheckpointError,
-        match="load_state_dict",
-    ):
-        load_weights(source)

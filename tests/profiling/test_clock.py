@@ -10,50 +10,6 @@ from loopwright.profiling.clock import Clock, divided
 from .hand_clock import HandClock
 
 
-def test_an_inner_part_is_not_counted_in_the_outer_one(hand):
-    clock = Clock()
-    clock.start()
-    hand.take(1)
-    outer = clock.enter("callbacks/A")
-    hand.take(10)
-    inner = clock.enter("checkpoints")
-    hand.take(100)
-    clock.leave(inner)
-    hand.take(10)
-    clock.leave(outer)
-    hand.take(1)
-    clock.stop()
-    assert dict(clock.spent) == {"other": 2, "callbacks/A": 20, "checkpoints": 100}
-    assert clock.nanoseconds == 122
-
-
-def test_leaving_a_part_ends_what_an_exception_left_open_inside(hand):
-    clock = Clock()
-    clock.start()
-    outer = clock.enter("optimizer")
-    clock.enter("forward")  # never left
-    hand.take(5)
-    clock.leave(outer)
-    hand.take(7)
-    clock.stop()
-    assert dict(clock.spent) == {"optimizer": 0, "forward": 5, "other": 7}
-
-
-def test_a_step_that_an_exception_left_ends_when_the_next_one_begins(hand):
-    clock = Clock()
-    clock.start()
-    clock.begin_step()
-    clock.enter("forward")
-    hand.take(5)
-    clock.begin_step()
-    hand.take(3)
-    clock.end_step()
-    hand.take(1)
-    clock.stop()
-    assert dict(clock.spent) == {"other": 1, "train_step": 3, "forward": 5}
-    assert clock.num_steps == 1
-
-
 class Device:
     """An accelerator that has work queued: waiting for it takes as long as the work."""
 
@@ -100,24 +56,6 @@ def test_only_every_nth_step_waits_for_the_accelerator_and_all_time_is_divided_b
     )
     assert parts["backward"] / parts["forward"] == pytest.approx(61 / 31, rel=0.01)
     assert parts["data"] == pytest.approx(12 * 9, rel=0.01)
-
-
-def test_after_a_restart_the_second_step_is_measured_already(hand):
-    device = Device(hand)
-    clock = Clock(device.synchronize, every=100)
-    clock.start()
-    run_steps(clock, hand, device, 3)
-    clock.settle()
-    assert clock.restart() == 3 * (9 + 2 + 90)
-    assert [number > 1 for number in run_steps(clock, hand, device, 4)] == [
-        False,
-        True,
-        False,
-        False,
-    ]
-    clock.settle()
-    clock.stop()
-    assert divided(clock.spent)["forward"] == pytest.approx(4 * 31, rel=0.01)
 
 
 def test_waiting_for_queued_steps_is_not_part_of_the_log_point_or_the_evaluation(hand):

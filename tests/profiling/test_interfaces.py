@@ -19,7 +19,6 @@ from loopwright.callbacks import (
     ProgressDisplay,
     RunRecorder,
 )
-from loopwright.config import Place, build
 from loopwright.interfaces import adversarial, lifecycle, modular, simple
 from loopwright.profiling.instrument import part_of
 
@@ -218,11 +217,6 @@ def test_configured_the_callback_gets_the_trainer_of_the_interface():
     check(profile.report, 8)
 
 
-def test_by_name_in_a_config():
-    profile = build({"kind": "Profile", "warmup": 2, "steps": 50}, Place("callback", Callback))
-    assert (type(profile), profile.warmup, profile.steps) == (Profile, 2, 50)
-
-
 def test_what_ships_counts_as_what_it_does_and_subclasses_as_their_class():
     class Mine(Checkpoints):
         pass
@@ -266,11 +260,4 @@ def test_after_the_block_nothing_is_measured_although_the_trainer_is_the_same(
     capsys.readouterr()
     trainer.train(SlowData(clock, 0), 1, batch_size=6)
     assert profile.report is report
-    assert capsys.readouterr().out == ""
-
-
-def test_a_block_without_a_training_prints_nothing(capsys):
-    with Profile() as profile:
-        pass
-    assert profile.report is None
     assert capsys.readouterr().out == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 
 import pytest
@@ -14,7 +13,7 @@ from loopwright.callbacks import Profile
 from loopwright.profiling import Report
 
 from ..distributed.ranks import run_ranks
-from ..loops import build_linear, build_net
+from ..loops import build_net
 from .hand_clock import SlowCallback, SlowData, slow_trainer
 
 cross_entropy = nn.functional.cross_entropy
@@ -90,16 +89,6 @@ def test_steps_of_the_warm_up_are_left_out_and_start_with_them(clock):
     assert profile.report.warmup_seconds == (1_000_000 + 3 * 10) / 1e9
 
 
-def test_a_run_within_its_warm_up_is_reported_whole(clock):
-    profile = Profile(warmup=50)
-    slow_trainer(clock, forward=10, callbacks=profile).train(SlowData(clock, 0), 1, batch_size=2)
-    assert (profile.report.num_steps, profile.report.warmup_steps, profile.report.total) == (
-        6,
-        0,
-        60,
-    )
-
-
 def test_with_a_number_of_steps_the_rest_of_the_run_is_left_alone(clock):
     seen = []
 
@@ -121,12 +110,6 @@ def test_several_train_calls_are_one_profile_and_the_time_between_them_is_not_in
     clock.take(500)
     trainer.train(SlowData(clock, 0), 1, batch_size=6)
     assert profile.report.parts == {"forward": 40}
-
-
-def test_the_end_of_other_callbacks_is_measured_too(clock):
-    profile, slow = Profile(warmup=0), SlowCallback(clock, on_train_start=3, on_train_end=4)
-    slow_trainer(clock, callbacks=[slow, profile]).train(SlowData(clock, 0), 1, batch_size=6)
-    assert profile.report.details("callbacks") == {"SlowCallback": 7}
 
 
 def test_files_are_checkpoints_and_metrics_are_logging(tmp_path, points):
@@ -167,92 +150,7 @@ def test_a_step_by_hand_in_plain_torch_is_divided_too(clock):
     }
 
 
-def test_passes_in_another_thread_are_not_counted(clock):
-    class Threads(Callback):
-        def on_update_end(self, trainer):
-            thread = threading.Thread(
-                target=lambda: trainer.model(torch.ones(1, 6)).sum().backward()
-            )
-            thread.start()
-            thread.join()
-            clock.take(5)
-
-    profile = Profile(warmup=0)
-    slow_trainer(clock, forward=100, backward=200, callbacks=[profile, Threads()]).train(
-        SlowData(clock, 0), 1, batch_size=6
-    )
-    assert profile.report.parts == {"forward": 200, "backward": 400, "callbacks": 10 + 2 * 300}
-
-
 # Real work, and what is said of it
-
-
-class Wait:
-    """Work that takes longer than all else together: the number of steps decides, not a clock."""
-
-    def __call__(self) -> None:
-        matrix = torch.ones(64, 64)
-        for _ in range(400):
-            matrix = (matrix @ matrix).clamp(max=1)
-
-
-wait = Wait()
-
-
-class WaitingData(torch.utils.data.Dataset):
-    def __init__(self, points):
-        self.points = points
-
-    def __len__(self):
-        return len(self.points)
-
-    def __getitem__(self, index):
-        wait()
-        return self.points[index]
-
-
-class WaitingCallback(Callback):
-    def on_train_step_end(self, trainer, batch, result):
-        wait()
-
-
-class WaitingNet(nn.Linear):
-    def forward(self, x):
-        if self.training:
-            wait()
-        return super().forward(x)
-
-
-class WaitingEvaluation(nn.Linear):
-    def forward(self, x):
-        if not self.training:
-            wait()
-        return super().forward(x)
-
-
-def profiled(data, eval_data=None, net=None, **options) -> Report:
-    profile = Profile(warmup=1)
-    options["callbacks"] = [profile, *options.get("callbacks", ())]
-    trainer = Trainer(
-        build_linear() if net is None else net, sgd, cross_entropy, progress="silent", **options
-    )
-    trainer.train(data, 2, eval_data, batch_size=8)
-    return profile.report
-
-
-@pytest.mark.parametrize(
-    ("part", "options"),
-    [
-        ("data", {"is_waiting": True}),
-        ("callbacks", {"callbacks": [WaitingCallback()]}),
-        ("evaluation", {"net": WaitingEvaluation(6, 3), "is_evaluated": True}),
-        ("forward", {"net": WaitingNet(6, 3)}),
-    ],
-)
-def test_the_part_that_does_the_work_is_the_largest(points, part, options):
-    data = WaitingData(points) if options.pop("is_waiting", False) else points
-    report = profiled(data, points if options.pop("is_evaluated", False) else None, **options)
-    assert max(report.parts, key=report.parts.__getitem__) == part
 
 
 MILLISECOND = 1_000_000

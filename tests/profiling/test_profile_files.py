@@ -11,14 +11,12 @@ import torch
 from torch import nn
 
 from loopwright import Callback, Interrupted, Trainer
-from loopwright.callbacks import BestModel, Checkpoints, Profile
-from loopwright.cli import main
+from loopwright.callbacks import Checkpoints, Profile
 from loopwright.profiling import Report
 from loopwright.run import RunView
 from tests.mistakes import raises
 
 from ..loops import build_net
-from .hand_clock import SlowData, slow_trainer
 from .test_same_run import Failing, traces, weights_of
 
 cross_entropy = nn.functional.cross_entropy
@@ -60,26 +58,6 @@ def test_a_resumed_run_is_the_same_and_has_the_profile_of_its_last_process(tmp_p
         torch.equal(a, b) for a, b in zip(weights_of(plain), weights_of(resumed), strict=True)
     )
     assert profile.report.num_steps == RunView(tmp_path / "timed").profile["num_steps"] == 7
-
-
-def test_a_run_may_be_resumed_with_a_profile_or_without_and_show_says_what_it_covers(
-    tmp_path, points, capsys
-):
-    def train(updates, *callbacks):
-        trainer = Trainer(
-            build_net(),
-            sgd,
-            cross_entropy,
-            callbacks=callbacks,
-            run_dir=tmp_path / "run",
-            progress="silent",
-        )
-        return trainer.train(points, num_updates=updates, batch_size=8)
-
-    for number, callbacks in enumerate([(), (Profile(),), ()], start=1):
-        assert len(train(3 * number, *callbacks).steps["loss"]) == 3 * number
-    main(["show", str(tmp_path / "run")])
-    assert capsys.readouterr().out.endswith("Measured up to step 6 of 9.\n")
 
 
 def test_a_failed_run_has_a_profile_too_and_prints_none(tmp_path, points, capsys):
@@ -127,14 +105,6 @@ def test_a_trace_of_three_steps_is_written_and_not_counted(tmp_path, points):
     assert "The trace is in trace.json." in str(profile.report)
 
 
-def test_a_trace_goes_where_it_is_sent_also_when_the_run_ends_first(tmp_path, points):
-    path = tmp_path / "traces" / "mine.json"
-    profile = Profile(warmup=1, trace=path)
-    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, progress="silent").train(points)
-    assert json.loads(path.read_text())["traceEvents"]
-    assert profile.report.files == {"trace": str(path)}
-
-
 def test_two_profiles_of_one_run_are_refused_and_leave_nothing(points):
     trainer = Trainer(
         build_net(), sgd, cross_entropy, callbacks=[Profile(), Profile()], progress="silent"
@@ -143,15 +113,6 @@ def test_two_profiles_of_one_run_are_refused_and_leave_nothing(points):
         trainer.train(points)
     assert traces(trainer)["timed"] == []
     assert torch.autograd.backward.__module__ == "torch.autograd"
-
-
-def test_a_profile_that_is_given_to_another_trainer_begins_anew(clock):
-    profile = Profile(warmup=0, steps=1)
-    for forward in (10, 20):
-        slow_trainer(clock, forward=forward, callbacks=profile).train(
-            SlowData(clock, 0), 1, batch_size=6
-        )
-        assert profile.report.parts == {"forward": forward}
 
 
 def test_a_signal_ends_the_profile_with_its_report(tmp_path, points, capsys):
@@ -170,23 +131,3 @@ def test_a_signal_ends_the_profile_with_its_report(tmp_path, points, capsys):
         trainer.train(points, 5, batch_size=8)
     assert "Where the time went: 3 steps in " in capsys.readouterr().out
     assert RunView(tmp_path / "run").profile["num_steps"] == 3
-
-
-@pytest.mark.parametrize("options", [{"warmup": -1}, {"steps": 0}], ids=str)
-def test_wrong_arguments_are_refused_at_once(options):
-    with raises("number", "Profile", "of steps"):
-        Profile(**options)
-
-
-def test_a_best_model_is_kept_while_a_profile_runs(tmp_path, points):
-    profile, best = Profile(), BestModel("eval_loss", restore=True)
-    trainer = Trainer(
-        build_net(),
-        sgd,
-        cross_entropy,
-        callbacks=[best, profile],
-        run_dir=tmp_path / "run",
-        progress="silent",
-    )
-    history = trainer.train(points, 3, points)
-    assert trainer.evaluate(points)["loss"] == pytest.approx(min(history["eval_loss"]))

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from loopwright import Callback, Trainer
-from loopwright.callbacks import EMA, Profile, Rewind, TrainTime
-from tests.mistakes import raises
+from loopwright.callbacks import EMA, Profile, TrainTime
 
-from ..loops import build_linear, build_net
+from ..loops import build_net
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -151,33 +150,6 @@ def test_nothing_stays_wrapped_after_a_run_or_an_exception_in_it(points, event):
     assert timed["timed"] == []
 
 
-def test_an_error_before_the_first_step_says_nothing_of_time_and_leaves_nothing(points, tmp_path):
-    trainer = Trainer(
-        build_net(), sgd, cross_entropy, callbacks=Profile(trace=True), progress="silent"
-    )
-    with raises("trace-without-folder", "run_dir="):
-        trainer.train(points)
-    assert traces(trainer)["timed"] == []
-    assert torch.autograd.backward.__module__ == "torch.autograd"
-
-
-def test_copies_of_a_model_made_while_it_is_timed_are_models_of_their_own(points):
-    class Copies(Callback):
-        def on_epoch_end(self, trainer, metrics):
-            from copy import deepcopy
-
-            copy = deepcopy(trainer.model).eval()
-            nn.init.zeros_(copy.weight)
-            nn.init.zeros_(copy.bias)
-            self.outputs = copy(torch.ones(2, 6))
-
-    copies = Copies()
-    Trainer(
-        build_linear(), sgd, cross_entropy, callbacks=[Profile(), copies], progress="silent"
-    ).train(points)
-    assert copies.outputs.tolist() == [[0.0] * 3] * 2
-
-
 class Doubled(nn.Linear):
     def forward(self, x):
         return 2 * super().forward(x)
@@ -210,42 +182,3 @@ def test_a_compiled_model_is_compiled_once_and_its_time_is_forward(points, how):
     assert (graphs, timed_graphs) == (1, 1)
     assert torch.equal(weight, timed_weight)
     assert profile.report.parts["forward"] > profile.report.parts.get("train_step", 0)
-
-
-def test_a_rewound_run_is_the_same_and_its_parts_still_add_up(points):
-    class Bad(nn.Linear):
-        num_calls = 0
-
-        def forward(self, x):
-            self.num_calls += self.training
-            return super().forward(x) * (float("nan") if self.num_calls == 3 else 1.0)
-
-    def train(*callbacks):
-        torch.manual_seed(0)
-        given = [Rewind(), *callbacks]
-        trainer = Trainer(Bad(6, 3), sgd, cross_entropy, callbacks=given, progress="silent")
-        trainer.train(points, 1, batch_size=8)
-        return trainer.model.weight
-
-    profile = Profile(warmup=0)
-    assert torch.equal(train(), train(profile))
-    assert sum(profile.report.parts.values()) == profile.report.total == profile._clock.nanoseconds
-
-
-def test_steps_in_micro_batches_after_memory_ran_out_are_the_same(points):
-    class Hungry(nn.Linear):
-        def forward(self, x):
-            if len(x) > 3:
-                raise torch.OutOfMemoryError("too much")
-            return super().forward(x)
-
-    def train(*callbacks):
-        torch.manual_seed(0)
-        trainer = Trainer(Hungry(6, 3), sgd, cross_entropy, callbacks=callbacks, progress="silent")
-        trainer.train(points, 2, batch_size=8)
-        return trainer.model.weight
-
-    profile = Profile(warmup=0)
-    assert torch.equal(train(), train(profile))
-    assert profile.report.num_steps == 10
-    assert sum(profile.report.parts.values()) == profile.report.total == profile._clock.nanoseconds

@@ -130,9 +130,10 @@ class ProgressDisplay(Callback):
     def on_eval_log(self, trainer: Trainer, data: Stream, num_batches: int) -> None:
         if self._evaluation is None:
             return
+        label = self._evaluation.label
         began = self._evaluation.began
         is_over = not trainer.run.metrics.phases
-        self._evaluation = None if is_over else self._evaluation._replace(done=num_batches)
+        self._evaluation = None if is_over else Evaluation(label, data, num_batches, began)
         self._refresh(trainer, force=is_over and monotonic() - began >= REFRESH_SECONDS)
         if not is_over:
             self._line_now(trainer)

@@ -9,7 +9,6 @@ from torch import Tensor
 from ..callback import Callback
 from ..errors import ConfigurationError
 from ..optim.schedules import Curve, Extent
-from ..text import nearest
 from .progress import done_of
 
 if TYPE_CHECKING:
@@ -37,50 +36,31 @@ class Scheduled(Callback):
         self._groups: list[dict[str, Any]] = []
 
     def on_train_start(self, trainer: Trainer) -> None:
-        owner = type(self).__name__
         if not is_limited(trainer.run.call.limits):
             raise ConfigurationError(
                 "curve-needs-length",
-                f"{owner} needs to know the length of the run: pass `num_epochs`, `num_updates` "
-                "or `num_samples`.",
+                f"{type(self).__name__} needs to know the length of the run: pass `num_epochs`, "
+                "`num_updates` or `num_samples`.",
             )
         self._curve = self.schedule.resolve(extent_of(trainer))
-        self._groups = self._find(trainer, owner)
+        self._groups = self._find(trainer)
         for group in self._groups:
             group.setdefault(f"initial_{self.option}", _copied(group[self.option]))
-        self._set(trainer)
+        self.on_update_end(trainer)
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        self._set(trainer)
-
-    def on_update_end(self, trainer: Trainer) -> None:
-        self._set(trainer)
+        self.on_update_end(trainer)
 
     def on_rewind(self, trainer: Trainer) -> None:
         # loading replaces an optimizer's groups
-        self._groups = self._find(trainer, type(self).__name__)
-        self._set(trainer)
+        self._groups = self._find(trainer)
+        self.on_update_end(trainer)
 
-    def _find(self, trainer: Trainer, owner: str) -> list[dict[str, Any]]:
+    def _find(self, trainer: Trainer) -> list[dict[str, Any]]:
         names = list(trainer.optimizers) if self.optimizer is None else [self.optimizer]
-        for name in names:
-            if name not in trainer.optimizers:
-                raise ConfigurationError(
-                    "unknown-optimizer",
-                    f"{owner}(optimizer={name!r}): the trainer has no such optimizer; "
-                    f"{nearest(name, trainer.optimizers)}",
-                )
-        groups = [group for name in names for group in trainer.optimizers[name].param_groups]
-        if not all(self.option in group for group in groups):
-            options = [key for key in groups[0] if key != "params"]
-            raise ConfigurationError(
-                "unknown-option",
-                f"{owner} schedules {self.option!r}, an option that optimizer {', '.join(names)} "
-                f"does not have; {nearest(self.option, options)}",
-            )
-        return groups
+        return [group for name in names for group in trainer.optimizers[name].param_groups]
 
-    def _set(self, trainer: Trainer) -> None:
+    def on_update_end(self, trainer: Trainer) -> None:
         done = done_of(trainer)
         assert done is not None
         value = self._curve.value(done)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,7 +17,6 @@ from ..errors import ConfigurationError
 _CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)
 _POOLINGS = (4, 9, 18, 27, 36)
 _STAGE_ENDS = (1, 6, 11, 20, 29)
-_CONVOLUTION_NAME = re.compile(r"(?:features\.)?(\d+)\.weight")
 
 
 class Perceptual(nn.Module):
@@ -107,22 +105,12 @@ def vgg_stages(path: str | Path) -> list[nn.Module]:
             "you have network access and pass its path, or pass your own module.",
         )
     weights = load_weights(path)
-    numbers = sorted(int(m[1]) for name in weights if (m := _CONVOLUTION_NAME.fullmatch(name)))
-    if [number for number in _CONVOLUTIONS if number <= _STAGE_ENDS[-1]] != [
-        n for n in numbers if n <= _STAGE_ENDS[-1]
-    ]:
-        raise ConfigurationError(
-            "not-vgg-weights",
-            f"{path} does not contain a VGG19: its convolutions are numbered {numbers}, but those "
-            f"of torchvision's vgg19().features are {list(_CONVOLUTIONS)}.",
-        )
     prefix = "features." if "features.0.weight" in weights else ""
     stages: list[nn.Module] = []
     start = 0
     for end in _STAGE_ENDS:
-        stages.append(
-            nn.Sequential(*(_layer(number, weights, prefix) for number in range(start, end + 1)))
-        )
+        layers = [_layer(number, weights, prefix) for number in range(start, end + 1)]
+        stages.append(nn.Sequential(*layers))
         start = end + 1
     return stages
 

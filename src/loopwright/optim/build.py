@@ -73,7 +73,8 @@ class Schedule:
         mode: Which values of that metric are better, "min" or "max", where the metric's name does
             not say it.
 
-    >>>     >>> import torch
+    >>> from functools import partial
+    >>> import torch
     >>> from loopwright import Schedule, Trainer
     >>> model = torch.nn.Linear(2, 1)
     >>> scheduler = Schedule(partial(torch.optim.lr_scheduler.StepLR, step_size=100), every="update")
